@@ -21,21 +21,21 @@ class RecordingEngine:
     """
 
     def __init__(self, engine: Engine, after_line: Callable[[int], None] = lambda lines: None) -> None:
-        self._engine = engine
+        self.engine = engine
         self._after_line = after_line
         self.calls: list[tuple[tuple[int, ...], SampledLine]] = []
 
     @property
     def version(self) -> int:
-        return self._engine.version
+        return self.engine.version
 
     @asynccontextmanager
     async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[RecordingSlot]:
-        async with self._engine.slot(tokens, depth) as slot:
+        async with self.engine.slot(tokens, depth) as slot:
             yield RecordingSlot(slot, self.calls, self._after_line)
 
     def close(self) -> None:
-        self._engine.close()
+        self.engine.close()
 
 
 class RecordingSlot:

@@ -35,11 +35,31 @@ from repl_rl.errors import ConfigError
 from repl_rl.utils.import_path import imported
 
 __all__ = [
-    "CONTINUATION_PROMPT", "DIALECTS", "PRIMARY_PROMPT", "SMALLEST_LIMIT_CHARS", "AskingReader", "Cell", "CellRun",
-    "ChatPrompt", "Dialect", "OfferedTool", "ProseDialect", "PythonDialect", "PythonReader", "Reader", "Refusal",
-    "Shown", "Template", "TextDialect", "Turn", "dialect_class", "dialect_name", "make_dialect", "require_dialect",
+    "CONTINUATION_PROMPT",
+    "DIALECTS",
+    "PRIMARY_PROMPT",
+    "SMALLEST_LIMIT_CHARS",
+    "AskingReader",
+    "Cell",
+    "CellRun",
+    "ChatPrompt",
+    "Dialect",
+    "OfferedTool",
+    "ProseDialect",
+    "PythonDialect",
+    "PythonReader",
+    "Reader",
+    "Refusal",
+    "Shown",
+    "Template",
+    "TextDialect",
+    "Turn",
+    "dialect_class",
+    "dialect_name",
+    "make_dialect",
+    "require_dialect",
     "truncate_middle",
-]  # fmt: skip
+]
 
 DIALECTS: dict[str, type[Any]] = {
     "python": PythonDialect,

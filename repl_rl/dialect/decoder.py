@@ -1,7 +1,7 @@
 """Reads what a policy typed as a terminal does: bytes come in turn by turn, text and lines go out.
 
-A turn is the bytes of the tokens that were sampled in one go. `LineDecoder` is the only place that decodes and splits
-them, so the text of the lines, what the interpreter reads and the sampled ids always agree: the texts of all turns,
+A turn is the bytes of the tokens that were sampled in one go. Only `LineDecoder` decodes and splits them,
+so the text of the lines, what the interpreter reads and the sampled ids always agree: the texts of all turns,
 plus what `flush` returns after the last one, are the UTF-8 text of all their bytes.
 
 - Only a newline ends a line. Carriage returns directly before it are dropped with it, as in CPython's tokenizer.
@@ -76,5 +76,8 @@ class LineReader:
         return self._typed.flush()
 
 
-def prose_decoder() -> LineDecoder:
-    return LineDecoder(drops_space=False)
+@dataclass(slots=True)
+class ProseReader(LineReader):
+    """What the readers of dialects without prompts have in common."""
+
+    _typed: LineDecoder = field(default_factory=lambda: LineDecoder(drops_space=False))

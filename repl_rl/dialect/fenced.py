@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from repl_rl.dialect.base import Cell, CellRun, Shown, Turn
-from repl_rl.dialect.decoder import LineDecoder, LineReader, prose_decoder
+from repl_rl.dialect.decoder import ProseReader
 from repl_rl.dialect.prose import ProseDialect, answer_in_prose, prose_kind, whole_cell
 from repl_rl.dialect.python import idle_kind
 from repl_rl.dialect.syntax import holds_statement
@@ -80,10 +80,9 @@ def _fence_in(line: str) -> _Fence | None:
 
 
 @dataclass(slots=True)
-class FencedReader(LineReader):
+class FencedReader(ProseReader):
     """Typed bytes to blocks, by the rules of CommonMark's fences."""
 
-    _typed: LineDecoder = field(default_factory=prose_decoder)
     _block: _Block | None = None
     _prose: list[str] = field(default_factory=list)
 

@@ -16,10 +16,14 @@ from typing import Protocol, runtime_checkable
 from repl_rl.dialect.base import Cell, Reader, Turn
 from repl_rl.trajectory import LineKind
 
+_HASH = ("#",)
 COMMENTS = {
-    "bash": ("#",), "gap": ("#",), "gp": ("\\\\",), "julia": ("#",), "lean": ("--",), "lean4": ("--",),
-    "octave": ("%", "#"), "r": ("#",), "ruby": ("#",), "singular": ("//",),
-}  # fmt: skip
+    **dict.fromkeys(("bash", "gap", "julia", "r", "ruby"), _HASH),
+    **dict.fromkeys(("lean", "lean4"), ("--",)),
+    "gp": ("\\\\",),
+    "octave": ("%", "#"),
+    "singular": ("//",),
+}
 """How a comment of one line begins, by the first word of the language's name."""
 
 

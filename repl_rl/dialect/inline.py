@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from repl_rl.dialect.base import Cell, CellRun, Refusal, Shown, Turn
-from repl_rl.dialect.decoder import LineDecoder, LineReader, prose_decoder
+from repl_rl.dialect.decoder import ProseReader
 from repl_rl.dialect.prose import WHOLE_CELLS, ProseDialect, answer_in_prose, prose_kind, whole_cell
 from repl_rl.dialect.syntax import holds_statement
 from repl_rl.trajectory import LineKind
@@ -55,10 +55,9 @@ class InlineDialect(ProseDialect):
 
 
 @dataclass(slots=True)
-class InlineReader(LineReader):
+class InlineReader(ProseReader):
     """Typed bytes to calls."""
 
-    _typed: LineDecoder = field(default_factory=prose_decoder)
     _held: str = ""
     """The text of a call that has not ended yet, or that may become the beginning of one."""
     _line: str = ""

@@ -30,8 +30,8 @@ from repl_rl.dialect.foreign import cells_of
 from repl_rl.dialect.prose import WHOLE_CELLS
 from repl_rl.dialect.python import idle_kind
 from repl_rl.dialect.syntax import holds_code, kind_of
-from repl_rl.dialect.texts import TextDialect
-from repl_rl.trajectory import LineKind, Message
+from repl_rl.dialect.texts import PromptDialect
+from repl_rl.trajectory import LineKind
 
 _ECHO, _ECHO_END = "\x02out\x03", "\x02end\x03"
 """Marks around an echoed value, until `Out[n]:` replaces them."""
@@ -61,26 +61,16 @@ del _show_echoes
 """
 
 
-class IPythonDialect(TextDialect):
+class IPythonDialect(PromptDialect):
     """IPython at a terminal."""
 
     texts_name = "ipython"
     setup = WHOLE_CELLS + _SETUP
+    first_prompt = "In [1]:"
 
-    def completion_prompt(self, question: str, history: Sequence[Message] = ()) -> str:
-        return super().completion_prompt(question, history) + _prompt(1)
-
-    def framed(self, question: str) -> str:
-        return _as_comments(question)
-
-    def framed_message(self, message: Message) -> str:
-        return _as_comments(super().framed_message(message))
-
-    def tools_opening(self) -> str:
-        return _as_comments(self.presented_tools())
-
-    def chat_opening(self) -> str:
-        return self.opening() + _prompt(1)
+    def as_comments(self, text: str) -> str:
+        comments = "".join(f"# {line}".rstrip() + "\n" for line in text.strip().splitlines())
+        return f"{comments}\n" if comments else ""
 
     def plain_output(self, run: CellRun) -> str:
         return self.truncate(echoed(run))
@@ -189,8 +179,3 @@ def _ends_in_semicolon(source: str) -> bool:
     except (tokenize.TokenError, SyntaxError):
         return False
     return [text for text in tokens if not text.startswith("#")][-1:] == [";"]
-
-
-def _as_comments(text: str) -> str:
-    """`text` as comments, for the part before the first prompt."""
-    return "".join(f"# {line}".rstrip() + "\n" for line in text.strip().splitlines()) + ("\n" if text.strip() else "")

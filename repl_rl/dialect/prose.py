@@ -1,4 +1,4 @@
-"""The base of the dialects in which a model writes prose with code in certain places, and `text`, which is prose only.
+"""The base of the dialects in which a model writes prose with code in it, and `text`, which is prose only.
 
 Prose counts as a comment: a thought. A final answer in prose is on a line of its own, `Answer: 42`, which ends the
 trajectory, or in the last `\\boxed{...}` of a text that has ended. A number after `####` is an answer too, as in GSM8K;
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from repl_rl.dialect.base import Cell, CellRun, Refusal, Shown, Turn
-from repl_rl.dialect.decoder import LineDecoder, LineReader, prose_decoder
+from repl_rl.dialect.decoder import ProseReader
 from repl_rl.dialect.syntax import kind_of, missing_end
 from repl_rl.dialect.texts import TextDialect
 from repl_rl.trajectory import LineKind
@@ -87,10 +87,9 @@ class PlainTextDialect(ProseDialect):
 
 
 @dataclass(slots=True)
-class PlainTextReader(LineReader):
+class PlainTextReader(ProseReader):
     """Looks for the answer; nothing is ever inserted."""
 
-    _typed: LineDecoder = field(default_factory=prose_decoder)
     _text: list[str] = field(default_factory=list)
 
     def read(self, typed: bytes | str, end_of_input: bool = False) -> Turn:

@@ -16,32 +16,21 @@ from repl_rl.dialect.base import Cell, CellRun, Shown, Turn
 from repl_rl.dialect.decoder import LineReader
 from repl_rl.dialect.foreign import cells_of
 from repl_rl.dialect.syntax import holds_code, holds_statement, is_blank, is_complete, kind_of
-from repl_rl.dialect.texts import TextDialect
-from repl_rl.trajectory import LineKind, Message
+from repl_rl.dialect.texts import PromptDialect
+from repl_rl.trajectory import LineKind
 
 PRIMARY_PROMPT = ">>>"
 CONTINUATION_PROMPT = "..."
 
 
-class PythonDialect(TextDialect):
+class PythonDialect(PromptDialect):
     """CPython's interactive mode: `>>>`, `...`, thoughts as comments."""
 
     texts_name = "python"
+    first_prompt = PRIMARY_PROMPT
 
-    def completion_prompt(self, question: str, history: Sequence[Message] = ()) -> str:
-        return super().completion_prompt(question, history) + PRIMARY_PROMPT
-
-    def framed(self, question: str) -> str:
-        return as_comments(question)
-
-    def chat_opening(self) -> str:
-        return f"{self.opening()}{PRIMARY_PROMPT}"
-
-    def framed_message(self, message: Message) -> str:
-        return as_comments(super().framed_message(message))
-
-    def tools_opening(self) -> str:
-        return as_comments(self.presented_tools())
+    def as_comments(self, text: str) -> str:
+        return "".join(f"{PRIMARY_PROMPT} # {line}".rstrip() + "\n" for line in text.strip().splitlines())
 
     def reader(self) -> PythonReader:
         return PythonReader(self.truncate)
@@ -49,7 +38,7 @@ class PythonDialect(TextDialect):
     def summary(self, text: str) -> str:
         """What stands for left out lines in a compacted transcript, between one prompt of the interpreter and the
         next: `text` as comments."""
-        return as_comments(text).removeprefix(PRIMARY_PROMPT) + PRIMARY_PROMPT
+        return self.as_comments(text).removeprefix(PRIMARY_PROMPT) + PRIMARY_PROMPT
 
     def may_follow_summary(self, output: str) -> bool:
         """Whether the line after this output begins at the interpreter's first prompt, as it does after a summary."""
@@ -104,8 +93,3 @@ def idle_kind(lines: Sequence[str]) -> LineKind:
     if any(holds_code(line) for line in lines):
         return LineKind.OPEN
     return LineKind.COMMENT if any(not is_blank(line) for line in lines) else LineKind.BLANK
-
-
-def as_comments(text: str) -> str:
-    """`text` as comments at the prompt, one per line."""
-    return "".join(f"{PRIMARY_PROMPT} # {line}".rstrip() + "\n" for line in text.strip().splitlines())

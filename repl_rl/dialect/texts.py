@@ -119,6 +119,31 @@ class TextDialect:
         return truncate_middle(output, self.config.max_output_chars)
 
 
+class PromptDialect(TextDialect):
+    """A dialect with an interpreter's prompts, where all other text of ours is a comment (`as_comments`)."""
+
+    first_prompt = ""
+
+    def as_comments(self, text: str) -> str:
+        """`text` as comments, one a line."""
+        raise NotImplementedError
+
+    def completion_prompt(self, question: str, history: Sequence[Message] = ()) -> str:
+        return super().completion_prompt(question, history) + self.first_prompt
+
+    def framed(self, question: str) -> str:
+        return self.as_comments(question)
+
+    def framed_message(self, message: Message) -> str:
+        return self.as_comments(super().framed_message(message))
+
+    def tools_opening(self) -> str:
+        return self.as_comments(self.presented_tools())
+
+    def chat_opening(self) -> str:
+        return self.opening() + self.first_prompt
+
+
 def load_texts(name: str, config: DialectConfig) -> dict[str, Any]:
     """The texts of `prompts/NAME.yaml`, overridden by those of the file at `dialect.name` if that is a path.
 

@@ -19,7 +19,7 @@ from typing import Any
 from repl_rl.config import DialectConfig
 from repl_rl.dialect.base import Cell, CellRun, ChatPrompt, OfferedTool, Refusal, Shown, Template, Turn
 from repl_rl.dialect.call_form import CallForm, call_form, is_in_call, result_frame, split_calls
-from repl_rl.dialect.decoder import LineReader, prose_decoder
+from repl_rl.dialect.decoder import ProseReader
 from repl_rl.dialect.prose import ProseDialect, answer_in_prose, prose_kind, whole_cell
 from repl_rl.dialect.texts import filled
 from repl_rl.errors import ConfigError
@@ -75,11 +75,11 @@ class ToolCallDialect(ProseDialect):
         return ToolCallReader(self, frozenset(tool.name for tool in self.tools) or frozenset(_OWN_TOOLS))
 
 
-class ToolCallReader(LineReader):
+class ToolCallReader(ProseReader):
     """Typed bytes to calls, once the model's turn is over."""
 
     def __init__(self, dialect: ToolCallDialect, names: frozenset[str]) -> None:
-        super().__init__(_typed=prose_decoder())
+        super().__init__()
         self._dialect = dialect
         self._names = names
         self._message = ""

@@ -1,4 +1,4 @@
-"""A user's own rollout loop in place of ours: a function from `(tasks, engine, kernels)` to trajectories.
+"""A user's own rollout loop instead of ours: a function from `(tasks, engine, kernels)` to trajectories.
 
 The loop is an async function. `engine` is a `SamplerEngine`, `kernels` a `KernelSource`; `docs/tools.md` shows a plain
 while-loop that uses them. The result is checked: there must be one trajectory per task, in the order of the tasks.
@@ -40,7 +40,7 @@ class SamplerEngine:
         return self.engine.version
 
     def slot(self, tokens: int | None = None) -> AbstractAsyncContextManager[Slot]:
-        """A place for one trajectory of at most `tokens` tokens, prompt included; None takes the whole context."""
+        """A slot for one trajectory of at most `tokens` tokens, prompt included; None takes the whole context."""
         return self.engine.slot(self.context_tokens if tokens is None else tokens)
 
 

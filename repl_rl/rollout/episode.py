@@ -18,7 +18,7 @@ from repl_rl.engine import Engine, Vocabulary
 from repl_rl.errors import ConfigError, EnvironmentFailure, ForkRefusedError
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.rollout.state import Prompt
-from repl_rl.rollout.subcalls import Sessions, SubCalls, make_text_model
+from repl_rl.rollout.subcalls import PolicyModel, ServedModel, Sessions, SubCalls, TextModel
 from repl_rl.tools import Toolbox
 from repl_rl.tools.environments import EnvironmentSession
 from repl_rl.trajectory import Line, Message, Task, Trajectory
@@ -81,7 +81,10 @@ class EpisodeMaker:
         """`sessions` types those that environments ask for."""
         self._setup = setup
         self._sessions = sessions
-        self._model = make_text_model(setup.subcalls, engine, setup.vocabulary, setup.context_tokens, setup.chat)
+        asked = setup.subcalls
+        self._model: TextModel = ServedModel(asked.model, asked.served_name, asked.seconds)
+        if asked.model == "policy":
+            self._model = PolicyModel(engine, setup.vocabulary, setup.context_tokens, setup.chat)
         self._made_prompt: Any = lru_cache(_REMEMBERED_PROMPTS)(
             lambda dialect, question, history: make_prompt(dialect, setup.vocabulary, question, setup.chat, history)
         )

@@ -70,17 +70,15 @@ def score(
         found = iter(grade_many([task for task, _ in asked], answers, forms))
     else:
         found = iter([graded_by(grader, task, trajectory) for task, trajectory in asked])
-    grades = [next(found) if (known := _known_grade(trajectory)) is None else known for trajectory in trajectories]
     size = group_size or len(trajectories)
-    groups = [trajectories[index - index % size : index - index % size + size] for index in range(len(trajectories))]
-    return [
-        replace(_scored(trajectory, group, value, table, step), shown=_shows(trajectory, task.answer.strip()))
-        for task, trajectory, group, value in zip(tasks, trajectories, groups, grades, strict=True)
-    ]
-
-
-def _shows(trajectory: Trajectory, answer: str) -> tuple[bool, ...]:
-    return tuple(bool(answer) and line.shown.strip() == answer for line in trajectory.lines)
+    scored = []
+    for index, (task, trajectory) in enumerate(pairs):
+        value = next(found) if (known := _known_grade(trajectory)) is None else known
+        group = trajectories[index - index % size : index - index % size + size]
+        right = task.answer.strip()
+        shown = tuple(bool(right) and line.shown.strip() == right for line in trajectory.lines)
+        scored.append(replace(_scored(trajectory, group, value, table, step), shown=shown))
+    return scored
 
 
 def _scored(
@@ -111,9 +109,9 @@ def graded_by(grader: Grader, task: Task, trajectory: Trajectory) -> float:
         named = {"forms": trajectory.answer_forms} if asks else {}
         found: Any = grader(task, trajectory.answer, **named)
     except Exception as error:
-        place = place_of(error)
+        where = place_of(error)
         raise RewardError(
-            f"grader {name_of(grader)!r} raised {type(error).__name__}: {error} ({place and f'{place}, '}on task "
+            f"grader {name_of(grader)!r} raised {type(error).__name__}: {error} ({where and f'{where}, '}on task "
             f"{task.id!r})"
         ) from error
     try:
@@ -139,9 +137,8 @@ def credit(
     """Advantages within consecutive groups of `group_size`, and over the batch of all processes if the estimator or the
     scale asks.
 
-    `unit` is what a right answer earns. `critic` is the memory of the estimator `critic`. All processes have to call it
-    together. Raises ValueError if the trajectories
-    don't divide into whole groups.
+    `unit` is what a right answer earns. `critic` is the memory of the estimator `critic`. All processes have to call
+    this together. Raises ValueError if the trajectories don't divide into whole groups.
     """
     if len(scored) % group_size:
         raise ValueError(f"{len(scored)} trajectories don't divide into groups of {group_size}")

@@ -1,4 +1,4 @@
-"""A session typed by hand: a real interpreter, real masks and ids, and a script in place of the policy.
+"""A session typed by hand: a real interpreter, real masks and ids, and a script instead of the policy.
 
     trajectory = await type_session("What is 6 * 7?", " r = 6 * 7\n submit_final_answer(r)\n")
 

@@ -32,9 +32,8 @@ from repl_rl.tools.environments import EnvironmentFactory, environment_factory
 from repl_rl.tools.tool import Where
 
 Grader = Callable[..., float]
-"""`(task, answer) -> float`, where `answer` is a tuple of texts, or None without a submission; with a third parameter
-`forms`, `(task, answer, forms)`, see `Trajectory.answer_forms`."""
-"""Takes `(task, answer)`, returns a grade. Runs outside of the sandbox."""
+"""`(task, answer) -> float`, where `answer` is a tuple of texts, or None without a submission. A third parameter, named
+`forms`, gets `Trajectory.answer_forms`. Runs outside of the sandbox."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Extensions:
     environment: EnvironmentFactory | None = None
     sampler: Sampler | None = None
     grader: Grader = grade
-    """What a session came to, where that decides about others (`branch.at: contrast`)."""
+    """Says what a session came to, where `branch.at` names a rule that looks at outcomes."""
 
     def __post_init__(self) -> None:
         if self.sampler is not None and (self.toolbox or self.environment is not None):

@@ -1,14 +1,14 @@
 """Sub-calls: a session asks a language model, and goes on with the answers. Their tokens are not in its trajectory.
 
-`SubCalls` belongs to one session: it keeps the budgets and records what was asked. A question is answered by a
-`TextModel`: the policy itself, whose engine samples the answers among the lines of all trajectories (`PolicyModel`), or
-a server with OpenAI's API (`ServedModel`). Or else the policy types a session about it, with an interpreter of its own
-(`Sessions`), which has a `SubCalls` of its own for questions one deeper; budgets are shared by all that comes of one
-trajectory. No question can end a run: where there is no answer, a text in brackets says why.
+`SubCalls` belongs to one session: it keeps the budgets and records what was asked. A `TextModel` answers a question:
+the policy itself, whose engine samples the answers beside the lines of all trajectories (`PolicyModel`), or a server
+with OpenAI's API (`ServedModel`). Or else the policy types a session about the question, in an interpreter of its own
+(`Sessions`). That session has a `SubCalls` of its own, for questions one level deeper. All sessions that come of one
+trajectory share its budgets. No question can end a run: where there is no answer, a text in brackets says why.
 
 A sub-call ends with the line that asked, and `close` waits until none is under way. So once a batch of trajectories has
-ended, the engine holds nothing of theirs, and weights may change. Weights that change while a trajectory is under way
-(`train.asynchronous`) change for its sub-calls as they do for its lines.
+ended, the engine holds nothing of theirs, and weights may change. If weights change while a trajectory is under way
+(`train.asynchronous`), they change for its sub-calls as they do for its lines.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from repl_rl.utils.text import cut_middle
 
 _RECORDED_CHARS = 4000
 MOST_CHARS_PER_TOKEN = 16
-"""On average, of any text worth asking. A prompt with more than fits by this measure is refused without encoding it,
-which for a whole context would hold up all trajectories."""
+"""More characters than a token has on average in any sensible text. A prompt that is too long even by this measure is
+refused without being encoded, because encoding a whole context would hold up all trajectories."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
     """A model's answer, and how many tokens it took.
 
-    `trajectory` is what the policy sampled for it, if it did. `error_name` is set if it came to no answer all the same;
+    `trajectory` is set if the policy sampled the answer. `error_name` is set if a session ended without an answer;
     `text` then says why.
     """
 
@@ -51,7 +51,7 @@ class Completion:
 
 
 class Question(NamedTuple):
-    """What is asked. With `is_session`, a session is to be typed about it, in which `context` lies."""
+    """What is asked. With `is_session`, a session answers it, which has `context` as a variable."""
 
     prompt: str
     context: Any = None
@@ -67,17 +67,17 @@ class NoAnswerError(Exception):
 
 
 class TextModel(Protocol):
-    """What answers sub-calls. Many calls may be under way."""
+    """Answers sub-calls, several at a time."""
 
     async def complete(self, prompt: str, max_tokens: int, depth: int, sampling: SamplingConfig) -> Completion:
         """Answer with at most `max_tokens` tokens. Raises NoAnswerError."""
 
 
 class Sessions(Protocol):
-    """What types a session about a question (`Rollout.asked`)."""
+    """Types a session about a question (`Rollout.asked`)."""
 
     async def __call__(self, task: Task, max_tokens: int, subcalls: SubCalls, sampling: SamplingConfig) -> Trajectory:
-        """The session, of at most `max_tokens` tokens; it asks `subcalls` in turn. Raises NoAnswerError."""
+        """The session, of at most `max_tokens` tokens. `subcalls` answers what it asks. Raises NoAnswerError."""
 
 
 class PolicyModel:
@@ -193,18 +193,9 @@ class ServedModel:
             raise NoAnswerError("server", f"{self._url} can't be reached ({type(error).__name__})") from error
 
 
-def make_text_model(
-    config: SubcallsConfig, engine: Engine, vocabulary: Vocabulary, context_tokens: int, chat: bool | None
-) -> TextModel:
-    """The model that a config names."""
-    if config.model == "policy":
-        return PolicyModel(engine, vocabulary, context_tokens, chat)
-    return ServedModel(config.model, config.served_name, config.seconds)
-
-
 @dataclass(slots=True)
 class _Left:
-    """What is left of the budgets of a trajectory and all that it asks, and how often they have asked."""
+    """What is left of a trajectory's budgets, which its sub-calls share, and how many batches have been asked."""
 
     calls: int
     tokens: int
@@ -214,7 +205,7 @@ class _Left:
 class SubCalls:
     """The sub-calls of one session: an environment's `model`. Belongs to one event loop.
 
-    `name` is that of the session, for what it asks. `parent` belongs to the session that has asked for this one.
+    `name` is the session's, and begins the names of what it asks. `parent` belongs to the session that asked for it.
     """
 
     def __init__(
@@ -227,7 +218,7 @@ class SubCalls:
         parent: SubCalls | None = None,
     ) -> None:
         self.depth: int = 1 if parent is None else parent.depth + 1
-        """That of what it asks: 1 for the trajectory's own questions."""
+        """The depth of its questions: 1 for those of the trajectory itself."""
         self.running_s: Callable[[], float] = lambda: 0.0
         """How much of `budget.seconds` the session has used."""
         self._model = model
@@ -240,29 +231,30 @@ class SubCalls:
         self._permits = asyncio.Semaphore(config.at_once)
         self._asking: set[asyncio.Task[Any]] = set()
         self._recorded: dict[int, tuple[SubCall, ...]] = {}
-        """What was asked since the last `take`, each with what was asked about it in turn. By number, which is the
-        order in which they were asked."""
+        """The calls since the last `take`, by number, in the order in which they were asked. Each is followed by the
+        calls that its session made."""
         self._taken: list[SubCall] = []
         self._is_closed = False
 
     @property
     def has_sessions(self) -> bool:
-        """Whether `ask_sessions` begins any, here or in the sessions that asked for this one."""
+        """Whether `ask_sessions` begins sessions, at this depth or at one above."""
         return self._sessions is not None and self._config.depth > 1
 
     async def ask(self, prompts: Sequence[str]) -> list[str]:
-        """The answers to prompts, in their order; they are sampled together, `subcalls.at_once` at a time.
+        """The answers, in the order of the prompts. They are sampled together, `subcalls.at_once` at a time.
 
-        What each may take is set aside before the first is asked, in order, so that the budgets end at the same prompt
-        whatever is answered first. Raises EngineError if the policy's engine can't go on.
+        The tokens for each answer are set aside in that order before the first is asked, so that the budgets end at
+        the same prompt whatever is answered first. Raises EngineError if the policy's engine can't go on.
         """
         return await self._ask_all([Question(prompt) for prompt in prompts])
 
     async def ask_sessions(self, prompts: Sequence[str], contexts: Sequence[Any] | None = None) -> list[str]:
-        """As `ask`, but a session is typed about each prompt. In it lies its context, or else the prompt, as `context`.
+        """As `ask`, but a session answers each prompt. Its variable `context` holds the prompt's context, or else the
+        prompt.
 
-        At the depth `subcalls.depth`, prompt and context are asked about as `ask` does. Raises ValueError unless there
-        is a context for each prompt.
+        At the greatest depth, `subcalls.depth`, no session begins: prompt and context are asked as by `ask`. Raises
+        ValueError unless there is a context for each prompt.
         """
         given = [None] * len(prompts) if contexts is None else contexts
         if len(given) != len(prompts):
@@ -278,16 +270,16 @@ class SubCalls:
         )
 
     async def take(self) -> tuple[SubCall, ...]:
-        """What was asked since the last time, in order, with texts that are too long for a record cut. What a session
-        asked follows the call that it belongs to.
+        """The calls since the last time, in order. Texts that are too long for a record are cut. The calls of a session
+        follow the one that asked for it.
 
-        Calls still under way are ended: the line that asked is over, and nothing waits for them.
+        Calls that are still under way are ended: the line that asked is over, and nothing waits for them.
         """
         await self._end()
         return self._flushed()
 
     async def close(self) -> None:
-        """End the calls under way, and wait for their end. From now on, questions get no answer."""
+        """End the calls under way, and wait until they have ended. From now on, questions get no answer."""
         self._is_closed = True
         await self._end()
 
@@ -322,7 +314,7 @@ class SubCalls:
         return tuple(calls)
 
     def _set_aside(self, question: Question) -> int | NoAnswerError:
-        """Tokens for the next answer, or why there is none."""
+        """How many tokens the next answer may have, or why there is none."""
         config, left = self._config, self._left
         if self._is_closed:
             return NoAnswerError("closed", "the session is over")
@@ -377,7 +369,7 @@ class SubCalls:
 
 
 def _completion(session: Trajectory) -> Completion:
-    """What a session came to. What it asked in turn is recorded beside it, and so not in its lines."""
+    """The answer of a session. Its own calls are recorded beside it, so its lines are stored without them."""
     own = replace(session, lines=tuple(replace(line, subcalls=()) for line in session.lines))
     numbers = len(session.prompt_ids), session.sampled_tokens, own
     if session.answer is not None:
@@ -387,9 +379,9 @@ def _completion(session: Trajectory) -> Completion:
 
 
 def _value_as_text(written: str) -> str:
-    """A value that was handed in, by its `repr`: text as it is."""
+    """A submitted value, given as its `repr`; a string without its quotes."""
     if written[:1] in ("'", '"'):
-        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):  # it may be cut, or be prose
+        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):  # it may be cut, or prose
             return str(ast.literal_eval(written))
     return written
 

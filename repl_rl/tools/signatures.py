@@ -156,7 +156,7 @@ def _read_one(name: str, argument: str, annotation: Any, value: Any) -> Any:
         return _adapter(annotation).validate_json(json.dumps(value), strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        inside = "".join(f"[{place!r}]" for place in first["loc"])
+        inside = "".join(f"[{key!r}]" for key in first["loc"])
         shown = repr(first["input"])
         if len(shown) > _SHOWN_CHARS:
             shown = f"{shown[:_SHOWN_CHARS]}..."

@@ -133,8 +133,8 @@ def make_tool(
         name = function.__name__
         if name == "<lambda>":
             code = getattr(function, "__code__", None)
-            place = f" in {code.co_filename}, line {code.co_firstlineno}," if code else ""
-            raise ToolError(f"the tool{place} is a lambda, which has no name, types or docstring; write a function")
+            found = f" in {code.co_filename}, line {code.co_firstlineno}," if code else ""
+            raise ToolError(f"the tool{found} is a lambda, which has no name, types or docstring; write a function")
     check_name(name)
     doc = inspect.getdoc(function)
     if not doc:

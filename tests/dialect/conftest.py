@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from dialect.talk import talk
 from kernel.conftest import HASTY, LIMITS
 
-from repl_rl.dialect import Dialect
 from repl_rl.kernel import KernelPool
 from repl_rl.rollout.execute import TurnResult
 from repl_rl.utils.threads import BackgroundLoop
 
-Talk = Callable[[Dialect, Sequence[str]], tuple[str, list[TurnResult]]]
+Talk = Callable[..., tuple[str, list[TurnResult]]]
+"""Takes a dialect, turns, and whether the last one ends the text."""
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +25,7 @@ def pool(kernel_pools: Callable[..., KernelPool]) -> KernelPool:
 @pytest.fixture
 def talked(loop: BackgroundLoop, pool: KernelPool) -> Talk:
     """A session on a fresh sandboxed kernel: how it reads, and what each turn did."""
-    return lambda dialect, turns: loop.run(talk(pool, dialect, turns))
+    return lambda dialect, turns, ends=False: loop.run(talk(pool, dialect, turns, ends))
 
 
 @pytest.fixture

@@ -8,14 +8,7 @@ from hypothesis import strategies as st
 
 from repl_rl.dialect.decoder import LineDecoder, Typed
 
-EURO = "€".encode()  # three bytes
-GRIN = "😀".encode()  # four
-
-
-def take_all(*turns: bytes, end_of_input: bool = False) -> list[Typed]:
-    """What each turn comes to; the end of the input comes with the last."""
-    typed = LineDecoder()
-    return [typed.take(turn, end_of_input and number == len(turns)) for number, turn in enumerate(turns, 1)]
+GRIN = "😀".encode()
 
 
 @pytest.mark.parametrize(
@@ -49,30 +42,6 @@ def test_a_turn_is_its_text_and_the_lines_that_it_ends(turn: bytes, text: str, l
     assert LineDecoder().take(turn) == Typed(text, lines)
 
 
-def test_text_behind_the_last_newline_opens_the_next_line() -> None:
-    typed = LineDecoder()
-    assert typed.take(b" x = 1\ny =") == Typed(" x = 1\ny =", ("x = 1",))
-    assert typed.is_ahead
-    assert typed.take(b" 2\n") == Typed(" 2\n", ("y = 2",))
-    assert not typed.is_ahead
-
-
-def test_spaces_that_are_typed_ahead_are_kept() -> None:
-    assert take_all(b"x\n ", b" y\n") == [Typed("x\n ", ("x",)), Typed(" y\n", ("  y",))]
-
-
-def test_one_space_is_dropped_behind_a_prompt_and_one_only() -> None:
-    """Also where the space comes on its own."""
-    assert take_all(b" ", b" x\n", b" y\n")[1:] == [Typed(" x\n", (" x",)), Typed(" y\n", ("y",))]
-
-
-@pytest.mark.parametrize("cut", [1, 2])
-def test_half_a_character_waits_for_its_other_half(cut: int) -> None:
-    first, second = take_all(b" '" + EURO[:cut], EURO[cut:] + b"'\n")
-    assert first == Typed(" '", ())
-    assert second == Typed("€'\n", ("'€'",))
-
-
 def test_half_a_character_behind_a_newline_is_typed_ahead() -> None:
     """A prompt there would stand inside the character."""
     typed = LineDecoder()
@@ -83,54 +52,13 @@ def test_half_a_character_behind_a_newline_is_typed_ahead() -> None:
     assert typed.take(GRIN[3:] + b"\n") == Typed("😀\n", ("😀",))
 
 
-def test_half_a_character_that_stays_one_is_no_text() -> None:
-    assert take_all(b" x\n" + EURO[:2], b"y\n") == [Typed(" x\n", ("x",)), Typed("�y\n", ("�y",))]
-    assert take_all(EURO[:2] + b"\n") == [Typed("�\n", ("�",))]
-
-
-def test_half_a_character_that_nothing_follows_is_flushed() -> None:
-    typed = LineDecoder()
-    typed.take(b" x\n" + EURO[:2])
-    assert typed.flush() == "�"
-    assert typed.flush() == ""
-
-
-def test_a_carriage_return_and_its_newline_may_come_apart() -> None:
-    assert take_all(b" x\n\r", b"\n", b" y\n") == [Typed(" x\n\r", ("x",)), Typed("\n", ("",)), Typed(" y\n", ("y",))]
-
-
-@pytest.mark.parametrize(
-    ("turns", "last"),
-    [
-        ((b" x = 1",), Typed(" x = 1", ("x = 1",))),
-        ((b" x = 1\n",), Typed(" x = 1\n", ("x = 1",))),
-        ((b" x = 1\r",), Typed(" x = 1\r", ("x = 1",))),
-        ((b"",), Typed("", ())),
-        ((b" ",), Typed(" ", ())),
-        ((b" '" + EURO[:1],), Typed(" '�", ("'�",))),
-        ((b" x\ny =", b" 2"), Typed(" 2", ("y = 2",))),
-        ((b" x\ny", b""), Typed("", ("y",))),
-        ((b" x\n" + EURO[:1], b""), Typed("�", ("�",))),
-    ],
-)
-def test_the_end_of_the_input_ends_the_line(turns: tuple[bytes, ...], last: Typed) -> None:
-    assert take_all(*turns, end_of_input=True)[-1] == last
-
-
-PIECES = (
-    b"\n",
-    b"\r",
+PIECES = [
+    *(bytes([byte]) for byte in b"\n\r x#\x0c\x00\xff"),
     b"\r\n",
-    b" ",
-    b"x",
     b"'''",
-    b"#",
-    b"\x0c",
-    b"\x00",
-    b"\xff",
     b"<eos>",
     *(GRIN[i : i + 1] for i in range(4)),
-)
+]
 TURNS = st.lists(st.lists(st.sampled_from(PIECES), max_size=6).map(b"".join), max_size=8)
 
 

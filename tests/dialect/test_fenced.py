@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from dialect.conftest import Talk
 
 from repl_rl.config import DialectConfig
@@ -100,6 +101,7 @@ def test_tracebacks_count_the_lines_of_the_block(talked: Talk) -> None:
     assert 'File "<stdin>", line 3, in f\n' in text
 
 
+@pytest.mark.more
 def test_a_block_that_takes_too_long(talked_in_haste: Talk) -> None:
     text, rans = talked_in_haste(FencedDialect(), ["```python\nwhile 1: pass\n```\n", "```python\n1\n```\n"])
     assert rans[0].kind is LineKind.TIMEOUT

@@ -27,6 +27,7 @@ def test_sessions(talked: Talk, session: str) -> None:
     assert text == "".join(parts)
 
 
+@pytest.mark.more
 def test_a_call_that_takes_too_long(talked_in_haste: Talk) -> None:
     call = "<fn>while True: pass</fn>"
     text, _ = talked_in_haste(InlineDialect(), turns_of(call, STOPS))

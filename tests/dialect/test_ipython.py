@@ -78,6 +78,7 @@ def test_a_stock_kernel_shows_what_ipython_shows(name: str, tmp_path: Path) -> N
     assert on_a_stock_kernel(SESSIONS[name]) == ipython_shows(SESSIONS[name], tmp_path)
 
 
+@pytest.mark.more
 def test_our_kernel_echoes_as_ipython_does(talked: Talk, tmp_path: Path) -> None:
     lines = SESSIONS["echoes"]
     text, _ = talked(IPythonDialect(), typed_lines(lines))

@@ -6,7 +6,6 @@ The templates in `templates/` follow the public ones of their models, shortened 
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 from dialect.chats import JSON_TEMPLATES, Chat, tool_calls
@@ -158,24 +157,10 @@ def call_of(code: str) -> str:
 def test_calls_are_answered_in_their_order(talked: Talk, codes: list[str], results: list[str]) -> None:
     dialect = tool_calls("qwen2_5")
     typed = "\n".join(map(call_of, codes))
-    text, _ = talked(Ending(dialect), [typed])
+    text, _ = talked(dialect, [typed], ends=True)
     before, *behind = dialect.frame(len(codes))
     answered = "".join(result + frame for result, frame in zip(results, behind, strict=True))
     assert text == f"{typed}{before}{answered}"
-
-
-class Ending:
-    """The dialect with every turn ended by the end-of-text token."""
-
-    def __init__(self, dialect: ToolCallDialect) -> None:
-        self.setup = dialect.setup
-        self._dialect = dialect
-
-    def reader(self) -> Any:
-        reader = self._dialect.reader()
-        read = reader.read
-        reader.read = lambda typed, ends=False: read(typed, True)  # type: ignore[method-assign]
-        return reader
 
 
 def test_results_are_escaped_where_the_template_makes_json_of_them() -> None:

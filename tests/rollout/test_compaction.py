@@ -25,6 +25,8 @@ from repl_rl.rollout.setup import RolloutSetup, make_extensions
 from repl_rl.trajectory import StopReason, Task, Trajectory, read_jsonl, write_jsonl
 from repl_rl.utils.threads import BackgroundLoop
 
+pytestmark = pytest.mark.more
+
 Pools = Callable[..., KernelPool]
 LIMITS = Limits(line_s=60)
 TYPED = [" total = 0\n", *(line for n in range(40) for line in (f" total += {n}\n", " total\n"))]
@@ -74,7 +76,7 @@ def test_a_session_goes_on_beyond_its_context(play: Play) -> None:
     assert max(len(given) + len(line.ids) for given, line in played.engine.calls) <= 200
     assert_masked_text_is_the_outputs(trajectory, vocabulary)
     first = trajectory.compactions[0]
-    before = [line for line in trajectory.lines if line.start < first.place]
+    before = [line for line in trajectory.lines if line.start < first.start]
     left_out = int(re.findall(r"# (\d+) lines are left out", first.prompt)[0])
     assert 1 <= len(before) - left_out <= 4
     kept = "".join(line.text + line.output for line in before[left_out:])
@@ -82,7 +84,7 @@ def test_a_session_goes_on_beyond_its_context(play: Play) -> None:
     assert first.prompt == trajectory.prompt + told + kept
     assert vocabulary.decode(first.prompt_ids) == first.prompt
     assert first.prompt_ids[: len(trajectory.prompt_ids)] == trajectory.prompt_ids
-    kept_ids = trajectory.completion_ids[before[left_out].start : first.place]
+    kept_ids = trajectory.completion_ids[before[left_out].start : first.start]
     assert first.prompt_ids[-len(kept_ids) :] == kept_ids, "the same tokens, not encoded again"
     assert batch_metrics([trajectory], 1.0)["compactions_per_trajectory"] == len(trajectory.compactions)
 
@@ -116,7 +118,7 @@ def test_blocks_and_what_names_are_bound_to_are_whole(play: Play) -> None:
     starts = {line.start: number for number, line in enumerate(trajectory.lines)}
     assert trajectory.compactions
     for each in trajectory.compactions:
-        assert trajectory.lines[starts[each.place] - 1].output.endswith(">>>")
+        assert trajectory.lines[starts[each.start] - 1].output.endswith(">>>")
         assert "math (module), words (list)" in each.prompt
         assert "submit_final_answer (" not in each.prompt
         assert "_hidden (" not in each.prompt
@@ -170,9 +172,10 @@ def test_records_are_written_and_read(play: Play, tmp_path: Path) -> None:
     write_jsonl(tmp_path / "made.jsonl", [made])
     assert list(read_jsonl(tmp_path / "made.jsonl")) == [made]
     text = (tmp_path / "made.jsonl").read_text()
-    place = made.compactions[0].start
-    for spoilt in (text.replace(f'"place": {place}', '"place": 3'), text.replace(f'"place": {place}', '"place": "x"')):
-        (tmp_path / "spoilt.jsonl").write_text(spoilt)
+    written = f'"start": {made.compactions[0].start}, "prompt":'
+    assert written in text
+    for spoilt in ('"start": 3, "prompt":', '"start": "x", "prompt":'):
+        (tmp_path / "spoilt.jsonl").write_text(text.replace(written, spoilt))
         [shown] = read_jsonl(tmp_path / "spoilt.jsonl", notes := [])
         assert (shown.compactions, len(shown.lines)) == ((), len(made.lines))
         assert notes
@@ -184,7 +187,7 @@ def test_records_are_written_and_read(play: Play, tmp_path: Path) -> None:
         ({"budget": {"compact_at": 0}}, "budget.compact_at: Input should be greater than 0"),
         (
             {"budget": {"compact_at": 0.8}, "rollout": "a:b"},
-            "budget.compact_at 0.8: .*leave compact_at out, or rollout",
+            "budget.compact_at 0.8 and rollout 'a:b' exclude one another",
         ),
         (
             {
@@ -193,7 +196,7 @@ def test_records_are_written_and_read(play: Play, tmp_path: Path) -> None:
                 "train": {"group_size": 12},
                 "credit": {"estimator": "branch"},
             },
-            "budget.compact_at 0.8: .*leave compact_at out, or branch",
+            "branch and budget.compact_at 0.8 exclude one another",
         ),
     ],
 )

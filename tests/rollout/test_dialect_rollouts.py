@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import vocabularies
+import yaml
 from exactness import (
     RecordingEngine,
     assert_masked_text_is_the_outputs,
@@ -30,133 +31,29 @@ from repl_rl.utils.threads import BackgroundLoop
 QUESTION = "Find the remainder of 7**2024 divided by 1000."
 TEMPLATE = (Path(__file__).parents[1] / "dialect" / "templates" / "qwen2_5.jinja").read_text()
 GUIDE = (Path(__file__).parents[2] / "docs" / "dialects.md").read_text()
-OPEN, COMMENT, BLANK, ANSWER = LineKind.OPEN, LineKind.COMMENT, LineKind.BLANK, LineKind.ANSWER
-STATEMENT, EXPRESSION, EXCEPTION = LineKind.STATEMENT, LineKind.EXPRESSION, LineKind.EXCEPTION
 
 
 @dataclass(frozen=True)
 class Told:
-    """What a policy types, turn by turn, and the session that comes of it."""
+    """What a policy types, turn by turn, the session that comes of it, and what ran: sources and outputs."""
 
-    typed: tuple[str, ...]
+    typed: list[str]
     text: str
-    kinds: tuple[LineKind, ...]
-    answer: str | None = "401"
-    stop: StopReason = StopReason.ANSWER
+    kinds: list[str]
+    answer: str
+    cells: list[list[str]]
 
 
 def call(name: str, **arguments: str) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-SESSIONS = {
-    "python": Told(
-        (" # Modular exponentiation.\n", " r = pow(7, 2024, 100O)\n", " r = pow(7, 2024, 1000)\n", " r\n",
-         " submit_final_answer(r)\n"),
-        """\
->>> # Modular exponentiation.
->>> r = pow(7, 2024, 100O)
-  File "<stdin>", line 1
-    r = pow(7, 2024, 100O)
-                       ^
-SyntaxError: invalid decimal literal
->>> r = pow(7, 2024, 1000)
->>> r
-401
->>> submit_final_answer(r)
-""",
-        (COMMENT, LineKind.SYNTAX_ERROR, STATEMENT, EXPRESSION, ANSWER),
-    ),
-    "ipython": Told(
-        (" # Modular exponentiation.\n", " for n in range(2):\n", "     pow(7, 2024, 1000 + n)\n", "\n",
-         " pow(7, 2024, 1000)\n", " submit_final_answer(_)\n"),
-        """\
-In [1]: # Modular exponentiation.
+def sessions() -> dict[str, Told]:
+    read = yaml.safe_load((Path(__file__).parent / "dialect_sessions.yaml").read_text(encoding="utf-8"))
+    return {name: Told(**values) for name, values in read.items()}
 
-In [2]: for n in range(2):
-   ...:     pow(7, 2024, 1000 + n)
 
-In [3]: pow(7, 2024, 1000)
-Out[3]: 401
-
-In [4]: submit_final_answer(_)
-""".replace("1000 + n)\n", "1000 + n)\n   ...:\n"),
-        (COMMENT, OPEN, OPEN, STATEMENT, EXPRESSION, ANSWER),
-    ),
-    "fenced": Told(
-        ("Modular exponentiation does this.\n", "```python\n", "r = pow(7, 2024, 1000)\n", "r\n", "r / 0\n", "```\n",
-         "So it is 401.\n", "Answer: 401\n"),
-        """\
-Modular exponentiation does this.
-```python
-r = pow(7, 2024, 1000)
-r
-r / 0
-```
-```output
-401
-Traceback (most recent call last):
-  File "<stdin>", line 3, in <module>
-ZeroDivisionError: division by zero
-```
-So it is 401.
-Answer: 401
-""",
-        (COMMENT, OPEN, OPEN, OPEN, OPEN, EXCEPTION, COMMENT, ANSWER),
-    ),
-    "inline": Told(
-        ("Is it <fn>", "pow(7, 2024, 100, 0)</fn>", "? No: <fn>", "pow(7, 2024, 1000)</fn>", ".\n", "Answer: 401\n"),
-        """\
-Is it <fn>pow(7, 2024, 100, 0)</fn><fn_error>TypeError: pow() takes at most 3 arguments (4 given)</fn_error>\
-? No: <fn>pow(7, 2024, 1000)</fn><fn_results>401</fn_results>.
-Answer: 401
-""",
-        (OPEN, EXCEPTION, OPEN, EXPRESSION, COMMENT, ANSWER),
-    ),
-    "tool_call": Told(
-        ("I compute it.\n" + call("python", code="r = pow(7, 2024, 1000)\nr"),
-         call("python", code="r +") + "\n" + call("search", query="r"),
-         call("submit_final_answer", value="401")),
-        """\
-I compute it.
-<tool_call>
-{"name": "python", "arguments": {"code": "r = pow(7, 2024, 1000)\\nr"}}
-</tool_call><|im_end|>
-<|im_start|>user
-<tool_response>
-401
-</tool_response><|im_end|>
-<|im_start|>assistant
-<tool_call>
-{"name": "python", "arguments": {"code": "r +"}}
-</tool_call>
-<tool_call>
-{"name": "search", "arguments": {"query": "r"}}
-</tool_call><|im_end|>
-<|im_start|>user
-<tool_response>
-SyntaxError: invalid syntax
-</tool_response>
-<tool_response>
-NameError: there is no tool 'search'; there are python, submit_final_answer
-</tool_response><|im_end|>
-<|im_start|>assistant
-<tool_call>
-{"name": "submit_final_answer", "arguments": {"value": "401"}}
-</tool_call><|im_end|>""",
-        (),
-        "'401'",
-    ),
-    "text": Told(
-        ("7**4 is 2401, which is 401 mod 1000.\n", "\n", "So 7**2024 is (401)**506.\n", "It is \\boxed{401}."),
-        """\
-7**4 is 2401, which is 401 mod 1000.
-
-So 7**2024 is (401)**506.
-It is \\boxed{401}.<|im_end|>""",
-        (COMMENT, BLANK, COMMENT, ANSWER),
-    ),
-}  # fmt: skip
+SESSIONS = sessions()
 
 
 @cache
@@ -230,10 +127,12 @@ def test_a_whole_trajectory(roll: Callable[..., Trajectory], dialect: str) -> No
     opening = {"python": ">>>", "ipython": "In [1]:"}.get(dialect, "")
     assert trajectory.prompt.endswith(opening)
     assert opening + text_of(trajectory, dialect) == told.text
-    assert (trajectory.answer, trajectory.stop_reason) == ((told.answer,), told.stop)
+    assert (trajectory.answer, trajectory.stop_reason) == ((told.answer,), StopReason.ANSWER)
     assert "".join(line.text for line in trajectory.lines) == "".join(told.typed)
+    assert [[cell.source, cell.output] for line in trajectory.lines for cell in line.cells or ()] == told.cells
+    assert all(line.cells is not None for line in trajectory.lines)
     if told.kinds:
-        assert tuple(line.kind for line in trajectory.lines) == told.kinds
+        assert [line.kind for line in trajectory.lines] == told.kinds
 
 
 @pytest.mark.parametrize("dialect", SESSIONS)
@@ -241,53 +140,13 @@ def test_the_guide_shows_these_sessions(dialect: str) -> None:
     assert f"```text\n{SESSIONS[dialect].text.removesuffix(chr(10))}\n```" in GUIDE.replace("````", "```")
 
 
-TRACEBACK = 'Traceback (most recent call last):\n  File "<stdin>", line {}, in <module>\n'
-RECORDED: dict[str, list[tuple[str, str]]] = {
-    "python": [
-        ("r = pow(7, 2024, 100O)", '  File "<stdin>", line 1\n    r = pow(7, 2024, 100O)\n'
-         "                       ^\nSyntaxError: invalid decimal literal\n"),
-        ("r = pow(7, 2024, 1000)", ""), ("r", "401\n"), ("submit_final_answer(r)", ""),
-    ],
-    "ipython": [
-        ("# Modular exponentiation.", ""), ("for n in range(2):\n    pow(7, 2024, 1000 + n)", ""),
-        ("pow(7, 2024, 1000)", "401\n"), ("submit_final_answer(_)", ""),
-    ],
-    "fenced": [
-        ("r = pow(7, 2024, 1000)\nr\nr / 0",
-         "401\n" + TRACEBACK.format(3) + "ZeroDivisionError: division by zero\n"),
-    ],
-    "inline": [
-        ("pow(7, 2024, 100, 0)", TRACEBACK.format(1) + "TypeError: pow() takes at most 3 arguments (4 given)\n"),
-        ("pow(7, 2024, 1000)", "401\n"),
-    ],
-    "tool_call": [
-        ("r = pow(7, 2024, 1000)\nr", "401\n"),
-        ("r +", '  File "<stdin>", line 1\n    r +\n       ^\nSyntaxError: invalid syntax\n'),
-        ("", "NameError: there is no tool 'search'; there are python, submit_final_answer"),
-        ("submit_final_answer('401')", ""),
-    ],
-    "text": [],
-}  # fmt: skip
+REPEATED = ("x = 6", "x * 7", "x * 7", "print(x)", "print(x)", "5", "x * 8")
+AS_TYPED = {"python": " {}\n", "ipython": " {}\n", "fenced": "```python\n{}\n```\n", "inline": "<fn>{}</fn>"}
 
 
-@pytest.mark.parametrize("dialect", SESSIONS)
-def test_what_ran_is_recorded_without_the_dialects_own_text(roll: Callable[..., Trajectory], dialect: str) -> None:
-    lines = roll(dialect, SESSIONS[dialect].typed).lines
-    assert all(line.cells is not None for line in lines)
-    assert [(cell.source, cell.output) for line in lines for cell in line.cells or ()] == RECORDED[dialect]
-
-
-REPEATED = {
-    "python": [" x = 6\n", " x * 7\n", " x * 7\n", " print(x)\n", " print(x)\n", " 5\n", " x * 8\n"],
-    "fenced": [f"```python\n{code}\n```\n" for code in
-               ("x = 6", "x * 7", "x * 7", "print(x)", "print(x)", "5", "x * 8")],
-    "inline": [f"<fn>{code}</fn>" for code in ("x = 6", "x * 7", "x * 7", "print(x)", "print(x)", "5", "x * 8")],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("dialect", ["python", "ipython", "fenced", "inline"])
+@pytest.mark.parametrize("dialect", AS_TYPED)
 def test_a_line_that_is_typed_again_is_stale_in_every_dialect(roll: Callable[..., Trajectory], dialect: str) -> None:
-    typed = REPEATED["python" if dialect == "ipython" else dialect]
+    typed = [AS_TYPED[dialect].format(code) for code in REPEATED]
     lines = roll(dialect, typed, lines=len(lines_of(typed, vocabulary_for(dialect).stops))).lines
     facts = zip(history(lines).stale, lines, strict=True)
     assert [stale for stale, line in facts if line.cells] == [False, False, True, False, True, True, False]

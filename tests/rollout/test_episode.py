@@ -22,6 +22,8 @@ from repl_rl.rollout.setup import Extensions, RolloutSetup, load_extensions, mak
 from repl_rl.tools import tool
 from repl_rl.trajectory import StopReason, Task, Trajectory
 
+pytestmark = pytest.mark.more
+
 TYPED = [" 1\n", " submit_final_answer(1)\n"]
 
 

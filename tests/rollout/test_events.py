@@ -30,10 +30,9 @@ from test_three_views import (
 
 from repl_rl.config import BudgetConfig, DialectConfig, SamplingConfig
 from repl_rl.dialect import PythonDialect
-from repl_rl.engine import Engine, SampledLine, Vocabulary, load_vocabulary
+from repl_rl.engine import Engine, SampledLine, Vocabulary
 from repl_rl.errors import ConfigError, EngineError, KernelStartError
 from repl_rl.kernel import ExecResult, HostCalls, KernelSource
-from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.events import Began, Ended, Event, Ran, Sampled, events_of
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.setup import Extensions, RolloutSetup, dialect_for, make_extensions
@@ -41,11 +40,6 @@ from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory
 
 TASK = Task("t1", "What is 6 * 7?", "42")
 LINES = (" x = 42\n", " x\n", " submit_final_answer(x)\n")
-
-
-@pytest.fixture(scope="module")
-def vocabulary() -> Vocabulary:
-    return load_vocabulary(str(NANO_PATH))
 
 
 def rollout_of(
@@ -73,12 +67,15 @@ def scripted(vocabulary: Vocabulary, lines: Sequence[str] = LINES) -> ScriptedEn
     return ScriptedEngine(vocabulary, lambda prompt: lines)
 
 
-async def heard(rollout: Rollout, task: Task = TASK) -> list[Event]:
-    return [event async for event in rollout.stream(task)]
+async def hear(rollout: Rollout, told: list[Event], task: Task = TASK) -> list[Event]:
+    """Add the events to `told` as they come."""
+    async for event in rollout.stream(task):
+        told.append(event)
+    return told
 
 
 def listen(rollout: Rollout) -> list[Event]:
-    return asyncio.run(heard(rollout))
+    return asyncio.run(hear(rollout, []))
 
 
 def trajectory_in(events: Sequence[Event]) -> Trajectory:
@@ -146,7 +143,7 @@ def test_every_dialect_tells_its_lines(dialect: str) -> None:
     )
     events = listen(rollout)
     trajectory = trajectory_in(events)
-    assert (trajectory.stop_reason, len(events)) == (SESSIONS[dialect].stop, 2 * len(trajectory.lines) + 2)
+    assert (trajectory.stop_reason, len(events)) == (StopReason.ANSWER, 2 * len(trajectory.lines) + 2)
     typed = "".join(event.text for event in events if isinstance(event, Sampled))
     assert typed == "".join(SESSIONS[dialect].typed)
 
@@ -209,20 +206,16 @@ class Counting(ScriptedEngine):
             self.slots -= 1
 
 
-def test_a_line_is_told_before_its_code_runs(vocabulary: Vocabulary) -> None:
+async def test_a_line_is_told_before_its_code_runs(vocabulary: Vocabulary) -> None:
     kernels = Gates()
-
-    async def go() -> list[Event]:
-        stream = rollout_of(scripted(vocabulary), vocabulary, kernels).stream(TASK)
-        told = [await anext(stream), await anext(stream)]
-        next_one = asyncio.ensure_future(anext(stream))
-        await kernels.made[0].is_asked.wait()
-        await asyncio.sleep(0)
-        assert not next_one.done(), "its code has not run, so there is nothing to tell"
-        kernels.made[0].may_run.set()
-        return [*told, await next_one, *[event async for event in stream]]
-
-    events = asyncio.run(go())
+    stream = rollout_of(scripted(vocabulary), vocabulary, kernels).stream(TASK)
+    told = [await anext(stream), await anext(stream)]
+    next_one = asyncio.ensure_future(anext(stream))
+    await kernels.made[0].is_asked.wait()
+    await asyncio.sleep(0)
+    assert not next_one.done(), "its code has not run, so there is nothing to tell"
+    kernels.made[0].may_run.set()
+    events = [*told, await next_one, *[event async for event in stream]]
     assert isinstance(events[1], Sampled)
     assert events[1].text == " x = 42\n"
     assert events[2] == Ran(0, trajectory_in(events).lines[0])
@@ -245,20 +238,16 @@ def test_closing_the_iterator_in_the_middle_of_a_cell_frees_slot_and_kernel(voca
     asyncio.run(go())
 
 
-def test_a_consumer_that_is_cancelled_frees_them_too(vocabulary: Vocabulary) -> None:
+async def test_a_consumer_that_is_cancelled_frees_them_too(vocabulary: Vocabulary) -> None:
     kernels, engine = Gates(), Counting(vocabulary, lambda prompt: LINES)
-
-    async def go() -> None:
-        listening = asyncio.ensure_future(heard(rollout_of(engine, vocabulary, kernels)))
-        while not kernels.made:
-            await asyncio.sleep(0)
-        await kernels.made[0].is_asked.wait()
-        listening.cancel()
-        await asyncio.wait([listening])
-        assert listening.cancelled()
-        assert (engine.slots, kernels.open) == (0, 0)
-
-    asyncio.run(go())
+    listening = asyncio.ensure_future(hear(rollout_of(engine, vocabulary, kernels), []))
+    while not kernels.made:
+        await asyncio.sleep(0)
+    await kernels.made[0].is_asked.wait()
+    listening.cancel()
+    await asyncio.wait([listening])
+    assert listening.cancelled()
+    assert (engine.slots, kernels.open) == (0, 0)
 
 
 def test_a_kernel_that_breaks_under_a_line_ends_it_as_an_aborted_trajectory(vocabulary: Vocabulary) -> None:
@@ -304,7 +293,7 @@ def test_an_overlong_line_is_told_and_did_not_run(vocabulary: Vocabulary) -> Non
     assert kernels.sources == []
 
 
-def test_a_failing_engine_raises_out_of_the_iterator_behind_what_was_told(vocabulary: Vocabulary) -> None:
+async def test_a_failing_engine_raises_out_of_the_iterator_behind_what_was_told(vocabulary: Vocabulary) -> None:
     class Broken(ScriptedEngine):
         async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
             if self.given:
@@ -312,20 +301,15 @@ def test_a_failing_engine_raises_out_of_the_iterator_behind_what_was_told(vocabu
             return await super().sample_line(ids, max_tokens, sampling)
 
     told: list[Event] = []
-
-    async def go() -> None:
-        async for event in rollout_of(Broken(vocabulary, lambda prompt: LINES), vocabulary).stream(TASK):
-            told.append(event)
-
     with pytest.raises(EngineError, match="the weights are broken"):
-        asyncio.run(go())
+        await hear(rollout_of(Broken(vocabulary, lambda prompt: LINES), vocabulary), told)
     assert [type(event) for event in told] == [Began, Sampled, Ran]
 
 
 def test_a_prompt_without_room_is_refused_before_anything_is_told(vocabulary: Vocabulary) -> None:
     rollout = rollout_of(scripted(vocabulary), vocabulary)
     with pytest.raises(ConfigError, match="the prompt of task 'long' has"):
-        asyncio.run(heard(rollout, Task("long", "z" * 3 * CONTEXT_TOKENS, "")))
+        asyncio.run(hear(rollout, [], Task("long", "z" * 3 * CONTEXT_TOKENS, "")))
 
 
 def test_a_question_is_not_a_task(vocabulary: Vocabulary) -> None:

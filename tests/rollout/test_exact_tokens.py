@@ -29,7 +29,7 @@ from repl_rl.config import (
     SubcallsConfig,
 )
 from repl_rl.dialect import PythonDialect
-from repl_rl.engine import Vocabulary, load_vocabulary, make_engine
+from repl_rl.engine import Vocabulary, make_engine
 from repl_rl.kernel import KernelPool, Limits
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.batch import RolloutBatch
@@ -39,16 +39,10 @@ from repl_rl.rollout.service import start_service
 from repl_rl.rollout.setup import RolloutSetup, make_extensions
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Task, Trajectory, whole_session
-from repl_rl.utils.threads import BackgroundLoop
 
 Pools = Callable[..., KernelPool]
 CONTEXT_TOKENS = 512
 TREE = BranchConfig(roots=3, forks=2, branches=3, within=5)
-
-
-@pytest.fixture(scope="module")
-def vocabulary() -> Vocabulary:
-    return load_vocabulary(str(NANO_PATH))
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +81,17 @@ def trajectories(made: tuple[list[Trajectory], list[Trajectory]]) -> list[Trajec
 @pytest.fixture(scope="module")
 def trees(made: tuple[list[Trajectory], list[Trajectory]]) -> list[Trajectory]:
     return made[1]
+
+
+@pytest.fixture
+def pool(kernel_pools: Pools) -> KernelPool:
+    return kernel_pools(Limits(line_s=60), size=3)
+
+
+@pytest.fixture
+def patient_pool(kernel_pools: Pools) -> KernelPool:
+    """A line that asks lasts as long as all it asks, where one session may type a line that never ends."""
+    return kernel_pools(Limits(line_s=900, cpu_s=15), size=3, depth=1)
 
 
 class HalfScripted:
@@ -135,57 +140,50 @@ def asking(
 
 def assert_the_engine_holds_nothing(engine: RecordingEngine) -> None:
     """In the engine's own thread and in vLLM: what a change of the weights would meet."""
-    vllm: Any = engine._engine
+    vllm: Any = engine.engine
     with vllm.paused():
-        assert vllm._running == {}
         assert (vllm.admission.admitted, vllm.admission.taken) == (0, 0)
         scheduler = vllm.llm.llm_engine.engine_core.engine_core.scheduler
         assert scheduler.requests == scheduler.parked == {}
         assert not scheduler.has_unfinished_requests()
 
 
-def test_sessions_ask_the_engine_that_samples_them(
-    engine: RecordingEngine, vocabulary: Vocabulary, loop: BackgroundLoop, kernel_pools: Pools, monkeypatch: Any
+async def test_sessions_ask_the_engine_that_samples_them(
+    engine: RecordingEngine, vocabulary: Vocabulary, pool: KernelPool, monkeypatch: Any
 ) -> None:
     """As many tokens at a time as one trajectory has: each sub-call goes beyond that, and nobody waits forever."""
-    monkeypatch.setattr(engine._engine.admission.rooms[0], "capacity", CONTEXT_TOKENS)  # type: ignore[attr-defined]
-    pool = kernel_pools(Limits(line_s=60), size=3)
+    monkeypatch.setattr(engine.engine.admission.rooms[0], "capacity", CONTEXT_TOKENS)  # type: ignore[attr-defined]
     problems = make_tasks(None, 6, seed=5, split="heldout")
     asked = [PythonDialect().completion_prompt(problem.question) for problem in problems]
     tasks = [Task(f"t{number}", "Solve?", "", metadata={"context": asked}) for number in range(6)]
 
     async def alone(prompt: str) -> str:
         ids = vocabulary.encode_prompt(prompt)
-        async with engine._engine.slot(CONTEXT_TOKENS) as slot:
+        async with engine.engine.slot(CONTEXT_TOKENS) as slot:
             line = await slot.sample_line(ids, 32, SamplingConfig(temperature=0))
         return vocabulary.decode([index for index in line.ids if index not in vocabulary.eos_ids]).strip()
 
-    made = loop.run(asking(engine._engine, vocabulary, pool, ["FINAL(llm_query_batched(context))\n"]).many(tasks))
-    expected = [loop.run(alone(prompt)) for prompt in asked]
+    made = await asking(engine.engine, vocabulary, pool, ["FINAL(llm_query_batched(context))\n"]).many(tasks)
+    expected = [await alone(prompt) for prompt in asked]
     assert len(set(expected)) > 1
     assert [each.answer for each in made] == [(repr(expected),)] * 6
     assert sum(len(line.subcalls) for each in made for line in each.lines) == 36
     assert_the_engine_holds_nothing(engine)
 
 
-def test_sub_calls_that_are_given_up_leave_no_request_in_vllm(
-    engine: RecordingEngine, vocabulary: Vocabulary, loop: BackgroundLoop, kernel_pools: Pools
+async def test_sub_calls_that_are_given_up_leave_no_request_in_vllm(
+    engine: RecordingEngine, vocabulary: Vocabulary, pool: KernelPool
 ) -> None:
-    pool = kernel_pools(Limits(line_s=60), size=3)
-    rollout = asking(engine._engine, vocabulary, pool, ["llm_query_batched(['>>> #'] * 60)\n"] * 12)
+    rollout = asking(engine.engine, vocabulary, pool, ["llm_query_batched(['>>> #'] * 60)\n"] * 12)
     held = cast(HalfScripted, rollout.engine).held
     tasks = [Task(f"t{number}", "Q?", "", metadata={"context": ""}) for number in range(3)]
-
-    async def go() -> None:
-        async with aclosing(rollout.as_completed(RolloutBatch(tasks))) as stream:
-            waiting = asyncio.ensure_future(anext(stream))
-            async with asyncio.timeout(300):
-                while not held[1]:
-                    await asyncio.sleep(0)
-            waiting.cancel()
-            await asyncio.wait([waiting])
-
-    loop.run(go())
+    async with aclosing(rollout.as_completed(RolloutBatch(tasks))) as stream:
+        waiting = asyncio.ensure_future(anext(stream))
+        async with asyncio.timeout(300):
+            while not held[1]:
+                await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
     assert held.total() == 0
     assert_the_engine_holds_nothing(engine)
 
@@ -207,16 +205,14 @@ class Consulting:
         return [*await self._model.ask(QUESTIONS), *await self._model.ask_sessions(QUESTIONS)]
 
 
-def test_what_is_sampled_for_sub_calls_is_exact_to_the_token(
-    engine: RecordingEngine, vocabulary: Vocabulary, loop: BackgroundLoop, kernel_pools: Pools
+async def test_what_is_sampled_for_sub_calls_is_exact_to_the_token(
+    engine: RecordingEngine, vocabulary: Vocabulary, patient_pool: KernelPool
 ) -> None:
     """Answers and sessions, as `subcalls.train` trains them: all that the engine was given and has sampled."""
-    recording = RecordingEngine(engine._engine)
-    # The asking line lasts as long as all it asks, where one session may type a line that never ends.
-    pool = kernel_pools(Limits(line_s=900, cpu_s=15), size=3, depth=1)
+    recording = RecordingEngine(engine.engine)
     options: dict[str, Any] = {"environment": Consulting, "temperature": 1, "depth": 2, "train": True}
-    rollout = asking(recording, vocabulary, pool, ["submit_final_answer(len(consult()))\n"], **options)
-    made = loop.run(rollout.many([Task(f"t{number}", "Solve?", "") for number in range(4)]))
+    rollout = asking(recording, vocabulary, patient_pool, ["submit_final_answer(len(consult()))\n"], **options)
+    made = await rollout.many([Task(f"t{number}", "Solve?", "") for number in range(4)])
     assert {each.answer for each in made} == {("6",)}
     calls = [call for each in made for line in each.lines for call in line.subcalls]
     trained = [call.trajectory for call in calls if call.trajectory is not None]

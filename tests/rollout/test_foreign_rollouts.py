@@ -15,8 +15,7 @@ from real_kernels import RealKernel, pari_kernel, r_kernel
 from scripted import ScriptedEngine
 
 from repl_rl.config import BudgetConfig, DialectConfig
-from repl_rl.engine import Vocabulary, load_vocabulary
-from repl_rl.models.nano import NANO_PATH
+from repl_rl.engine import Vocabulary
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory
@@ -24,11 +23,6 @@ from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory
 COUNT = 64
 Turns = list[tuple[str, str, LineKind]]
 """What is typed, what is shown after it, and the line's kind."""
-
-
-@pytest.fixture(scope="module")
-def vocabulary() -> Vocabulary:
-    return load_vocabulary(str(NANO_PATH))
 
 
 @pytest.fixture(scope="module")

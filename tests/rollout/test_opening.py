@@ -57,14 +57,11 @@ def test_what_names_nothing_is_refused(source: str, message: str) -> None:
         config_of(source)
 
 
-def test_nano_answers_in_a_real_kernel_and_all_is_gone_behind_it() -> None:
-    async def go() -> tuple[Any, Ended]:
-        async with repl_rl.open_rollout("nano", ["engine.backend=transformers", *QUICK]) as rollout:
-            *_, ended = [event async for event in rollout.stream(TASK)]
-        assert isinstance(ended, Ended)
-        return rollout.engine, ended
-
-    engine, ended = asyncio.run(go())
+async def test_nano_answers_in_a_real_kernel_and_all_is_gone_behind_it() -> None:
+    async with repl_rl.open_rollout("nano", ["engine.backend=transformers", *QUICK]) as rollout:
+        *_, ended = [event async for event in rollout.stream(TASK)]
+    assert isinstance(ended, Ended)
+    engine, ended = rollout.engine, ended
     assert ended.trajectory.stop_reason not in (StopReason.ABORTED, StopReason.UNFINISHED)
     assert ended.trajectory.lines
     assert not any(thread.name == "the transformers engine" for thread in threading.enumerate())
@@ -99,7 +96,7 @@ class Loading:
         self.has_begun, self.may_end = threading.Event(), threading.Event()
 
     def __call__(self, path: str, vocabulary: Vocabulary, *rest: Any, **named: Any) -> Closing:
-        assert threading.current_thread() is not threading.main_thread()
+        assert threading.current_thread().name.startswith("repl-rl-loading")
         self.has_begun.set()
         assert self.may_end.wait(60)
         self.engines.append(Closing(vocabulary))
@@ -113,52 +110,42 @@ def loading(monkeypatch: pytest.MonkeyPatch) -> Loading:
     return loading
 
 
-def test_the_loop_goes_on_while_the_model_loads(loading: Loading) -> None:
+async def test_the_loop_goes_on_while_the_model_loads(loading: Loading) -> None:
     async def go() -> None:
         async with open_rollout("nano", QUICK) as rollout:
             [trajectory] = await rollout.many([TASK])
             assert trajectory.answer == ("42",)
             assert not loading.engines[0].is_closed.is_set()
 
-    async def both() -> None:
-        opening = asyncio.ensure_future(go())
-        while not loading.has_begun.is_set():
-            await asyncio.sleep(0.01)
-        loading.may_end.set()
-        await opening
-
-    asyncio.run(both())
+    opening = asyncio.ensure_future(go())
+    while not loading.has_begun.is_set():
+        await asyncio.sleep(0.01)
+    loading.may_end.set()
+    await opening
     assert loading.engines[0].is_closed.is_set()
 
 
-def test_what_fails_in_the_block_closes_the_engine(loading: Loading) -> None:
+async def test_what_fails_in_the_block_closes_the_engine(loading: Loading) -> None:
     loading.may_end.set()
-
-    async def go() -> None:
+    with pytest.raises(RuntimeError, match="mine"):
         async with open_rollout("nano", QUICK):
             raise RuntimeError("mine")
-
-    with pytest.raises(RuntimeError, match="mine"):
-        asyncio.run(go())
     assert loading.engines[0].is_closed.is_set()
 
 
-def test_what_was_loading_when_it_was_cancelled_is_closed_when_it_has_come(loading: Loading) -> None:
+async def test_what_was_loading_when_it_was_cancelled_is_closed_when_it_has_come(loading: Loading) -> None:
     async def opened() -> None:
         async with open_rollout("nano", QUICK):
             raise AssertionError("it was cancelled")
 
-    async def go() -> None:
-        opening = asyncio.ensure_future(opened())
-        while not loading.has_begun.is_set():
-            await asyncio.sleep(0.01)
-        opening.cancel()
-        await asyncio.wait([opening])
-        assert opening.cancelled()
-        assert loading.engines == []
-        loading.may_end.set()
-
-    asyncio.run(go())
+    opening = asyncio.ensure_future(opened())
+    while not loading.has_begun.is_set():
+        await asyncio.sleep(0.01)
+    opening.cancel()
+    await asyncio.wait([opening])
+    assert opening.cancelled()
+    assert loading.engines == []
+    loading.may_end.set()
     while not loading.engines:
         threading.Event().wait(0.01)
     assert loading.engines[0].is_closed.wait(60)

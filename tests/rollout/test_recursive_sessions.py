@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -23,6 +23,8 @@ from repl_rl.rollout.setup import RolloutSetup, make_extensions
 from repl_rl.rollout.subcalls import Completion, NoAnswerError, SubCalls
 from repl_rl.trajectory import StopReason, SubCall, Task, Trajectory, read_jsonl, write_jsonl
 from repl_rl.utils.threads import BackgroundLoop
+
+pytestmark = pytest.mark.more
 
 Pools = Callable[..., KernelPool]
 Script = dict[str, Any]
@@ -52,9 +54,21 @@ def rollout_of(engine: Any, pool: KernelPool, lines: int = 12, seconds: float = 
     return Rollout(engine, pool, setup)
 
 
+async def take_all(pool: KernelPool) -> None:
+    """Take as many sessions as the pool has room for, one at each depth and the others at none."""
+    async with AsyncExitStack() as stack, asyncio.timeout(300):
+        for depth in [*range(pool.depth + 1), *[0] * (pool.size - pool.depth - 1)]:
+            await stack.enter_async_context(pool.session(depth))
+
+
 @pytest.fixture
 def pool(kernel_pools: Pools) -> KernelPool:
     return kernel_pools(LIMITS, size=3, depth=2)
+
+
+@pytest.fixture
+def large_pool(kernel_pools: Pools) -> KernelPool:
+    return kernel_pools(LIMITS, size=6, depth=2)
 
 
 @pytest.fixture
@@ -65,8 +79,7 @@ def play(loop: BackgroundLoop, pool: KernelPool) -> Callable[..., Trajectory]:
         engine = engine_of(script)
         [trajectory] = loop.run(rollout_of(engine, pool, **{"depth": 2, "tokens": 9000, **options}).many([task]))
         assert (engine.admission.admitted, engine.admission.taken) == (0, 0)
-        assert pool._places is not None
-        assert (pool._places.waiting, pool._places._taken.total()) == (0, 0)
+        loop.run(take_all(pool))
         return trajectory
 
     return play
@@ -198,7 +211,7 @@ def test_the_seconds_of_a_session_are_those_of_who_waits_for_it(loop: Background
 
 
 @pytest.mark.parametrize("capacity_tokens", [1, pytest.param(1 << 20, marks=pytest.mark.slow)])
-def test_more_sessions_than_kernels_end_at_any_capacity(
+async def test_more_sessions_than_kernels_end_at_any_capacity(
     loop: BackgroundLoop, pool: KernelPool, capacity_tokens: int
 ) -> None:
     """Three kernels: one for each depth, when each root and each of its two sessions asks for two more."""
@@ -212,12 +225,8 @@ def test_more_sessions_than_kernels_end_at_any_capacity(
     )
     rollout = rollout_of(engine, pool, depth=3, tokens=1 << 20)
     before = pool.stats.sessions
-
-    async def go() -> list[Trajectory]:
-        async with asyncio.timeout(600):
-            return await rollout.many([TASK] * 5)
-
-    made = loop.run(go())
+    async with asyncio.timeout(600):
+        made = await rollout.many([TASK] * 5)
     assert {each.answer for each in made} == {("[\"['9', '9']\", \"['9', '9']\"]",)}
     assert pool.stats.sessions - before == 5 * 7
     assert engine.held.total() == engine.admission.admitted == 0
@@ -243,28 +252,25 @@ class Stalled:
         raise AssertionError
 
 
-def test_what_a_line_leaves_behind_ends_with_all_that_it_has_asked_in_turn() -> None:
-    async def go() -> None:
-        stalled = Stalled()
-        config = SubcallsConfig(depth=2)
-        calls = SubCalls(stalled, config, SeededSampling(seed="s"), "t", stalled.session)
-        asking = asyncio.ensure_future(calls.ask_sessions(["a", "refused"]))
-        await stalled.begun.wait()
-        taken = await calls.take()
-        assert asking.cancelled()
-        assert seen(taken) == [
-            ("a", "", 1, 0, "cancelled"),
-            ("about a", "", 2, 0, "cancelled"),
-            ("refused", "[no answer: not now]", 1, 0, "session"),
-        ]
-        assert calls._left.tokens == config.tokens, "all that was set aside has come back"
-
-    asyncio.run(go())
+async def test_what_a_line_leaves_behind_ends_with_all_that_it_has_asked_in_turn() -> None:
+    stalled = Stalled()
+    config = SubcallsConfig(depth=2)
+    calls = SubCalls(stalled, config, SeededSampling(seed="s"), "t", stalled.session)
+    asking = asyncio.ensure_future(calls.ask_sessions(["a", "refused"]))
+    await stalled.begun.wait()
+    taken = await calls.take()
+    assert asking.cancelled()
+    assert seen(taken) == [
+        ("a", "", 1, 0, "cancelled"),
+        ("about a", "", 2, 0, "cancelled"),
+        ("refused", "[no answer: not now]", 1, 0, "session"),
+    ]
+    assert calls._left.tokens == config.tokens, "all that was set aside has come back"
 
 
 @pytest.mark.parametrize("ends", ["closed", "cut"])
-def test_sessions_end_with_their_batch(loop: BackgroundLoop, kernel_pools: Pools, ends: str) -> None:
-    pool = kernel_pools(LIMITS, size=6, depth=2)
+async def test_sessions_end_with_their_batch(large_pool: KernelPool, ends: str) -> None:
+    pool = large_pool
     begun = 0
 
     async def never() -> str:
@@ -278,29 +284,24 @@ def test_sessions_end_with_their_batch(loop: BackgroundLoop, kernel_pools: Pools
     )
     rollout = rollout_of(engine, pool, depth=2)
     quick = [Task(f"quick{number}", "Quick", "", metadata={"context": ""}) for number in range(2)]
-
-    async def go() -> None:
-        async with asyncio.timeout(600):
-            if ends == "cut":
-                made = await rollout.many([*quick, TASK, TASK], cut=Cut(share=0.5, group_size=4))
-                assert [each.stop_reason for each in made].count(StopReason.UNFINISHED) == 2
-            else:
-                async with aclosing(rollout.as_completed(RolloutBatch([TASK, TASK]))) as stream:
-                    waiting = asyncio.ensure_future(anext(stream))
-                    while begun < 2:
-                        await asyncio.sleep(0.005)
-                    waiting.cancel()
-                    await asyncio.wait([waiting])
-                assert dict(engine.most) == {0: 2, 1: 2, 2: 2}
-        assert engine.held.total() == engine.admission.admitted == 0
-        assert pool._places is not None
-        assert (pool._places.waiting, pool._places._taken.total(), pool._open_sessions) == (0, 0, 0)
-
-    loop.run(go())
+    async with asyncio.timeout(600):
+        if ends == "cut":
+            made = await rollout.many([*quick, TASK, TASK], cut=Cut(share=0.5, group_size=4))
+            assert [each.stop_reason for each in made].count(StopReason.UNFINISHED) == 2
+        else:
+            async with aclosing(rollout.as_completed(RolloutBatch([TASK, TASK]))) as stream:
+                waiting = asyncio.ensure_future(anext(stream))
+                while begun < 2:
+                    await asyncio.sleep(0.005)
+                waiting.cancel()
+                await asyncio.wait([waiting])
+            assert dict(engine.most) == {0: 2, 1: 2, 2: 2}
+    assert engine.held.total() == engine.admission.admitted == 0
+    await take_all(pool)
 
 
 @pytest.mark.slow
-def test_a_session_that_can_have_no_memory_is_refused_and_its_place_is_free_again(loop: BackgroundLoop) -> None:
+async def test_a_session_that_can_have_no_memory_is_refused_and_its_place_is_free_again(loop: BackgroundLoop) -> None:
     # The session counts as its block and some MB: within 165 of them, but 16 more, which another would need, are not.
     engine = engine_of(
         {
@@ -308,16 +309,11 @@ def test_a_session_that_can_have_no_memory_is_refused_and_its_place_is_free_agai
             "Small": ["FINAL(1)\n"],
         }
     )
-
-    async def go() -> Trajectory:
-        async with KernelPool(4, Limits(line_s=60), warm=0, memory_mb=165, depth=1) as pool:
-            async with asyncio.timeout(300):
-                [trajectory] = await rollout_of(engine, pool, depth=2).many([TASK])
-            assert pool._places is not None
-            assert pool._places._taken.total() == 0
-            return trajectory
-
-    trajectory = loop.run(go())
+    async with KernelPool(4, Limits(line_s=60), warm=0, memory_mb=165, depth=1) as pool:
+        async with asyncio.timeout(300):
+            [trajectory] = await rollout_of(engine, pool, depth=2).many([TASK])
+        await take_all(pool)
+        trajectory = trajectory
     assert trajectory.answer is not None
     assert "the memory of the pool's sessions is used up" in trajectory.answer[0]
     assert [call.error_name for call in trajectory.lines[2].subcalls] == ["aborted"]
@@ -346,7 +342,7 @@ def test_seeds_of_sessions_are_their_own(loop: BackgroundLoop, pool: KernelPool)
 
     script = engine_of(
         {"Begin": ["FINAL(rlm_query_batched(['One', 'One']))\n"], "One": ["FINAL(llm_query('x'))\n"]}
-    )._script
+    ).script
     rollout = rollout_of(Noting(vocabularies.nano(), script), pool, depth=2, at_once=1)
     loop.run(rollout.many([TASK], SeededSampling(seed="s")))
     first = ["s/0", "s/0/sub-call 0", "s/0/sub-call 0/sub-call 0"]

@@ -45,11 +45,6 @@ client.stop_channels()
 TASK = Task("t1", "What is 6 * 7?", "42")
 
 
-@pytest.fixture(scope="module")
-def vocabulary() -> Vocabulary:
-    return load_vocabulary(str(NANO_PATH))
-
-
 def roll(
     vocabulary: Vocabulary,
     lines: Sequence[str],
@@ -73,7 +68,7 @@ def roll(
     return asyncio.run(go()), engine
 
 
-def test_a_stock_client_looks_into_a_rollout_and_changes_it_and_stays_after_it(vocabulary: Vocabulary) -> None:
+async def test_a_stock_client_looks_into_a_rollout_and_changes_it_and_stays_after_it(vocabulary: Vocabulary) -> None:
     files: list[Path] = []
     seen: list[str] = []
 
@@ -87,26 +82,18 @@ def test_a_stock_client_looks_into_a_rollout_and_changes_it_and_stays_after_it(v
                 seen.append(await asyncio.to_thread(ask, "print('in the middle:', x); x = 20"))
             return await super().sample_line(*arguments, **named)
 
-    async def go() -> Trajectory:
-        async with KernelPool(1, Limits(line_s=60), sandbox="bwrap") as pool:
-            kernels = AttachedKernels(pool, files.append, lambda: seen.append(ask("print('after:', y)")))
-            rollout = Rollout(
-                Peeking(vocabulary, lambda prompt: [" x = 1\n", " y = x + 1\n", " y\n", " submit_final_answer(y)\n"]),
-                kernels,
-                RolloutSetup(vocabulary, PythonDialect(None), context_tokens=1024),
-            )
-            return (await rollout.many([TASK]))[0]
-
-    trajectory = asyncio.run(go())
+    async with KernelPool(1, Limits(line_s=60), sandbox="bwrap") as pool:
+        kernels = AttachedKernels(pool, files.append, lambda: seen.append(ask("print('after:', y)")))
+        rollout = Rollout(
+            Peeking(vocabulary, lambda prompt: [" x = 1\n", " y = x + 1\n", " y\n", " submit_final_answer(y)\n"]),
+            kernels,
+            RolloutSetup(vocabulary, PythonDialect(None), context_tokens=1024),
+        )
+        trajectory = (await rollout.many([TASK]))[0]
     assert seen == ["in the middle: 1\n", "after: 21\n"]
     assert trajectory.answer == ("21",)
     assert [line.output for line in trajectory.lines][2].startswith("21\n")
     assert not files[0].exists()
-
-
-def masked_text(vocabulary: Vocabulary, trajectory: Trajectory) -> str:
-    ids = [i for i, was in zip(trajectory.completion_ids, trajectory.sampled_mask, strict=True) if not was]
-    return vocabulary.decode(ids)
 
 
 def assert_three_views_agree(vocabulary: Vocabulary, trajectory: Trajectory, engine: ScriptedEngine) -> None:
@@ -122,81 +109,57 @@ def assert_three_views_agree(vocabulary: Vocabulary, trajectory: Trajectory, eng
     assert list(trajectory.logprobs) == expected
 
 
-def test_a_session_reads_like_a_terminal(vocabulary: Vocabulary) -> None:
-    trajectory, engine = roll(vocabulary, [" # Multiply.\n", " r = 6 * 7\n", " r\n", " submit_final_answer(r)\n"])
-    assert [line.kind for line in trajectory.lines] == [
-        LineKind.COMMENT,
-        LineKind.STATEMENT,
-        LineKind.EXPRESSION,
-        LineKind.ANSWER,
-    ]
-    assert [line.output for line in trajectory.lines] == [">>>", ">>>", "42\n>>>", ""]
-    assert trajectory.stop_reason is StopReason.ANSWER
-    assert trajectory.answer == ("42",)
+OUTSIDE = "  File \"<stdin>\", line 1\nSyntaxError: 'return' outside function\n>>>"
+HEADER = 'Traceback (most recent call last):\n  File "<stdin>", line 1, in <module>\n'
+UNKNOWN = f"{HEADER}NameError: name 'y' is not defined\n>>>"
+
+
+@pytest.mark.parametrize(
+    ("typed", "lines", "answer", "stop"),
+    [
+        (
+            [" # Multiply.\n", " r = 6 * 7\n", " r\n", " submit_final_answer(r)\n"],
+            [("comment", ">>>"), ("statement", ">>>"), ("expression", "42\n>>>"), ("answer", "")],
+            ("42",),
+            "answer",
+        ),
+        (
+            [" for i in range(2):\n", "     print(i)\n", "\n", " submit_final_answer(i)\n"],
+            [("open", "..."), ("open", "..."), ("statement", "0\n1\n>>>"), ("answer", "")],
+            ("1",),
+            "answer",
+        ),
+        (
+            [" for i in range(2):\n", "     print(i)\n\n", " submit_final_answer(i)\n"],
+            [("open", "..."), ("statement", "0\n1\n>>>"), ("answer", "")],
+            ("1",),
+            "answer",
+        ),
+        (
+            [" x = 6\n", " y\n", " return 1\n", " submit_final_answer(x * 7, 'a')\n"],
+            [("statement", ">>>"), ("exception", UNKNOWN), ("syntax_error", OUTSIDE), ("answer", "")],
+            ("42", "'a'"),
+            "answer",
+        ),
+        ([" x = 40\n", " x + 2"], [("statement", ">>>"), ("expression", "42\n")], None, "eos"),
+        ([" submit_final_answer(42)"], [("answer", "")], ("42",), "answer"),
+        ([" x = 1\n", " raise SystemExit\n", " x\n"], [("statement", ">>>"), ("killed", "")], None, "killed"),
+    ],
+)
+def test_sessions_read_like_a_terminal(
+    vocabulary: Vocabulary,
+    typed: list[str],
+    lines: list[tuple[str, str]],
+    answer: tuple[str, ...] | None,
+    stop: str,
+) -> None:
+    trajectory, engine = roll(vocabulary, typed)
+    assert [(line.kind, line.output) for line in trajectory.lines] == lines
+    assert (trajectory.answer, trajectory.stop_reason) == (answer, stop)
     whole = vocabulary.decode(trajectory.prompt_ids + trajectory.completion_ids)
-    assert whole.endswith(
-        ">>> # What is 6 * 7?\n>>> # Multiply.\n>>> r = 6 * 7\n>>> r\n42\n>>> submit_final_answer(r)\n"
-    )
+    between = "".join(line.text + line.output for line in trajectory.lines[:-1])
+    assert f">>> # What is 6 * 7?\n>>>{between}{typed[len(lines) - 1]}" in whole
     assert_three_views_agree(vocabulary, trajectory, engine)
-
-
-def test_a_block_runs_at_its_blank_line(vocabulary: Vocabulary) -> None:
-    trajectory, engine = roll(
-        vocabulary, [" for i in range(2):\n", "     print(i)\n", "\n", " submit_final_answer(i)\n"]
-    )
-    assert [line.kind for line in trajectory.lines][:3] == [LineKind.OPEN, LineKind.OPEN, LineKind.STATEMENT]
-    assert [line.output for line in trajectory.lines][:3] == ["...", "...", "0\n1\n>>>"]
-    assert_three_views_agree(vocabulary, trajectory, engine)
-
-
-def test_a_blank_line_typed_ahead_ends_the_block(vocabulary: Vocabulary) -> None:
-    trajectory, engine = roll(vocabulary, [" for i in range(2):\n", "     print(i)\n\n", " submit_final_answer(i)\n"])
-    assert [line.output for line in trajectory.lines][:2] == ["...", "0\n1\n>>>"]
-    assert trajectory.answer == ("1",)
-    assert_three_views_agree(vocabulary, trajectory, engine)
-
-
-def test_an_error_is_shown_and_the_state_is_kept(vocabulary: Vocabulary) -> None:
-    trajectory, engine = roll(
-        vocabulary, [" x = 6\n", " y\n", " x = = 1\n", " return 1\n", " submit_final_answer(x * 7, 'a')\n"]
-    )
-    name_error, syntax_error, outside = trajectory.lines[1:4]
-    assert name_error.kind is LineKind.EXCEPTION
-    assert name_error.error_name == "NameError"
-    assert name_error.output == (
-        'Traceback (most recent call last):\n  File "<stdin>", line 1, in <module>\n'
-        "NameError: name 'y' is not defined\n>>>"
-    )
-    assert (syntax_error.kind, outside.kind) == (LineKind.SYNTAX_ERROR, LineKind.SYNTAX_ERROR)
-    assert trajectory.answer == ("42", "'a'")
-    assert_three_views_agree(vocabulary, trajectory, engine)
-
-
-def test_interpreter_text_that_the_model_types_is_code(vocabulary: Vocabulary) -> None:
-    trajectory, _ = roll(vocabulary, [" >>> 1 + 1\n", " submit_final_answer(2)\n"])
-    assert trajectory.lines[0].kind is LineKind.SYNTAX_ERROR
-    assert trajectory.sampled_mask[trajectory.lines[0].start : trajectory.lines[0].end] == (True,) * (
-        trajectory.lines[0].end - trajectory.lines[0].start
-    )
-
-
-def test_the_end_of_text_runs_what_was_typed_and_stops(vocabulary: Vocabulary) -> None:
-    trajectory, engine = roll(vocabulary, [" x = 40\n", " x + 2"])
-    assert trajectory.stop_reason is StopReason.EOS
-    assert trajectory.lines[1].output == "42\n"
-    assert trajectory.completion_ids[-1] in vocabulary.eos_ids
-    assert_three_views_agree(vocabulary, trajectory, engine)
-
-
-def test_an_answer_before_the_end_of_text_counts(vocabulary: Vocabulary) -> None:
-    trajectory, _ = roll(vocabulary, [" submit_final_answer(42)"])
-    assert (trajectory.stop_reason, trajectory.answer) == (StopReason.ANSWER, ("42",))
-
-
-def test_a_killed_interpreter_ends_the_session(vocabulary: Vocabulary) -> None:
-    trajectory, _ = roll(vocabulary, [" x = 1\n", " raise SystemExit\n", " x\n"])
-    assert trajectory.stop_reason is StopReason.KILLED
-    assert [line.kind for line in trajectory.lines] == [LineKind.STATEMENT, LineKind.KILLED]
 
 
 @pytest.mark.parametrize(
@@ -322,16 +285,12 @@ def test_a_kernel_that_breaks_before_its_first_cell_is_replaced(vocabulary: Voca
     assert_three_views_agree(vocabulary, trajectory, engine)
 
 
-def test_a_trajectory_whose_state_is_lost_is_aborted_and_the_others_go_on(vocabulary: Vocabulary) -> None:
+async def test_a_trajectory_whose_state_is_lost_is_aborted_and_the_others_go_on(vocabulary: Vocabulary) -> None:
     engine = ScriptedEngine(vocabulary, lambda prompt: [" x = 42\n", " submit_final_answer(x)\n"])
     kernels = FailingKernels(broken=1, cells=1)
     tasks = [TASK, replace(TASK, id="t2", question="What is 7 * 6?")]
-
-    async def go() -> list[Trajectory]:
-        rollout = Rollout(engine, kernels, RolloutSetup(vocabulary, PythonDialect(), context_tokens=512))
-        return await rollout.many(tasks)
-
-    trajectories = asyncio.run(go())
+    rollout = Rollout(engine, kernels, RolloutSetup(vocabulary, PythonDialect(), context_tokens=512))
+    trajectories = await rollout.many(tasks)
     assert sorted(t.stop_reason for t in trajectories) == [StopReason.ABORTED, StopReason.ANSWER]
     aborted = next(t for t in trajectories if t.stop_reason is StopReason.ABORTED)
     assert aborted.is_void
@@ -353,7 +312,7 @@ def test_a_failing_engine_ends_the_batch_with_its_own_error(vocabulary: Vocabula
         asyncio.run(rollout.many([TASK, replace(TASK, id="t2")]))
 
 
-def test_a_question_is_encoded_once_for_its_group_when_its_first_trajectory_begins(
+async def test_a_question_is_encoded_once_for_its_group_when_its_first_trajectory_begins(
     vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both = Stalling(vocabulary, [""] * 6)
@@ -363,13 +322,9 @@ def test_a_question_is_encoded_once_for_its_group_when_its_first_trajectory_begi
         Vocabulary, "encode_prompt", lambda self, text: log.append(text[-13:].strip()) or encode(self, text)
     )
     tasks = [replace(TASK, id=f"t{n}", question=f"Session {n // 3}") for n in range(6)]
-
-    async def go() -> None:
-        rollout = Rollout(both, both, RolloutSetup(vocabulary, PythonDialect(), context_tokens=512, at_once=3))
-        async for index, _ in rollout.as_completed(RolloutBatch(tasks)):
-            log.append(f"end {index}")
-
-    asyncio.run(go())
+    rollout = Rollout(both, both, RolloutSetup(vocabulary, PythonDialect(), context_tokens=512, at_once=3))
+    async for index, _ in rollout.as_completed(RolloutBatch(tasks)):
+        log.append(f"end {index}")
     frame, *rest = log
     assert frame == "ormation.\n>>>", "the prompt around an empty question tells how much room there is"
     assert rest[:2] == ["Session 0\n>>>", "end 0"]
@@ -405,7 +360,8 @@ class Telling:
             yield SimpleNamespace(execute=execute)
 
 
-def test_a_cut_frees_the_real_kernel_of_a_cell_that_runs(vocabulary: Vocabulary) -> None:
+@pytest.mark.more
+async def test_a_cut_frees_the_real_kernel_of_a_cell_that_runs(vocabulary: Vocabulary) -> None:
     kernels: list[Telling] = []
 
     def typed(prompt: str) -> list[str]:
@@ -418,21 +374,19 @@ def test_a_cut_frees_the_real_kernel_of_a_cell_that_runs(vocabulary: Vocabulary)
                 await kernels[0].sleeping.wait()
             return await super().sample_line(ids, *arguments)
 
-    async def go() -> tuple[list[Trajectory], int]:
-        async with KernelPool(3, Limits(line_s=900.0), warm=0) as pool:
-            kernels.append(Telling(pool))
-            rollout = Rollout(
-                Patient(vocabulary, typed), kernels[0], RolloutSetup(vocabulary, PythonDialect(), context_tokens=512)
-            )
-            tasks = [replace(TASK, id=name, question=name) for name in ("fast 1", "slow", "fast 2")]
-            return await rollout.many(tasks, cut=Cut(share=0.6, group_size=3)), pool.stats.alive
-
-    (first, cut, second), alive = asyncio.run(go())
+    async with KernelPool(3, Limits(line_s=900.0), warm=0) as pool:
+        kernels.append(Telling(pool))
+        rollout = Rollout(
+            Patient(vocabulary, typed), kernels[0], RolloutSetup(vocabulary, PythonDialect(), context_tokens=512)
+        )
+        tasks = [replace(TASK, id=name, question=name) for name in ("fast 1", "slow", "fast 2")]
+        (first, cut, second), alive = await rollout.many(tasks, cut=Cut(share=0.6, group_size=3)), pool.stats.alive
     assert (first.stop_reason, cut.stop_reason, second.stop_reason) == ("answer", "unfinished", "answer")
     assert [line.kind for line in cut.lines] == [LineKind.STATEMENT, LineKind.KILLED]
     assert alive == 0
 
 
+@pytest.mark.more
 def test_a_line_carries_the_state_that_the_real_kernel_had_after_it(vocabulary: Vocabulary) -> None:
     typed = [" x = 1\n", " x\n", " # a thought\n", " x = 2\n", " x = 1\n", " submit_final_answer(x)\n"]
 
@@ -516,16 +470,12 @@ class _StallingKernel:
         return await self._kernel.execute(source)
 
 
-def test_a_cut_leaves_each_trajectory_as_far_as_it_has_come(vocabulary: Vocabulary) -> None:
+async def test_a_cut_leaves_each_trajectory_as_far_as_it_has_come(vocabulary: Vocabulary) -> None:
     stalls = ["", "", "sampling", "running", "kernel", "slot"]
     both = Stalling(vocabulary, stalls)
-
-    async def go() -> list[Trajectory]:
-        rollout = Rollout(both, both, RolloutSetup(vocabulary, PythonDialect(), context_tokens=512))
-        tasks = [replace(TASK, id=f"t{number}", question=f"Session {number}") for number in range(len(stalls))]
-        return await rollout.many(tasks, cut=Cut(share=0.3, group_size=6))
-
-    trajectories = asyncio.run(go())
+    rollout = Rollout(both, both, RolloutSetup(vocabulary, PythonDialect(), context_tokens=512))
+    tasks = [replace(TASK, id=f"t{number}", question=f"Session {number}") for number in range(len(stalls))]
+    trajectories = await rollout.many(tasks, cut=Cut(share=0.3, group_size=6))
     assert both.held == 0
     assert [t.stop_reason for t in trajectories] == [StopReason.ANSWER] * 2 + [StopReason.UNFINISHED] * 4
     assert [t.is_void for t in trajectories] == [False] * 2 + [True] * 4

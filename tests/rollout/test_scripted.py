@@ -15,6 +15,8 @@ from repl_rl.rollout.scripted import ScriptedPolicy, turns, type_session
 from repl_rl.rollout.service import AttachedKernels
 from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory
 
+pytestmark = pytest.mark.more
+
 
 def typed(*arguments: object, **options: object) -> Trajectory:
     return asyncio.run(type_session(*arguments, **options))  # type: ignore[arg-type]
@@ -76,14 +78,11 @@ def test_sessions_share_kernels_that_are_given() -> None:
     assert len(files) == 2
 
 
-def test_two_slots_type_the_same_and_a_budget_cuts() -> None:
-    async def go() -> None:
-        policy = ScriptedPolicy(nano(), " 1234\n 5\n")
-        for _ in range(2):
-            async with policy.slot(10) as slot:
-                first = await slot.sample_line([], 100, SamplingConfig())
-                assert (nano().decode(first.ids), first.finish) == (" 1234\n", Finish.NEWLINE)
-                cut = await slot.sample_line([], 1, SamplingConfig())
-                assert (len(cut.ids), cut.finish) == (1, Finish.LENGTH)
-
-    asyncio.run(go())
+async def test_two_slots_type_the_same_and_a_budget_cuts() -> None:
+    policy = ScriptedPolicy(nano(), " 1234\n 5\n")
+    for _ in range(2):
+        async with policy.slot(10) as slot:
+            first = await slot.sample_line([], 100, SamplingConfig())
+            assert (nano().decode(first.ids), first.finish) == (" 1234\n", Finish.NEWLINE)
+            cut = await slot.sample_line([], 1, SamplingConfig())
+            assert (len(cut.ids), cut.finish) == (1, Finish.LENGTH)

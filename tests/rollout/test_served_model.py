@@ -19,7 +19,8 @@ from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.setup import RolloutSetup, make_extensions
 from repl_rl.rollout.subcalls import NoAnswerError, ServedModel, SubCalls
 from repl_rl.trajectory import Task
-from repl_rl.utils.threads import BackgroundLoop
+
+pytestmark = pytest.mark.more
 
 Pools = Callable[..., KernelPool]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -70,26 +71,27 @@ class Server:
         return web.json_response({"choices": [{"index": 0, "message": message}], "usage": usage})
 
 
-def test_a_session_asks_a_server(loop: BackgroundLoop, kernel_pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def pool(kernel_pools: Pools) -> KernelPool:
+    return kernel_pools(Limits(line_s=60), size=2)
+
+
+async def test_a_session_asks_a_server(pool: KernelPool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "key")
-    server, pool = Server(), kernel_pools(Limits(line_s=60), size=2)
-
-    async def go() -> None:
-        async with server.open() as url:
-            setup = RolloutSetup(
-                vocabularies.nano(),
-                context_tokens=8192,
-                budget=BudgetConfig(line_tokens=400, tokens=6000),
-                sampling=SamplingConfig(temperature=0.7, top_p=0.9),
-                subcalls=SubcallsConfig(model=url, call_tokens=9),
-                extensions=make_extensions(environment="rlm"),
-            )
-            engine = AskedEngine(vocabularies.nano(), ["FINAL(llm_query_batched(list('abc')))\n"])
-            [made] = await Rollout(engine, pool, setup).many([Task("t", "What?", "", metadata={"context": "x"})])
-        assert made.answer == ("['about a', 'about b', 'about c']",)
-        assert [(call.prompt_tokens, call.tokens) for call in made.lines[0].subcalls] == [(3, 2)] * 3
-
-    loop.run(go())
+    server = Server()
+    async with server.open() as url:
+        setup = RolloutSetup(
+            vocabularies.nano(),
+            context_tokens=8192,
+            budget=BudgetConfig(line_tokens=400, tokens=6000),
+            sampling=SamplingConfig(temperature=0.7, top_p=0.9),
+            subcalls=SubcallsConfig(model=url, call_tokens=9),
+            extensions=make_extensions(environment="rlm"),
+        )
+        engine = AskedEngine(vocabularies.nano(), ["FINAL(llm_query_batched(list('abc')))\n"])
+        [made] = await Rollout(engine, pool, setup).many([Task("t", "What?", "", metadata={"context": "x"})])
+    assert made.answer == ("['about a', 'about b', 'about c']",)
+    assert [(call.prompt_tokens, call.tokens) for call in made.lines[0].subcalls] == [(3, 2)] * 3
     first = next(body for body in server.bodies if body["messages"] == [{"role": "user", "content": "a"}])
     assert first == {
         "model": "small",
@@ -153,7 +155,7 @@ def test_a_server_that_is_slow() -> None:
     assert said_by(never, wait_s=0.3) == ("[no answer: URL did not answer within 0.3 s]", "late")
 
 
-def test_a_server_that_is_down_costs_the_question_and_not_the_run(loop: BackgroundLoop, kernel_pools: Pools) -> None:
+async def test_a_server_that_is_down_costs_the_question_and_not_the_run(pool: KernelPool) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
@@ -164,36 +166,29 @@ def test_a_server_that_is_down_costs_the_question_and_not_the_run(loop: Backgrou
         extensions=make_extensions(environment="rlm"),
     )
     engine = AskedEngine(vocabularies.nano(), ["llm_query('a')\n", "FINAL(2)\n"])
-    rollout = Rollout(engine, kernel_pools(Limits(line_s=60), size=2), setup)
-    [made] = loop.run(rollout.many([Task("t", "What?", "", metadata={"context": "x"})]))
+    [made] = await Rollout(engine, pool, setup).many([Task("t", "What?", "", metadata={"context": "x"})])
     assert made.lines[0].shown == f'"[no answer: {url} can\'t be reached (ClientConnectorError)]"\n'
     assert made.answer == ("2",)
 
 
-def test_calls_to_a_server_end_when_they_are_given_up() -> None:
-    async def go() -> None:
-        server = Server(never)
-        async with server.open() as url:
-            calls = SubCalls(ServedModel(url), SubcallsConfig(at_once=4), SamplingConfig())
-            asking = asyncio.ensure_future(calls.ask(list("abcdef")))
-            async with asyncio.timeout(300):
-                while server.under_way < 4:
-                    await asyncio.sleep(0.01)
-                await calls.close()
-                assert asking.cancelled()
-            assert server.most == 4
-
-    asyncio.run(go())
+async def test_calls_to_a_server_end_when_they_are_given_up() -> None:
+    server = Server(never)
+    async with server.open() as url:
+        calls = SubCalls(ServedModel(url), SubcallsConfig(at_once=4), SamplingConfig())
+        asking = asyncio.ensure_future(calls.ask(list("abcdef")))
+        async with asyncio.timeout(300):
+            while server.under_way < 4:
+                await asyncio.sleep(0.01)
+            await calls.close()
+            assert asking.cancelled()
+        assert server.most == 4
 
 
-def test_a_name_is_asked_for_once_and_may_be_given() -> None:
-    async def go() -> None:
-        server = Server()
-        async with server.open() as url:
-            model = ServedModel(url, "large")
-            await model.complete("a", 5, 1, SamplingConfig())
-        assert [body["model"] for body in server.bodies] == ["large"]
-        with pytest.raises(NoAnswerError, match="can't be reached"):
-            await model.complete("a", 5, 1, SamplingConfig())
-
-    asyncio.run(go())
+async def test_a_name_is_asked_for_once_and_may_be_given() -> None:
+    server = Server()
+    async with server.open() as url:
+        model = ServedModel(url, "large")
+        await model.complete("a", 5, 1, SamplingConfig())
+    assert [body["model"] for body in server.bodies] == ["large"]
+    with pytest.raises(NoAnswerError, match="can't be reached"):
+        await model.complete("a", 5, 1, SamplingConfig())

@@ -96,26 +96,23 @@ def tasks(count: int) -> list[Task]:
 @pytest.mark.parametrize(
     ("count", "capacity_tokens"),
     [
-        (1000, 1),
-        (100, 2_000),
-        (100, 1 << 20),
+        (100, 1),
+        pytest.param(1000, 1, marks=pytest.mark.more),
+        pytest.param(100, 2_000, marks=pytest.mark.more),
+        pytest.param(100, 1 << 20, marks=pytest.mark.more),
         pytest.param(1000, 2_000, marks=pytest.mark.slow),
         pytest.param(1000, 1 << 20, marks=pytest.mark.slow),
     ],
 )
-def test_trajectories_with_ten_sub_calls_each_end_at_any_capacity(count: int, capacity_tokens: int) -> None:
+async def test_trajectories_with_ten_sub_calls_each_end_at_any_capacity(count: int, capacity_tokens: int) -> None:
     engine = AskedEngine(vocabularies.nano(), TYPED, capacity_tokens=capacity_tokens)
     prompts = [f"part {number}" for number in range(10)]
-
-    async def go() -> None:
-        async with asyncio.timeout(600):
-            trajectories = await rollout_of(engine, AskingKernels(prompts)).many(tasks(count))
-        assert {trajectory.stop_reason for trajectory in trajectories} == {StopReason.ANSWER}
-        answers = f"{[f'about {prompt}' for prompt in prompts]}\n"
-        assert {trajectory.lines[0].shown for trajectory in trajectories} == {answers}
-        assert sum(len(line.subcalls) for each in trajectories for line in each.lines) == 10 * count
-
-    asyncio.run(go())
+    async with asyncio.timeout(600):
+        trajectories = await rollout_of(engine, AskingKernels(prompts)).many(tasks(count))
+    assert {trajectory.stop_reason for trajectory in trajectories} == {StopReason.ANSWER}
+    answers = f"{[f'about {prompt}' for prompt in prompts]}\n"
+    assert {trajectory.lines[0].shown for trajectory in trajectories} == {answers}
+    assert sum(len(line.subcalls) for each in trajectories for line in each.lines) == 10 * count
     assert (engine.admission.admitted, engine.admission.taken) == (0, 0)
     assert engine.held.total() == 0
     if capacity_tokens == 1:
@@ -124,22 +121,18 @@ def test_trajectories_with_ten_sub_calls_each_end_at_any_capacity(count: int, ca
         assert engine.most[1] > 1
 
 
-def test_sub_calls_of_another_process_go_first_too() -> None:
+async def test_sub_calls_of_another_process_go_first_too() -> None:
     """The same through the protocol by which workers ask for slots, at the smallest capacity."""
     engine = AskedEngine(vocabularies.nano(), TYPED, capacity_tokens=1)
-
-    async def go() -> None:
-        ours, theirs = socket.socketpair()
-        host = EngineHost(engine)
-        await host.open(ours)
-        remote = await RemoteEngine.open(theirs)
-        async with asyncio.timeout(300):
-            trajectories = await rollout_of(remote, AskingKernels("ab")).many(tasks(20))
-        assert {trajectory.lines[0].shown for trajectory in trajectories} == {"['about a', 'about b']\n"}
-        remote.close()
-        await host.close()
-
-    asyncio.run(go())
+    ours, theirs = socket.socketpair()
+    host = EngineHost(engine)
+    await host.open(ours)
+    remote = await RemoteEngine.open(theirs)
+    async with asyncio.timeout(300):
+        trajectories = await rollout_of(remote, AskingKernels("ab")).many(tasks(20))
+    assert {trajectory.lines[0].shown for trajectory in trajectories} == {"['about a', 'about b']\n"}
+    remote.close()
+    await host.close()
     assert engine.most == {0: 1, 1: 1}
 
 
@@ -147,26 +140,22 @@ def stalled(prompt: str) -> Any:
     return asyncio.Event().wait()
 
 
-def test_sub_calls_end_with_the_line_that_asked() -> None:
+async def test_sub_calls_end_with_the_line_that_asked() -> None:
     engine = AskedEngine(vocabularies.nano(), TYPED, stalled)
     kernels = AskingKernels("abcd", leaves=lambda: engine.held[1] == 4)
-
-    async def go() -> None:
-        held: list[int] = []
-        rollout = rollout_of(engine, kernels)
-        async for event in rollout.stream(tasks(1)[0]):
-            held.append(engine.held[1])
-            last = event
-        assert held[-1] == 0
-        [first, _] = last.trajectory.lines  # type: ignore[union-attr]
-        assert [(call.prompt, call.error_name) for call in first.subcalls] == [(name, "cancelled") for name in "abcd"]
-
-    asyncio.run(go())
+    held: list[int] = []
+    rollout = rollout_of(engine, kernels)
+    async for event in rollout.stream(tasks(1)[0]):
+        held.append(engine.held[1])
+        last = event
+    assert held[-1] == 0
+    [first, _] = last.trajectory.lines  # type: ignore[union-attr]
+    assert [(call.prompt, call.error_name) for call in first.subcalls] == [(name, "cancelled") for name in "abcd"]
     assert (engine.admission.admitted, engine.admission.taken) == (0, 0)
 
 
 @pytest.mark.parametrize("ends", ["closed", "cut", "failing"])
-def test_a_batch_that_ends_in_the_middle_leaves_nothing_at_the_engine(ends: str) -> None:
+async def test_a_batch_that_ends_in_the_middle_leaves_nothing_at_the_engine(ends: str) -> None:
     """After this, weights may change: some sub-calls are being answered, others wait for room."""
     asked: list[str] = []
     broken = asyncio.Event()
@@ -180,27 +169,23 @@ def test_a_batch_that_ends_in_the_middle_leaves_nothing_at_the_engine(ends: str)
 
     engine = AskedEngine(vocabularies.nano(), TYPED, stall, capacity_tokens=4000)
     kernels = AskingKernels([f"part {number}" for number in range(20)], quick=2 if ends == "cut" else 0)
-
-    async def go() -> None:
-        rollout = rollout_of(engine, kernels, call_tokens=16)
-        async with asyncio.timeout(300):
-            if ends == "failing":
-                trajectories = await rollout.many(tasks(8))
-                assert {each.lines[0].shown for each in trajectories} == {"EngineError\n"}
-            elif ends == "cut":
-                stops = [each.stop_reason for each in await rollout.many(tasks(8), cut=Cut(share=0.1, group_size=8))]
-                assert sorted(stops) == [StopReason.ANSWER] * 2 + [StopReason.UNFINISHED] * 6
-            else:
-                async with aclosing(rollout.as_completed(RolloutBatch(tasks(8)))) as stream:
-                    waiting = asyncio.ensure_future(anext(stream))
-                    await until(lambda: len(asked) > 10)
-                    assert engine.held[1] > 0
-                    waiting.cancel()
-                    await asyncio.wait([waiting])
-        assert engine.held.total() == 0
-        assert (engine.admission.admitted, engine.admission.taken) == (0, 0)
-
-    asyncio.run(go())
+    rollout = rollout_of(engine, kernels, call_tokens=16)
+    async with asyncio.timeout(300):
+        if ends == "failing":
+            trajectories = await rollout.many(tasks(8))
+            assert {each.lines[0].shown for each in trajectories} == {"EngineError\n"}
+        elif ends == "cut":
+            stops = [each.stop_reason for each in await rollout.many(tasks(8), cut=Cut(share=0.1, group_size=8))]
+            assert sorted(stops) == [StopReason.ANSWER] * 2 + [StopReason.UNFINISHED] * 6
+        else:
+            async with aclosing(rollout.as_completed(RolloutBatch(tasks(8)))) as stream:
+                waiting = asyncio.ensure_future(anext(stream))
+                await until(lambda: len(asked) > 10)
+                assert engine.held[1] > 0
+                waiting.cancel()
+                await asyncio.wait([waiting])
+    assert engine.held.total() == 0
+    assert (engine.admission.admitted, engine.admission.taken) == (0, 0)
 
 
 class Noting:
@@ -222,41 +207,29 @@ class Noting:
         return Completion(prompt.upper(), len(prompt), min(max_tokens, len(prompt)))
 
 
-def test_answers_keep_the_order_and_so_many_are_asked_at_once() -> None:
+async def test_answers_keep_the_order_and_so_many_are_asked_at_once() -> None:
     model = Noting()
-
-    async def go() -> None:
-        calls = SubCalls(model, SubcallsConfig(at_once=3), SAMPLING)
-        assert await calls.ask(list("abcdefgh")) == list("ABCDEFGH")
-        assert model.most == 3
-        assert [call.prompt for call in await calls.take()] == list("abcdefgh")
-        assert await calls.take() == ()
-
-    asyncio.run(go())
+    calls = SubCalls(model, SubcallsConfig(at_once=3), SAMPLING)
+    assert await calls.ask(list("abcdefgh")) == list("ABCDEFGH")
+    assert model.most == 3
+    assert [call.prompt for call in await calls.take()] == list("abcdefgh")
+    assert await calls.take() == ()
 
 
-def test_what_is_left_of_the_tokens_set_aside_comes_back() -> None:
+async def test_what_is_left_of_the_tokens_set_aside_comes_back() -> None:
     model = Noting()
-
-    async def go() -> None:
-        calls = SubCalls(model, SubcallsConfig(tokens=10, call_tokens=6), SAMPLING)
-        late = "[no answer: the budget of 10 tokens for answers is used up]"
-        assert await calls.ask(["ab", "c", "d"]) == ["AB", "C", late]
-        assert await calls.ask(["efg"]) == ["EFG"]
-        assert [tokens for _, tokens, _ in model.asked] == [6, 4, 6]
-
-    asyncio.run(go())
+    calls = SubCalls(model, SubcallsConfig(tokens=10, call_tokens=6), SAMPLING)
+    late = "[no answer: the budget of 10 tokens for answers is used up]"
+    assert await calls.ask(["ab", "c", "d"]) == ["AB", "C", late]
+    assert await calls.ask(["efg"]) == ["EFG"]
+    assert [tokens for _, tokens, _ in model.asked] == [6, 4, 6]
 
 
-def test_each_sub_call_draws_from_a_seed_of_its_own() -> None:
+async def test_each_sub_call_draws_from_a_seed_of_its_own() -> None:
     model = Noting()
-
-    async def go() -> None:
-        calls = SubCalls(model, SubcallsConfig(), SeededSampling(seed="s/3"))
-        await calls.ask(["a", "b"])
-        await calls.ask(["c"])
-
-    asyncio.run(go())
+    calls = SubCalls(model, SubcallsConfig(), SeededSampling(seed="s/3"))
+    await calls.ask(["a", "b"])
+    await calls.ask(["c"])
     assert [sampling.seed for _, _, sampling in model.asked] == [  # type: ignore[attr-defined]
         "s/3/sub-call 0",
         "s/3/sub-call 1",
@@ -264,19 +237,16 @@ def test_each_sub_call_draws_from_a_seed_of_its_own() -> None:
     ]
 
 
-def test_a_closed_session_asks_nothing_any_more() -> None:
-    async def go() -> None:
-        model = Noting()
-        model.may_answer.clear()
-        calls = SubCalls(model, SubcallsConfig(), SAMPLING)
-        asking = asyncio.ensure_future(calls.ask(["a"]))
-        await until(lambda: model.under_way == 1)
-        await calls.close()
-        assert asking.cancelled()
-        assert await calls.ask(["b"]) == ["[no answer: the session is over]"]
-        assert len(model.asked) == 1
-
-    asyncio.run(go())
+async def test_a_closed_session_asks_nothing_any_more() -> None:
+    model = Noting()
+    model.may_answer.clear()
+    calls = SubCalls(model, SubcallsConfig(), SAMPLING)
+    asking = asyncio.ensure_future(calls.ask(["a"]))
+    await until(lambda: model.under_way == 1)
+    await calls.close()
+    assert asking.cancelled()
+    assert await calls.ask(["b"]) == ["[no answer: the session is over]"]
+    assert len(model.asked) == 1
 
 
 class Talking:
@@ -301,21 +271,17 @@ class Talking:
         """Nothing is held."""
 
 
-def test_a_base_model_continues_the_line_and_a_chat_model_its_turn() -> None:
+async def test_a_base_model_continues_the_line_and_a_chat_model_its_turn() -> None:
     lines = ["one\n", "two\n", "three"]
     base, chat = Talking(*lines), Talking(*lines)
     vocabulary, chatting = vocabularies.nano(), vocabularies.nano()
     tokenizer = copy.deepcopy(chatting.tokenizer)
     tokenizer.chat_template = "{% for each in messages %}<{{ each.content }}>{% endfor %}"
     chatting = Vocabulary(tokenizer, tuple(vocabulary.eos_ids))
-
-    async def go() -> None:
-        made = await PolicyModel(base, vocabulary, 512, chat=False).complete("Say:", 50, 1, SAMPLING)
-        assert (made.text, made.prompt_tokens) == ("one", len(vocabulary.encode_prompt("Say:")))
-        model = PolicyModel(chat, chatting, 512)
-        made = await model.complete("Say:", 50, 1, SAMPLING)
-        assert made.text == "one\ntwo\nthree"
-        assert chat.given == ["<Say:>", "<Say:>one\n", "<Say:>one\ntwo\n"]
-        assert (await model.complete("Say:", 3, 1, SAMPLING)).tokens == 3
-
-    asyncio.run(go())
+    made = await PolicyModel(base, vocabulary, 512, chat=False).complete("Say:", 50, 1, SAMPLING)
+    assert (made.text, made.prompt_tokens) == ("one", len(vocabulary.encode_prompt("Say:")))
+    model = PolicyModel(chat, chatting, 512)
+    made = await model.complete("Say:", 50, 1, SAMPLING)
+    assert made.text == "one\ntwo\nthree"
+    assert chat.given == ["<Say:>", "<Say:>one\n", "<Say:>one\ntwo\n"]
+    assert (await model.complete("Say:", 3, 1, SAMPLING)).tokens == 3

@@ -7,10 +7,13 @@ nothing of them; then examples of each edge, with an interpreter.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 from itertools import cycle, pairwise
+from pathlib import Path
+from typing import Any
 
 import pytest
 import vocabularies
@@ -27,7 +30,7 @@ from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, KernelSource, Lim
 from repl_rl.rollout.batch import RolloutBatch
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.setup import RolloutSetup
-from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory
+from repl_rl.trajectory import StopReason, Task, Trajectory
 
 TASK = Task("t1", "What is 6 * 7?", "42")
 CONTEXT_TOKENS = 4096
@@ -204,7 +207,13 @@ BUDGETS = st.just(AMPLE) | st.builds(
 )
 
 
-@pytest.mark.parametrize("kind", [pytest.param(name, marks=[pytest.mark.slow] * (name == "gemma")) for name in KINDS])
+MARKS = {"gemma": "slow", "qwen36": "more"}
+"""Vocabularies that take long."""
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(name, marks=[getattr(pytest.mark, MARKS[name])] if name in MARKS else []) for name in KINDS]
+)
 @given(data=st.data())
 def test_three_views_are_one(kind: str, data: st.DataObject) -> None:
     vocabulary = KINDS[kind]()
@@ -255,85 +264,19 @@ def shown(trajectory: Trajectory) -> list[tuple[str, str]]:
     return [(line.text, line.output) for line in trajectory.lines]
 
 
-END = ("", "")
-"""The turn in which only the end of text is sampled."""
+EDGES = [json.loads(line) for line in (Path(__file__).parent / "edges.jsonl").read_text().splitlines()]
 
 
-def test_a_carriage_return_before_the_newline_is_no_code(gpt2: Vocabulary) -> None:
-    trajectory = type_tokens(gpt2, " s = '''a", b"\r\n", "b'''", b"\r\n", "s", b"\r\n")
-    assert shown(trajectory) == [(" s = '''a\r\n", "..."), ("b'''\r\n", ">>>"), ("s\r\n", "'a\\nb'\n>>>"), END]
-
-
-def test_a_newline_and_the_next_lines_carriage_return_in_one_token(gpt2: Vocabulary) -> None:
-    trajectory = type_tokens(gpt2, " 1", b"\n\r", "\n", " 2", b"\n\r\n", "3\n")
-    assert shown(trajectory) == [(" 1\n\r", "1\n"), ("\n", ">>>"), (" 2\n\r\n", "2\n>>>"), ("3\n", "3\n>>>"), END]
-
-
-def test_a_carriage_return_alone_does_not_end_a_line(gpt2: Vocabulary) -> None:
-    """What `python -i` shows for the same line."""
-    trajectory = type_tokens(gpt2, " x = 1\r", "x\n", "x\n")
-    refused, after = trajectory.lines[:2]
-    assert refused.kind is LineKind.SYNTAX_ERROR
-    assert refused.output == (
-        '  File "<stdin>", line 1\n    x = 1\n         ^\n'
-        "SyntaxError: multiple statements found while compiling a single statement\n>>>"
-    )
-    assert after.error_name == "NameError"
-
-
-def test_a_form_feed_is_white_space(gpt2: Vocabulary) -> None:
-    trajectory = type_tokens(gpt2, " x = 5", b"\x0c\n", b" x", b"\n\x0c", "  x\n", "if x:\n", "  x\n", b"\x0c\n")
-    assert shown(trajectory)[:3] == [
-        (" x = 5\x0c\n", ">>>"),
-        (" x\n\x0c", "5\n"),
-        ("  x\n", '  File "<stdin>", line 1\n    x\nIndentationError: unexpected indent\n>>>'),
-    ]
-    assert shown(trajectory)[3:] == [("if x:\n", "..."), ("  x\n", "..."), ("\x0c\n", "5\n>>>"), END]
+@pytest.mark.parametrize("edge", EDGES, ids=lambda edge: edge["about"])
+def test_edges(gpt2: Vocabulary, edge: dict[str, Any]) -> None:
+    """Tokens of several bytes are written as `bytes` in Latin-1, one character each; other text is single bytes."""
+    tokens = [token if isinstance(token, str) else token["bytes"].encode("latin-1") for token in edge["tokens"]]
+    trajectory = type_tokens(gpt2, *tokens)
+    assert [[line.text, line.output, line.kind] for line in trajectory.lines] == edge["lines"]
+    assert trajectory.stop_reason == edge["stop"]
 
 
 NUL_REFUSED = "SyntaxError: source code string cannot contain null bytes\n"
-
-
-def test_a_nul_is_a_syntax_error(gpt2: Vocabulary) -> None:
-    trajectory = type_tokens(gpt2, b" x", b"=1", b"\x00\n", "'\x00'\n", " # \x00\n", " 2", b"\n\x00", "\n", " 3\n")
-    assert shown(trajectory) == [
-        (" x=1\x00\n", f"{NUL_REFUSED}>>>"),
-        ("'\x00'\n", f"{NUL_REFUSED}>>>"),
-        (" # \x00\n", ">>>"),
-        (" 2\n\x00", "2\n"),
-        ("\n", f"{NUL_REFUSED}>>>"),
-        (" 3\n", "3\n>>>"),
-        END,
-    ]
-    assert [line.kind for line in trajectory.lines[:3]] == [
-        LineKind.SYNTAX_ERROR,
-        LineKind.SYNTAX_ERROR,
-        LineKind.COMMENT,
-    ]
-
-
-def test_a_character_may_be_split_over_two_tokens_and_two_turns(gpt2: Vocabulary) -> None:
-    """`# ` and the first half stand behind the newline of one turn, the second half ends in the newline of the next."""
-    trajectory = type_tokens(gpt2, " '''\n", " x", b"\n\xe2", b"\x82\xac\n", "'''\n")
-    assert shown(trajectory) == [
-        (" '''\n", "..."),
-        (" x\n", ""),
-        ("€\n", "..."),
-        ("'''\n", "'\\nx\\n€\\n'\n>>>"),
-        END,
-    ]
-
-
-def test_half_a_character_stays_ahead_while_what_stands_before_it_runs(gpt2: Vocabulary) -> None:
-    trajectory = type_tokens(gpt2, " 1", b"\n\n\xf0\x9f", b"\x98\x80", "=2\n")
-    assert shown(trajectory)[0] == (" 1\n\n", "1\n")
-    assert trajectory.lines[1].text == "😀=2\n"
-    assert trajectory.lines[1].output.endswith("SyntaxError: invalid character '😀' (U+1F600)\n>>>")
-
-
-def test_bytes_that_are_no_character_read_as_a_replacement(gpt2: Vocabulary) -> None:
-    trajectory = type_tokens(gpt2, " '", b"\xe2", "'\n", " # ", b"\xe2\n", " # ", b"\xff\n")
-    assert shown(trajectory) == [(" '�'\n", "'�'\n>>>"), (" # �\n", ">>>"), (" # �\n", ">>>"), END]
 
 
 @pytest.mark.parametrize("lines", [1, 2])
@@ -352,57 +295,6 @@ def test_half_a_character_under_a_broken_kernel_stands_in_its_line(gpt2: Vocabul
     trajectory, _ = asyncio.run(roll(gpt2, ids, RecordingKernels([OK, None]), AMPLE))
     assert trajectory.stop_reason is StopReason.ABORTED
     assert [line.text for line in trajectory.lines] == [" 1\n", " 2\n�"]
-
-
-def test_a_newline_inside_a_string_is_a_line_of_the_cell(gpt2: Vocabulary) -> None:
-    trajectory = type_tokens(gpt2, " s = ", b"'''\n", b"\n", b"\n'''", "\n", " s\n")
-    assert shown(trajectory) == [
-        (" s = '''\n", "..."),
-        ("\n", "..."),
-        ("\n'''", ""),
-        ("\n", ">>>"),
-        (" s\n", "'\\n\\n\\n'\n>>>"),
-        END,
-    ]
-
-
-def test_text_typed_ahead_opens_the_next_line_and_no_prompt_comes_between(gpt2: Vocabulary) -> None:
-    trajectory = type_tokens(gpt2, " if 1", b":\n", "    5", b"\n    ", "6\n", b"\n\n", " 7", b"\n ", "8\n")
-    assert shown(trajectory) == [
-        (" if 1:\n", "..."),
-        ("    5\n    ", ""),
-        ("6\n", '  File "<stdin>", line 3\n    6\nIndentationError: unexpected indent\n>>>'),
-        ("\n\n", ">>>"),
-        (" 7\n ", "7\n"),
-        ("8\n", '  File "<stdin>", line 1\n    8\nIndentationError: unexpected indent\n>>>'),
-        END,
-    ]
-
-
-def test_interpreter_text_in_the_token_of_a_newline_is_code(gpt2: Vocabulary) -> None:
-    trajectory = type_tokens(gpt2, " 1", b"\n>>> ", "2\n")
-    assert shown(trajectory)[0] == (" 1\n>>> ", "1\n")
-    assert trajectory.lines[1].kind is LineKind.SYNTAX_ERROR
-
-
-def test_the_end_of_text_in_mid_line_ends_the_input(gpt2: Vocabulary) -> None:
-    """It is a key: no text and no code."""
-    trajectory = type_tokens(gpt2, " x = 40\n", " x + 2", "<|endoftext|>", "3\n")
-    assert shown(trajectory) == [(" x = 40\n", ">>>"), (" x + 2", "42\n")]
-    assert trajectory.stop_reason is StopReason.EOS
-    assert trajectory.completion_ids[-1] == gpt2.tokenizer.eos_token_id
-
-
-def test_the_end_of_text_behind_typed_ahead_text_runs_it(gpt2: Vocabulary) -> None:
-    trajectory = type_tokens(gpt2, " if 1:\n", "   5", b"\n ", " 6", "<|endoftext|>")
-    assert shown(trajectory) == [(" if 1:\n", "..."), ("   5\n ", ""), (" 6", "5\n6\n")]
-
-
-def test_a_special_token_is_text_and_code(gpt2: Vocabulary) -> None:
-    trajectory = type_tokens(gpt2, " '", "<|im_end|>", "'\n", " # ", "<|im_end|>", "\n", "<|im_end|>", "\n")
-    assert shown(trajectory)[:2] == [(" '<|im_end|>'\n", "'<|im_end|>'\n>>>"), (" # <|im_end|>\n", ">>>")]
-    assert trajectory.lines[2].kind is LineKind.SYNTAX_ERROR
-    assert trajectory.lines[2].text == "<|im_end|>\n"
 
 
 def test_a_real_kernel_takes_all_of_it_and_lives(gpt2: Vocabulary) -> None:

@@ -9,17 +9,13 @@ from growing import TASK, Policy, grow, lines_so_far, texts, typing
 from kernel_fakes import FakeKernelPool
 
 from repl_rl.config import BranchConfig, BudgetConfig, SamplingConfig
-from repl_rl.engine import Vocabulary, load_vocabulary
+from repl_rl.engine import Vocabulary
 from repl_rl.errors import ConfigError
-from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.scheduler import Cut
 from repl_rl.rollout.tree import ForkRule, Root, Trees
 from repl_rl.trajectory import StopReason, Task, whole_session
 
-
-@pytest.fixture(scope="module")
-def vocabulary() -> Vocabulary:
-    return load_vocabulary(str(NANO_PATH))
+pytestmark = pytest.mark.more
 
 
 async def test_branches_go_on_in_forks_of_their_roots_interpreter(vocabulary: Vocabulary) -> None:

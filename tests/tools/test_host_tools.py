@@ -107,13 +107,11 @@ def test_arguments_are_the_types_that_the_function_asks_for() -> None:
     assert wrong == error("TypeError", "look() argument 'z': input should be a valid number, got '2'")
 
 
-def test_a_tool_that_is_not_there() -> None:
-    async def one() -> HostReply:
-        answer = Toolbox(as_tools([multiply, search])).host_calls()
-        assert answer is not None
-        return await answer(HostCall("multiply", (1, 2), {}))  # it runs in the sandbox
-
-    assert asyncio.run(one()) == error("NameError", "there is no tool 'multiply' on the host")
+async def test_a_tool_that_is_not_there() -> None:
+    answer = Toolbox(as_tools([multiply, search])).host_calls()
+    assert answer is not None
+    reply = await answer(HostCall("multiply", (1, 2), {}))
+    assert reply == error("NameError", "there is no tool 'multiply' on the host")
 
 
 class WeatherLookupError(Exception):
@@ -272,7 +270,7 @@ def test_hanging_calls_take_no_more_places_than_there_are() -> None:
     assert (reply.value, begun) == (5, [1, 2, 5])
 
 
-def test_a_limit_holds_over_all_toolboxes_and_nobody_is_turned_away() -> None:
+async def test_a_limit_holds_over_all_toolboxes_and_nobody_is_turned_away() -> None:
     """Twelve callers, each with a toolbox of their own: never more than two inside, and all are served in the end."""
     inside, most = 0, 0
 
@@ -287,16 +285,13 @@ def test_a_limit_holds_over_all_toolboxes_and_nobody_is_turned_away() -> None:
         inside -= 1
         return most
 
-    async def everybody() -> list[HostReply]:
-        answers = [Toolbox(as_tools([count])).host_calls() for _ in range(12)]
-        return await asyncio.gather(*(answer(HostCall("count", (), {})) for answer in answers if answer))
-
-    replies = asyncio.run(everybody())
+    answers = [Toolbox(as_tools([count])).host_calls() for _ in range(12)]
+    replies = await asyncio.gather(*(answer(HostCall("count", (), {})) for answer in answers if answer))
     assert [reply.error_name for reply in replies] == [None] * 12
     assert most == 2
 
 
-def test_methods_of_many_objects_share_the_places_of_their_function() -> None:
+async def test_methods_of_many_objects_share_the_places_of_their_function() -> None:
     class Shop:
         inside, most = 0, 0
 
@@ -308,15 +303,12 @@ def test_methods_of_many_objects_share_the_places_of_their_function() -> None:
             await asyncio.sleep(0)
             Shop.inside -= 1
 
-    async def everybody() -> None:
-        answers = [Toolbox(as_tools([Shop().buy], "host")).host_calls() for _ in range(4)]
-        await asyncio.gather(*(answer(HostCall("buy", (), {})) for answer in answers if answer))
-
-    asyncio.run(everybody())
+    answers = [Toolbox(as_tools([Shop().buy], "host")).host_calls() for _ in range(4)]
+    await asyncio.gather(*(answer(HostCall("buy", (), {})) for answer in answers if answer))
     assert Shop.most == 1
 
 
-def test_a_cancelled_caller_leaves_its_place_in_the_queue_and_inside() -> None:
+async def test_a_cancelled_caller_leaves_its_place_in_the_queue_and_inside() -> None:
     @tool(where="host", at_once=1, timeout_s=30.0)
     async def wait(text: str) -> str:
         """Wait."""
@@ -324,22 +316,19 @@ def test_a_cancelled_caller_leaves_its_place_in_the_queue_and_inside() -> None:
             await asyncio.Event().wait()
         return text
 
-    async def all_of_it() -> HostReply:
-        answer = Toolbox(as_tools([wait])).host_calls()
-        assert answer is not None
-        first, second, third = (
-            asyncio.ensure_future(answer(HostCall("wait", (text,), {}))) for text in ("first", "second", "third")
-        )
-        await asyncio.sleep(0.01)
-        assert not third.done()
-        second.cancel()
-        first.cancel()
-        return await third
-
-    assert asyncio.run(all_of_it()) == HostReply(value="third")
+    answer = Toolbox(as_tools([wait])).host_calls()
+    assert answer is not None
+    first, second, third = (
+        asyncio.ensure_future(answer(HostCall("wait", (text,), {}))) for text in ("first", "second", "third")
+    )
+    await asyncio.sleep(0.01)
+    assert not third.done()
+    second.cancel()
+    first.cancel()
+    assert await third == HostReply(value="third")
 
 
-def test_a_tool_of_one_thread_stays_in_it() -> None:
+async def test_a_tool_of_one_thread_stays_in_it() -> None:
     from repl_rl.tools.tool import make_tool
     from repl_rl.utils.threads import OneThread
 
@@ -349,12 +338,8 @@ def test_a_tool_of_one_thread_stays_in_it() -> None:
 
     thread = OneThread("shop")
     answer = Toolbox([make_tool(where, "host", submit=thread.submit)]).host_calls()
-
-    async def three() -> set[Any]:
-        assert answer is not None
-        return {(await answer(HostCall("where", (), {}))).value for _ in range(3)}
-
-    idents = asyncio.run(three())
+    assert answer is not None
+    idents = {(await answer(HostCall("where", (), {}))).value for _ in range(3)}
     thread.close()
     assert len(idents) == 1
     assert threading.get_ident() not in idents
@@ -364,7 +349,8 @@ def test_a_tool_of_the_sandbox_can_be_asked_of_the_host_too() -> None:
     assert ask(convert, 2, "USD") == HostReply(value=2.5)
 
 
-def test_a_long_queue_that_moves_is_waited_for() -> None:
+@pytest.mark.more
+async def test_a_long_queue_that_moves_is_waited_for() -> None:
     """The last of 600 waits for longer than one call may take, and is served: permits come back all the time."""
     semaphore = CallSemaphore(1)
 
@@ -374,7 +360,4 @@ def test_a_long_queue_that_moves_is_waited_for() -> None:
         semaphore.release()
         return served
 
-    async def everybody() -> list[bool]:
-        return await asyncio.gather(*(hold() for _ in range(600)))
-
-    assert asyncio.run(everybody()) == [True] * 600
+    assert await asyncio.gather(*(hold() for _ in range(600))) == [True] * 600

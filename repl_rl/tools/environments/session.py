@@ -99,11 +99,11 @@ class EnvironmentSession:
                 names[name] = getattr(copied, value.__name__)
             elif isinstance(value, Tool) or inspect.isfunction(value) or inspect.ismethod(value):
                 raise ForkRefusedError(f"tool {name!r} is not a method of environment {self._name}")
-        twin = EnvironmentSession(self._make, limit_s=self._limit_s)
-        twin._thread, twin._names = OneThread("repl-rl-environment"), names
+        child = EnvironmentSession(self._make, limit_s=self._limit_s)
+        child._thread, child._names = OneThread("repl-rl-environment"), names
         made = self._environment
-        twin._environment = made.around(copied) if isinstance(made, TrlEnvironment) else copied
-        return twin, twin._toolbox()
+        child._environment = made.around(copied) if isinstance(made, TrlEnvironment) else copied
+        return child, child._toolbox()
 
     async def after_line(self) -> str:
         """What the model sees after a line, "" for nothing; it ends with a newline. Raises EnvironmentFailure."""

@@ -16,9 +16,8 @@ import pytest
 from scripted import ScriptedEngine
 
 from repl_rl.config import KernelConfig, SamplingConfig
-from repl_rl.engine import Engine, SampledLine, Vocabulary, load_vocabulary
+from repl_rl.engine import Engine, SampledLine, Vocabulary
 from repl_rl.errors import ConfigError, EngineError, KernelError, ReplRLError
-from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.batch import RolloutService
 from repl_rl.rollout.scheduler import Cut
 from repl_rl.rollout.service import start_service
@@ -26,11 +25,6 @@ from repl_rl.rollout.setup import RolloutSetup, make_extensions
 from repl_rl.trajectory import StopReason, Task, Trajectory
 
 TASKS = [Task(f"t{number}", f"What is {number} * 7?", str(number * 7)) for number in range(1, 5)]
-
-
-@pytest.fixture(scope="module")
-def vocabulary() -> Vocabulary:
-    return load_vocabulary(str(NANO_PATH))
 
 
 def lines_for(prompt: str) -> Sequence[str]:
@@ -78,7 +72,7 @@ class ActingEngine(ScriptedEngine):
         self._at = (question, turn)
 
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
-        prompt, turn = self._session(tuple(ids))
+        prompt, turn = self.session_of(tuple(ids))
         if self.act is not None and self._at[0] in prompt and self._at[1] == turn:
             act, self.act = self.act, None
             act()
@@ -94,7 +88,7 @@ def test_trajectories_are_those_of_rollouts_in_this_process(vocabulary: Vocabula
         with open_service(engine, vocabulary, apart) as service:
             first = service.generate(TASKS)
             engine.version = 4
-            engine._sessions.clear()
+            engine.sessions.clear()
             second = service.generate(TASKS[:1], SamplingConfig(temperature=0.5))
             made.append([without_times(trajectory) for trajectory in first + second])
             numbers = service.kernel_numbers()
@@ -123,11 +117,12 @@ def test_the_temperature_of_a_call_reaches_the_engine_and_the_next_call_has_the_
     engine = Noting(vocabulary, lines_for)
     with open_service(engine, vocabulary) as service:
         service.generate(TASKS[:1], SamplingConfig(temperature=0.25))
-        engine._sessions.clear()
+        engine.sessions.clear()
         service.generate(TASKS[:1])
     assert asked == [0.25] * 4 + [SamplingConfig().temperature] * 4
 
 
+@pytest.mark.more
 def test_a_failure_of_the_engine_is_raised_and_the_next_batch_works(vocabulary: Vocabulary) -> None:
     class FailsOnce(ScriptedEngine):
         has_failed = False
@@ -142,7 +137,7 @@ def test_a_failure_of_the_engine_is_raised_and_the_next_batch_works(vocabulary: 
     with open_service(engine, vocabulary) as service:
         with pytest.raises(EngineError, match=r"^out of memory on the third line$"):
             service.generate(TASKS)
-        engine._sessions.clear()
+        engine.sessions.clear()
         assert [t.answer for t in service.generate(TASKS)] == [("7",), ("14",), ("21",), ("28",)]
 
 
@@ -163,6 +158,7 @@ async def stumbling(tasks: Sequence[Task], engine: Any, kernels: Any) -> list[Tr
     raise KeyError(tasks[0].id)
 
 
+@pytest.mark.more
 def test_an_exception_of_a_loop_of_the_users_says_where_it_was_raised(vocabulary: Vocabulary) -> None:
     extensions = make_extensions(sampler=stumbling)
     with (
@@ -174,6 +170,7 @@ def test_an_exception_of_a_loop_of_the_users_says_where_it_was_raised(vocabulary
     assert "in stumbling\n    raise KeyError(tasks[0].id)" in note
 
 
+@pytest.mark.more
 def test_a_worker_that_is_killed_takes_its_kernels_along_and_who_waits_hears_of_it(vocabulary: Vocabulary) -> None:
     engine = ActingEngine(vocabulary, "2 * 7", turn=2)
     service = open_service(engine, vocabulary)
@@ -212,6 +209,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.more
 def test_closing_ends_the_process_and_its_kernels(vocabulary: Vocabulary) -> None:
     service = open_service(ScriptedEngine(vocabulary, lines_for), vocabulary)
     pid = worker_pid()
@@ -245,6 +243,7 @@ def test_a_factory_that_does_not_pickle_is_refused_before_a_process_starts(
 @pytest.mark.parametrize(
     "kernel", [KernelConfig(size=2, backend="no-such-kernel"), KernelConfig(size=2, profile="no-such-profile")]
 )
+@pytest.mark.more
 def test_a_pool_that_can_not_open_raises_here_what_it_raised_there(
     vocabulary: Vocabulary, kernel: KernelConfig
 ) -> None:
@@ -258,13 +257,14 @@ def test_a_pool_that_can_not_open_raises_here_what_it_raised_there(
     assert "no-such-" in there[1]
 
 
+@pytest.mark.more
 def test_a_cut_goes_through_the_worker(vocabulary: Vocabulary) -> None:
     """Task 1 never gets its second line. Once tasks 2 and 3 are through, it is cut, and task 4 does not begin."""
     is_stuck = asyncio.Event()
 
     class Waiting(ActingEngine):
         async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
-            if "1 * 7" not in self._session(tuple(ids))[0]:
+            if "1 * 7" not in self.session_of(tuple(ids))[0]:
                 await is_stuck.wait()
             return await super().sample_line(ids, max_tokens, sampling)
 
@@ -281,13 +281,14 @@ def test_a_cut_goes_through_the_worker(vocabulary: Vocabulary) -> None:
         assert [len(trajectory.lines) for trajectory in made] == [1, 4, 4, 0]
         assert made[0].lines[0].text == " r = 1 * 7\n"
         assert [trajectory.answer for trajectory in made] == [None, ("14",), ("21",), None]
-        engine._sessions.clear()
+        engine.sessions.clear()
         assert [trajectory.answer for trajectory in service.generate(TASKS[:1])] == [("7",)]
 
 
 @pytest.mark.parametrize(
     ("value", "why"), [(lambda: 1, "pickle"), pytest.param(Task.__init__, None, marks=pytest.mark.slow)]
 )
+@pytest.mark.more
 def test_tasks_that_can_not_be_sent_are_refused_and_the_next_ones_run(
     vocabulary: Vocabulary, value: Any, why: str | None
 ) -> None:

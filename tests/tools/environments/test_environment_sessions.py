@@ -12,10 +12,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from asking import ask
 
 from repl_rl.errors import EnvironmentFailure, KernelError
-from repl_rl.kernel.results import HostCall, HostReply
-from repl_rl.tools import Toolbox, as_tools, tool
+from repl_rl.kernel.results import HostReply
+from repl_rl.tools import as_tools, tool
 from repl_rl.tools.environments import EnvironmentSession, environment_factory
 from repl_rl.trajectory import StopReason, Task, Trajectory
 
@@ -36,12 +37,6 @@ def within(environment: Any, use: Use, limit_s: float = 60.0) -> Any:
             await session.close()
 
     return asyncio.run(run())
-
-
-async def ask(box: Toolbox, name: str, *args: Any) -> HostReply:
-    answer = box.host_calls()
-    assert answer is not None
-    return await answer(HostCall(name, args, {}))
 
 
 class Guess:

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from asking import ask
 from trl import GRPOTrainer
 
 from repl_rl.errors import EnvironmentFailure
-from repl_rl.kernel.results import HostCall, HostReply
+from repl_rl.kernel.results import HostReply
 from repl_rl.tools import Toolbox
 from repl_rl.tools.environments import EnvironmentSession, environment_factory, from_trl
 from repl_rl.trajectory import StopReason, Task, Trajectory
@@ -75,12 +76,6 @@ def driven(environment: Any, use: Callable[[EnvironmentSession, Toolbox, str], A
             await session.close()
 
     return asyncio.run(run())
-
-
-async def ask(box: Toolbox, name: str, *args: Any) -> HostReply:
-    answer = box.host_calls()
-    assert answer is not None
-    return await answer(HostCall(name, args, {}))
 
 
 @pytest.mark.parametrize("environment", [Increment, Increment(), lambda: Increment(), from_trl(Increment)])
