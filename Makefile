@@ -51,7 +51,7 @@ bench: $(STAMP) ## kernels beside stock Jupyter kernels, rollouts beside plain g
 	@$(BIN)/repl-rl bench rollout
 	@$(BIN)/repl-rl bench train
 
-bench-quickstart: $(STAMP) ## the quickstart's tables in BENCHMARKS.md: eighteen training runs
+bench-quickstart: $(STAMP) ## the tables of studies/quickstart: eighteen training runs
 	@$(BIN)/python -m studies.quickstart --variants shipped outcome turn gigpo gentle strict
 
 clean: ## remove .venv, builds and caches; runs/ is kept

@@ -55,7 +55,7 @@ _NAMES = {datetime.date: "date", bool: "true or false", int: "integer", float: "
 
 def reference() -> str:
     """The page, as Markdown."""
-    return "\n".join([HEAD, *(_section(path, model) for path, model in sections())])
+    return "\n".join([HEAD, *(section(path, model) for path, model in sections())])
 
 
 def sections(model: type[BaseModel] = Config, path: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
@@ -106,7 +106,8 @@ def type_words(annotation: Any, metadata: Iterable[Any] = ()) -> str:
     return _NAMES[annotation] + bounds
 
 
-def _section(path: str, model: type[BaseModel]) -> str:
+def section(path: str, model: type[BaseModel]) -> str:
+    """A section of the page. Raises ValueError for a field that has no words below it."""
     words = descriptions(model)
     rows = []
     for name, field in model.model_fields.items():
@@ -117,7 +118,8 @@ def _section(path: str, model: type[BaseModel]) -> str:
         value = field.get_default(call_default_factory=True)
         shown = value if isinstance(value, str) else None if value is PydanticUndefined else json.dumps(value)
         default = "has to be given" if shown is None else f"`{shown}`"
-        cells = [f"`{name}`", type_words(field.annotation, field.metadata), default, words[name]]
+        about = _LINK.sub(r"[\1](\1)", words[name])
+        cells = [f"`{name}`", type_words(field.annotation, field.metadata), default, about]
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     about = _LINK.sub(r"[\1](\1)", " ".join((inspect.getdoc(model) or "").split()))
     title = f"## `{path}`" if path else "## The file itself"

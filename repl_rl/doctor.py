@@ -221,24 +221,16 @@ def _sandbox() -> Check:
 
 
 def _memory() -> Check:
-    values = _meminfo(Path("/proc/meminfo"))
-    if not values:
+    table = Path("/proc/meminfo")
+    if not table.is_file():  # not Linux
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GIB
         return Check("memory", total >= _MEMORY_GIB, f"{total:.1f} GiB")
+    fields = (line.split() for line in table.read_text().splitlines() if line.endswith(" kB"))
+    values = {field[0].rstrip(":"): int(field[1]) * 1024 / _GIB for field in fields}
     total, free = values["MemTotal"], values["MemAvailable"]
+    way_out = f"close other programs until {_MEMORY_GIB} GiB are free, or lower kernel.size in the config"
     ok = free >= _MEMORY_GIB
-    remedy = (
-        None if ok else f"close other programs until {_MEMORY_GIB} GiB are free, or lower kernel.size in the config"
-    )
-    return Check("memory", ok, f"{free:.1f} GiB free of {total:.1f} GiB", remedy)
-
-
-def _meminfo(file: Path) -> dict[str, float]:
-    """Linux's table of memory, in GiB; empty on other systems."""
-    if not file.is_file():
-        return {}
-    fields = (line.split() for line in file.read_text().splitlines() if line.endswith(" kB"))
-    return {field[0].rstrip(":"): int(field[1]) * 1024 / _GIB for field in fields}
+    return Check("memory", ok, f"{free:.1f} GiB free of {total:.1f} GiB", None if ok else way_out)
 
 
 def _cores() -> Check:

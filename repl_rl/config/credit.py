@@ -29,12 +29,10 @@ USED: dict[str, tuple[str, ...]] = {
 out. An estimator of the user's own gets all of them."""
 
 
-TREES = ("branch",)
-"""Estimators that can't be had without trees."""
-UNBIASED_ON_TREES = ("branch",)
-"""Those whose gradient is exact, as long as what comes after a line does not decide whether it is forked."""
-ON_TREES = (*TREES, "gigpo", "outcome")
-"""Shipped estimators that can be had with trees. The last two take each branch for a session of its own."""
+ON_TREES = ("branch", "gigpo", "outcome")
+"""Shipped estimators that can be had with trees. The first one can't be had without: its gradient is exact there, as
+long as what comes after a line does not decide whether it is forked. The others take each branch for a whole session.
+"""
 
 
 def _known_estimator(name: str) -> str:

@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from repl_rl.config.cluster import ClusterConfig
-from repl_rl.config.credit import NEUTRAL, ON_TREES, TREES, UNBIASED_ON_TREES, CreditConfig
+from repl_rl.config.credit import NEUTRAL, ON_TREES, CreditConfig
 from repl_rl.config.rewards import RewardsConfig
 from repl_rl.config.rollout import (
     BranchConfig,
@@ -109,9 +109,8 @@ class Config(Section):
 
     def _trees_go_together(self) -> None:
         branch, estimator = self.branch, self.credit.estimator
-        biased = [name for name in ON_TREES if name not in UNBIASED_ON_TREES]
         if branch is None:
-            if estimator in TREES:
+            if estimator == "branch":
                 raise ValueError(
                     f"credit.estimator: {estimator} compares the branches of trees, and nothing is forked without a "
                     "section branch; set branch: {roots: 4, forks: 1, branches: 3} and train.group_size: 12, or take "
@@ -123,11 +122,11 @@ class Config(Section):
                 f"credit.estimator: {estimator} would take the branches of a tree for sessions that have nothing in "
                 f"common; with a section branch, take {', '.join(ON_TREES[:-1])} or {ON_TREES[-1]}"
             )
-        if estimator in UNBIASED_ON_TREES and branch.looks_at_outcomes:
+        if estimator == "branch" and branch.looks_at_outcomes:
             raise ValueError(
                 f"branch.at: {branch.at} chooses by outcomes where to fork, and credit.estimator {estimator} is "
                 "unbiased only where that depends on nothing but what was typed before; take "
-                f"{', '.join(biased[:-1])} or {biased[-1]}, or at: random"
+                f"{' or '.join(ON_TREES[1:])}, or at: random"
             )
         if self.train.group_size != branch.group_size:
             raise ValueError(

@@ -28,12 +28,12 @@ class Finish(StrEnum):
 
 
 Versions = tuple[tuple[int, int], ...]
-"""Which weights sampled a run of tokens: pairs of a token's place and the version from there on, places ascending."""
+"""Which weights sampled a run of tokens: pairs of a token's index and the version from there on, indices ascending."""
 
 
-def updated(versions: Versions, place: int, version: int) -> Versions:
-    """`versions`, and another one for the tokens from `place` on, of which none has been sampled yet."""
-    return (*(pair for pair in versions if pair[0] < place), (place, version))
+def updated(versions: Versions, index: int, version: int) -> Versions:
+    """`versions`, and another one for the tokens from `index` on, of which none has been sampled yet."""
+    return (*(pair for pair in versions if pair[0] < index), (index, version))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class SampledLine:
     logprobs: tuple[float, ...]
     finish: Finish
     versions: Versions = ()
-    """The weights of its tokens, from place 0 on. Empty: those that the engine had when the line began."""
+    """The weights of its tokens, from index 0 on. Empty: those that the engine had when the line began."""
 
     def __post_init__(self) -> None:
         if not 0 < len(self.ids) == len(self.logprobs):
@@ -78,7 +78,7 @@ class TensorFacts(NamedTuple):
 
 
 class Slot(Protocol):
-    """One trajectory's place in an engine. What is kept for it (keys and values, a server) is released with it."""
+    """Room for one trajectory in an engine. What is kept for it (keys and values, a server) is released with it."""
 
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
         """Continue `ids` (all of prompt and completion so far) up to and including a token that holds a newline.
@@ -95,7 +95,7 @@ class Engine(Protocol):
         """How many weight updates the policy has seen."""
 
     def slot(self, tokens: int, depth: int = 0) -> AbstractAsyncContextManager[Slot]:
-        """A place for a trajectory of at most `tokens` tokens, prompt included. Waits in order until there is room.
+        """A slot for a trajectory of at most `tokens` tokens, prompt included. Waits in order until there is room.
 
         A sub-call, for which a trajectory of one depth less waits, has a `depth` of 1 or more. It goes first, so that
         the two can't wait for each other.

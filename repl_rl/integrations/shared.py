@@ -14,16 +14,13 @@ import atexit
 import gc
 import os
 import threading
-from collections.abc import Coroutine
-from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 from repl_rl.config import KernelConfig
 from repl_rl.dialect import CellRun, Turn
 from repl_rl.errors import ConfigError, KernelError
-from repl_rl.kernel import KernelSession, KernelSource
+from repl_rl.kernel import KernelSource
 from repl_rl.rollout.execute import TrajectoryKernel, run_turn
 from repl_rl.rollout.setup import make_pool
 from repl_rl.trajectory import LineKind, StopReason
@@ -95,34 +92,19 @@ class LiveSession:
         self._is_lost = True
 
 
-Result = TypeVar("Result")
-
-
 class SharedKernels:
-    """A pool on a background loop. Its coroutines must run on that loop, through `run` or `submit`."""
+    """A pool and the background loop on which its coroutines must run."""
 
     def __init__(self, config: KernelConfig) -> None:
         self._size = config.size
         self._taken = 0
         self._lock = threading.RLock()  # garbage collection may return a slot while this thread takes one
-        self._loop = BackgroundLoop()
+        self.loop = BackgroundLoop()
         try:
-            self._pool = self._loop.run(make_pool(config).__aenter__())
+            self.pool = self.loop.run(make_pool(config).__aenter__())
         except BaseException:
-            self._loop.close()
+            self.loop.close()
             raise
-
-    def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine on the loop and wait for its result."""
-        return self._loop.run(coroutine)
-
-    def submit(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
-        """Start a coroutine on the loop, from any thread."""
-        return self._loop.submit(coroutine)
-
-    def session(self) -> AbstractAsyncContextManager[KernelSession]:
-        """A fresh interpreter that ends with the block: the `KernelSource` interface, for coroutines on the loop."""
-        return self._pool.session()
 
     def slot(self) -> EpisodeKernel:
         """One of the pool's kernels, for one more environment.
@@ -145,16 +127,11 @@ class SharedKernels:
         with self._lock:
             self._taken -= 1
 
-    @property
-    def is_closed(self) -> bool:
-        return self._loop.is_closed
-
     def close(self) -> None:
         """End all sessions and the loop."""
-        if self._loop.is_closed:
-            return
-        self._loop.run(self._pool.__aexit__(None, None, None))
-        self._loop.close()
+        if not self.loop.is_closed:
+            self.loop.run(self.pool.__aexit__(None, None, None))
+            self.loop.close()
 
 
 class EpisodeKernel:
@@ -166,23 +143,23 @@ class EpisodeKernel:
 
     def begin(self) -> None:
         """End the current episode and start an interpreter for the next. Raises KernelStartError if that fails."""
-        before, self.session = self.session, LiveSession(self._kernels)
+        before, self.session = self.session, LiveSession(self._kernels.pool)
         if before is not None:
-            self._kernels.run(before.close())
-        self._kernels.run(self.session.open())
+            self._kernels.loop.run(before.close())
+        self._kernels.loop.run(self.session.open())
 
     def type(self, turn: Turn) -> Answered:
         """Run a turn in the current session; starts one if there is none yet."""
         if self.session is None:
             self.begin()
         assert self.session is not None
-        return self._kernels.run(self.session.type(turn))
+        return self._kernels.loop.run(self.session.type(turn))
 
     def leave(self) -> None:
         """Free the kernel and end the session, without waiting for its end."""
         self._kernels.give_back()
-        if self.session is not None and not self._kernels.is_closed:
-            self._kernels.submit(self.session.close())
+        if self.session is not None and not self._kernels.loop.is_closed:
+            self._kernels.loop.submit(self.session.close())
 
 
 _shared: dict[tuple[int, str], SharedKernels] = {}

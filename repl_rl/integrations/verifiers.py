@@ -145,13 +145,13 @@ class ReplHarness(vf.Harness[ReplHarnessConfig]):  # type: ignore[misc]
         """Run one episode. Raises `vf.SandboxError` if the machinery around the interpreter fails."""
         dialect = make_dialect(self.config.dialect)
         kernels = shared_kernels(self.config.kernel)
-        session = LiveSession(kernels)
+        session = LiveSession(kernels.pool)
         try:
             headers = {"Authorization": f"Bearer {secret}"}
             async with httpx.AsyncClient(base_url=endpoint, headers=headers, timeout=None) as client:
                 refusal = await self._play(client, ctx.model, kernels, session, dialect, data)
         finally:
-            await asyncio.wrap_future(kernels.submit(session.close()))
+            await asyncio.wrap_future(kernels.loop.submit(session.close()))
             trace.info[INFO] = {"answer": session.answer, "kinds": [str(kind) for kind in session.kinds]}
             if session.answer_forms is not None:
                 trace.info[INFO]["answer_forms"] = session.answer_forms
@@ -180,7 +180,7 @@ class ReplHarness(vf.Harness[ReplHarnessConfig]):  # type: ignore[misc]
             typed = response.json()["choices"][0]["message"]["content"] or ""
             line = typed if typed.endswith("\n") else typed + "\n"
             turn = reader.read(line.encode("utf-8", "surrogatepass"))
-            answered = await asyncio.wrap_future(kernels.submit(session.type(turn)))
+            answered = await asyncio.wrap_future(kernels.loop.submit(session.type(turn)))
             if session.failure is not None:
                 raise vf.SandboxError(session.failure)
             if session.answer is not None:

@@ -25,23 +25,9 @@ from repl_rl.utils.distributed import gather, process_count, process_rank
 class Evaluation:
     """Graded rollouts of one policy on held-out problems."""
 
-    solve_rate: float
-    families: dict[str, float]
-    family_problems: dict[str, int]
+    numbers: dict[str, Any]
+    """`solve_rate`, `problems`, `seconds`, and both of the first by family; as in a row of `metrics.jsonl`."""
     trajectories: tuple[Trajectory, ...]
-    seconds: float
-
-    def to_row(self, step: int) -> dict[str, Any]:
-        """A row of `metrics.jsonl`."""
-        return {
-            "kind": "eval",
-            "step": step,
-            "seconds": self.seconds,
-            "solve_rate": self.solve_rate,
-            "problems": len(self.trajectories),
-            "families": self.families,
-            "family_problems": self.family_problems,
-        }
 
 
 def heldout_tasks(config: Config) -> list[Task]:
@@ -79,5 +65,11 @@ def evaluate(
     indexed = dict(gather(list(zip(range(rank, len(tasks), count), own, strict=True))))
     scored = [indexed[index] for index in range(len(tasks))]
     overall, families = solve_rates(tasks, scored)
-    counts = Counter(task.family for task in tasks)
-    return Evaluation(overall, families, dict(counts), tuple(scored), time.perf_counter() - started)
+    numbers = {
+        "seconds": time.perf_counter() - started,
+        "solve_rate": overall,
+        "problems": len(tasks),
+        "families": families,
+        "family_problems": dict(Counter(task.family for task in tasks)),
+    }
+    return Evaluation(numbers, tuple(scored))

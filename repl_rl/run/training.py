@@ -44,6 +44,12 @@ if TYPE_CHECKING:
     from repl_rl.run.trackers import Trackers
     from repl_rl.trainer import ReplGRPOConfig, ReplGRPOTrainer
 
+_NAMED_ALIKE = (
+    *("learning_rate", "warmup_steps", "max_grad_norm", "save_steps", "loss_type", "beta"),
+    *("asynchronous", "redraws", "mask_overlong"),
+)
+"""Keys of the section `train` that are arguments of the trainer under the same name."""
+
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
@@ -281,11 +287,13 @@ def training_arguments(config: Config, folder: RunFolder, **extra: Any) -> ReplG
     """TRL's arguments for a config; `extra` overrides them. Raises ConfigError with TRL's reason if it refuses them."""
     import torch
 
-    from repl_rl.trainer.arguments import ReplGRPOConfig
+    from repl_rl.trainer.arguments import SECTIONS, ReplGRPOConfig
 
     plan = config.train
     micro_batch = plan.micro_batch or plan.trajectories_per_process
     arguments: dict[str, Any] = {
+        **{name: getattr(plan, name) for name in _NAMED_ALIKE},
+        **config.sampling.model_dump(),
         "output_dir": str(folder.checkpoints),
         "rollout_dir": str(folder.rollouts),
         "seed": config.seed,
@@ -293,22 +301,10 @@ def training_arguments(config: Config, folder: RunFolder, **extra: Any) -> ReplG
         "per_device_train_batch_size": micro_batch,
         "gradient_accumulation_steps": plan.trajectories_per_process // micro_batch,
         "num_generations": plan.group_size,
-        "learning_rate": plan.learning_rate,
         "lr_scheduler_type": plan.schedule,
-        "warmup_steps": plan.warmup_steps,
-        "max_grad_norm": plan.max_grad_norm,
-        "save_steps": plan.save_steps,
         "save_total_limit": 2,
         "logging_steps": 1,
         "ddp_timeout": WAIT_S,
-        "loss_type": plan.loss_type,
-        "beta": plan.beta,
-        "asynchronous": plan.asynchronous,
-        "redraws": plan.redraws,
-        "mask_overlong": plan.mask_overlong,
-        "temperature": config.sampling.temperature,
-        "top_p": config.sampling.top_p,
-        "top_k": config.sampling.top_k,
         "bf16": config.model.dtype == "bfloat16",
         "fp16": False,
         # without it, accelerate looks for no other processes on a CPU, and transformers for no bfloat16
@@ -322,8 +318,7 @@ def training_arguments(config: Config, folder: RunFolder, **extra: Any) -> ReplG
         "disable_tqdm": True,
         "chat": config.model.chat,
     }
-    names = ("dialect", "kernel", "engine", "budget", "subcalls", "branch", "rewards", "credit")
-    sections = {name: getattr(config, name) for name in names}
+    sections = {name: getattr(config, name) for name in (*SECTIONS, "branch")}
     try:
         return ReplGRPOConfig(**{**arguments, **sections, **plan.trl, **extra})
     except ConfigError:
@@ -345,7 +340,7 @@ def _evaluate(
         trainer.sync_weights()
         sampling = prepared.config.eval_sampling.seeded(f"{prepared.config.seed}/heldout/{process_rank()}")
         result = evaluate(trainer.service, tasks, prepared.inputs.table, sampling, step=step)
-    row = {**result.to_row(step), "settings": settings}
+    row = {"kind": "eval", "step": step, **result.numbers, "settings": settings}
     if is_main_process():
         prepared.folder.keep_evaluation(step, row, result.trajectories)
     trackers.evaluated(row, result.trajectories)

@@ -165,17 +165,6 @@ def _merged(layer: Any) -> Iterator[None]:
             weight.data.copy_(before)
 
 
-class _Sent:
-    """The weights of a sync, read once; `facts` says beforehand what they are."""
-
-    def __init__(self, generation: EngineGeneration) -> None:
-        self._generation = generation
-        self.facts = generation.facts
-
-    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return self._generation._iter_named_params()
-
-
 class EngineGeneration(VLLMGeneration):  # type: ignore[misc]
     """TRL's weight sync (including FSDP, DeepSpeed and PEFT) into an engine that already exists.
 
@@ -200,7 +189,13 @@ class EngineGeneration(VLLMGeneration):  # type: ignore[misc]
     def sync_weights(self) -> None:
         _wait_for_gpu()  # the engine's thread reads on a stream of its own
         if isinstance(self._engine, SharedEngine):
-            self._sync_shared(self._engine)
+            # all processes gather the weights, the main process loads them, and all adopt them
+            if self.accelerator.is_main_process:
+                self._engine.load_weights(self)
+            else:
+                deque(self._iter_named_params(), maxlen=0)
+            (weights,) = broadcast_object_list([self._engine.weights])
+            self._engine.adopt(weights)
         elif self.llm is None:
             self._engine.load_weights(self._iter_named_params())
         else:
@@ -226,6 +221,10 @@ class EngineGeneration(VLLMGeneration):  # type: ignore[misc]
         with self._engine.paused():
             self.llm.sleep(level=1 if self._engine.takes_adapters else 2)  # 1 keeps weights, in the CPU's memory
         return True
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The weights of a sync, to be read once; `facts` says beforehand what they are."""
+        return self._iter_named_params()
 
     def _iter_named_params(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, weight in self.whole_weights():
@@ -279,12 +278,3 @@ class EngineGeneration(VLLMGeneration):  # type: ignore[misc]
             layer = model.get_submodule(module) if is_adapted and prefix is not None else None
             plain = name if prefix is None else name.removeprefix("base_model.model.").replace(".base_layer", "")
             yield self._fix_param_name_to_vllm(plain, extra_prefixes=["modules_to_save.default."]), weight, layer
-
-    def _sync_shared(self, engine: SharedEngine) -> None:
-        """All processes gather the weights, the main process loads them, and all adopt them."""
-        if self.accelerator.is_main_process:
-            engine.load_weights(_Sent(self))
-        else:
-            deque(self._iter_named_params(), maxlen=0)
-        (weights,) = broadcast_object_list([engine.weights])
-        engine.adopt(weights)

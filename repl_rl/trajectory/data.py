@@ -228,7 +228,8 @@ class _Displayed:
         return self._repr_mimebundle_()["text/html"]
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return shows().bundle(self)
+        bundle: dict[str, str] = shows().bundle(self)
+        return bundle
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -387,7 +388,7 @@ class Trajectory(_Displayed):
 
     @property
     def own_s(self) -> float:
-        """The rest of `duration_s`, which is our own work; all of it in records without the other times."""
+        """The rest of `duration_s`, which is our own work."""
         return max(0.0, self.duration_s - self.engine_s - self.kernel_s - self.queue_s)
 
     @property
@@ -431,7 +432,8 @@ class Trajectory(_Displayed):
 
     def __str__(self) -> str:
         """The transcript as `repl-rl view` prints it in a terminal."""
-        return shows().terminal_text(self)
+        text: str = shows().terminal_text(self)
+        return text
 
 
 def whole_session(trajectory: Trajectory, group: Sequence[Trajectory]) -> Trajectory:

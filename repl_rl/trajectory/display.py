@@ -6,31 +6,14 @@ So data doesn't import its display. `repl_rl` says how `view` is loaded when som
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Protocol
-
-
-class Shows(Protocol):
-    """What shows a trajectory or a group of them: the module `repl_rl.view`."""
-
-    def bundle(self, thing: Any) -> dict[str, str]:
-        """A MIME bundle for notebooks: MIME type to text."""
-
-    def terminal_text(self, trajectory: Any) -> str:
-        """The transcript as plain text."""
-
-    def to_notebook(
-        self, trajectory: Any, path: Path | str | None, *, thoughts: str, dialect: str | None, trust: bool
-    ) -> Any:
-        """The session as a Jupyter notebook."""
-
+from typing import Any
 
 _registered: list[Any] = []
 _loaders: list[Callable[[], object]] = []
 
 
 def register(shows: Any) -> None:
-    """Show trajectories by the functions of `shows`, which has those of the protocol `Shows`."""
+    """Show trajectories by the functions `bundle`, `terminal_text` and `to_notebook` of `shows`."""
     _registered[:] = [shows]
 
 
@@ -39,9 +22,8 @@ def load_with(loader: Callable[[], object]) -> None:
     _loaders[:] = [loader]
 
 
-def shows() -> Shows:
+def shows() -> Any:
     """What shows trajectories."""
     if not _registered:
         _loaders[0]()
-    shower: Shows = _registered[0]
-    return shower
+    return _registered[0]

@@ -1,7 +1,7 @@
 """Files of trajectories: one JSON record per line.
 
 They are read in two ways. Strict reading raises at the first thing that does not match the declared types: training and
-measurements rely on what it returns. Lenient reading is for viewing: from a damaged, older, newer or hostile file it
+measurements rely on what it returns. Lenient reading is for viewing: from a damaged or hostile file it
 returns what can be shown, and a note says what could not. Either way every field has its declared type.
 """
 

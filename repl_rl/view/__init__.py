@@ -13,13 +13,19 @@ from typing import TYPE_CHECKING, Any
 from repl_rl.trajectory.display import register
 
 if TYPE_CHECKING:
-    from repl_rl.view.command import view
-    from repl_rl.view.display import bundle, group_html, trajectory_html
-    from repl_rl.view.notebook import to_notebook
-    from repl_rl.view.run import Run, read_run
-    from repl_rl.view.terminal import before_after_table, print_trajectory, terminal_text
-    from repl_rl.view.viewer.export import write_report
-    from repl_rl.view.watch import live, show
+    from repl_rl.view.command import view as view
+    from repl_rl.view.display import bundle as bundle
+    from repl_rl.view.display import group_html as group_html
+    from repl_rl.view.display import trajectory_html as trajectory_html
+    from repl_rl.view.notebook import to_notebook as to_notebook
+    from repl_rl.view.run import Run as Run
+    from repl_rl.view.run import read_run as read_run
+    from repl_rl.view.terminal import before_after_table as before_after_table
+    from repl_rl.view.terminal import print_trajectory as print_trajectory
+    from repl_rl.view.terminal import terminal_text as terminal_text
+    from repl_rl.view.viewer.export import write_report as write_report
+    from repl_rl.view.watch import live as live
+    from repl_rl.view.watch import show as show
 
 _HOMES = {
     "Run": "run",
@@ -36,21 +42,6 @@ _HOMES = {
     "view": "command",
     "write_report": "viewer.export",
 }
-__all__ = [
-    "Run",
-    "before_after_table",
-    "bundle",
-    "group_html",
-    "live",
-    "print_trajectory",
-    "read_run",
-    "show",
-    "terminal_text",
-    "to_notebook",
-    "trajectory_html",
-    "view",
-    "write_report",
-]
 
 
 def __getattr__(name: str) -> Any:

@@ -95,7 +95,7 @@ def read_run(path: Path, with_rollouts: bool = True) -> Run:
     rows = list(_read_rows(path / "metrics.jsonl", notes))
     return Run(
         path=path,
-        config=_read_config(path / "config.yaml", notes),
+        config=read_config(path / "config.yaml", notes),
         train=_one_per_step(row for row in rows if row["kind"] == "train"),
         evals=_one_per_step(_measured_alike([row for row in rows if row["kind"] == "eval"], notes)),
         rollouts=_first_and_last(path / "rollouts", notes) if with_rollouts else (),
@@ -212,7 +212,8 @@ def _require_run(path: Path) -> None:
     raise RunError(f"{path} is not a run folder: it has neither config.yaml nor metrics.jsonl{hint}")
 
 
-def _read_config(path: Path, notes: list[str]) -> Mapping[str, Any]:
+def read_config(path: Path, notes: list[str]) -> Mapping[str, Any]:
+    """The sections of a config; empty, with a note, if the file can't be read."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from repl_rl.trajectory import Line, LineKind, SubCall, Trajectory
+from repl_rl.trajectory import LineKind, Trajectory
 from repl_rl.utils.text import visible
 from repl_rl.view.run import rates
 from repl_rl.view.transcript import Origin, ScreenRow, ending, screen_rows
@@ -53,16 +53,22 @@ def transcript_table(title: str, rows: Iterable[ScreenRow], credited: bool = Tru
         table.add_column("reward", justify="right", no_wrap=True, min_width=6)
         table.add_column("adv.", justify="right", no_wrap=True, min_width=6)
     for row in rows:
-        text = Text.assemble(*((piece.text.expandtabs(), _STYLES[piece.origin]) for piece in row.pieces))
-        notes = [Text("\n").join(_kind(line) for line in row.lines)]
+        typed = Text.assemble(*((piece.text.expandtabs(), _STYLES[piece.origin]) for piece in row.pieces))
+        kinds = []
+        for line in row.lines:
+            name = visible(line.error_name) if line.error_name else str(line.kind)
+            name += f", {counted(len(line.images), 'image')}" if line.images else ""
+            style = "red" if line.kind in FAULTS else "green" if line.kind is LineKind.ANSWER else ""
+            kinds.append(Text(name, style=style))
+        notes = [Text("\n").join(kinds)]
         if credited:
             notes += [_column(line.reward for line in row.lines), _column(line.advantage for line in row.lines)]
-        table.add_row(Text(row.mark, style=_STYLES[row.origin]), text, *notes)
+        table.add_row(Text(row.mark, style=_STYLES[row.origin]), typed, *notes)
         asked = [call for line in row.lines for call in line.subcalls]
         for call in asked[:_SHOWN_SUBCALLS]:
-            table.add_row(
-                Text("?"), _subcall(call), Text(visible(cost(call)), style="red" if call.error_name else "dim")
-            )
+            prompt, answer = (visible(one_line(short(text, _SUBCALL_CHARS))) for text in (call.prompt, call.text))
+            asking = Text.assemble("  " * (min(call.depth, 16) - 1), (prompt, "italic"), " → ", (answer, "dim"))
+            table.add_row(Text("?"), asking, Text(visible(cost(call)), style="red" if call.error_name else "dim"))
         if len(asked) > _SHOWN_SUBCALLS:
             table.add_row(Text("?"), Text(f"and {counted(len(asked) - _SHOWN_SUBCALLS, 'more question')}", style="dim"))
     return table
@@ -85,18 +91,6 @@ def before_after_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> T
     table.add_section()
     table.add_row(*_rate_cells(total), style="bold")
     return table
-
-
-def _subcall(call: SubCall) -> Text:
-    prompt, answer = (visible(one_line(short(text, _SUBCALL_CHARS))) for text in (call.prompt, call.text))
-    return Text.assemble("  " * (min(call.depth, 16) - 1), (prompt, "italic"), " → ", (answer, "dim"))
-
-
-def _kind(line: Line) -> Text:
-    name = visible(line.error_name) if line.error_name else str(line.kind)
-    if line.images:
-        name += f", {counted(len(line.images), 'image')}"
-    return Text(name, style="red" if line.kind in FAULTS else "green" if line.kind is LineKind.ANSWER else "")
 
 
 def _column(values: Iterable[float | None]) -> Text:

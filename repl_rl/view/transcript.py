@@ -14,7 +14,7 @@ import base64
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import groupby
+from itertools import count, groupby
 
 from markupsafe import escape
 
@@ -245,7 +245,8 @@ def session_parts(
     screen = transcript_rows(prompt, lines, pending)
     first_pending = len(screen) - (0 if pending is None else pending.removesuffix("\n").count("\n") + 1)
     known = [None] * len(lines) if logprobs is None else logprobs
-    notes = _notes(lines, known, image_bytes)
+    images = images_within(lines, image_bytes)
+    notes = (Note(*each) for each in zip(count(1), lines, known, images, strict=False))
     rows: list[ShownRow] = []
     fault = False
     for index, row in enumerate(screen):
@@ -268,15 +269,16 @@ def session_parts(
     return [part for part in parts if part.rows or part.left_out]
 
 
-def _notes(lines: Sequence[Line], logprobs: Sequence[float | None], image_bytes: int) -> Iterator[Note]:
-    for number, (line, logprob) in enumerate(zip(lines, logprobs, strict=True), 1):
+def images_within(lines: Sequence[Line], budget_bytes: int) -> Iterator[tuple[str, ...]]:
+    """For each line, those of its images in base64 that a budget for all of them has room for."""
+    for line in lines:
         shown = []
         for image in line.images:
             text = base64.b64encode(image).decode()
-            if len(text) <= image_bytes:
-                image_bytes -= len(text)
+            if len(text) <= budget_bytes:
+                budget_bytes -= len(text)
                 shown.append(text)
-        yield Note(number, line, logprob, tuple(shown))
+        yield tuple(shown)
 
 
 def _session_parts(rows: Sequence[ShownRow], budget_bytes: int) -> list[Part]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from repl_rl.credit.tree import Segment, trees
-from repl_rl.trajectory import Branch, Line, Trajectory
+from repl_rl.trajectory import Line, Trajectory
 from repl_rl.view.words import FAULTS, VERDICT_MARKS, short, status
 
 _TITLE_CHARS = 80
@@ -55,7 +55,10 @@ def tree_rows(group: Sequence[Trajectory]) -> list[TreeRow]:
 
     def add(index: int, before: int) -> None:
         member, forks = group[index], {line for line, _ in children.get(index, ())}
-        verdict = status(member)
+        verdict, branch, began = status(member), member.branch, ""
+        if branch is not None:
+            began = f"by {branch.by} after line {branch.line - 1} of #{branch.parent + 1}, weight {branch.weight:.3g}"
+            began = began if branch.line else "from the prompt, instead of a fork that did not come about"
         cells = [
             TreeCell(
                 line,
@@ -66,7 +69,7 @@ def tree_rows(group: Sequence[Trajectory]) -> list[TreeRow]:
             )
             for number, line in enumerate(member.lines)
         ]
-        rows.append(TreeRow(index + 1, verdict, VERDICT_MARKS[verdict], before, _began(member.branch), tuple(cells)))
+        rows.append(TreeRow(index + 1, verdict, VERDICT_MARKS[verdict], before, began, tuple(cells)))
         for line, child in sorted(children.get(index, ())):
             add(child, before + line)
 
@@ -78,11 +81,3 @@ def tree_rows(group: Sequence[Trajectory]) -> list[TreeRow]:
 
 def _all(segment: Segment) -> list[Segment]:
     return [segment, *(each for following in segment.following for each in _all(following))]
-
-
-def _began(branch: Branch | None) -> str:
-    if branch is None:
-        return ""
-    if not branch.line:
-        return "from the prompt, instead of a fork that did not come about"
-    return f"by {branch.by} after line {branch.line - 1} of #{branch.parent + 1}, weight {branch.weight:.3g}"

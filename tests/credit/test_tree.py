@@ -25,22 +25,16 @@ def branched(made: Trajectory, parent: int, line: int) -> Trajectory:
     return replace(made, branch=Branch(parent, line, 1.0))
 
 
-def random_tree(draw: st.DrawFn) -> list[Trajectory]:
-    group = [
-        trajectory(*draw(st.lists(st.integers(1, 3), min_size=1, max_size=5))) for _ in range(draw(st.integers(1, 3)))
-    ]
+@st.composite
+def groups(draw: st.DrawFn) -> list[Trajectory]:
+    """One to three roots, and up to five branches of any of them."""
+    tokens = st.lists(st.integers(1, 3), min_size=1, max_size=5)
+    group = [trajectory(*draw(tokens)) for _ in range(draw(st.integers(1, 3)))]
     for _ in range(draw(st.integers(0, 5))):
         parent = draw(st.integers(0, len(group) - 1))
         line = draw(st.integers(0, len(group[parent].lines)))
-        made = trajectory(*draw(st.lists(st.integers(1, 3), min_size=1, max_size=4)))
-        group.append(branched(made, parent, line))
+        group.append(branched(trajectory(*draw(tokens)), parent, line))
     return group
-
-
-@st.composite
-def trees(draw: st.DrawFn) -> tuple[list[Trajectory], list[list[float]]]:
-    group = random_tree(draw)
-    return group, [[draw(st.sampled_from([0.0, 1.0, -0.1])) for _ in each.lines] for each in group]
 
 
 @given(st.lists(st.lists(st.floats(-5, 5), min_size=1, max_size=5), min_size=1, max_size=5))
@@ -49,10 +43,9 @@ def test_without_forks_it_is_rloo_to_the_bit(rewards: list[list[float]]) -> None
     assert line_advantages(group, rewards, config("branch")) == line_advantages(group, rewards, config("rloo"))
 
 
-@given(trees())
-def test_weights_sum_to_the_trees_over_any_cut(tree: tuple[list[Trajectory], list[list[float]]]) -> None:
+@given(groups())
+def test_weights_sum_to_the_trees_over_any_cut(group: list[Trajectory]) -> None:
     """Leaves are one cut, roots another; every line of every trajectory has a weight."""
-    group, _ = tree
     of_lines_ = weights(group)
     assert all(0 < weight <= 1 for values in of_lines_ for weight in values)
     firsts = roots(group)
@@ -64,27 +57,6 @@ def test_weights_sum_to_the_trees_over_any_cut(tree: tuple[list[Trajectory], lis
             leaves.append(weight)
         waiting += [(each, weight / len(segment.following)) for each in segment.following]
     assert math.fsum(leaves) == pytest.approx(len(firsts))
-
-
-@given(trees())
-def test_siblings_advantages_cancel(tree: tuple[list[Trajectory], list[list[float]]]) -> None:
-    """Leave-one-out and mean alike: what one sibling is better by, the others are worse by."""
-    group, rewards = tree
-    for estimator in ("branch", SPO):
-        values = line_advantages(group, rewards, config(estimator))
-        for siblings in _forks(group):
-            first_lines = [values[each.member][each.start] for each in siblings if each.end > each.start]
-            if len(first_lines) == len(siblings):
-                assert math.fsum(first_lines) == pytest.approx(0.0, abs=1e-9)
-
-
-def _forks(group: list[Trajectory]) -> list[list]:  # type: ignore[type-arg]
-    found, waiting = [], [roots(group)]
-    while waiting:
-        siblings = waiting.pop()
-        found.append(siblings)
-        waiting += [each.following for each in siblings if each.following]
-    return found
 
 
 def test_a_fork_by_hand() -> None:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import runpy
 from pathlib import Path
-from typing import Annotated, Literal
 
 import pytest
-from pydantic import Field
 
 from repl_rl.config import Config, Section
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "config.md"
 WRITER = runpy.run_path(str(DOCS / "reference.py"))
-descriptions, reference, sections, type_words = (
-    WRITER[name] for name in ("descriptions", "reference", "sections", "type_words")
+descriptions, reference, section, sections = (
+    WRITER[name] for name in ("descriptions", "reference", "section", "sections")
 )
 
 
@@ -30,42 +28,20 @@ def test_every_section_and_key_is_there() -> None:
     assert {name for name, value in Config() if isinstance(value, Section)} <= set(paths)
     parts = reference().split("\n## ")
     for path, model in sections():
-        [section] = [part for part in parts if part.startswith(f"`{path}`\n" if path else "The file itself")]
+        [text] = [part for part in parts if part.startswith(f"`{path}`\n" if path else "The file itself")]
         below = {name for inner, _ in sections() for name in [inner.removesuffix("[]").rpartition(".")[2]] if inner}
         for name in model.model_fields:
-            assert f"| `{name}` |" in section or name in below
+            assert f"| `{name}` |" in text or name in below
 
 
-@pytest.mark.parametrize(
-    ("annotation", "words"),
-    [
-        (int, "integer"),
-        (str | None, "text or null"),
-        (float | str | None, "number or text or null"),
-        (Annotated[int, Field(ge=1, le=4096)], "integer, at least 1, at most 4,096"),
-        (Annotated[float, Field(gt=0)] | None, "number, above 0, or null"),
-        (Annotated[str, Field(pattern="^a|b$")], "text, matching `^a|b$`"),
-        (Literal["a", "b"], "`a`, `b`"),
-        (tuple[str, ...], "list of text"),
-        (tuple[float, float], "number and number in a list"),
-        (dict[str, bool], "mapping from text to true or false"),
-    ],
-)
-def test_types_in_words(annotation: object, words: str) -> None:
-    assert type_words(annotation) == words
-
-
-class _Undescribed(Section):
+class Undescribed(Section):
     told: int = 1
     """In two
     lines."""
     untold: int = 2
 
 
-def test_words_come_from_the_source() -> None:
-    assert descriptions(_Undescribed) == {"told": "In two lines."}
-
-
-def test_a_key_without_words_is_refused() -> None:
+def test_words_come_from_the_source_and_a_key_without_any_is_refused() -> None:
+    assert descriptions(Undescribed) == {"told": "In two lines."}
     with pytest.raises(ValueError, match="field 'untold' has no words below it"):
-        WRITER["_section"]("here", _Undescribed)
+        section("here", Undescribed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import yaml
 from exactness import assert_masked_text_is_the_outputs
 from made_trajectories import line, made
 from pages import ROOT, blocks
+from safetensors.torch import load_file
 from scripted import ScriptedEngine
 from vocabularies import nano
 
@@ -131,7 +133,7 @@ async def sampled(engine: Engine, ids: list[int], temperature: float = 0, max_to
         return await slot.sample_line(ids, max_tokens, SamplingConfig(temperature=temperature))
 
 
-async def test_an_engine_of_ones_own_samples_what_the_shipped_ones_do(plain: Engine) -> None:
+async def test_an_engine_of_ones_own_samples_what_the_shipped_ones_do_and_takes_new_weights(plain: Engine) -> None:
     ids = list(nano().encode_prompt(">>> # What is 12 * 17?\n>>>"))
     shipped = make_engine(str(NANO_PATH), nano(), ModelConfig(), EngineConfig(backend="transformers"))
     found, expected = await sampled(plain, ids), await sampled(shipped, ids)
@@ -140,16 +142,10 @@ async def test_an_engine_of_ones_own_samples_what_the_shipped_ones_do(plain: Eng
     assert found.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
     cut = await sampled(plain, ids, temperature=1, max_tokens=1)
     assert (len(cut.ids), len(cut.logprobs), cut.finish) == (1, 1, Finish.LENGTH)
-
-
-async def test_an_engine_of_ones_own_takes_new_weights(plain: Engine) -> None:
     assert isinstance(plain, TrainableEngine)
-    before = await sampled(plain, [5, 6, 7])
-    from safetensors.torch import load_file
-
     plain.load_weights((name, weight * 0) for name, weight in load_file(NANO_PATH / "model.safetensors").items())
-    after = await sampled(plain, [5, 6, 7], max_tokens=1)
-    assert (plain.version, after.logprobs[0] == before.logprobs[0]) == (1, False)
+    assert (await sampled(plain, ids)).logprobs[0] != pytest.approx(found.logprobs[0])
+    assert plain.version == 1
 
 
 @pytest.mark.more
@@ -293,15 +289,10 @@ def test_problems_in_a_file_of_ones_own(here: Path) -> None:
     loaded = load_config("own.yaml")
     train, heldout = load_tasks(loaded.tasks, "train", loaded.seed, loaded.tasks.train), heldout_tasks(loaded)
     assert (len(train), len(heldout)) == (5, 3)
+    told = [json.loads(row) for row in rows.splitlines()]
     assert {(task.id, task.answer, task.family) for task in [*train, *heldout]} == {
-        ("problems-train-pens", "84", "products"),
-        ("problems-train-eggs", "300", "products"),
-        ("problems-train-steps", "1250", "differences"),
-        ("problems-train-rope", "11.25", "quotients"),
-        ("problems-train-tiles", "486", "products"),
-        ("problems-train-change", "6.40", "differences"),
-        ("problems-train-share", "3/4", "quotients"),
-        ("problems-train-weeks", "52", "quotients"),
+        (f"problems-train-{row['uid']}", row["solution"].rpartition(" ")[2].replace(",", ""), row["topic"])
+        for row in told
     }
     other = load_config("own.yaml", ("tasks.dataset=null", "tasks.folder=problems.jsonl"))
     assert load_tasks(other.tasks, "train", other.seed, other.tasks.train) == train

@@ -1,7 +1,7 @@
-"""What people copy out of README and docs/ works: code runs, commands are taken, YAML is a config, links lead on.
+"""What people copy out of README and docs/ works: code runs, commands are taken, YAML is a config.
 
 Python blocks run as scripts, as a reader would run them; the ones that train or load an engine are slow. What the
-guides show has tests of its own in test_guides.py.
+guides show has tests of its own in test_guides.py; links are checked in test_site.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from pages import PAGES, ROOT, anchors, blocks, commands, configs, heredocs, inline_commands, languages, links
+from pages import PAGES, ROOT, blocks, commands, configs, heredocs, inline_commands, languages
 
 from repl_rl.cli import _parser
 from repl_rl.config import load_config, parse_config, shipped_configs
@@ -202,35 +202,7 @@ def test_the_readme_and_the_quickstart_pay_for_thoughts() -> None:
         assert scored.components["table"] == (paid, 0.0, 0.0, 0.0, 0.0)
 
 
-# Links
-
-OUTSIDE = [
-    path for pattern in ("*.md", "benchmarks/*.md", "notebooks/*.md", "studies/**/*.md") for path in ROOT.glob(pattern)
-]
-
-
-@pytest.mark.parametrize("name", sorted({*TEXTS, *(str(page.relative_to(ROOT)) for page in OUTSIDE)}))
-def test_links_lead_somewhere(name: str) -> None:
-    page = ROOT / name
-    assert [target for target in links(page.read_text(encoding="utf-8")) if not _leads_somewhere(page, target)] == []
-
-
-def _leads_somewhere(page: Path, target: str) -> bool:
-    if target.startswith("https://"):
-        return True
-    path, _, anchor = target.partition("#")
-    file = (page.parent / path).resolve() if path else page
-    if not file.exists() or ROOT not in file.parents:
-        return False
-    return not anchor or anchor in anchors(file.read_text(encoding="utf-8"))
-
-
-def test_a_link_that_leads_nowhere_is_found() -> None:
-    text = "[a](faq.md) [b](gone.md) [c](faq.md#no-such) [d](#here) `[e](code.md)` [f](http://x.example)\n## Here\n"
-    page = ROOT / "docs" / "none.md"
-    found = [target for target in links(text) if target != "#here" and not _leads_somewhere(page, target)]
-    assert found == ["gone.md", "faq.md#no-such", "http://x.example"]
-    assert anchors(text) == {"here"}
+# Lists
 
 
 def test_the_comparison_names_its_sources() -> None:

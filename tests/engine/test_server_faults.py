@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -32,46 +32,54 @@ TIMEOUTS = ServerTimeouts(
 IDS = [1, 2, 3]
 SAMPLING = SamplingConfig(temperature=0.7, top_p=0.9, top_k=40)
 GIVEN_WEIGHTS = ["/pause", "repl_rl_load_weights", "repl_rl_require_loaded", "/reset_prefix_cache", "/resume"]
-OpenEngine = Callable[..., VLLMServerEngine]
 
 
-@pytest.fixture
-def fakes(vocabulary: Vocabulary) -> Iterator[list[FakeVLLM]]:
-    made = [FakeVLLM(vocabulary), FakeVLLM(vocabulary)]
-    yield made
-    for fake in made:
-        fake.close()
+class Fakes(list[FakeVLLM]):
+    """Two servers, and the engines that were opened over them."""
 
+    def __init__(self, vocabulary: Vocabulary, folder: Path) -> None:
+        super().__init__([FakeVLLM(vocabulary), FakeVLLM(vocabulary)])
+        self.folder = folder
+        self._vocabulary = vocabulary
+        self._engines: list[VLLMServerEngine] = []
 
-@pytest.fixture
-def open_engine(vocabulary: Vocabulary, tmp_path: Path) -> Iterator[OpenEngine]:
-    """Opens an engine over some servers; `timeouts` are those that differ from `TIMEOUTS`."""
-    opened: list[VLLMServerEngine] = []
-
-    def make(
+    def open(
+        self,
         *fakes: FakeVLLM,
         places: int = 64,
         follows: Weights | None = None,
         locate: Locate | None = None,
         **timeouts: float,
     ) -> VLLMServerEngine:
-        urls = tuple(fake.url for fake in fakes)
-        config = EngineConfig(context_tokens=512, servers=urls, places=places, weights_folder=str(tmp_path / "weights"))
+        """An engine over some servers, all by default; `timeouts` are those that differ from `TIMEOUTS`."""
+        urls = tuple(fake.url for fake in fakes or self)
         engine = VLLMServerEngine(
             str(NANO_PATH),
-            vocabulary,
+            self._vocabulary,
             ModelConfig(path="nano"),
-            config,
+            EngineConfig(context_tokens=512, servers=urls, places=places, weights_folder=str(self.folder)),
             timeouts=replace(TIMEOUTS, **timeouts),
             follows=follows,
             locate=locate,
         )
-        opened.append(engine)
+        self._engines.append(engine)
         return engine
 
-    yield make
-    for engine in opened:
-        engine.close()
+    def close(self) -> None:
+        for each in (*self._engines, *self):
+            each.close()
+
+    @property
+    def requests(self) -> list[int]:
+        """How many each got."""
+        return [len(fake.requests) for fake in self]
+
+
+@pytest.fixture
+def fakes(vocabulary: Vocabulary, tmp_path: Path) -> Iterator[Fakes]:
+    fakes = Fakes(vocabulary, tmp_path / "weights")
+    yield fakes
+    fakes.close()
 
 
 async def sample(engine: VLLMServerEngine) -> SampledLine:
@@ -91,22 +99,18 @@ def up(engine: VLLMServerEngine) -> list[bool]:
     return [server.up for server in engine.servers]
 
 
-def requests(fakes: list[FakeVLLM]) -> list[int]:
-    return [len(fake.requests) for fake in fakes]
-
-
 # What is asked, and what an answer means.
 
 
 @pytest.mark.parametrize("has_our_scheduler", [False, True])
 async def test_a_line_is_asked_for_with_its_ids_and_comes_back_with_logprobs(
-    fakes: list[FakeVLLM], open_engine: OpenEngine, vocabulary: Vocabulary, has_our_scheduler: bool
+    fakes: Fakes, vocabulary: Vocabulary, has_our_scheduler: bool
 ) -> None:
     ends: dict[str, Any] = {"stop_token_ids": sorted(vocabulary.newline_ids | vocabulary.eos_ids)}
     if has_our_scheduler:
         fakes[0].stop_digest = vocabulary.digest
         ends = {"extra_args": {"repl_rl_line": ["\n", vocabulary.digest]}}
-    line = await sample(open_engine(fakes[0]))
+    line = await sample(fakes.open(fakes[0]))
     ids = vocabulary.encode_output(LINE)
     assert line == SampledLine(ids, (LOGPROB,) * len(ids), Finish.NEWLINE, versions=((0, 0),))
     parameters = {"temperature": 0.7, "top_p": 0.9, "top_k": 40, "max_tokens": 40, "logprobs": 0, "detokenize": False}
@@ -161,8 +165,7 @@ def test_errors_pickle() -> None:
     ],
 )
 def test_a_server_that_is_not_what_it_has_to_be_is_refused(
-    fakes: list[FakeVLLM],
-    open_engine: OpenEngine,
+    fakes: Fakes,
     vocabulary: Vocabulary,
     wrong: dict[str, Any],
     kind: type[Exception],
@@ -174,8 +177,8 @@ def test_a_server_that_is_not_what_it_has_to_be_is_refused(
     if wrong.get("stopped"):
         bad.stop()
     with pytest.raises(kind, match=says.replace("URL", bad.url).replace("GOOD", good.url)):
-        open_engine(good, bad)
-    assert requests(fakes) == [0, 0]
+        fakes.open()
+    assert fakes.requests == [0, 0]
 
 
 @pytest.mark.parametrize("url", ["node1:8000", "ftp://node1", "http://", "http://node1/?a=1"])
@@ -194,28 +197,22 @@ def test_what_is_not_a_base_url_is_refused(vocabulary: Vocabulary, url: str) -> 
     ],
     ids=["under another name too", "left paused", "with weights of an earlier run"],
 )
-async def test_a_server_that_is_unusual_can_be_used(
-    fakes: list[FakeVLLM], open_engine: OpenEngine, unusual: dict[str, Any], events: list[str]
-) -> None:
+async def test_a_server_that_is_unusual_can_be_used(fakes: Fakes, unusual: dict[str, Any], events: list[str]) -> None:
     for name, value in unusual.items():
         setattr(fakes[0], name, value)
-    assert (await sample(open_engine(fakes[0]))).finish is Finish.NEWLINE
+    assert (await sample(fakes.open(fakes[0]))).finish is Finish.NEWLINE
     assert (fakes[0].events, fakes[0].label) == (events, "default")
 
 
-def test_the_api_key_of_the_environment_is_sent(
-    fakes: list[FakeVLLM], open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_api_key_of_the_environment_is_sent(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "open-sesame")
-    open_engine(fakes[0])
+    fakes.open(fakes[0])
     assert fakes[0].authorizations == {"Bearer open-sesame"}
 
 
-def test_keys_and_values_of_another_type_are_warned_about(
-    fakes: list[FakeVLLM], open_engine: OpenEngine, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_keys_and_values_of_another_type_are_warned_about(fakes: Fakes, caplog: pytest.LogCaptureFixture) -> None:
     fakes[0].cache_dtype = "fp8"
-    open_engine(fakes[0])
+    fakes.open(fakes[0])
     assert "the servers keep keys and values in fp8" in caplog.text
 
 
@@ -240,12 +237,12 @@ async def end_elsewhere(fake: FakeVLLM, body: dict[str, Any]) -> web.Response:
     ids=["one error", "errors", "no answer", "another table of ends"],
 )
 async def test_a_line_is_asked_for_again_at_the_same_server_and_then_at_another(
-    fakes: list[FakeVLLM], open_engine: OpenEngine, first: Any, second: Any, asked: list[int]
+    fakes: Fakes, first: Any, second: Any, asked: list[int]
 ) -> None:
     fakes[0].respond, fakes[1].respond = first, second
-    line = await sample(open_engine(*fakes, request_s=1.0 if first is hang else 60))
+    line = await sample(fakes.open(request_s=1.0 if first is hang else 60))
     assert line.finish is Finish.NEWLINE
-    assert requests(fakes) == asked
+    assert fakes.requests == asked
     assert all(body == fakes[0].requests[0] for fake in fakes for body in fake.requests)
 
 
@@ -257,30 +254,28 @@ async def test_a_line_is_asked_for_again_at_the_same_server_and_then_at_another(
         *((saying(value), "URL sampled .* the weights are broken", 1) for value in (float("nan"), None, -9999.0)),
     ],
 )
-async def test_a_line_that_cannot_be_had_is_an_error(
-    fakes: list[FakeVLLM], open_engine: OpenEngine, respond: Any, says: str, asked: int
-) -> None:
+async def test_a_line_that_cannot_be_had_is_an_error(fakes: Fakes, respond: Any, says: str, asked: int) -> None:
     fakes[0].respond = fakes[1].respond = respond
     with pytest.raises(EngineError, match=says.replace("URL", fakes[0].url)):
-        await sample(open_engine(*fakes))
-    assert sum(requests(fakes)) == asked
+        await sample(fakes.open())
+    assert sum(fakes.requests) == asked
 
 
-async def test_trajectories_are_spread_and_stay_where_they_are(fakes: list[FakeVLLM], open_engine: OpenEngine) -> None:
-    engine = open_engine(*fakes)
+async def test_trajectories_are_spread_and_stay_where_they_are(fakes: Fakes) -> None:
+    engine = fakes.open()
     async with AsyncExitStack() as stack:
         slots = [await stack.enter_async_context(engine.slot(300)) for _ in range(4)]
         for turn in range(3):
             await asyncio.gather(*(slot.sample_line([turn, n], 9, SAMPLING) for n, slot in enumerate(slots)))
     of_server = [{body["token_ids"][1] for body in fake.requests} for fake in fakes]
-    assert requests(fakes) == [6, 6]
+    assert fakes.requests == [6, 6]
     assert of_server[0] | of_server[1] == {0, 1, 2, 3}
     assert not of_server[0] & of_server[1]
 
 
-async def test_a_branch_goes_to_the_server_that_its_root_is_on(fakes: list[FakeVLLM], open_engine: OpenEngine) -> None:
+async def test_a_branch_goes_to_the_server_that_its_root_is_on(fakes: Fakes) -> None:
     """Wherever there is more room: that server has its beginning in the prefix cache. Prompts are spread evenly."""
-    engine = open_engine(*fakes)
+    engine = fakes.open()
 
     async def typed(slot: Any, ids: list[int]) -> list[int]:
         return [*ids, *(await slot.sample_line(ids, 40, SAMPLING)).ids, 7]
@@ -288,16 +283,14 @@ async def test_a_branch_goes_to_the_server_that_its_root_is_on(fakes: list[FakeV
     async with AsyncExitStack() as stack:
         roots = [await stack.enter_async_context(engine.slot(300)) for _ in range(2)]
         texts = [await typed(root, [1, number]) for number, root in enumerate(roots)]
-        assert requests(fakes) == [1, 1]
+        assert fakes.requests == [1, 1]
         await typed(roots[0], texts[0])
         for _ in range(4):
             await typed(await stack.enter_async_context(engine.slot(300)), texts[0])
-    assert sorted(requests(fakes)) == [1, 6]
+    assert sorted(fakes.requests) == [1, 6]
 
 
-async def test_a_server_is_sent_no_more_requests_at_a_time_than_it_has_places(
-    fakes: list[FakeVLLM], open_engine: OpenEngine
-) -> None:
+async def test_a_server_is_sent_no_more_requests_at_a_time_than_it_has_places(fakes: Fakes) -> None:
     under_way, seen = [0], []
 
     async def counted(server: FakeVLLM, body: dict[str, Any]) -> Any:
@@ -308,15 +301,13 @@ async def test_a_server_is_sent_no_more_requests_at_a_time_than_it_has_places(
         return await say_line(server, body)
 
     fakes[0].respond = counted
-    engine = open_engine(fakes[0], places=3)
+    engine = fakes.open(fakes[0], places=3)
     await asyncio.gather(*(sample(engine) for _ in range(10)))
     assert (len(seen), max(seen)) == (10, 3)
 
 
-async def test_cancelling_a_line_and_closing_the_engine_close_the_connection(
-    fakes: list[FakeVLLM], open_engine: OpenEngine
-) -> None:
-    engine = open_engine(fakes[0])
+async def test_cancelling_a_line_and_closing_the_engine_close_the_connection(fakes: Fakes) -> None:
+    engine = fakes.open(fakes[0])
     fakes[0].respond = hang
     line = sampling(engine)
     await until(lambda: fakes[0].events == ["asked"])
@@ -338,9 +329,9 @@ async def test_cancelling_a_line_and_closing_the_engine_close_the_connection(
 
 
 async def test_a_dead_servers_trajectory_goes_on_elsewhere_and_the_server_is_used_again_when_it_is_back(
-    fakes: list[FakeVLLM], open_engine: OpenEngine
+    fakes: Fakes,
 ) -> None:
-    engine = open_engine(*fakes)
+    engine = fakes.open()
     async with engine.slot(300) as slot:
         await slot.sample_line([1], 9, SAMPLING)
         fakes[0].stop()
@@ -349,7 +340,7 @@ async def test_a_dead_servers_trajectory_goes_on_elsewhere_and_the_server_is_use
     fakes[0].start()
     await until(lambda: up(engine) == [True, True])
     await sample(engine)
-    assert requests(fakes) == [2, 1]
+    assert fakes.requests == [2, 1]
 
 
 @pytest.mark.parametrize(
@@ -357,22 +348,20 @@ async def test_a_dead_servers_trajectory_goes_on_elsewhere_and_the_server_is_use
     [("model", "other/model", "serves 'other/model'"), ("version", "0.32.1", "differ in version")],
 )
 async def test_a_server_that_comes_back_as_another_one_is_not_used(
-    fakes: list[FakeVLLM], open_engine: OpenEngine, name: str, value: str, trouble: str
+    fakes: Fakes, name: str, value: str, trouble: str
 ) -> None:
-    engine = open_engine(*fakes)
+    engine = fakes.open()
     fakes[0].stop()
     await until(lambda: up(engine) == [False, True])
     setattr(fakes[0], name, value)
     fakes[0].start()
     await until(lambda: trouble in engine.servers[0].trouble)
     await sample(engine)
-    assert requests(fakes) == [0, 1]
+    assert fakes.requests == [0, 1]
 
 
-async def test_if_all_servers_are_down_they_are_named_with_what_they_suffered_from(
-    fakes: list[FakeVLLM], open_engine: OpenEngine
-) -> None:
-    engine = open_engine(*fakes)
+async def test_if_all_servers_are_down_they_are_named_with_what_they_suffered_from(fakes: Fakes) -> None:
+    engine = fakes.open()
     fakes[0].health = 503
     fakes[1].stop()
     await until(lambda: up(engine) == [False, False])
@@ -383,18 +372,18 @@ async def test_if_all_servers_are_down_they_are_named_with_what_they_suffered_fr
     assert f"{fakes[1].url}: {fakes[1].url}/health: Cannot connect" in message
 
 
-async def test_a_line_under_way_leaves_a_server_that_falls_ill(fakes: list[FakeVLLM], open_engine: OpenEngine) -> None:
-    engine = open_engine(*fakes)
+async def test_a_line_under_way_leaves_a_server_that_falls_ill(fakes: Fakes) -> None:
+    engine = fakes.open()
     fakes[0].respond = hang
     line = sampling(engine)
     await until(lambda: "asked" in fakes[0].events)
     fakes[0].health = 503
     assert (await line).finish is Finish.NEWLINE
-    assert requests(fakes) == [1, 1]
+    assert fakes.requests == [1, 1]
 
 
-async def test_a_busy_server_may_miss_two_health_checks(fakes: list[FakeVLLM], open_engine: OpenEngine) -> None:
-    engine = open_engine(fakes[0], health_s=1.0)
+async def test_a_busy_server_may_miss_two_health_checks(fakes: Fakes) -> None:
+    engine = fakes.open(fakes[0], health_s=1.0)
     fakes[0].health = 0
     seen: list[tuple[bool, int]] = []
     await until(lambda: seen.append((engine.servers[0].up, engine.servers[0].silences)) or not seen[-1][0])
@@ -419,13 +408,13 @@ class Directory:
 
 
 async def test_a_server_whose_machine_is_lost_is_used_where_another_takes_its_place(
-    fakes: list[FakeVLLM], open_engine: OpenEngine, vocabulary: Vocabulary
+    fakes: Fakes, vocabulary: Vocabulary
 ) -> None:
     """With the current weights, given by the engine that leads; the one that follows waits for that."""
     lost, other = fakes
     directory = Directory(lost, other)
-    leader = open_engine(lost, other, locate=directory.locate)
-    follower = open_engine(lost, other, locate=directory.locate, follows=leader.weights)
+    leader = fakes.open(locate=directory.locate)
+    follower = fakes.open(locate=directory.locate, follows=leader.weights)
     leader.load_weights(new_weights())
     begun_at = lost.url
     del directory.urls[begun_at]
@@ -447,13 +436,11 @@ async def test_a_server_whose_machine_is_lost_is_used_where_another_takes_its_pl
         elsewhere.close()
 
 
-async def test_lines_wait_for_the_only_server_to_take_another_machine_and_look_for_it_once(
-    fakes: list[FakeVLLM], open_engine: OpenEngine
-) -> None:
+async def test_lines_wait_for_the_only_server_to_take_another_machine_and_look_for_it_once(fakes: Fakes) -> None:
     """A machine that is gone answers late or never: lines must not wait for that one after another."""
     lost, elsewhere = fakes
     directory = Directory(lost)
-    engine = open_engine(lost, locate=directory.locate, no_server_s=300)
+    engine = fakes.open(lost, locate=directory.locate, no_server_s=300)
     lost.respond = hang
     lines = [sampling(engine) for _ in range(40)]
     await until(lambda: lost.events.count("asked") == 40)
@@ -471,17 +458,15 @@ async def test_lines_wait_for_the_only_server_to_take_another_machine_and_look_f
 # New weights.
 
 
-async def test_new_weights_are_loaded_by_all_servers_and_only_the_latest_stay_on_disk(
-    fakes: list[FakeVLLM], open_engine: OpenEngine, tmp_path: Path
-) -> None:
-    engine, other_process = open_engine(*fakes), open_engine(*fakes)
+async def test_new_weights_are_loaded_by_all_servers_and_only_the_latest_stay_on_disk(fakes: Fakes) -> None:
+    engine, other_process = fakes.open(), fakes.open()
     for version in (1, 2, 3):
         engine.load_weights(new_weights())
         assert engine.version == version
         for fake in fakes:
             assert fake.events == GIVEN_WEIGHTS * version
             assert fake.label == engine.weights.label
-    assert [str(path) for path in (tmp_path / "weights").iterdir()] == list(engine.weights.files)
+    assert [str(path) for path in fakes.folder.iterdir()] == list(engine.weights.files)
     await sample(engine)
     other_process.adopt(engine.weights)
     assert other_process.version == 3
@@ -489,11 +474,9 @@ async def test_new_weights_are_loaded_by_all_servers_and_only_the_latest_stay_on
     assert [body["cache_salt"] for fake in fakes for body in fake.requests] == [engine.weights.label] * 2
 
 
-def test_a_folder_that_can_not_be_written_to_is_named_and_the_weights_are_read_to_the_end(
-    fakes: list[FakeVLLM], open_engine: OpenEngine, tmp_path: Path
-) -> None:
-    engine = open_engine(fakes[0])
-    (tmp_path / "weights").write_text("a file, no folder")
+def test_a_folder_that_can_not_be_written_to_is_named_and_the_weights_are_read_to_the_end(fakes: Fakes) -> None:
+    engine = fakes.open(fakes[0])
+    fakes.folder.write_text("a file, no folder")
     weights = iter(new_weights())
     with pytest.raises(ConfigError, match=r"can't be written to '.*/weights'.*engine\.weights_folder"):
         engine.load_weights(weights)
@@ -501,11 +484,9 @@ def test_a_folder_that_can_not_be_written_to_is_named_and_the_weights_are_read_t
     assert engine.version == 0
 
 
-def test_large_weights_are_written_in_several_files(
-    fakes: list[FakeVLLM], open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_weights_are_written_in_several_files(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("repl_rl.engine.server.fleet._FILE_BYTES", 9)
-    engine = open_engine(fakes[0])
+    engine = fakes.open(fakes[0])
     engine.load_weights([*new_weights(), ("c", torch.full((1,), 7.0))])
     written = [load_file(path) for path in engine.weights.files]
     assert [sorted(tensors) for tensors in written] == [["a", "b"], ["c"]]
@@ -513,8 +494,8 @@ def test_large_weights_are_written_in_several_files(
     assert torch.equal(written[1]["c"], torch.full((1,), 7.0))
 
 
-async def test_new_weights_wait_for_lines_under_way(fakes: list[FakeVLLM], open_engine: OpenEngine) -> None:
-    engine = open_engine(fakes[0])
+async def test_new_weights_wait_for_lines_under_way(fakes: Fakes) -> None:
+    engine = fakes.open(fakes[0])
 
     async def slowly(server: FakeVLLM, body: dict[str, Any]) -> Any:
         server.events.append("asked")
@@ -530,10 +511,8 @@ async def test_new_weights_wait_for_lines_under_way(fakes: list[FakeVLLM], open_
     assert fakes[0].events[:3] == ["asked", "answered", "/pause"]
 
 
-async def test_a_server_that_refuses_new_weights_leaves_all_at_the_old_ones(
-    fakes: list[FakeVLLM], open_engine: OpenEngine
-) -> None:
-    engine = open_engine(*fakes)
+async def test_a_server_that_refuses_new_weights_leaves_all_at_the_old_ones(fakes: Fakes) -> None:
+    engine = fakes.open()
     fakes[1].load = lambda body: {"error": "shapes differ"} if "load" in body["method"] else {"loaded": 1}
     with pytest.raises(EngineError, match=rf"{fakes[1].url} can't load .*: shapes differ; .*engine\.weights_folder"):
         engine.load_weights(new_weights())
@@ -543,16 +522,14 @@ async def test_a_server_that_refuses_new_weights_leaves_all_at_the_old_ones(
     await sample(engine)
 
 
-async def test_a_server_of_which_one_rank_has_not_loaded_its_weights_is_left_out(
-    fakes: list[FakeVLLM], open_engine: OpenEngine
-) -> None:
-    engine = open_engine(*fakes)
+async def test_a_server_of_which_one_rank_has_not_loaded_its_weights_is_left_out(fakes: Fakes) -> None:
+    engine = fakes.open()
     fakes[1].has_unloaded_rank = True
     engine.load_weights(new_weights())
     assert up(engine) == [True, False]
     assert fakes[1].label != engine.weights.label
     await sample(engine)
-    assert requests(fakes) == [1, 0]
+    assert fakes.requests == [1, 0]
     fakes[1].has_unloaded_rank = False
     await until(lambda: up(engine) == [True, True])
     assert fakes[1].label == engine.weights.label
@@ -569,20 +546,18 @@ async def test_a_server_of_which_one_rank_has_not_loaded_its_weights_is_left_out
     ],
 )
 async def test_some_servers_can_be_sampled_from_and_take_no_weights(
-    fakes: list[FakeVLLM], open_engine: OpenEngine, unlike: dict[str, Any], says: str
+    fakes: Fakes, unlike: dict[str, Any], says: str
 ) -> None:
     for name, value in unlike.items():
         setattr(fakes[0], name, value)
-    engine = open_engine(fakes[0])
+    engine = fakes.open(fakes[0])
     assert (await sample(engine)).finish is Finish.NEWLINE
     with pytest.raises(ConfigError, match=says):
         engine.load_weights(new_weights())
 
 
-async def test_a_server_that_is_away_during_an_update_gets_the_weights_when_it_is_back(
-    fakes: list[FakeVLLM], open_engine: OpenEngine
-) -> None:
-    engine = open_engine(*fakes)
+async def test_a_server_that_is_away_during_an_update_gets_the_weights_when_it_is_back(fakes: Fakes) -> None:
+    engine = fakes.open()
     fakes[0].stop()
     engine.load_weights(new_weights())
     assert engine.version == 1
@@ -592,22 +567,18 @@ async def test_a_server_that_is_away_during_an_update_gets_the_weights_when_it_i
     assert fakes[0].label == engine.weights.label
 
 
-async def test_a_server_that_was_restarted_unseen_is_given_the_weights_before_its_tokens_count(
-    fakes: list[FakeVLLM], open_engine: OpenEngine
-) -> None:
-    engine = open_engine(fakes[0], between_checks_s=600)
+async def test_a_server_that_was_restarted_unseen_is_given_the_weights_before_its_tokens_count(fakes: Fakes) -> None:
+    engine = fakes.open(fakes[0], between_checks_s=600)
     engine.load_weights(new_weights())
     fakes[0].label = "default"
     await sample(engine)
     assert fakes[0].label == engine.weights.label
-    assert requests(fakes[:1]) == [2]
+    assert fakes.requests == [2, 0]
 
 
-async def test_a_machine_that_is_lost_while_it_loads_weights_is_given_up(
-    fakes: list[FakeVLLM], open_engine: OpenEngine
-) -> None:
+async def test_a_machine_that_is_lost_while_it_loads_weights_is_given_up(fakes: Fakes) -> None:
     """No connection to it is closed, and loading may take half an hour."""
-    engine = open_engine(*fakes, health_s=1.0, weights_s=1800)
+    engine = fakes.open(health_s=1.0, weights_s=1800)
     back = threading.Event()
 
     def load(body: dict[str, Any]) -> dict[str, int]:
@@ -626,8 +597,8 @@ async def test_a_machine_that_is_lost_while_it_loads_weights_is_given_up(
     assert fakes[0].label == engine.weights.label
 
 
-async def test_new_weights_wait_for_a_server_to_be_back(fakes: list[FakeVLLM], open_engine: OpenEngine) -> None:
-    engine = open_engine(fakes[0], no_server_s=300)
+async def test_new_weights_wait_for_a_server_to_be_back(fakes: Fakes) -> None:
+    engine = fakes.open(fakes[0], no_server_s=300)
     fakes[0].stop()
     await until(lambda: up(engine) == [False])
     loading = asyncio.create_task(asyncio.to_thread(engine.load_weights, new_weights()))
@@ -639,25 +610,21 @@ async def test_new_weights_wait_for_a_server_to_be_back(fakes: list[FakeVLLM], o
     assert fakes[0].label == engine.weights.label
 
 
-def test_without_a_server_new_weights_are_an_error_and_leave_no_file(
-    fakes: list[FakeVLLM], open_engine: OpenEngine, tmp_path: Path
-) -> None:
-    engine = open_engine(fakes[0])
+def test_without_a_server_new_weights_are_an_error_and_leave_no_file(fakes: Fakes) -> None:
+    engine = fakes.open(fakes[0])
     fakes[0].stop()
     with pytest.raises(EngineError, match=rf"no vLLM server came back within 1 s:\n  {fakes[0].url}: .*Cannot connect"):
         engine.load_weights(new_weights())
     assert engine.version == 0
-    assert list((tmp_path / "weights").iterdir()) == []
+    assert list(fakes.folder.iterdir()) == []
 
 
 # Engines that follow the weights of another process.
 
 
-async def test_an_engine_that_follows_goes_on_with_later_weights_and_gives_none(
-    fakes: list[FakeVLLM], open_engine: OpenEngine
-) -> None:
-    leader = open_engine(fakes[0])
-    follower = open_engine(fakes[0], follows=leader.weights, no_server_s=300)
+async def test_an_engine_that_follows_goes_on_with_later_weights_and_gives_none(fakes: Fakes) -> None:
+    leader = fakes.open(fakes[0])
+    follower = fakes.open(fakes[0], follows=leader.weights, no_server_s=300)
     assert (await sample(follower)).versions == ((0, 0),)
     for version in (1, 2):
         leader.load_weights(new_weights())
@@ -685,19 +652,17 @@ def test_labels_of_other_trainers_are_not_followed(label: str) -> None:
     assert weights.later("repl-rl-abcdef01-12") == Weights(12, "repl-rl-abcdef01-12", run="repl-rl-abcdef01")
 
 
-async def test_an_engine_that_follows_opens_without_a_server_that_is_away(
-    fakes: list[FakeVLLM], open_engine: OpenEngine
-) -> None:
+async def test_an_engine_that_follows_opens_without_a_server_that_is_away(fakes: Fakes) -> None:
     """As the engine of a worker that is started again after its machine was lost, a server's as well."""
     directory = Directory(*fakes)
-    leader = open_engine(*fakes, locate=directory.locate)
+    leader = fakes.open(locate=directory.locate)
     del directory.urls[fakes[0].url]
     fakes[0].stop()
-    follower = open_engine(*fakes, locate=directory.locate, follows=leader.weights)
+    follower = fakes.open(locate=directory.locate, follows=leader.weights)
     assert up(follower) == [False, True]
     assert (await sample(follower)).finish is Finish.NEWLINE
     with pytest.raises(EngineError, match=r"is gone, and no machine has room(.|\n)*has to be up at the start"):
-        open_engine(*fakes, locate=directory.locate)
+        fakes.open(locate=directory.locate)
     fakes[1].stop()
     with pytest.raises(EngineError, match="has to be up at the start"):
-        open_engine(*fakes, follows=leader.weights)
+        fakes.open(follows=leader.weights)

@@ -63,10 +63,6 @@ def vocabulary(request: pytest.FixtureRequest) -> Vocabulary:
     return vocabularies.qwen() if request.param == "qwen" else Vocabulary(makers[request.param]())
 
 
-def test_qwen_has_2178_tokens_that_end_a_line(qwen: Vocabulary) -> None:
-    assert len(qwen.newline_ids) == 2178
-
-
 def test_the_fixture_is_qwens_own_tokenizer(qwen: Vocabulary, reference: QwenTokenizer) -> None:
     assert list(qwen.encode_output(CODE)) == reference.encode(CODE)
 
@@ -130,65 +126,52 @@ def test_an_id_that_the_tokenizer_does_not_know_has_no_bytes(qwen: Vocabulary) -
     assert qwen.bytes_of([plain, 151_900, plain]) == b"xx"
 
 
-def test_added_tokens_are_their_content() -> None:
-    """Also where each of their characters stands for a byte in GPT-2's map, as those of `né` do."""
+def byte_level(vocabulary: dict[str, int]) -> PreTrainedTokenizerFast:
+    backend = Tokenizer(models.BPE(vocabulary, []))
+    backend.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+def bytes_with_added(*names: str) -> PreTrainedTokenizerFast:
     tokenizer = byte_tokenizer()
-    names = ["né", "<｜end▁of▁text｜>", "a\n"]
     tokenizer.add_tokens([AddedToken(name, normalized=False) for name in names])
-    assert bytes_of_tokens(tokenizer)[-3:] == tuple(name.encode() for name in names)
+    return tokenizer
+
+
+def pieces() -> PreTrainedTokenizerFast:
+    backend = Tokenizer(models.BPE({"▁a": 0, "<0x0A>": 1, "<0xe2>": 2, "<0xZZ>": 3, "▁▁": 4, "▁end": 5}, []))
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    backend.add_special_tokens([AddedToken("▁end", special=True)])
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+def word_pieces() -> PreTrainedTokenizerFast:
+    backend = Tokenizer(models.WordPiece({"[UNK]": 0, "ab": 1, "##c": 2}, unk_token="[UNK]"))
+    backend.decoder = decoders.WordPiece()
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "last"),
+    [
+        # Added tokens are their content, also where each of their characters stands for a byte in GPT-2's map.
+        (bytes_with_added("né", "<｜end▁of▁text｜>", "a\n"), ["né".encode(), "<｜end▁of▁text｜>".encode(), b"a\n"]),
+        # Ids without a token have no bytes.
+        (byte_level({"a": 0, "b": 3}), [b"a", b"", b"", b"b"]),
+        (pieces(), [b" a", b"\n", b"\xe2", b"<0xZZ>", b"  ", "▁end".encode()]),
+        # Tokens of other kinds are the text that they decode to.
+        (word_pieces(), [b"[UNK]", b"ab", b"##c"]),
+    ],
+    ids=["added", "gaps", "pieces", "other kinds"],
+)
+def test_the_bytes_of_the_last_tokens(tokenizer: Any, last: list[bytes]) -> None:
+    assert list(bytes_of_tokens(tokenizer))[-len(last) :] == last
 
 
 def test_a_byte_stays_a_byte_where_its_symbol_is_added_again() -> None:
     """The tokenizer gives such a token the id of the byte."""
-    tokenizer = byte_tokenizer()
-    tokenizer.add_tokens([AddedToken("é", normalized=False)])
+    tokenizer = bytes_with_added("é")
     assert bytes_of_tokens(tokenizer)[tokenizer.convert_tokens_to_ids("é")] == b"\xe9"
-
-
-def test_ids_without_a_token_have_no_bytes() -> None:
-    backend = Tokenizer(models.BPE({"a": 0, "b": 3}, []))
-    backend.decoder = decoders.ByteLevel()
-    assert bytes_of_tokens(PreTrainedTokenizerFast(tokenizer_object=backend)) == (b"a", b"", b"", b"b")
-
-
-def test_pieces_by_metaspace_and_by_bytes() -> None:
-    backend = Tokenizer(models.BPE({"▁a": 0, "<0x0A>": 1, "<0xe2>": 2, "<0xZZ>": 3, "▁▁": 4, "▁end": 5}, []))
-    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
-    backend.add_special_tokens([AddedToken("▁end", special=True)])
-    expected = (b" a", b"\n", b"\xe2", b"<0xZZ>", b"  ", "▁end".encode())
-    assert bytes_of_tokens(PreTrainedTokenizerFast(tokenizer_object=backend)) == expected
-
-
-def test_tokens_of_other_kinds_are_the_text_that_they_decode_to() -> None:
-    backend = Tokenizer(models.WordPiece({"[UNK]": 0, "ab": 1, "##c": 2}, unk_token="[UNK]"))
-    backend.decoder = decoders.WordPiece()
-    assert bytes_of_tokens(PreTrainedTokenizerFast(tokenizer_object=backend)) == (b"[UNK]", b"ab", b"##c")
-
-
-def test_most_of_qwens_line_ends_are_fused(qwen: Vocabulary) -> None:
-    (plain,) = qwen.encode_output("\n")
-    ends = [index for index in qwen.encode_output(CODE) if index in qwen.newline_ids]
-    assert sum(index != plain for index in ends) > 0.4 * len(ends)
-
-
-def test_a_newline_in_bytes_is_one_token() -> None:
-    vocabulary = Vocabulary(byte_tokenizer())
-    assert vocabulary.newline_ids == set(vocabulary.encode_output("\n"))
-    assert len(vocabulary.newline_ids) == 1
-
-
-def test_lines_are_cut_where_a_token_holds_a_newline(vocabulary: Vocabulary) -> None:
-    text = "x = f(1)\nfor i in a:\n    pass\n\ny = 1\n"
-    lines: list[list[int]] = [[]]
-    for index in vocabulary.encode_output(text):
-        lines[-1].append(index)
-        if index in vocabulary.newline_ids:
-            lines.append([])
-    assert lines.pop() == []
-    texts = [vocabulary.decode(ids) for ids in lines]
-    assert "".join(texts) == text
-    assert all("\n" in line for line in texts)
-    assert not any("\n" in vocabulary.decode(ids[:-1]) for ids in lines)
 
 
 @given(text=st.text(st.sampled_from('x =1\n()"fa:>.'), max_size=30), cut=st.integers(0, 30))
@@ -213,11 +196,7 @@ def test_text_like_a_special_token_stays_text(qwen: Vocabulary) -> None:
     assert qwen.decode(ids) == output
     prompt = qwen.encode_prompt("a<|endoftext|>")
     assert prompt[-1] == qwen.tokenizer.eos_token_id
-
-
-def test_special_tokens_show_in_decoded_text(qwen: Vocabulary) -> None:
-    ids = [*qwen.encode_output("x"), qwen.tokenizer.eos_token_id]
-    assert qwen.decode(ids) == "x<|endoftext|>"
+    assert qwen.decode(prompt) == "a<|endoftext|>"
 
 
 def test_the_chat_template_and_the_prefill_are_encoded_as_one(qwen: Vocabulary) -> None:

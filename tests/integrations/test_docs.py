@@ -17,6 +17,7 @@ from scripted_chat import call, make_model, make_tokenizer
 from repl_rl.integrations.shared import close_shared_kernels
 from repl_rl.tasks import make_tasks
 
+pytestmark = pytest.mark.more
 TEXT = (Path(__file__).parents[2] / "docs" / "integrations.md").read_text(encoding="utf-8")
 BLOCKS: list[tuple[str, str]] = re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
 

@@ -125,7 +125,7 @@ def test_the_end_of_the_process_is_the_end_of_its_kernels(wait_s: float) -> None
         "from repl_rl.integrations.shared import shared_kernels\n"
         "from repl_rl.integrations.trl import ReplEnvironment\n"
         "environment = ReplEnvironment.configured(kernel=KernelConfig(size=1))()\n"
-        "print(environment.python('1 + 1'), shared_kernels(environment.kernel_config)._pool.backend.server.pid)"
+        "print(environment.python('1 + 1'), shared_kernels(environment.kernel_config).pool.backend.server.pid)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=True)
     shown, server = done.stdout.split()

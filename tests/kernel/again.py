@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -29,9 +30,8 @@ def assert_passes(*words: str, environment: dict[str, str], before: list[str] | 
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
 
 
-def assert_passes_without_root(*words: str, home: Path) -> None:
+def assert_passes_without_root(*words: str) -> None:
     """As a user who owns nothing; the interpreter may lie in a home folder that is closed to others."""
-    home.chmod(0o777)
     prefix, own_home = Installation.current().prefix, Path.home()
     before = [str(find_bwrap()), "--dev-bind", "/", "/", "--perms", "0755", "--tmpfs", str(own_home)]
     for parent in reversed([path for path in prefix.parents if path.is_relative_to(own_home) and path != own_home]):
@@ -39,5 +39,7 @@ def assert_passes_without_root(*words: str, home: Path) -> None:
     if prefix.is_relative_to(own_home):
         before += ["--ro-bind", str(prefix), str(prefix)]
     before += ["--", "setpriv", "--reuid", ORDINARY_UID, "--regid", ORDINARY_UID, "--clear-groups"]
-    environment = {"PATH": os.environ["PATH"], "HOME": str(home), "LANG": "C.UTF-8", "TMPDIR": "/tmp"}
-    assert_passes(*words, environment=environment, before=before)
+    with tempfile.TemporaryDirectory(dir="/tmp") as home:
+        os.chmod(home, 0o777)
+        environment = {"PATH": os.environ["PATH"], "HOME": home, "LANG": "C.UTF-8", "TMPDIR": "/tmp"}
+        assert_passes(*words, environment=environment, before=before)

@@ -17,11 +17,10 @@ from repl_rl.kernel.pool import PooledKernel
 from repl_rl.utils.machine import jupyter_console
 from repl_rl.utils.threads import BackgroundLoop
 
-BACKENDS = ["fork", "repl_rl"]
 TYPED = ("x = 20", "def area(width, height=2):\n    'Of a rectangle.'\n    return width * height\n")
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=["fork", pytest.param("repl_rl", marks=pytest.mark.more)])
 def kernel(
     request: pytest.FixtureRequest, kernel_pools: Callable[..., KernelPool], loop: BackgroundLoop
 ) -> Iterator[PooledKernel]:

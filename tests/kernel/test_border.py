@@ -318,9 +318,9 @@ def fuzz_messages(count: int, seed: int) -> tuple[int, float]:
 
 
 async def test_mutated_messages_are_results_or_the_end_of_their_channel() -> None:
-    read, _ = await fuzz_channel(1_000, seed=0)
+    read, _ = await fuzz_channel(1_500, seed=0)
     assert read > 100
-    read, _ = fuzz_messages(1_000, seed=0)
+    read, _ = fuzz_messages(1_500, seed=0)
     assert read > 100
 
 

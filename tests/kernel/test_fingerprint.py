@@ -213,6 +213,7 @@ def test_sets_of_objects_that_share_and_point_back() -> None:
     assert after(lines % "1, 2, 3") != after(lines % "1, 2, 4")
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("wrap", ["[a]", "(a,)", "{1: a}", "frozenset({a, 1})", "f(a)"])
 def test_deep_nesting(wrap: str) -> None:
     source = f"f = lambda x: lambda: x\na = 0\nfor _ in range(100_000): a = {wrap}\nb = %d"

@@ -88,6 +88,7 @@ async def test_a_dead_server_is_replaced_and_its_sessions_say_that_they_are_gone
     assert "another one is started" in caplog.text
 
 
+@pytest.mark.more
 async def test_sessions_that_wait_get_theirs_from_the_next_server() -> None:
     async with KernelPool(size=3, limits=LIMITS, warm=0) as pool, pool.session():
         waiting = [asyncio.create_task(in_one_session(pool, "5")) for _ in range(4)]
@@ -195,6 +196,7 @@ async def test_a_server_that_cannot_start_is_not_started_again_and_again(
     assert pool.stats.starting == 0
 
 
+@pytest.mark.more
 async def test_leaving_the_pool_ends_a_line_that_runs() -> None:
     async with KernelPool(1, LIMITS) as pool:
         kernel = await pool.session().__aenter__()
@@ -203,6 +205,7 @@ async def test_leaving_the_pool_ends_a_line_that_runs() -> None:
     assert (await asyncio.wait_for(running, 300)).status is ExecStatus.KILLED
 
 
+@pytest.mark.more
 async def test_jupyter_waits_for_the_line_that_runs() -> None:
     async with KernelPool(size=3, limits=LIMITS) as pool, pool.session() as kernel:
         running = asyncio.create_task(kernel.execute("import time; time.sleep(0.5); 5"))
@@ -213,6 +216,7 @@ async def test_jupyter_waits_for_the_line_that_runs() -> None:
         assert (await kernel.execute("6")).output == "6\n"
 
 
+@pytest.mark.more
 def test_callers_that_go_away_leave_nothing_open() -> None:
     before, after = in_a_process_of_its_own(descriptors_before_and_after_callers_go_away)
     assert before == after
@@ -252,6 +256,7 @@ async def test_channels_are_only_touched_on_their_loop(monkeypatch: pytest.Monke
     assert threads == {threading.get_ident()}
 
 
+@pytest.mark.more
 async def test_without_a_sandbox_children_end_with_their_session() -> None:
     cell = "import os, subprocess as s; [s.Popen(['setsid', 'sleep', '3608']).pid, s.Popen(['sleep', '3607']).pid]"
 

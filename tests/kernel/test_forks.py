@@ -163,6 +163,7 @@ async def test_neither_while_a_line_runs_nor_with_jupyter_nor_after_the_end(pool
             await kernel.can_fork()
 
 
+@pytest.mark.more
 async def test_forks_wait_for_a_slot_one_after_the_other_and_say_so(caplog: pytest.LogCaptureFixture) -> None:
     """One free slot is enough for two that wait: the second has it after the first."""
     caplog.set_level(logging.WARNING)
@@ -283,6 +284,7 @@ async def test_forks_leave_nothing_behind(count: int) -> None:
         assert pool.stats.forks >= count
 
 
+@pytest.mark.more
 async def test_several_forks_at_once_are_strangers(pool: KernelPool) -> None:
     async with pool.session() as kernel, AsyncExitStack() as stack:
         await typed(kernel, "x = [1]", "import random; random.seed(5)", "open('/tmp/f', 'w').write('a')")
@@ -297,6 +299,7 @@ async def test_several_forks_at_once_are_strangers(pool: KernelPool) -> None:
         assert await shown(kernel, "random.random()") == await shown(other, "random.random()")
 
 
+@pytest.mark.more
 async def test_without_waiting_there_are_as_many_forks_as_slots() -> None:
     async with KernelPool(3, LIMITS, sandbox="bwrap") as pool, pool.session() as kernel, AsyncExitStack() as stack:
         assert len(await pool.forks(kernel, [stack] * 5, wait=False)) == 2

@@ -142,7 +142,7 @@ def test_the_problems_of_a_data_set_in_a_folder_are_read_and_checked(
     broken = [*GSM8K_ROWS, {"question": "How many?", "answer": "nobody knows"}]
     for rows, code, text in (
         (GSM8K_ROWS, 0, "5 to train on; 5 held out"),
-        (broken, 2, "split 'train', row 5: tasks.ans"),
+        (broken, 2, "line 6: column answer: tasks.answer_pattern"),
     ):
         folder = tmp_path_factory.mktemp("sets")
         for split in ("train", "test"):

@@ -39,20 +39,6 @@ def resume(folder: RunFolder, capsys: pytest.CaptureFixture[str], *arguments: st
     return code, captured.out + captured.err
 
 
-@pytest.mark.parametrize("flags", [[], ["--dry-run"]])
-def test_a_key_that_may_not_change_is_refused_beside_resume(
-    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = new_run(load_config("quickstart"), tmp_path)
-    assert resume(folder, capsys, "--set", "seed=9", "--set", "train.steps=99", *flags) == (
-        2,
-        f"repl-rl: {folder.path} was started from another config. These keys differ:\n"
-        "  seed: 0 in the run, 9 now\n"
-        f"Resume without them to go on with the run's own, or start a new run. What may change: {FREE}\n",
-    )
-    assert folder.config() == load_config("quickstart")
-
-
 def test_a_dry_run_names_the_runs_own_folder_and_what_remains(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
 from repl_rl.cli import main
-from repl_rl.trajectory import read_jsonl
+from repl_rl.trajectory import Trajectory, read_jsonl
 
 pytestmark = pytest.mark.more
 STORED = Path(__file__).parent / "stored"
@@ -32,6 +33,8 @@ def test_a_task_with_an_answer_is_graded_and_credited(capsys: pytest.CaptureFixt
     assert "What is 1 + 1?" in shown
     trajectories = list(read_jsonl(Path("new/x.jsonl")))
     assert [trajectory.outcome_reward for trajectory in trajectories] == [0.0, 0.0, 0.0]
+    records = [json.loads(line) for line in Path("new/x.jsonl").read_text().splitlines()]
+    assert [Trajectory.from_dict(record) for record in records] == trajectories
     lines = [line for trajectory in trajectories for line in trajectory.lines]
     assert {line.reward for line in lines} >= {-0.3}, "the run's own rewards: a syntax error costs 0.3"
     assert any(line.advantage for line in lines)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import rows
 from recorded import RecordedTrainer, make_tasks_named, recorded, recorded_trainer
 from tracked import HOSTILE, TRACKERS
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
@@ -157,8 +158,7 @@ def texts(events: Any, tag: str) -> dict[int, str]:
 
 
 def metrics(run: Path, kind: str, key: str) -> list[tuple[int, float]]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [(row["step"], row[key]) for row in rows if row["kind"] == kind]
+    return [(row["step"], row[key]) for row in rows(run, kind)]
 
 
 def near(pairs: list[tuple[int, float]]) -> list[tuple[int, Any]]:
@@ -215,10 +215,10 @@ def test_wandb_goes_on_with_the_run_of_the_folder_and_has_its_config_and_rollout
 @pytest.mark.slow
 def test_trackio_goes_on_with_the_run_of_the_name_and_has_its_rollouts(tracked: Path) -> None:
     run = tracked / "runs" / "tiny"
-    rows = list(trackio_rows(tracked, "tiny", "metrics"))
-    assert len({row["run_id"] for row in rows}) == 1
-    assert {row["run_name"] for row in rows} == {"tiny"}
-    logged = [(row["metrics"]["train/global_step"], row["metrics"]) for row in rows]
+    logged_rows = list(trackio_rows(tracked, "tiny", "metrics"))
+    assert len({row["run_id"] for row in logged_rows}) == 1
+    assert {row["run_name"] for row in logged_rows} == {"tiny"}
+    logged = [(row["metrics"]["train/global_step"], row["metrics"]) for row in logged_rows]
     rewards = [(step, values["train/reward"]) for step, values in logged if "train/reward" in values]
     assert [step for step, _ in rewards] == [1, 2, 2, 3]
     assert [rewards[0], *rewards[2:]] == metrics(run, "train", "reward")

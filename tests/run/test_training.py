@@ -30,7 +30,7 @@ SMALL = {
     "budget": {"line_tokens": 32, "lines": 6, "tokens": 160},
     "rewards": {"kinds": {"exception": -0.1, "syntax_error": -0.1}},
     "train": {"steps": 4, "prompts_per_step": 4, "group_size": 4, "save_steps": 1, "micro_batch": 8},
-    "eval": {"problems": 10},
+    "eval": {"problems": 4},
 }
 
 

@@ -191,6 +191,7 @@ def test_a_failure_reaches_the_step_and_closing_ends_what_is_under_way(threads: 
         queue.take(0)
 
 
+@pytest.mark.more
 @given(st.data())
 def test_each_group_is_taken_once_and_none_is_too_old(data: st.DataObject) -> None:
     """Groups end in any order and at any time; what is begun before a queue is closed comes first in the next one.

@@ -17,8 +17,6 @@ from transformers import AutoModelForCausalLM
 from repl_rl import ReplGRPOTrainer
 from repl_rl.config.train import KAHAN
 from repl_rl.engine.vocabulary import load_vocabulary
-from repl_rl.tasks import make_tasks
-from repl_rl.trainer.packed import base_of
 from repl_rl.trajectory import StopReason, Task, Trajectory
 
 pytestmark = pytest.mark.more
@@ -167,23 +165,6 @@ def test_what_a_step_rounds_away_in_bfloat16_is_kept_for_the_next(make_trainer: 
     assert moved < 0.5 * total < waiting + moved
 
 
-@pytest.mark.slow
-def test_evaluation_takes_larger_batches_than_training(make_trainer: MakeTrainer) -> None:
-    """Six problems of four rollouts, sixteen at a time: the last batch is a smaller one."""
-    heldout = make_tasks(["product"], 6, seed=2, split="heldout")
-    trainer = make_trainer(
-        {"eval_dataset": heldout}, per_device_eval_batch_size=16, eval_strategy="steps", eval_steps=1, redraws=1
-    )
-    history = steps_of(trainer)
-    evaluations = [row for row in trainer.state.log_history if "eval_reward" in row]
-    assert [row["step"] for row in history] == [row["step"] for row in evaluations] == [1, 2]
-    for row in evaluations:
-        assert row["eval_drift/logprob_max"] < 1e-3
-        assert sum(value for key, value in row.items() if key.startswith("eval_stops/")) == pytest.approx(1.0)
-        assert "eval_credit/redrawn_groups" not in row
-    assert all("credit/redrawn_groups" in row for row in history)
-
-
 def test_a_stop_that_only_some_batches_have_is_averaged_over_all_of_them(tmp_path: Path) -> None:
     """Two evaluation batches of two problems, each rolled out twice: only in the first did a line run out of tokens."""
 
@@ -249,32 +230,6 @@ def test_in_the_second_epoch_ratios_are_to_the_policy_that_sampled(tmp_path: Pat
     apart = [(now - first["old_per_token_logps"])[typed].abs().max().item() for now in trainer.found]
     assert apart[0] < 1e-5
     assert apart[1] > 1e-3
-
-
-@pytest.mark.parametrize("with_lora", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_gradient_checkpointing_changes_no_weight(tmp_path: Path, with_lora: bool) -> None:
-    adapter = lora("q_proj", init_lora_weights="gaussian")
-    moved: list[dict[str, torch.Tensor]] = []
-    for is_on in (False, True):
-        torch.manual_seed(0)
-        trainer = recorded_trainer(
-            tmp_path,
-            first_is_right,
-            make_tasks_named("a", "b", "c", "d"),
-            trainer={"peft_config": adapter} if with_lora else {},
-            per_device_train_batch_size=8,
-            optim="sgd",
-            learning_rate=0.1,
-            gradient_checkpointing=is_on,
-        )
-        before = weights_of(trainer.model)
-        trainer.train()
-        assert base_of(trainer.model).is_gradient_checkpointing is is_on
-        moved.append({name: value - before[name] for name, value in weights_of(trainer.model).items()})
-    plain, checkpointed = moved
-    assert max(change.abs().max().item() for change in plain.values()) > 1e-4
-    for name, change in plain.items():
-        torch.testing.assert_close(checkpointed[name], change, atol=1e-6, rtol=1e-4, msg=name)
 
 
 @pytest.mark.parametrize("with_lora", [False, True])

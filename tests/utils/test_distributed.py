@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from repl_rl.cli import main
 from repl_rl.config import load_config
 from repl_rl.run import training
 from repl_rl.trajectory import read_jsonl
 from repl_rl.utils.distributed import WAIT_S, any_of_all, from_main, gather, is_main_process
-
-SMALL = {
-    "name": "two",
-    "seed": 5,
-    "engine": {"backend": "transformers", "context_tokens": 384, "places": 16},
-    "kernel": {"size": 8},
-    "budget": {"line_tokens": 32, "lines": 4, "tokens": 120},
-    "train": {
-        "steps": 2, "prompts_per_step": 4, "group_size": 4, "micro_batch": 4, "processes": 2, "save_steps": 2,
-        "redraws": 1, "mask_overlong": True,
-    },
-    "eval": {"problems": 5},
-}  # fmt: skip
 
 
 def test_one_process_is_all_of_them() -> None:
@@ -38,21 +25,21 @@ def test_one_process_is_all_of_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("processes", "started_in", "message"),
-    [
-        ("2", None, "train.processes is 2, and this run was started in 1; start it with `accelerate launch "
-                    "--num_processes 2 -m repl_rl.cli train ...`, or set train.processes"),
-        ("1", "4", "train.processes is 1, and this run was started in 4; start it with `repl-rl train ...`, or"),
-    ],
-)  # fmt: skip
+    ("processes", "started_in", "start"),
+    [("2", "1", "accelerate launch --num_processes 2 -m repl_rl.cli"), ("1", "4", "repl-rl")],
+)
 def test_another_number_of_processes_than_the_config_names_is_refused(
-    processes: str, started_in: str | None, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    processes: str,
+    started_in: str,
+    start: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.chdir(tmp_path)
-    if started_in is not None:
-        monkeypatch.setenv("WORLD_SIZE", started_in)
+    monkeypatch.setenv("WORLD_SIZE", started_in)
     assert main(["train", "quickstart", "--set", f"train.processes={processes}"]) == 2
+    message = f"train.processes is {processes}, and this run was started in {started_in}; start it with `{start} train"
     assert message in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "runs").exists()
 
@@ -85,7 +72,7 @@ def test_processes_wait_as_long_for_each_other_as_the_config_says(
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("two")
-    (folder / "two.yaml").write_text(yaml.safe_dump(SMALL))
+    shutil.copy(Path(__file__).with_name("two.yaml"), folder)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     done = subprocess.run(
         [*command, "-m", "repl_rl.cli", "train", "two.yaml"], cwd=folder, capture_output=True, text=True, timeout=600

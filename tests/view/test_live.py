@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from repl_rl.engine import SampledLine, load_vocabulary
 from repl_rl.errors import ConfigError, EngineError
 from repl_rl.kernel import ExecResult, HostCalls
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.rollout.events import Sampled, events_of
+from repl_rl.rollout.events import events_of
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.trajectory import Group, Line, LineKind, StopReason, Task, Trajectory
@@ -67,10 +66,9 @@ class Gate(FakeKernel):
 
     def __init__(self) -> None:
         super().__init__()
-        self.may_run, self.is_asked = asyncio.Event(), asyncio.Event()
+        self.may_run = asyncio.Event()
 
     async def execute(self, source: str, host: HostCalls | None = None) -> ExecResult:
-        self.is_asked.set()
         await self.may_run.wait()
         return await super().execute(source, host)
 
@@ -112,9 +110,15 @@ def trajectory_of(texts: Sequence[tuple[str, str]], prompt: str = ">>> # Six?\n>
     )
     length = max(0, 2 * len(texts) - 1)
     return Trajectory(
-        "t1", prompt, (1, 2), tuple(range(length)), tuple(at % 2 == 0 for at in range(length)), (0.0,) * length,
-        StopReason.EOS, lines,
-    )  # fmt: skip
+        "t1",
+        prompt,
+        (1, 2),
+        tuple(range(length)),
+        tuple(at % 2 == 0 for at in range(length)),
+        (0.0,) * length,
+        StopReason.EOS,
+        lines,
+    )
 
 
 def states_of(trajectory: Trajectory) -> Iterator[LiveRollout]:
@@ -131,9 +135,13 @@ def test_a_rollout_told_bit_by_bit() -> None:
     trajectory = trajectory_of([(" x = 6\n", ">>>"), (" x\n", "6\n>>>")])
     states = list(states_of(trajectory))
     assert [state.doing for state in states] == [
-        "the model types line 1", "line 1 runs", "the model types line 2", "line 2 runs", "the model types line 3",
+        "the model types line 1",
+        "line 1 runs",
+        "the model types line 2",
+        "line 2 runs",
+        "the model types line 3",
         "stopped: eos",
-    ]  # fmt: skip
+    ]
     assert [row.text for row in states[1].rows] == ["¶ >>> # Six?", "› >>> x = 6"]
     assert [row.text for row in states[2].rows] == ["¶ >>> # Six?", "› >>> x = 6", "‹ >>>"]
     assert [row.text for row in states[2].finished_rows] == ["¶ >>> # Six?", "› >>> x = 6"]
@@ -162,18 +170,6 @@ def test_a_finished_row_stays_what_it_is(texts: list[tuple[str, str]], prompt: s
 # The board
 
 
-def test_the_board_draws_what_is_new_and_nothing_twice() -> None:
-    canvas = Kept()
-    board = Board(canvas, 2, "loading nano")
-    board.refresh()
-    board.refresh()
-    board.take(1, Sampled(0, " x\n", (1,), (0.0,)))
-    board.refresh()
-    board.refresh()
-    waiting = (LiveRollout(), LiveRollout())
-    assert canvas.drawn == [(waiting, "loading nano"), ((LiveRollout(), LiveRollout(pending=" x\n")), "")]
-
-
 async def test_a_line_that_runs_is_on_the_screen_before_it_has_run() -> None:
     kernels, canvas = Gates(), Kept()
 
@@ -194,22 +190,6 @@ async def test_several_rollouts_come_as_a_group_in_order() -> None:
     assert isinstance(group, Group)
     assert [member.answer for member in group] == [("42",)] * 3
     assert [seen.trajectory for seen in canvas.finished[0][0]] == group
-
-
-async def test_no_more_run_at_once_than_the_rollout_allows() -> None:
-    rollout = rollout_of(kernels=(kernels := Gates()))
-    rollout.setup = replace(rollout.setup, at_once=2)
-
-    watching = asyncio.ensure_future(watch(rollout, TASK, Board(Kept(), 3)))
-    while len(kernels.made) < 2 or not all(gate.is_asked.is_set() for gate in kernels.made):
-        await asyncio.sleep(0.01)
-    assert kernels.open == 2
-    kernels.made[0].may_run.set()
-    while len(kernels.made) < 3:
-        await asyncio.sleep(0.01)
-    for gate in kernels.made:
-        gate.may_run.set()
-    await watching
 
 
 async def test_a_cancelled_show_says_so_and_frees_everything() -> None:
@@ -239,8 +219,10 @@ async def test_a_failing_engine_is_shown_and_raised() -> None:
     with pytest.raises(EngineError, match="the weights are broken"):
         await watch(rollout_of(engine=engine), TASK, Board(PipeCanvas(Console(file=file)), 1))
     assert file.getvalue().splitlines()[-3:] == [
-        "› >>> x = 42", "‹ >>>", "ended by EngineError: the weights are broken",
-    ]  # fmt: skip
+        "› >>> x = 42",
+        "‹ >>>",
+        "ended by EngineError: the weights are broken",
+    ]
 
 
 # A pipe
@@ -302,19 +284,6 @@ def test_a_terminal_shows_the_tail_that_fits_and_then_the_whole() -> None:
     print_trajectory(other, trajectory)
     assert file.getvalue().endswith(whole.getvalue())
     assert "\x1b[?25h" in file.getvalue()
-
-
-def test_rollouts_stand_side_by_side_as_far_as_they_fit() -> None:
-    console, file = terminal(width=100, height=20)
-    canvas = TerminalCanvas(console)
-    states = [next(states_of(trajectory_of([], f">>> # Question {name}\n>>>"))) for name in "abc"]
-    canvas.draw([*states, LiveRollout()], "")
-    text = without_codes(file.getvalue())
-    assert re.search("Question a .*Question b", text)
-    assert "Question c" not in text
-    assert "and 1 more" in text
-    canvas.finish(states, "interrupted", None)
-    assert all(f"Question {name}" in without_codes(file.getvalue()) for name in "abc")
 
 
 # A notebook
@@ -425,7 +394,7 @@ def test_an_interrupt_ends_the_rollout_and_shows_what_there_is() -> None:
 @pytest.mark.parametrize(
     ("arguments", "named", "message"),
     [
-        (("no-such-thing",), {}, "no config 'no-such-thing': neither a file nor a shipped name (conventions, "),
+        (("no-such-thing",), {}, "no config 'no-such-thing': neither a file nor a shipped name ("),
         (("quikstart.yaml",), {}, "no config 'quikstart.yaml'"),
         (("",), {}, "an empty config"),
         (("nano", "  \n"), {}, "an empty task: give a question, such as "),

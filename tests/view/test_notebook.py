@@ -40,8 +40,12 @@ def test_each_cell_that_ran_is_a_code_cell() -> None:
     ]
     assert [cell.execution_count for cell in notebook.cells[1:]] == [1, 2, 3, 4, 5]
     assert [list(cell.outputs) for cell in notebook.cells[1:]] == [
-        [], [], [], [{"output_type": "stream", "name": "stdout", "text": "6\n"}], [],
-    ]  # fmt: skip
+        [],
+        [],
+        [],
+        [{"output_type": "stream", "name": "stdout", "text": "6\n"}],
+        [],
+    ]
     assert notebook.metadata.kernelspec.name == "repl_rl"
 
 
@@ -68,8 +72,12 @@ def test_metadata_keeps_what_jupyter_has_no_place_for() -> None:
     notebook = to_notebook(solved_trajectory())
     about = notebook.metadata.repl_rl
     assert (about.task_id, about.stop_reason, about.answer, about.outcome_reward, about.dialect) == (
-        "gcd-heldout-12-18", "answer", ["6"], 1.0, "python",
-    )  # fmt: skip
+        "gcd-heldout-12-18",
+        "answer",
+        ["6"],
+        1.0,
+        "python",
+    )
     block, answer = notebook.cells[3].metadata.repl_rl, notebook.cells[5].metadata.repl_rl
     assert (block.lines, block.kind, block.reward, block.advantage) == ([2, 3, 4], "statement", 0.0, 1.25)
     assert block.tokens == [[10, 13], [15, 18], [20, 23]]
@@ -144,12 +152,6 @@ def outputs_of(trajectory: Trajectory, dialect: str) -> list[tuple[str, str, str
     return [(cell.cell_type, cell.source, text) for cell, text in zip(cells, shown, strict=True)]
 
 
-def test_what_looks_like_a_frame_in_a_recorded_output_is_output() -> None:
-    line = ("```python\nprint('x')\n```\n", EXPRESSION, None, "```output\n>>>```\n")
-    trajectory = recorded(told(line, line), [("print('x')", ">>>")], [("print('x')", "```output\n")])
-    assert [text for *_, text in outputs_of(trajectory, "fenced")] == [">>>", "```output\n"]
-
-
 def test_recorded_values_of_ipython_are_results() -> None:
     """Where the mark of a value was shown, and all of the value; printed text is a stream."""
     typed = [
@@ -160,8 +162,9 @@ def test_recorded_values_of_ipython_are_results() -> None:
     cells = [("print(4); 4", "4\n4\n")], [("print('Out[2]: 5')", "Out[2]: 5\n")], [("'x' * 99", "'xxx'\n")]
     first, second, third = to_notebook(recorded(told(*typed), *cells), dialect="ipython").cells[1:]
     assert [(out.output_type, out.get("text") or out.data["text/plain"]) for out in first.outputs] == [
-        ("stream", "4\n"), ("execute_result", "4"),
-    ]  # fmt: skip
+        ("stream", "4\n"),
+        ("execute_result", "4"),
+    ]
     assert [out.output_type for out in third.outputs] == ["stream"]
     assert second.source == "print('Out[2]: 5')"
 

@@ -8,7 +8,6 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -18,7 +17,7 @@ from repl_rl.run import training
 from repl_rl.trajectory import LineKind, write_jsonl
 from repl_rl.view import write_report
 from repl_rl.view.charts import charts, moving_average
-from repl_rl.view.run import facts, read_run
+from repl_rl.view.run import read_run
 from repl_rl.view.viewer import export
 from repl_rl.view.words import duration
 from tests.view.conftest import STEPS, make_trajectory, solved_trajectory, train_row, write_metrics
@@ -38,14 +37,6 @@ def test_the_report_lies_in_the_run_folder_and_leaves_nothing_else(run_folder: P
     (run_folder / "report.html").write_text("old")
     assert write_report(run_folder).stat().st_size > 1000
     assert {path.name for path in run_folder.iterdir()} == before | {"report.html"}
-
-
-def test_a_folder_that_is_no_run_gets_no_report(tmp_path: Path) -> None:
-    folder = tmp_path / "empty"
-    folder.mkdir()
-    with pytest.raises(RunError, match="is not a run folder"):
-        write_report(folder)
-    assert list(folder.iterdir()) == []
 
 
 def test_what_keeps_a_report_from_being_written_is_one_of_our_errors(
@@ -96,21 +87,6 @@ def test_the_head_says_what_training_did(run_folder: Path) -> None:
     assert run["live"] is False
 
 
-def test_the_head_says_how_workers_and_a_queue_are_doing(run_folder: Path) -> None:
-    run = read_run(run_folder)
-    last: dict[str, Any] = dict(run.train[-1])
-    run = replace(run, train=(last,))
-    last |= {"kernels/workers": 3.0, "kernels/workers_lost": 1.0}
-    last |= {f"asynchronous/{name}": value for name, value in (("staleness_mean", 1.72), ("staleness_max", 4.0))}
-    last["asynchronous/dropped_share"] = 0.028
-    shown = dict(facts(run))
-    assert shown["workers"] == "3, and 1 lost"
-    assert shown["staleness"] == "1.7 updates, 4 at most; 3% of groups dropped"
-    last |= {"kernels/workers_lost": 0.0, "asynchronous/dropped_share": 0.0}
-    shown = dict(facts(run))
-    assert (shown["workers"], shown["staleness"]) == ("3", "1.7 updates, 4 at most")
-
-
 def test_a_small_run_is_in_it_as_a_whole(run_folder: Path) -> None:
     page = page_of(run_folder)
     assert page.data["run"]["notes"] == []
@@ -119,6 +95,7 @@ def test_a_small_run_is_in_it_as_a_whole(run_folder: Path) -> None:
     assert attributes["data-curves"] == "all"
 
 
+@pytest.mark.more
 def test_a_long_run_is_sampled_over_its_steps_and_says_so(run_folder: Path) -> None:
     for step in range(1, 100):
         write_jsonl(run_folder / "rollouts" / f"step_{step:05d}.jsonl", [solved_trajectory(f"gcd-train-{step}")] * 20)

@@ -12,19 +12,6 @@ KINDS = st.sampled_from([LineKind.STATEMENT, LineKind.EXPRESSION, LineKind.ANSWE
 TURNS = st.lists(st.tuples(st.text(max_size=12), KINDS, st.none(), st.text(max_size=12)), min_size=1, max_size=5)
 
 
-def test_typed_text_stays_on_the_row_of_its_prompt() -> None:
-    rows = [(row.mark, "".join(piece.text for piece in row.pieces)) for row in screen_rows(failed_trajectory())]
-    assert rows == [
-        ("¶", "Python 3.11.7 on linux"),
-        ("¶", ">>> # What is the greatest common divisor of 12 and 18?"),
-        ("›", ">>> math.gcd(12, 18)"),
-        ("‹", "Traceback (most recent call last):"),
-        ("‹", '  File "<stdin>", line 1, in <module>'),
-        ("‹", "NameError: name 'math' is not defined. Did you forget to import 'math'?"),
-        ("›", ">>> submit_final_answer(12)"),
-    ]
-
-
 def test_a_row_of_prompt_and_typed_text_says_who_wrote_what() -> None:
     row = screen_rows(failed_trajectory())[-1]
     assert [(piece.origin, piece.text) for piece in row.pieces] == [

@@ -84,13 +84,6 @@ def test_markup_and_escapes_in_a_trajectory_are_only_text() -> None:
         assert kept in text
 
 
-def test_a_narrow_terminal_folds_and_loses_nothing() -> None:
-    screen = console(width=60)
-    long = "Z" * 150
-    print_trajectory(screen, make_trajectory("t", "q", [(f" {long}\n", LineKind.STATEMENT, None, "")]))
-    assert sum(row.count("Z") for row in shown(screen)) == 150
-
-
 def test_the_table_counts_where_it_can() -> None:
     counts = {"binomial": 60, "gcd": 60, "modular_power": 60}
     before = {**eval_row(0, (0.2, 0.3, 0.45, 0.7)), "family_problems": counts}
@@ -101,14 +94,6 @@ def test_the_table_counts_where_it_can() -> None:
     assert "binomial 60 12 (20.0%) 51 (85.0%) +65 pt" in rows
     assert "product – 70.0% 100.0% +30 pt" in rows
     assert "all 240 99 (41.2%) 222 (92.5%) +51 pt" in rows
-
-
-def test_the_table_of_rows_with_nothing_in_them() -> None:
-    screen = console()
-    screen.print(before_after_table({}, {"families": {"[b]": 0.5}}))
-    rows = [row.replace("│ ", "").strip("│ ") for row in shown(screen)]
-    assert "[b] – – 50.0% –" in rows
-    assert "all – – – –" in rows
 
 
 @pytest.mark.parametrize(("value", "text"), [(None, "–"), (0.0, "0"), (-0.0, "0"), (1.0, "+1.00"), (-0.126, "-0.13")])

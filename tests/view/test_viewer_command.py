@@ -161,6 +161,7 @@ def test_a_port_that_is_taken_is_said(run_folder: Path, capsys: pytest.CaptureFi
     assert "give another, or leave out --port" in shown
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("program", "heavy"),
     [

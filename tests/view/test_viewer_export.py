@@ -113,17 +113,6 @@ def test_scripts_run_by_their_hash_alone(run_folder: Path) -> None:
     assert not [attributes for attributes, _ in page.scripts if "src" in attributes]
 
 
-def test_at_most_so_many_evaluations_first(run_folder: Path) -> None:
-    data = exported(run_folder, most=14).data
-    expected = [f"eval-0-{position}" for position in (0, 1)] + [f"eval-{STEPS}-{position}" for position in range(12)]
-    assert [row["id"] for row in data["rows"]] == expected
-    assert data["trajectories"].keys() == set(expected)
-    assert data["run"]["notes"] == [
-        "This file holds 14 of the run's 30 trajectories: evaluations, the first and the last step, then steps from "
-        "evenly over the run. `repl-rl view` shows all of them."
-    ]
-
-
 def test_the_file_stays_below_what_it_may_be(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in range(2, 12):
         write_jsonl(run_folder / "rollouts" / f"step_{step:05d}.jsonl", [solved_trajectory()] * 20)
@@ -134,15 +123,6 @@ def test_the_file_stays_below_what_it_may_be(run_folder: Path, monkeypatch: pyte
     assert 140_000 < path.stat().st_size <= 160_000
     steps = {row["step"] for row in Page(path.read_text(encoding="utf-8")).data["rows"]}
     assert {0, 1, STEPS} <= steps
-
-
-def test_a_page_that_an_export_can_t_hold_is_refused(run_folder: Path, small_page: Path) -> None:
-    (small_page / "index.html").write_text(PAGE + "<script>import('assets/one.js')</script>")
-    with pytest.raises(RunError, match="asks for a file in a way that an export does not know"):
-        exported(run_folder)
-    (small_page / "index.html").write_text(PAGE.replace("one.js", "two.js"))
-    with pytest.raises(RunError, match=r"the page asks for two.js"):
-        exported(run_folder)
 
 
 def test_a_place_that_can_t_be_written_to_is_said(run_folder: Path) -> None:

@@ -84,14 +84,6 @@ def test_the_place_of_a_row_is_the_bytes_of_its_trajectory(small: Path) -> None:
     assert Trajectory.from_dict(json.loads(data)) == failed_trajectory("a-1")
 
 
-def test_without_a_change_nothing_changes(small: Path) -> None:
-    refreshed(small)
-    before = state(small)
-    refreshed(small)
-    assert state(small) == before
-    assert before[1] == {"trajectories": 2, "files_done": 1, "files": 1, "complete": True}
-
-
 def test_only_what_is_new_in_a_file_is_read(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refreshed(small)
     read: list[bytes] = []
@@ -157,13 +149,6 @@ def test_garbage_keeps_its_place_and_becomes_a_note(small: Path) -> None:
     (note,) = notes(small)
     assert note.startswith("rollouts/step_00003.jsonl: 2 lines are left out; the first: trajectory 1:")
     assert "\x1b" not in note
-
-
-def test_names_that_are_no_step_are_passed_over_and_of_two_for_one_step_one_counts(small: Path) -> None:
-    for name in ("step_x.jsonl", "step_3.jsonl.part", "other.jsonl", "step_99999999999.jsonl"):
-        write(small / "rollouts" / name, text_of([solved_trajectory()]))
-    write(small / "rollouts" / "step_3.jsonl", text_of([solved_trajectory()]))
-    assert refreshed(small) == ["train-3-0", "train-3-1"]
 
 
 def test_a_single_file_has_an_index_in_the_cache(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

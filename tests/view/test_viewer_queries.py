@@ -152,15 +152,3 @@ def test_unknown_ids(source: RunApi, id: str) -> None:
     for ask in (source.trajectory, source.tokens, source.group, source.task):
         with pytest.raises(NotFound, match="there is no trajectory"):
             ask(id)
-
-
-def test_choices_are_what_there_is(source: RunApi, everything: list[Row]) -> None:
-    choices = source.run()["choices"]
-    assert choices == {
-        "splits": ["train", "eval"],
-        "steps": [1, 12],
-        "statuses": sorted({row["status"] for row in everything}),
-        "errors": ["NameError"],
-        "families": ["gcd", "product", "sum_100%"],
-        "stops": ["aborted", "answer", "max_lines"],
-    }

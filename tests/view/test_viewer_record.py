@@ -1,4 +1,4 @@
-"""What is stored comes back as it is; what is damaged, older or newer comes back as far as it can be shown."""
+"""What is stored comes back as it is; what is damaged or hostile comes back as far as it can be shown."""
 
 from __future__ import annotations
 

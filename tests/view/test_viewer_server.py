@@ -165,6 +165,7 @@ def test_assets_come_with_their_type_and_are_not_sent_twice(one_viewer: Viewer) 
     assert one_viewer.ask("/api/run")[1]["cache-control"] == "no-store"
 
 
+@pytest.mark.more
 def test_a_training_that_goes_on_is_followed(viewer: Viewer, run_folder: Path) -> None:
     before = viewer.json("/api/run")["revision"]
     write_jsonl(run_folder / "rollouts" / "step_00025.jsonl", [solved_trajectory("gcd-train-9-9")])
@@ -179,6 +180,7 @@ def test_a_training_that_goes_on_is_followed(viewer: Viewer, run_folder: Path) -
     viewer.until("/api/trajectories?step=25", lambda rows: rows["total"] == 0)
 
 
+@pytest.mark.more
 def test_an_indexer_that_was_killed_is_started_anew(viewer: Viewer, run_folder: Path) -> None:
     (indexer,) = psutil.Process(viewer.process.pid).children()
     indexer.kill()
@@ -186,6 +188,7 @@ def test_an_indexer_that_was_killed_is_started_anew(viewer: Viewer, run_folder: 
     viewer.until("/api/trajectories?step=25", lambda rows: rows["total"] == 1)
 
 
+@pytest.mark.more
 def test_an_index_that_is_damaged_while_it_is_served_is_made_again(viewer: Viewer, run_folder: Path) -> None:
     for path in (run_folder / ".view").glob("index-*"):
         path.write_bytes(b"no database" * 1000)
@@ -199,6 +202,7 @@ def test_an_index_that_is_damaged_while_it_is_served_is_made_again(viewer: Viewe
     assert statuses[-1] == 200
 
 
+@pytest.mark.more
 def test_a_file_is_served_too(run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with viewing(run_folder / "rollouts" / "step_00001.jsonl", "--serve") as viewer:

@@ -20,7 +20,7 @@ from repl_rl.view.viewer.api import NotFound, RunApi
 from repl_rl.view.viewer.indexer import update
 from repl_rl.view.viewer.transcript import state_changes
 from tests.made_trajectories import line
-from tests.view.conftest import STEPS, failed_trajectory, make_trajectory, solved_trajectory, train_row, write_metrics
+from tests.view.conftest import STEPS, make_trajectory, solved_trajectory, train_row, write_metrics
 
 EVIL = "</script><img src=x onerror=alert(1)>\x1b[31m\udc80\u2028\x00"
 
@@ -215,16 +215,6 @@ def test_what_is_broken_is_a_note_and_the_rest_is_shown(run_folder: Path, change
     assert [sentence for sentence in run["notes"] if sentence.startswith(note)], run["notes"]
     assert run["index"]["complete"] is True
     assert source.rows({"split": "eval"})["total"] == 24
-
-
-def test_a_file_is_a_run_without_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    write_jsonl(tmp_path / "x.jsonl", [solved_trajectory(), failed_trajectory()])
-    source = opened(tmp_path / "x.jsonl")
-    run = source.run()
-    assert (run["name"], run["charts"], run["facts"], run["notes"], run["live"]) == ("x.jsonl", [], [], [], False)
-    assert run["summary"] == ["x.jsonl: 2 trajectories, 1 of 2 graded ones solved"]
-    assert source.trajectory("train-0-1")["row"]["status"] == "not solved"
 
 
 def test_a_trajectory_whose_file_is_other_than_indexed_is_said_to_be_so(run_folder: Path) -> None:

@@ -91,7 +91,7 @@ class VLLMServerEngine:
         """By the hash of ids that are the beginning of a session: the server that went on from there."""
         self._loop = BackgroundLoop()
         try:
-            self._loop.run(self._open(config.servers, config.places, locate))
+            self._loop.run(self._open(config, locate))
         except BaseException:
             self.close()
             raise
@@ -185,16 +185,16 @@ class VLLMServerEngine:
         self._loop.close()
         self._folder.close()
 
-    async def _open(self, urls: Sequence[str], places: int, locate: Locate | None) -> None:
+    async def _open(self, config: EngineConfig, locate: Locate | None) -> None:
         key = os.environ.get("VLLM_API_KEY")
         self._session = session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
             headers={"Authorization": f"Bearer {key}"} if key else None,
         )
-        clients = [ServerClient(url, session, self._timeouts) for url in dict.fromkeys(map(base_url, urls))]
+        clients = [ServerClient(url, session, self._timeouts) for url in dict.fromkeys(map(base_url, config.servers))]
         weights = self._follows or Weights(run=self._folder.run)
         leads = self._follows is None
-        self._fleet = Fleet(clients, places, self._timeouts, self._inspect, weights, not leads, locate)
+        self._fleet = Fleet(clients, config.places, self._timeouts, self._inspect, weights, not leads, locate)
 
         async def facts_of(server: Server) -> tuple[str, ServerFacts] | ServerUnreachable:
             try:
@@ -256,7 +256,7 @@ class VLLMServerEngine:
                 if len(self._holders) > _REMEMBERED_PREFIXES:
                     del self._holders[next(iter(self._holders))]
             try:
-                async with server.places, self._fleet.request():
+                async with server.requests, self._fleet.request():
                     asked = self.weights
                     body = line_request(ids, max_tokens, sampling, self._end_of_line, asked.label)
                     line, labels = read_answer(server.url, await _unless_gone(server, body), self._wanted.vocabulary)
@@ -284,7 +284,7 @@ class VLLMServerEngine:
 
 
 class _ServerSlot:
-    """A trajectory's place: the server that holds its prefix."""
+    """A trajectory's slot: the server that holds its prefix."""
 
     def __init__(self, engine: VLLMServerEngine) -> None:
         self._engine = engine

@@ -48,7 +48,7 @@ none."""
 @dataclass(slots=True, eq=False)
 class Server:
     client: ServerClient
-    places: asyncio.Semaphore
+    requests: asyncio.Semaphore
     """Bounds the requests that it is sent at a time."""
     began_at: str
     """The URL that it began with."""
@@ -73,14 +73,15 @@ class Server:
 class Fleet:
     """Servers that hold the same weights; `weights` is what every answer has to be sampled with.
 
-    `places` bounds the requests at one server. `inspect` is called on a server that answers again: it returns the label
-    of its weights, or raises a ReplRLError if the server can't be used. Without `locate`, servers stay at their URLs.
+    `most_requests` is how many one server is sent at a time. `inspect` is called on a server that answers again: it
+    returns the label of its weights, or raises a ReplRLError if the server can't be used. Without `locate`, servers
+    stay at their URLs.
     """
 
     def __init__(
         self,
         clients: Sequence[ServerClient],
-        places: int,
+        most_requests: int,
         timeouts: ServerTimeouts,
         inspect: Callable[[ServerClient], Awaitable[str | None]],
         weights: Weights,
@@ -88,7 +89,7 @@ class Fleet:
         locate: Locate | None = None,
     ) -> None:
         """A fleet that `follows` gives servers no weights: another process does, and later ones are used as well."""
-        self.servers = [Server(client, asyncio.Semaphore(places), client.url) for client in clients]
+        self.servers = [Server(client, asyncio.Semaphore(most_requests), client.url) for client in clients]
         self.weights = weights
         self._follows = follows
         self._locate = locate
@@ -106,9 +107,7 @@ class Fleet:
     async def wait_for_one(self, avoid: Server | None = None) -> Server:
         """Wait for a server that is up. Of several, returns the one with the fewest trajectories.
 
-        `avoid` is only returned if there is no other.
-
-        Raises EngineError if all stay down for `no_server_s`.
+        `avoid` is only returned if there is no other. Raises EngineError if all stay down for `no_server_s`.
         """
         try:
             async with asyncio.timeout(self._timeouts.no_server_s), self._change:

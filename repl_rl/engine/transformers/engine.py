@@ -130,13 +130,13 @@ def _capacity_tokens(model: RowModel, config: EngineConfig) -> int:
 
 
 class _RowStepper:
-    """A `Stepper` over rows: at most `places` lines run, the others wait in order."""
+    """A `Stepper` over rows: at most `most_lines` lines run, the others wait in order."""
 
-    def __init__(self, batch: RowBatch, vocabulary: Vocabulary, places: int) -> None:
+    def __init__(self, batch: RowBatch, vocabulary: Vocabulary, most_lines: int) -> None:
         self._batch = batch
         self._finishes = dict.fromkeys(vocabulary.stop_ids, Finish.NEWLINE)
         self._finishes |= dict.fromkeys(vocabulary.eos_ids, Finish.EOS)
-        self._places = places
+        self._most_lines = most_lines
         self._waiting: deque[RowSequence] = deque()
         self._version = 0
 
@@ -150,7 +150,7 @@ class _RowStepper:
         self._waiting.append(sequence)
 
     def step(self) -> Iterator[tuple[RowSequence, SampledLine]]:
-        while self._waiting and len(self._batch.running) < self._places:
+        while self._waiting and len(self._batch.running) < self._most_lines:
             self._batch.start(self._waiting.popleft())
         for sequence in self._batch.step():
             finish = self._finishes.get(sequence.ids[-1])

@@ -211,10 +211,10 @@ class RowModel:
 
     def _last_logits(self, ids: Sequence[Sequence[int]], rows: KVRows | None) -> torch.Tensor:
         """Logits (B, V) after the last of `ids` (B, Q)."""
-        place = {} if rows is None else {"past_key_values": rows, "position_ids": rows.get_query_offset()}
+        cache = {} if rows is None else {"past_key_values": rows, "position_ids": rows.get_query_offset()}
         with torch.no_grad():
             output = self._model(
-                input_ids=torch.tensor(ids, device=self.device), use_cache=rows is not None, logits_to_keep=1, **place
+                input_ids=torch.tensor(ids, device=self.device), use_cache=rows is not None, logits_to_keep=1, **cache
             )
         logits: torch.Tensor = output.logits[:, -1]
         return logits

@@ -145,7 +145,7 @@ def load_llm(path: str, dtype: str, config: EngineConfig, seed: int, extra: dict
 
 
 @dataclass(slots=True)
-class _Line:
+class _RunningLine:
     """A line under way."""
 
     slot: str
@@ -184,7 +184,7 @@ class LineStepper:
         """By slot."""
         self._names: dict[str, str] = {}
         """By slot: the request id of its last line."""
-        self._running: dict[str, _Line] = {}
+        self._running: dict[str, _RunningLine] = {}
         """By request id."""
         self._past: dict[str, LineRequest] = {}
         """By slot: its last line, whose block hashes the next one continues."""
@@ -280,7 +280,7 @@ class LineStepper:
             self.scheduler.release(name)
         request._block_hasher = self._core.request_block_hasher
         request.update_block_hashes()
-        self._running[name] = _Line(slot, request, attempt, ((0, self._engine.version),))
+        self._running[name] = _RunningLine(slot, request, attempt, ((0, self._engine.version),))
         self._names[slot] = name
         self.scheduler.add_line(request)
 

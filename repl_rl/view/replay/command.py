@@ -27,9 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `repl-rl replay`, and set `run` as its command."""
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="rollouts (.jsonl) or notebooks (.ipynb)")
     parser.add_argument("-n", type=int, metavar="N", help="the first N trajectories of each file (default: all)")
-    parser.add_argument(
-        "--dialect", metavar="NAME", help="default: the trajectory's own, else the run's, else told from the transcript"
-    )
+    parser.add_argument("--dialect", metavar="NAME", help="default: the trajectory's own, else the run's, else python")
     parser.add_argument(
         "--trust",
         action="store_true",

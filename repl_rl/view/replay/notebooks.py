@@ -14,12 +14,11 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from repl_rl.errors import ConfigError, RunError
 from repl_rl.kernel.limits import Limits
 from repl_rl.trajectory import read_jsonl
 from repl_rl.view.notebook import FORMAT, to_notebook
+from repl_rl.view.run import read_config
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -35,10 +34,6 @@ class ExportedNotebook:
     name: str
     notebook: NotebookNode
     limits: Limits = dataclasses.field(default_factory=Limits)
-
-    @property
-    def file_name(self) -> str:
-        return f"{_UNFIT.sub('-', self.name)[:150]}.ipynb"
 
 
 def read_notebooks(
@@ -95,14 +90,8 @@ def _of_run(path: Path) -> tuple[str | None, Limits]:
 
 def run_config(path: Path) -> Mapping[str, Any]:
     """The config of the run folder that a file of rollouts is in; empty if there is none that can be read."""
-    for folder in path.resolve().parents[:2]:
-        try:
-            values = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError, yaml.YAMLError):
-            continue
-        if isinstance(values, Mapping):
-            return values
-    return {}
+    found = (read_config(folder / "config.yaml", []) for folder in path.resolve().parents[:2])
+    return next(filter(None, found), {})
 
 
 def _notebook(path: Path) -> NotebookNode:
@@ -127,6 +116,7 @@ def keep(notebooks: Sequence[ExportedNotebook], folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for exported in notebooks:
-            (folder / exported.file_name).write_text(nbformat.writes(exported.notebook) + "\n", encoding="utf-8")
+            path = folder / f"{_UNFIT.sub('-', exported.name)[:150]}.ipynb"
+            path.write_text(nbformat.writes(exported.notebook) + "\n", encoding="utf-8")
     except OSError as error:
         raise RunError(f"{folder} can't take the notebooks: {error.strerror}; give another folder") from error

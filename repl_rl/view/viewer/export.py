@@ -28,7 +28,7 @@ from tempfile import TemporaryDirectory
 from repl_rl.errors import DependencyError, RunError
 from repl_rl.view.viewer import queries
 from repl_rl.view.viewer.api import Answer, NotFound, RunApi
-from repl_rl.view.viewer.index import NAME, SPLITS, opened, step_files
+from repl_rl.view.viewer.index import NAME, SPLITS, evenly, opened, step_files
 from repl_rl.view.viewer.indexer import fill, update
 
 PLOTLY = "plotly.js"
@@ -118,18 +118,6 @@ def write_report(run_dir: Path) -> Path:
     except (OSError, sqlite3.Error) as error:
         raise RunError(f"{path} can't be written: {error}") from error
     return path
-
-
-def evenly(items: Sequence[int]) -> list[int]:
-    """All items, reordered: the last, the first, the middle one, the middles of the two halves, and so on."""
-    order = [len(items) - 1, 0] if len(items) > 1 else list(range(len(items)))
-    spans = [(0, len(items) - 1)]
-    for first, last in spans:
-        middle = (first + last) // 2
-        if first < middle < last:
-            order.append(middle)
-            spans += [(first, middle), (middle, last)]
-    return [items[index] for index in order]
 
 
 def asset(name: str) -> Path | None:

@@ -161,7 +161,8 @@ class StepFile:
 def step_files(target: Path) -> list[StepFile]:
     """The files of a run folder, or the one file that `target` is, in the order in which they are worth reading."""
     if target.is_dir():
-        named = [(split, path) for split, name in _FOLDERS.items() for path in _in_folder(target / name)]
+        named = [(split, path) for split, name in _FOLDERS.items() for path in (target / name).glob("step_*.jsonl")]
+        named = [(split, path) for split, path in named if _STEP_FILE.fullmatch(path.name)]
     else:
         named = [("eval" if target.parent.name == "eval" else "train", target)]
     by_step: dict[tuple[int, str], StepFile] = {}
@@ -172,21 +173,19 @@ def step_files(target: Path) -> list[StepFile]:
         with suppress(OSError):
             stat = path.stat()
             by_step[step, split] = StepFile(split, step, path, stat.st_size, stat.st_mtime_ns, stat.st_ino)
-    return ends_first([by_step[each] for each in sorted(by_step)])
+    return evenly([by_step[each] for each in sorted(by_step)])
 
 
-def _in_folder(folder: Path) -> list[Path]:
-    try:
-        return [Path(entry.path) for entry in os.scandir(folder) if _STEP_FILE.fullmatch(entry.name)]
-    except OSError:
-        return []
-
-
-def ends_first(items: Sequence[Item]) -> list[Item]:
-    """Last, first, last but one, second, and so on."""
-    half = len(items) // 2
-    pairs = zip(reversed(items), items, strict=True)
-    return [item for pair in list(pairs)[:half] for item in pair] + list(items[half : len(items) - half])
+def evenly(items: Sequence[Item]) -> list[Item]:
+    """All items, reordered: the last, the first, the middle one, the middles of the two halves, and so on."""
+    order = [len(items) - 1, 0] if len(items) > 1 else list(range(len(items)))
+    spans = [(0, len(items) - 1)]
+    for first, last in spans:
+        middle = (first + last) // 2
+        if first < middle < last:
+            order.append(middle)
+            spans += [(first, middle), (middle, last)]
+    return [items[index] for index in order]
 
 
 def columns(record: Record) -> tuple[Any, ...]:

@@ -83,7 +83,8 @@ def _guarded(poke: Callable[[], None]) -> Any:
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            if _host_name(request.host) in _NAMES:
+            name, _, port = request.host.lower().rpartition(":")
+            if (name if port.isdecimal() else request.host.lower()) in _NAMES:
                 poke()
                 response = await handler(request)
             else:
@@ -100,10 +101,6 @@ def _guarded(poke: Callable[[], None]) -> Any:
         return response
 
     return guard
-
-
-def _host_name(host: str) -> str:
-    return host.rpartition(":")[0].lower() if host.rpartition(":")[2].isdecimal() else host.lower()
 
 
 def _error(status: int, sentence: str, allow: str | None = None) -> web.Response:

@@ -5,7 +5,6 @@ Tokens get their texts from the run's own vocabulary, if it can be found.
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import threading
 from collections.abc import Sequence
@@ -14,13 +13,13 @@ from typing import Any
 from repl_rl.credit.return_to_go import discounted_returns
 from repl_rl.trajectory import Line, Record, Trajectory
 from repl_rl.view.tokens import TokenTexts, load_token_texts, texts_fit, token_rows
-from repl_rl.view.transcript import screen_rows
+from repl_rl.view.transcript import images_within, screen_rows
 from repl_rl.view.words import FAULTS, cost, line_logprob, short
 
 MOST_TOKENS = 2000
 """How many tokens of a completion are shown at once."""
-MOST_IMAGE_BYTES = 1_500_000
-"""Of the images of one answer."""
+MOST_IMAGE_BYTES = 2_000_000
+"""Of the images of one answer, in base64."""
 MOST_SUBCALLS = 50
 """How many sub-calls of a line are shown."""
 _TITLE_CHARS = 80
@@ -39,7 +38,8 @@ def transcript(record: Record, gamma: float, first: int = 0, count: int | None =
     index_of = {line.start: index for index, line in enumerate(trajectory.lines)}
     shown = sorted(index_of[line.start] for row in window for line in row.lines)
     returns, changed = returns_to_go(trajectory, gamma), state_changes(trajectory.lines)
-    drawn = _within(trajectory, shown)
+    images = images_within([trajectory.lines[index] for index in shown], MOST_IMAGE_BYTES)
+    drawn = dict(zip(shown, images, strict=True))
     return {
         "answer": trajectory.answer,
         "error": trajectory.error,
@@ -57,18 +57,6 @@ def transcript(record: Record, gamma: float, first: int = 0, count: int | None =
         "screen_total": len(rows),
         "lines": {str(index): _line(record, index, returns[index], changed[index], drawn[index]) for index in shown},
     }
-
-
-def _within(trajectory: Trajectory, shown: Sequence[int]) -> dict[int, list[bytes]]:
-    """The images of these lines that have room in one answer."""
-    left = MOST_IMAGE_BYTES
-    drawn: dict[int, list[bytes]] = {index: [] for index in shown}
-    for index in shown:
-        for image in trajectory.lines[index].images:
-            if len(image) <= left:
-                left -= len(image)
-                drawn[index].append(image)
-    return drawn
 
 
 def returns_to_go(trajectory: Trajectory, gamma: float) -> list[float | None]:
@@ -93,7 +81,7 @@ def state_changes(lines: Sequence[Line]) -> list[bool | None]:
 
 
 def _line(
-    record: Record, index: int, following: float | None, changed: bool | None, images: Sequence[bytes]
+    record: Record, index: int, following: float | None, changed: bool | None, images: Sequence[str]
 ) -> dict[str, Any]:
     line = record.trajectory.lines[index]
     count = line.end - line.start if record.has_tokens else 0
@@ -124,7 +112,7 @@ def _line(
         ],
         "subcalls_left_out": max(0, len(line.subcalls) - MOST_SUBCALLS),
         "state_changed": changed,
-        "images": [base64.b64encode(image).decode() for image in images],
+        "images": list(images),
         "images_left_out": len(line.images) - len(images),
     }
 
@@ -141,59 +129,17 @@ class TokenReader:
 
         The vocabulary is that of the first model whose texts fit what was typed.
         """
+        trajectory = record.trajectory
         if not record.has_tokens:
             return []
-        part, before = _part(record.trajectory, line)
         loaded = (self._load(model) for model in models)
-        texts = next((texts for texts in loaded if texts is not None and texts_fit(part, texts)), None)
-        return [
-            {
-                "id": row.id,
-                "text": row.text,
-                "logprob": row.logprob,
-                "sampled": row.sampled,
-                "line": None if row.line is None else row.line + before,
-            }
-            for row in token_rows(part, texts)
-        ]
+        texts = next((texts for texts in loaded if texts is not None and texts_fit(trajectory, texts)), None)
+        rows = [row for row in token_rows(trajectory, texts) if line is None or row.line == line]
+        names = ("id", "text", "logprob", "sampled", "line")
+        return [{name: getattr(row, name) for name in names} for row in rows[:MOST_TOKENS]]
 
     def _load(self, model: str) -> TokenTexts | None:
         with self._lock:
             if model not in self._loaded:
                 self._loaded[model] = load_token_texts(model)
             return self._loaded[model]
-
-
-def _part(trajectory: Trajectory, line: int | None) -> tuple[Trajectory, int]:
-    """The trajectory cut to what is asked for, and how many lines precede it."""
-    lines = trajectory.lines
-    if line is None:
-        return _cut(trajectory, 0, min(MOST_TOKENS, len(trajectory.completion_ids)), 0, len(lines)), 0
-    if line >= len(lines):
-        return _cut(trajectory, 0, 0, 0, 0), 0
-    end = lines[line + 1].start if line + 1 < len(lines) else len(trajectory.completion_ids)
-    start = lines[line].start
-    return _cut(trajectory, start, min(end, start + MOST_TOKENS), line, line + 1), line
-
-
-def _cut(trajectory: Trajectory, start: int, end: int, first: int, last: int) -> Trajectory:
-    """The trajectory's tokens from `start` to `end` with the lines from `first` to `last`.
-
-    A line that is cut gets an empty text, so that its remaining tokens still fit it.
-    """
-    lines = [
-        dataclasses.replace(
-            line, start=line.start - start, end=min(line.end, end) - start, text=line.text if line.end <= end else ""
-        )
-        for line in trajectory.lines[first:last]
-        if line.start < end
-    ]
-    return dataclasses.replace(
-        trajectory,
-        completion_ids=trajectory.completion_ids[start:end],
-        sampled_mask=trajectory.sampled_mask[start:end],
-        logprobs=trajectory.logprobs[start:end],
-        lines=tuple(lines),
-        updates=(),
-        compactions=(),
-    )

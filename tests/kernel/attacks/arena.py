@@ -236,8 +236,8 @@ _MOST_SESSIONS = 10
 """Tried until one is ready in the time that a line has."""
 
 
-class OutOfTimeError(AssertionError):
-    """An honest line has lost to its time. That may be an attack's doing, or a busy machine's."""
+class DoubtfulError(AssertionError):
+    """An honest line has lost to its time, or this process holds more. An attack may have done that, or others here."""
 
 
 _OPEN: list[Arena] = []
@@ -292,7 +292,7 @@ class Arena:
             self._assert_well(before)
         except AssertionError as error:
             found = self._harmful(batch)
-            if isinstance(error, OutOfTimeError) and not found:
+            if isinstance(error, DoubtfulError) and not found:
                 self._assert_well_after(batch)
                 return
             told = "\n".join(f"{cells}: {harm}" for cells, harm in (found or dict.fromkeys(batch, "not alone")).items())
@@ -350,15 +350,17 @@ class Arena:
         [answered] = self.fresh("submit_final_answer(6 * 7); 'held' in globals()")
         for honest in (held, answered):
             if honest.status in (TIMEOUT, KILLED) and honest.duration_s >= self._limits.line_s:
-                raise OutOfTimeError(f"an honest line took {honest.duration_s:.1f} s")
+                raise DoubtfulError(f"an honest line took {honest.duration_s:.1f} s")
         assert (held.status, held.output) == (OK, "'kept'\n")
         assert (answered.status, answered.output, answered.answer) == (OK, "False\n", ("42",))
         assert self._current_server_pid() == self.server_pid
         deadline = time.monotonic() + PATIENCE_S
         while (after := self._host()).holds_more_than(before) and time.monotonic() < deadline:
             time.sleep(0.01)
-        new = dict(after.descriptors - before.descriptors)
-        assert not after.holds_more_than(before), f"before: {before}, after: {after}, new descriptors: {new}"
+        assert after.marked == before.marked
+        if after.holds_more_than(before):
+            new = dict(after.descriptors - before.descriptors)
+            raise DoubtfulError(f"before: {before}, after: {after}, new descriptors: {new}")
 
     def _calm_host(self) -> Host:
         """Once what the last attack left behind has gone its way."""

@@ -22,7 +22,7 @@ FROM_R = "test_attack_from_r.py"
         pytest.param(FROM_R, marks=pytest.mark.slow),
     ],
 )
-def test_the_attacks_fail_without_root_too(name: str, tmp_path: Path) -> None:
+def test_the_attacks_fail_without_root_too(name: str) -> None:
     folder = Path(__file__).parent
     others = [] if name == FROM_R else ["--ignore", str(folder / FROM_R)]
-    assert_passes_without_root(*others, str(folder / name), home=tmp_path)
+    assert_passes_without_root(*others, str(folder / name))

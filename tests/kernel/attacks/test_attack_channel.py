@@ -64,6 +64,7 @@ def test_a_bent_pipe_still_carries_text(kind: str, name: str, arenas: Arenas) ->
     assert len(flood.output) < LIMITS.output_bytes + 100
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("kind", BOTH)
 def test_a_session_that_reads_nothing_can_not_hold_the_host_up(kind: str, arenas: Arenas) -> None:
     lie, large = arenas(kind, SHORT).attack(

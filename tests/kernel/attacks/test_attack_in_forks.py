@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from kernel.again import assert_passes
 from kernel.attacks.arena import FROM_FORKS, LIMITS, OK, TOOLS, some
+from kernel.attacks.conftest import Opened
 from kernel.attacks.test_attack_network_and_siblings import SIBLINGS
 
 from repl_rl.kernel import KernelPool
 from repl_rl.kernel.pool import PooledKernel
-
-Pools = Callable[..., KernelPool]
 
 LOOKS = {
     "processes": ("[name for name in os.listdir('/proc') if name.isdigit()]", r"\['1'\]"),
@@ -40,8 +39,8 @@ def test_the_attacks_fail_from_forks_too(name: str) -> None:
 
 
 @pytest.fixture
-def arena_pool(kernel_pools: Pools) -> KernelPool:
-    return kernel_pools(LIMITS)
+def arena_pool(opened: Opened) -> KernelPool:
+    return opened["bwrap", LIMITS].pool
 
 
 @asynccontextmanager

@@ -14,6 +14,7 @@ def test_what_is_changed_is_the_sessions_own(kind: SandboxKind, attack: Attack, 
     try_out(kind, attack)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize(
     "cell",
@@ -34,6 +35,7 @@ def test_sessions_draw_different_numbers(kind: str, cell: str, arenas: Arenas) -
     assert all(drawn)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("kind", BOTH)
 def test_hashes_are_equal_in_all_sessions_whatever_one_does(kind: str, arenas: Arenas) -> None:
     look = "hash('a'), list({'some', 'words', 'in', 'a', 'set'})"
@@ -44,6 +46,7 @@ def test_hashes_are_equal_in_all_sessions_whatever_one_does(kind: str, arenas: A
     assert before.output.startswith("(")
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("kind", BOTH)
 def test_a_rebound_clock_changes_no_duration(kind: str, arenas: Arenas) -> None:
     *_, timed = arenas(kind).attack("sleep = time.sleep; time.time = time.monotonic = lambda: 0.0", "sleep(0.2)")

@@ -91,6 +91,7 @@ def test_the_walls_of_bwrap_hold_mounts_and_modules_only(arenas: Arenas) -> None
     assert (mounts.output, modules.output) == ("['data', 'table']\n", "['1']\n")
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("kind", BOTH)
 def test_a_link_is_the_session_s_own(kind: SandboxKind, arenas: Arenas) -> None:
     """Under Landlock it may remove it: the next session has one again."""

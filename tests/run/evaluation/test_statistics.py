@@ -161,5 +161,5 @@ def test_only_problems_that_both_have_are_compared() -> None:
     assert found is not None
     assert (found.value, found.problems) == (0.5, 1)
     assert paired_difference(ours[1:], first[1:], "0") is None
-    many = [Tally(4, n % 5) for n in range(30)], [Tally(4, n % 3) for n in range(30)]
+    many = [Tally(7, n % 8) for n in range(30)], [Tally(11, n % 12) for n in range(30)]
     assert paired_difference(*many, "3") == paired_difference(*many, "3") != paired_difference(*many, "4")

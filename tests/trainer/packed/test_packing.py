@@ -7,7 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repl_rl.trainer import packed as packing
 from repl_rl.trainer.packed import Packed, pack
 
 IDS = torch.tensor([[0, 11, 12, 21, 22, 23, 24], [31, 32, 33, 41, 42, 43, 0]])
@@ -66,15 +65,6 @@ def test_little_in_common_is_not_shared() -> None:
     ids[1, :2] = ids[0, :2]
     packed = pack(ids, torch.ones_like(ids), torch.ones(2, 17))
     assert packed.lengths == (19, 19), "a tenth of the sequence"
-
-
-def test_where_the_mask_would_be_large_nothing_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    ids = torch.tensor([[1, 2, 3, 21, 22], [1, 2, 3, 31, 32]])
-    lengths = []
-    for longest in (4, 3):
-        monkeypatch.setattr(packing, "_LONGEST_SHARING", longest)
-        lengths.append(pack(ids, torch.ones_like(ids), torch.ones(2, 2)).lengths)
-    assert lengths == [(4, 1), (4, 4)]
 
 
 TOKENS = st.integers(1, 2)

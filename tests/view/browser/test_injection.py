@@ -18,7 +18,7 @@ from tests.view.browser.conftest import Visit
 from tests.view.conftest import make_trajectory, train_row, write_metrics
 from tests.view.test_viewer_server import viewing
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.more
 
 RUN = "window.ran=(window.ran||0)+1"
 PAYLOADS = [

@@ -85,14 +85,3 @@ def test_a_report_shows_curves_and_rates_at_once_and_trajectories_by_step(
     expect(page.locator(".families")).to_have_count(0)
     page = visit(f"{folder.as_uri()}/report.html#open=eval-24-1&mode=steps&with=eval-0-1")
     expect(page.locator(".diff caption")).to_have_text("Both transcripts are the same, row by row.")
-
-
-def test_bad_filters_and_missing_trajectories_are_said(visit: Visit, shown_folder: Path, tmp_path: Path) -> None:
-    address = export(RunApi(shown_folder), tmp_path / "part.html", 3).path.as_uri()
-    page = visit(f"{address}#open=train-1-0")
-    expect(page.locator("#pane [role=alert]")).to_have_text(
-        "trajectory train-1-0 is not in this file: only a part of the run was exported."
-    )
-    expect(page.locator("#notes")).to_contain_text("This file holds 3 of the run's 122 trajectories")
-    page.locator("#filter-step").fill("soon")
-    expect(page.locator("#table-problem")).to_contain_text("step soon is neither a step like 12 nor a range like 3-20")

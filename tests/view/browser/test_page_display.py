@@ -99,37 +99,3 @@ def test_nothing_that_anybody_wrote_runs(browser: BrowserContext) -> None:
     page.wait_for_function("window.hits === 1")
     assert errors == []
     page.close()
-
-
-def test_the_page_around_keeps_its_looks_and_the_fragment_its_own(browser: BrowserContext) -> None:
-    own = "<table class='rows typed'><tbody><tr class='acted fault'><th>a</th><td>1</td></tr></tbody></table>"
-    each = "[...document.querySelectorAll('main > table *')]"
-    looks = f"{each}.map(element => Object.values({{...getComputedStyle(element)}}).join())"
-    alone, beside = show(browser, own), show(browser, own, trajectory_html(solved_trajectory()))
-    heights = "document.querySelector('main > table').getBoundingClientRect().height"
-    assert alone.evaluate(heights) == beside.evaluate(heights)
-    assert alone.evaluate(looks) == beside.evaluate(looks)
-    notebook = (
-        "<style>.n tbody tr:nth-child(odd) { background: red } .n td { padding: 50px } .n code { color: red }</style>"
-    )
-    inside = show(browser, f"<div class='n'>{notebook}{trajectory_html(solved_trajectory())}</div>")
-    row = "getComputedStyle(document.querySelector('.repl-rl tbody tr')).backgroundColor"
-    assert inside.evaluate(row) == "rgba(0, 0, 0, 0)"
-    assert inside.evaluate("getComputedStyle(document.querySelector('.repl-rl .t')).paddingTop") == "0px"
-    for page in (alone, beside, inside):
-        page.close()
-
-
-def test_folds_open_and_columns_scroll_by_keyboard(browser: BrowserContext) -> None:
-    page = show(browser, trajectory_html(solved_trajectory()), group_html([solved_trajectory()] * 4))
-    page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.innerText").startswith("tokens: 21 sampled")
-    page.keyboard.press("Enter")
-    assert page.locator(".tokens[open]").count() == 1
-    page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.ariaLabel") == "summary of the rollouts"
-    page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.ariaLabel") == "transcripts side by side"
-    page.keyboard.press("ArrowRight")
-    page.wait_for_function("document.activeElement.scrollLeft > 0")
-    page.close()

@@ -83,23 +83,6 @@ def test_the_newest_step_is_followed_until_another_is_asked_for(visit: Visit, vi
     expect(button).to_have_attribute("aria-pressed", "false")
 
 
-def test_a_half_written_line_is_no_row_and_no_failure(visit: Visit, viewer: Viewer, folder: Path) -> None:
-    page = visit(f"http://127.0.0.1:{viewer.port}/")
-    expect(page.locator("#count")).to_have_text("24, shown: 1 to 24")
-    path = folder / "rollouts" / "step_00004.jsonl"
-    write_jsonl(path, step_of(4))
-    expect(page.locator("#charts .main-svg:first-child")).to_have_count(3)
-    page.evaluate("[Plotly.react, window.drawn] = [() => { window.drawn += 1; }, 0]")
-    text = path.read_text(encoding="utf-8")
-    cut = text.index("\n", len(text) // 2) + 40
-    path.write_text(text[:cut], encoding="utf-8")
-    whole = text[:cut].count("\n")
-    expect(page.locator("#count")).to_have_text(f"{24 + whole}, shown: 1 to {24 + whole}")
-    path.write_text(text, encoding="utf-8")
-    expect(page.locator("#count")).to_have_text("32, shown: 1 to 32")
-    assert page.evaluate("window.drawn") == 0, "curves were drawn again though no number of theirs changed"
-
-
 def test_a_server_that_is_gone_is_said_and_found_again(visit: Visit, folder: Path) -> None:
     with viewing(folder) as first:
         port = first.port

@@ -65,18 +65,6 @@ def test_what_the_server_refuses_is_said_and_nothing_is_lost(visit: Visit, addre
     expect(page.locator("#count")).to_have_text("8, shown: 1 to 8")
 
 
-def test_a_column_sorts_both_ways(page: Page) -> None:
-    head = page.locator("th[data-sort=reward]")
-    head.locator("button").click()
-    expect(head).to_have_attribute("aria-sort", "descending")
-    expect(page.locator("#table tbody tr").first.locator("td").nth(REWARD - 1)).to_have_text("1")
-    head.locator("button").click()
-    expect(head).to_have_attribute("aria-sort", "ascending")
-    expect(page.locator("#table tbody tr").first.locator("td").nth(REWARD - 1)).to_have_text("−0.1")
-    assert row_texts(page, REWARD) == ["−0.1"] * 48 + ["0"] * 2
-    assert page.locator("th[aria-sort]").count() == 1
-
-
 def test_pages_and_the_way_back(page: Page) -> None:
     pager = page.locator("#pager")
     pager.get_by_role("link", name="Next").click()

@@ -153,20 +153,6 @@ def test_a_task_is_compared_over_the_steps(visit: Visit, address: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_difference_is_the_shortest_one(visit: Visit, address: str) -> None:
-    page = visit(address)
-    signs = "(a, b) => ReplView.diff.rows(a, b).map(([sign, i, j]) => sign + (i ?? '') + '/' + (j ?? '')).join(' ')"
-    for left, right, expected in [
-        ("abcabba", "cbabac", "−0/ −1/ =2/0 −3/ =4/1 +/2 =5/3 =6/4 +/5"),
-        ("", "xy", "+/0 +/1"),
-        ("xy", "", "−0/ −1/"),
-        ("abc", "abc", "=0/0 =1/1 =2/2"),
-        ("aab", "ab", "=0/0 −1/ =2/1"),
-    ]:
-        assert page.evaluate(f"([a, b]) => ({signs})([...a], [...b])", [left, right]) == expected
-
-
-@pytest.mark.slow
 def test_next_and_previous_follow_the_table_over_its_pages(visit: Visit, address: str) -> None:
     page = visit(f"{address}#sort=reward&order=asc")
     expect(page.locator("#count")).to_have_text("122, shown: 1 to 50")

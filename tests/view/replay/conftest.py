@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,26 +21,8 @@ from tests.rollout.test_dialect_rollouts import SESSIONS, roll_out
 LIMITS = Limits(line_s=30.0)
 RUN_OUT = {"slow": Limits(line_s=1.0, grace_s=60.0), "hang": Limits(line_s=1.0, grace_s=0.5)}
 """Scripts whose lines have little time: an interrupt ends one of them, and only a kill the other."""
-SCRIPTS: dict[str, tuple[str, ...]] = {
-    "everything": (
-        " # Sets, blocks, echoes.\n", " import math\n", " for n in (2, 3):\n", "     # A thought inside.\n",
-        "     print(math.gcd(12, n))\n", "\n", " None\n", " {'some', 'words', 'in', 'a', 'set'}\n", " len(_)\n",
-        " _ + 1\n", " 1 / 0\n", " x = = 1\n", " import sys; sys.stdout.buffer.write(b'\\xff\\n')\n", "\n",
-        " print('\\x1b[1m<b>é 🎉', file=sys.stderr)\n", " def f(n): return f(n + 1)\n", "\n", " f(1)\n",
-        " import json; json.loads('')\n", " submit_final_answer(_, 'b')\n",
-    ),
-    "chance": (
-        " import random, math\n", " n = random.random()\n", " math.floor(2.5)\n", " n\n", " [n, 1]\n", " n = 1\n",
-        " n\n", " object()\n", " id([])\n", " import time, os\n", " time.time_ns()\n", " os.system('echo hi')\n",
-    ),
-    "slow": (
-        " n = 0\n", " while True: n += 1\n", "\n", " n\n", " 'alive'\n", " print(1)\n",
-    ),
-    "long": (" print('x' * 3000)\n", " 1\n"),
-    "exit": (" print('bye'); exit(3)\n",),
-    "crash": (" print('bye', flush=True); import os; os._exit(1)\n",),
-    "hang": (" import signal; _ = signal.signal(2, signal.SIG_IGN)\n", " while True: pass\n", "\n"),
-}  # fmt: skip
+SCRIPTS: dict[str, list[str]] = json.loads(Path(__file__).with_name("scripts.json").read_text(encoding="utf-8"))
+"""Lines that a scripted policy types."""
 
 Roll = Callable[[str, Sequence[str]], Trajectory]
 

@@ -11,13 +11,14 @@ import pytest
 from replay.conftest import LIMITS, source
 from view.conftest import make_trajectory
 
-from repl_rl.errors import ConfigError
 from repl_rl.trajectory import LineKind, RecordedCell, StopReason, Trajectory
 from repl_rl.view.notebook import to_notebook
 from repl_rl.view.replay.comparison import Cause, Execution, Replayed
 from repl_rl.view.replay.notebooks import ExportedNotebook
 from repl_rl.view.replay.run import open_kernels, replay
 from tests.rollout.test_dialect_rollouts import SESSIONS
+
+pytestmark = pytest.mark.more
 
 EXPRESSION, STATEMENT = LineKind.EXPRESSION, LineKind.STATEMENT
 
@@ -52,9 +53,11 @@ def test_outputs_are_those_of_the_export_to_the_letter(rollouts: dict[str, Traje
     assert sorted(executions) == [place for place, _ in cells]
     assert [list(executions[place].outputs) for place, _ in cells] == [list(cell.outputs) for _, cell in cells]
     assert [output.evalue for place, _ in cells for output in executions[place].outputs if "evalue" in output] == [
-        "division by zero", "invalid syntax", "maximum recursion depth exceeded",
+        "division by zero",
+        "invalid syntax",
+        "maximum recursion depth exceeded",
         "Expecting value: line 1 column 1 (char 0)",
-    ]  # fmt: skip
+    ]
 
 
 def test_images_are_not_compared() -> None:
@@ -146,11 +149,6 @@ def test_cells_of_one_turn_are_compared_together() -> None:
     assert causes(other) == [("x = 2\nx", Cause.OTHER)]
 
 
-def test_a_notebook_without_cells_is_equal() -> None:
-    [result] = replay([source("t", make_trajectory("t", "?", [], stop=StopReason.EOS))])
-    assert (result.is_equal, result.cells) == (True, 0)
-
-
 def test_a_session_that_cannot_be_set_up_is_a_failure(rollouts: dict[str, Trajectory]) -> None:
     notebook = to_notebook(rollouts["python"])
     notebook.metadata.repl_rl.setup = "1 / 0"
@@ -174,8 +172,3 @@ def test_a_cell_that_floods_its_outputs_loses_its_kernel() -> None:
     executions = executed(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in FLOOD]))
     assert [execution.status for execution in executions.values()] == ["ok"] * 4 + ["killed"]
     assert sum(len(str(output)) for output in executions[4].outputs) < 32 << 20
-
-
-def test_at_least_one_kernel() -> None:
-    with pytest.raises(ConfigError, match="0 kernels at once can't run anything"):
-        replay([], at_once=0)

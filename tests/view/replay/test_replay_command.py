@@ -22,7 +22,7 @@ from repl_rl.kernel import KernelPool
 from repl_rl.kernel.limits import Limits
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.setup import RolloutSetup
-from repl_rl.trajectory import StopReason, Task, Trajectory, read_jsonl, write_jsonl
+from repl_rl.trajectory import RecordedCell, StopReason, Task, Trajectory, read_jsonl, write_jsonl
 from repl_rl.view.replay.notebooks import read_notebooks
 
 GUIDE = (Path(__file__).parents[3] / "docs" / "dialects.md").read_text(encoding="utf-8")
@@ -31,7 +31,8 @@ GUIDE = (Path(__file__).parents[3] / "docs" / "dialects.md").read_text(encoding=
 def wrong() -> Trajectory:
     """Its record says 7 where the session says 6."""
     good = solved_trajectory("wrong/<b>")
-    return replace(good, lines=(*good.lines[:5], replace(good.lines[5], output="7\n>>>"), good.lines[6]))
+    line = replace(good.lines[5], output="7\n>>>", cells=(RecordedCell("r", "7\n"),))
+    return replace(good, lines=(*good.lines[:5], line, good.lines[6]))
 
 
 def test_a_file_with_a_broken_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,18 +156,6 @@ def rolled_out(dialect: str, typed: list[str]) -> Trajectory:
         return trajectory
 
     return asyncio.run(go())
-
-
-@pytest.mark.parametrize(("dialect", "typed"), [("python", "submit_final_answer(42)\n"), ("fenced", "Answer: 42\n")])
-def test_a_record_names_its_dialect(dialect: str, typed: str, tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text(f"dialect: {dialect}\n")
-    for name in (dialect, str(tmp_path / "mine.yaml")):  # texts of one's own are read as those that they replace
-        trajectory = rolled_out(name, [typed])
-        assert trajectory.dialect == dialect
-        assert Trajectory.from_dict(json.loads(json.dumps(trajectory.to_dict()))) == trajectory
-    assert replace(trajectory, dialect=None) == Trajectory.from_dict(
-        {name: value for name, value in trajectory.to_dict().items() if name != "dialect"}
-    )
 
 
 def test_useless_options_are_refused_beforehand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
