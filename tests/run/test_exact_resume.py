@@ -66,7 +66,9 @@ def test_a_killed_and_resumed_run_equals_one_run_through(config: dict[str, Any],
     process.communicate()
     assert "resuming from step 2" in finish(begin(tmp_path, "train", "--resume", str(killed)))
 
-    for step in range(1, 5):
+    kept, expected = ({path.name for path in (run / "rollouts").iterdir()} for run in (killed, through))
+    assert kept == expected
+    for step in (step for step in range(1, 5) if f"step_{step:05d}.jsonl" in expected):  # some train on the last batch
         assert [*map(without_times, rollouts(killed, step))] == [*map(without_times, rollouts(through, step))]
     assert_same_bits(*(load_file(run / "model" / "model.safetensors") for run in (killed, through)))
     for name in ("optimizer.pt", "scheduler.pt", "position_0.pt"):
