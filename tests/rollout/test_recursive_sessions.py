@@ -55,9 +55,9 @@ def rollout_of(engine: Any, pool: KernelPool, lines: int = 12, seconds: float = 
 
 
 async def take_all(pool: KernelPool) -> None:
-    """Take as many sessions as the pool has room for, one at each depth and the others at none."""
+    """Take as many sessions as the pool has room for: the last ones are those that it keeps for greater depths."""
     async with AsyncExitStack() as stack, asyncio.timeout(300):
-        for depth in [*range(pool.depth + 1), *[0] * (pool.size - pool.depth - 1)]:
+        for depth in [*[0] * (pool.size - pool.depth), *range(1, pool.depth + 1)]:
             await stack.enter_async_context(pool.session(depth))
 
 
