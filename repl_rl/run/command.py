@@ -5,15 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from repl_rl.errors import ConfigError, ReplRLError
 from repl_rl.utils.distributed import is_main_process, leave
-
-if TYPE_CHECKING:
-    from repl_rl.run.training import TrainingOutcome
 
 
 def add_arguments(parser: argparse.ArgumentParser, config_help: str) -> None:
@@ -69,10 +65,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
             _say_how_to_resume(console, prepared.folder.path)
         return 130
     leave()
-    return _report(outcome, console) if is_main_process() else 0
-
-
-def _report(outcome: TrainingOutcome, console: Console) -> int:
+    if not is_main_process():
+        return 0
     from repl_rl.view import before_after_table, write_report
 
     try:

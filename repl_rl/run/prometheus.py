@@ -63,15 +63,10 @@ class ServeMetrics(TrainerCallback):  # type: ignore[misc]
     def _gauge(self, name: str, value: float | None, *labels: str) -> GaugeMetricFamily:
         from prometheus_client.core import GaugeMetricFamily
 
-        family = GaugeMetricFamily(metric_name(name), name, labels=["run", *labels])
+        family = GaugeMetricFamily("repl_rl_" + re.sub(r"\W", "_", name), name, labels=["run", *labels])
         if value is not None:
             family.add_metric([self._run], value)
         return family
-
-
-def metric_name(name: str) -> str:
-    """Prometheus's name of a metric of metrics.jsonl."""
-    return "repl_rl_" + re.sub(r"\W", "_", name)
 
 
 @contextmanager

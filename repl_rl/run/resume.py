@@ -50,16 +50,7 @@ def open_run(path: Path, config: Config | None, overrides: tuple[str, ...] = ())
     stored = folder.config()
     if config is None:
         config = load_config(str(folder.config_path), overrides)
-    refuse_another_run(path, stored, config)
-    reached = folder.reached()
-    if config.train.steps < reached:
-        raise RunError(f"{path} has reached step {reached}, and train.steps is {config.train.steps} now; raise it")
-    return folder, config
-
-
-def refuse_another_run(path: Path, stored: Config, given: Config) -> None:
-    """Raises RunError with each key that differs and both values, unless all of them may change."""
-    different = sorted(_differences(stored.model_dump(mode="json"), given.model_dump(mode="json")))
+    different = sorted(_differences(stored.model_dump(mode="json"), config.model_dump(mode="json")))
     refused = [(key, *values) for key, *values in different if key not in MAY_CHANGE]
     if refused:
         listed = "\n".join(f"  {key}: {_shown(there)} in the run, {_shown(here)} now" for key, there, here in refused)
@@ -68,6 +59,10 @@ def refuse_another_run(path: Path, stored: Config, given: Config) -> None:
             "Resume without them to go on with the run's own, or start a new run. What may change: "
             + ", ".join(MAY_CHANGE)
         )
+    reached = folder.reached()
+    if config.train.steps < reached:
+        raise RunError(f"{path} has reached step {reached}, and train.steps is {config.train.steps} now; raise it")
+    return folder, config
 
 
 def what_changes(folder: RunFolder, config: Config) -> list[str]:

@@ -94,12 +94,17 @@ def run_trials(configs: Sequence[Config], console: Console) -> bool:
     for config in configs:
         name = f"{config.engine.backend}, {config.model.dtype}"
         console.print(f"two steps with {name}", style="dim", highlight=False)
-        found = _in_a_process(config)
-        if isinstance(found, Trial):
-            trials.append(found)
-            troubles += [f"{name}: {trouble}" for trouble in off(found, config)]
-        else:
-            troubles.append(f"{name}: {found}")
+        with tempfile.TemporaryDirectory(prefix="repl_rl_doctor_") as folder:
+            given, made = Path(folder) / "config.json", Path(folder) / "trial.json"
+            given.write_text(config.model_dump_json(), encoding="utf-8")
+            command = [sys.executable, "-W", "ignore", "-m", "repl_rl.run.trial", str(given), str(made)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if made.is_file():
+                trials.append(Trial(**json.loads(made.read_text(encoding="utf-8"))))
+                troubles += [f"{name}: {trouble}" for trouble in off(trials[-1], config)]
+            else:
+                said = done.stderr.strip().splitlines() or [f"ended with status {done.returncode}"]
+                troubles.append(f"{name}: {said[-1]}")
     if trials:
         console.print(_table(trials))
     for trouble in troubles:
@@ -128,18 +133,6 @@ def off(trial: Trial, config: Config) -> list[str]:
     if trial.device != "cpu" and trial.graphs == "none" and config.engine.backend != "transformers":
         troubles.append("vLLM runs without CUDA graphs: leave engine.vllm: {enforce_eager: ...} out")
     return troubles
-
-
-def _in_a_process(config: Config) -> Trial | str:
-    """The trial, or the error that ended it."""
-    with tempfile.TemporaryDirectory(prefix="repl_rl_doctor_") as folder:
-        given, made = Path(folder) / "config.json", Path(folder) / "trial.json"
-        given.write_text(config.model_dump_json(), encoding="utf-8")
-        command = [sys.executable, "-W", "ignore", "-m", "repl_rl.run.trial", str(given), str(made)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if made.is_file():
-            return Trial(**json.loads(made.read_text(encoding="utf-8")))
-        return (done.stderr.strip().splitlines() or [f"ended with status {done.returncode}"])[-1]
 
 
 def measure(config: Config, runs: Path) -> Trial:

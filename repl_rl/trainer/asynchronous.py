@@ -235,10 +235,6 @@ class GroupOrder:
         """The index of the row."""
         batch, index = divmod(number, self._groups)
         epoch, batch = divmod(batch, self._sampler.num_samples // self._of_all)
-        row: int = self._order(epoch)[batch * self._of_all + self._process * self._groups + index]
-        return row
-
-    def _order(self, epoch: int) -> list[int]:
         if epoch not in self._orders:
             count = self._sampler.num_samples
             order = list(range(count))
@@ -247,4 +243,5 @@ class GroupOrder:
                 for _ in range(epoch + 1):
                     order = torch.randperm(count, generator=generator).tolist()
             self._orders = {known: rows for known, rows in self._orders.items() if known >= epoch - 1} | {epoch: order}
-        return self._orders[epoch]
+        row: int = self._orders[epoch][batch * self._of_all + self._process * self._groups + index]
+        return row

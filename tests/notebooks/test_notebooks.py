@@ -22,7 +22,7 @@ from repl_rl.engine.environment import has_nvidia_driver
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NAMES = re.findall(r"\((\w+)\.ipynb\)", (FOLDER / "README.md").read_text(encoding="utf-8"))
-SMALL = "04_write_a_dialect"
+SMALL = "05_attach_to_a_live_kernel"
 """Runs with each change; the others with all tests."""
 MACHINE_PATH = re.compile(r"/(?:home|root|work|Users|tmp|var|opt)/[\w.-]+/|site-packages|\.pyenv|\.venv")
 LARGEST_BYTES = 1_500_000

@@ -73,8 +73,11 @@ def mean_of_shares(values: Sequence[float], most: int) -> Estimate:
     Surveys".
     """
     mean, problems = fmean(values), len(values)
-    low, high = wilson(mean, _effective_size(values, mean, most))
-    return Estimate(mean, low, high, problems)
+    size = float(problems)
+    if problems > 1 and 0.0 < mean < 1.0:
+        of_mean = variance(values) / problems
+        size = float(most) if of_mean == 0 else min(max(mean * (1 - mean) / of_mean, problems), most)
+    return Estimate(mean, *wilson(mean, size), problems)
 
 
 def wilson(share: float, size: float) -> tuple[float, float]:
@@ -100,19 +103,7 @@ def paired_difference(ours: Sequence[Tally], first: Sequence[Tally], seed: str) 
         return None
     gains = [a.right / a.samples - b.right / b.samples for a, b in pairs]
     largest = max(map(abs, gains)) or 1.0
-    low, high = _bootstrap([*gains, largest, -largest], Random(seed))
-    return Estimate(fmean(gains), low, high, len(gains))
-
-
-def _effective_size(values: Sequence[float], mean: float, most: int) -> float:
-    problems = len(values)
-    if problems == 1 or mean in (0.0, 1.0):
-        return problems
-    of_mean = variance(values) / problems
-    return float(most) if of_mean == 0 else min(max(mean * (1 - mean) / of_mean, problems), most)
-
-
-def _bootstrap(values: Sequence[float], rng: Random) -> tuple[float, float]:
-    means = sorted(fmean(rng.choices(values, k=len(values))) for _ in range(_RESAMPLES))
+    drawn, rng = [*gains, largest, -largest], Random(seed)
+    means = sorted(fmean(rng.choices(drawn, k=len(drawn))) for _ in range(_RESAMPLES))
     outside = round(_RESAMPLES * (1 - CONFIDENCE) / 2)
-    return means[outside], means[-1 - outside]
+    return Estimate(fmean(gains), means[outside], means[-1 - outside], len(gains))
