@@ -242,10 +242,13 @@ class TypedForward:
     @classmethod
     def open(cls, model: Any) -> TypedForward | None:
         """For a model with TRL's fused head; returns None and logs the reason if its passes can't be packed."""
-        reason = _obstacle(base_of(model))
-        if reason is None:
+        reason, before = None, base_of(model).config._attn_implementation
+        if before not in ("sdpa", PACKED_ATTENTION, "flash_attention_2", "flash_attention_3"):
+            reason = f"for its attention is {before!r}, and packed rows need sdpa or flash attention"
+        elif any(DynamicCache(config=base_of(model).config).is_linear):
+            reason = "for it keeps recurrent states, which would run on from one sequence into the next"
+        else:
             forward = cls(model)
-            before = base_of(model).config._attn_implementation
             if before == "sdpa":
                 base_of(model).set_attn_implementation(PACKED_ATTENTION)
             reason = forward._disagreement(model)
@@ -329,12 +332,3 @@ class TypedForward:
 def base_of(model: Any) -> Any:
     """The transformers model inside PEFT's wrapper."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
-def _obstacle(model: Any) -> str | None:
-    attention = model.config._attn_implementation
-    if attention not in ("sdpa", PACKED_ATTENTION, "flash_attention_2", "flash_attention_3"):
-        return f"for its attention is {attention!r}, and packed rows need sdpa or flash attention"
-    if any(DynamicCache(config=model.config).is_linear):
-        return "for it keeps recurrent states, which would run on from one sequence into the next"
-    return None

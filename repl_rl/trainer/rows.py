@@ -54,28 +54,24 @@ def as_dataset(tasks: Dataset | Sequence[Task], graded: bool = True) -> Dataset:
 
 
 def task_of(row: dict[str, Any]) -> Task:
-    """The inverse of what `as_dataset` does with a task."""
+    """The inverse of what `as_dataset` does with a task. Raises ConfigError for a prompt that is neither text nor
+    messages."""
     known = {"prompt", "answer", "task_id", "family", "task_metadata"}
     columns = {key: value for key, value in row.items() if key not in known}
-    question, history = _conversation(row["prompt"])
+    prompt = row["prompt"]
+    asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    messages = [Message(message["role"], message["content"]) for message in asked]
+    if not messages or messages[-1].role != "user" or not all(isinstance(one.content, str) for one in messages):
+        raise ConfigError(f"a prompt is text, or messages of text of which the last is the user's; got {prompt!r:.200}")
+    question = messages[-1].content
     return Task(
         id=str(row.get("task_id", question)),
         question=question,
         answer=str(row.get("answer", "")),
         family=row.get("family") or "",
         metadata={**json.loads(row.get("task_metadata") or "{}"), **columns},
-        history=history,
+        history=tuple(messages[:-1]),
     )
-
-
-def _conversation(prompt: Any) -> tuple[str, tuple[Message, ...]]:
-    """The question of a prompt (text or messages), and the messages before it. Raises ConfigError for other prompts."""
-    if isinstance(prompt, str):
-        return prompt, ()
-    messages = [Message(message["role"], message["content"]) for message in prompt]
-    if not messages or messages[-1].role != "user" or not all(isinstance(one.content, str) for one in messages):
-        raise ConfigError(f"a prompt is text, or messages of text of which the last is the user's; got {prompt!r:.200}")
-    return messages[-1].content, tuple(messages[:-1])
 
 
 def training_row(trajectory: Trajectory, pad_id: int) -> dict[str, Any]:
