@@ -14,7 +14,6 @@ from repl_rl.config.section import nearest
 from repl_rl.dialect.base import (
     Cell,
     CellRun,
-    ChatPrompt,
     Dialect,
     OfferedTool,
     Reader,
@@ -27,25 +26,22 @@ from repl_rl.dialect.fenced import FencedDialect
 from repl_rl.dialect.foreign import AskingReader
 from repl_rl.dialect.inline import InlineDialect
 from repl_rl.dialect.ipython import IPythonDialect
-from repl_rl.dialect.prose import PlainTextDialect, ProseDialect
-from repl_rl.dialect.python import CONTINUATION_PROMPT, PRIMARY_PROMPT, PythonDialect, PythonReader
+from repl_rl.dialect.prose import PlainTextDialect
+from repl_rl.dialect.python import PRIMARY_PROMPT, PythonDialect, PythonReader
 from repl_rl.dialect.texts import SMALLEST_LIMIT_CHARS, TextDialect, base_of, truncate_middle
 from repl_rl.dialect.tool_call import ToolCallDialect
 from repl_rl.errors import ConfigError
 from repl_rl.utils.import_path import imported
 
 __all__ = [
-    "CONTINUATION_PROMPT",
     "DIALECTS",
     "PRIMARY_PROMPT",
     "SMALLEST_LIMIT_CHARS",
     "AskingReader",
     "Cell",
     "CellRun",
-    "ChatPrompt",
     "Dialect",
     "OfferedTool",
-    "ProseDialect",
     "PythonDialect",
     "PythonReader",
     "Reader",

@@ -97,7 +97,9 @@ class PolicyModel:
         if len(prompt) > MOST_CHARS_PER_TOKEN * max(room, 0):
             raise NoAnswerError("length", f"the prompt has {len(prompt):,} characters, and {room:,} tokens fit")
         try:
-            prompt_ids = self._encoded(prompt)
+            message = [{"role": "user", "content": prompt}]
+            vocabulary = self._vocabulary
+            prompt_ids = vocabulary.encode_chat(message, "") if self._is_chat else vocabulary.encode_prompt(prompt)
         except ModelError as error:
             raise NoAnswerError("template", str(error)) from error
         prompt_tokens = len(prompt_ids)
@@ -133,11 +135,6 @@ class PolicyModel:
 
     def _decoded(self, ids: Sequence[int]) -> str:
         return self._vocabulary.decode([index for index in ids if index not in self._vocabulary.eos_ids])
-
-    def _encoded(self, prompt: str) -> tuple[int, ...]:
-        if self._is_chat:
-            return self._vocabulary.encode_chat([{"role": "user", "content": prompt}], "")
-        return self._vocabulary.encode_prompt(prompt)
 
 
 class ServedModel:

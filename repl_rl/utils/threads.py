@@ -57,10 +57,7 @@ class BackgroundLoop:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=30)
         self._loop.close()
-        self._end_workers()
-
-    def _end_workers(self) -> None:
-        """Wait for the workers, but not forever: user code that hangs in one can't be ended."""
+        # Wait for the workers, but not forever: user code that hangs in one can't be ended.
         waiting = threading.Thread(target=self._workers.shutdown, daemon=True)
         with contextlib.suppress(RuntimeError):  # Python is going down and starts no threads any more
             waiting.start()

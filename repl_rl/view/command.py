@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.text import Text
 
 from repl_rl.errors import ConfigError, ReplRLError, RunError
 from repl_rl.trajectory import read_jsonl
-from repl_rl.utils.text import visible
+from repl_rl.view.terminal import before_after_table, print_trajectory, say
 
 if TYPE_CHECKING:
     from repl_rl.view.run import Run
@@ -77,9 +76,9 @@ def view(target: Path, console: Console, is_short: bool = False) -> None:
     run = read_run(target)
     _print_summary(run, console)
     for rollouts in run.rollouts[-1:]:
-        _say(console, f"step {rollouts.step}:")
+        say(console, f"step {rollouts.step}:")
         for sentence in rollouts_summary(rollouts.trajectories):
-            _say(console, f"  {sentence}")
+            say(console, f"  {sentence}")
     _refresh_report(target, console)
 
 
@@ -107,8 +106,8 @@ def _serve(target: Path, port: int, browser: bool, console: Console) -> None:
             _print_summary(read_run(target, with_rollouts=False), console)
 
         def ready(address: str) -> None:
-            _say(console, f"viewer: {address}", style="bold")
-            _say(console, "Ctrl-C ends it")
+            say(console, f"viewer: {address}", style="bold")
+            say(console, "Ctrl-C ends it")
             run_later = asyncio.get_running_loop().run_in_executor
             # A browser that gets a window of its own; one in text mode would take over this terminal.
             names = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
@@ -125,9 +124,9 @@ def _refresh_report(folder: Path, console: Console) -> None:
     from repl_rl.view.viewer.export import write_report
 
     try:
-        _say(console, f"report: {write_report(folder)}")
+        say(console, f"report: {write_report(folder)}")
     except ReplRLError as error:
-        _say(console, f"note: the report is not written: {error}", style="yellow")
+        say(console, f"note: the report is not written: {error}", style="yellow")
 
 
 def _export(target: Path, file: Path, most: int | None, console: Console) -> None:
@@ -141,24 +140,22 @@ def _export(target: Path, file: Path, most: int | None, console: Console) -> Non
         raise ConfigError(f"--export {file} is the file to view itself; give another name")
     written = export(RunApi(target), file, most)
     size_mb = written.path.stat().st_size / 1e6
-    _say(console, f"{written.path}: {written.shown} of {written.total} trajectories, {size_mb:.1f} MB")
+    say(console, f"{written.path}: {written.shown} of {written.total} trajectories, {size_mb:.1f} MB")
 
 
 def _print_summary(run: Run, console: Console) -> None:
     from repl_rl.view.run import summary
-    from repl_rl.view.terminal import before_after_table
 
     for sentence in summary(run):
-        _say(console, sentence)
+        say(console, sentence)
     if run.before is not None and run.after is not None:
         console.print(before_after_table(run.before, run.after))
     for note in run.notes:
-        _say(console, f"note: {note}", style="yellow")
+        say(console, f"note: {note}", style="yellow")
 
 
 def _print_file(path: Path, console: Console, is_short: bool) -> None:
     from repl_rl.view.run import rollouts_summary
-    from repl_rl.view.terminal import print_trajectory
 
     notes: list[str] = []
     trajectories = list(read_jsonl(path, notes))
@@ -168,16 +165,12 @@ def _print_file(path: Path, console: Console, is_short: bool) -> None:
     for trajectory in () if is_short else trajectories:
         print_trajectory(console, trajectory)
     for note in notes:
-        _say(console, f"note: {note}", style="yellow")
+        say(console, f"note: {note}", style="yellow")
     if is_short:
         for sentence in rollouts_summary(trajectories):
-            _say(console, sentence)
+            say(console, sentence)
         return
     solved = sum((trajectory.outcome_reward or 0.0) > 0 for trajectory in trajectories)
     graded = sum(trajectory.outcome_reward is not None for trajectory in trajectories)
     grades = f", {solved} of {graded} graded ones solved" if graded else ""
-    _say(console, f"{len(trajectories)} trajectories{grades}")
-
-
-def _say(console: Console, text: str, style: str = "") -> None:
-    console.print(Text(visible(text), style=style), soft_wrap=True)
+    say(console, f"{len(trajectories)} trajectories{grades}")

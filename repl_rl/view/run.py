@@ -93,11 +93,15 @@ def read_run(path: Path, with_rollouts: bool = True) -> Run:
     _require_run(path)
     notes: list[str] = []
     rows = list(_read_rows(path / "metrics.jsonl", notes))
+    evals = [row for row in rows if row["kind"] == "eval"]
+    # Rates at other temperatures can't be compared: those that had the settings of the newest one count.
+    others = [row for row in evals if row.get("settings") != evals[-1].get("settings")]
+    notes += [f"the evaluation at step {row['step']} had other settings (eval) and is left out" for row in others]
     return Run(
         path=path,
         config=read_config(path / "config.yaml", notes),
         train=_one_per_step(row for row in rows if row["kind"] == "train"),
-        evals=_one_per_step(_measured_alike([row for row in rows if row["kind"] == "eval"], notes)),
+        evals=_one_per_step(row for row in evals if row not in others),
         rollouts=_first_and_last(path / "rollouts", notes) if with_rollouts else (),
         evaluations=_first_and_last(path / "eval", notes) if with_rollouts else (),
         notes=tuple(notes),
@@ -243,15 +247,6 @@ def _read_rows(path: Path, notes: list[str]) -> Iterator[Row]:
         elif line.strip():
             cut = " (cut off, as a crash leaves it)" if index == len(lines) else ""
             notes.append(f"metrics.jsonl, line {index}, is not a row and is left out{cut}")
-
-
-def _measured_alike(rows: Sequence[Row], notes: list[str]) -> Iterator[Row]:
-    """The evaluations that had the settings of the newest one: rates at other temperatures can't be compared."""
-    for row in rows:
-        if row.get("settings") == rows[-1].get("settings"):
-            yield row
-        else:
-            notes.append(f"the evaluation at step {row['step']} had other settings (eval) and is left out")
 
 
 def _one_per_step(rows: Iterator[Row]) -> tuple[Row, ...]:

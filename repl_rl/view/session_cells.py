@@ -94,7 +94,12 @@ def session_text(trajectory: Trajectory, dialect: str | Dialect | None = None, *
         )
     asked = dialect or own or "python"
     try:
-        spoken = _named(asked) if isinstance(asked, str) else asked
+        if not isinstance(asked, str):
+            spoken = asked
+        elif issubclass(dialect_class(config := DialectConfig(name=asked)), ToolCallDialect):
+            spoken = cast(Dialect, _Hermes())
+        else:
+            spoken = make_dialect(config)
     except ConfigError as error:
         if dialect:
             raise
@@ -106,13 +111,6 @@ def session_text(trajectory: Trajectory, dialect: str | Dialect | None = None, *
     name = asked if isinstance(asked, str) else getattr(spoken, "texts_name", "") or type(spoken).__name__
     shows = "ipython" if isinstance(reader, IPythonReader) else "output"
     return SessionText(name, shows, spoken.setup, tuple(_SessionReader(trajectory, spoken, reader).cells()))
-
-
-def _named(name: str) -> Dialect:
-    config = DialectConfig(name=name)
-    if issubclass(dialect_class(config), ToolCallDialect):
-        return cast(Dialect, _Hermes())
-    return make_dialect(config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +164,12 @@ class _SessionReader:
                 refusal = None if source else Refusal(line.error_name or "", encodable(cell.output))
                 pieces.append(TypedPart((index,), source, Cell(source, line.kind, refusal)))
         cells = [self._cell(piece) for piece in pieces]
-        asked = [index for index, cell in enumerate(cells) if _is_asked(cell)]
+        # What was run, or answered with a refusal.
+        asked = [
+            index
+            for index, cell in enumerate(cells)
+            if cell.note.startswith("refused") or (cell.number > 0 and not cell.note)
+        ]
         for index in range(asked[len(ran)] if len(ran) < len(asked) else len(cells), len(cells)):
             if cells[index].role is Role.RAN:
                 cells[index] = replace(cells[index], role=Role.NOT_RUN, note=self._why_not(line))
@@ -215,11 +218,6 @@ class _SessionReader:
         else:
             return [SessionCell(Role.PROSE, piece.text, piece.lines)]
         return [SessionCell(Role.NOT_RUN, piece.text, piece.lines, note=note)]
-
-
-def _is_asked(cell: SessionCell) -> bool:
-    """Whether the cell was run, or answered with a refusal."""
-    return cell.note.startswith("refused") or (cell.number > 0 and not cell.note)
 
 
 def _marked(output: str, number: int, line: Line) -> str:

@@ -108,5 +108,10 @@ def _rate_cells(row: Mapping[str, Any]) -> list[Text | str]:
     return [*cells, "–" if change is None else f"{change:+.0f} pt"]
 
 
+def say(console: Console, text: str, style: str = "") -> None:
+    """Print text of whatever origin, with nothing in it that steers a terminal."""
+    console.print(Text(visible(text), style=style), soft_wrap=True)
+
+
 def _cell(text: str) -> Text:
     return Text(visible(text))

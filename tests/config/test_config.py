@@ -209,7 +209,8 @@ def test_dumped_configs_load_as_they_were(tmp_path_factory: pytest.TempPathFacto
     config = parse_config(values)
     path = tmp_path_factory.mktemp("config") / "config.yaml"
     path.write_text(dump_config(config), encoding="utf-8")
-    looked_in = str(path.parent) if any(":" in name for name in config.rewards.functions) else None
+    named = [*config.rewards.functions, *(config.tasks.families or [])]
+    looked_in = str(path.parent) if any(":" in name for name in named) else None
     assert load_config(str(path)) == config.model_copy(update={"import_from": looked_in})
 
 

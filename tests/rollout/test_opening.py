@@ -46,9 +46,9 @@ def test_overrides_go_over_a_config_that_is_made() -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("quikstart", r"no config 'quikstart': neither a file nor a shipped name \(conv.*'quikstart' is not a model"),
+        ("quikstart", r"no config 'quikstart': neither a file nor a shipped name \(gemma.*'quikstart' is not a model"),
         ("mine.yml", r"no config 'mine.yml'"),
-        ("", "an empty config: give a YAML file, a model, or one of conventions"),
+        ("", "an empty config: give a YAML file, a model, or one of gemma-270m"),
         (str(Path(__file__).parent), "is a folder without config.json"),
     ],
 )  # fmt: skip

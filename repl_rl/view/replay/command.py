@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.text import Text
 
 from repl_rl.errors import ConfigError
-from repl_rl.utils.text import visible
+from repl_rl.view.terminal import say
 
 if TYPE_CHECKING:
     from repl_rl.view.replay.comparison import Replayed
@@ -60,7 +59,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         options.files, dialect=options.dialect, first=options.n, thoughts=options.thoughts, trust=options.trust
     )
     for note in notes:
-        _say(console, f"note: {note}", style="yellow")
+        say(console, f"note: {note}", style="yellow")
     if options.notebooks is not None:
         keep(notebooks, options.notebooks)
     results = replay(notebooks, at_once=options.kernels)
@@ -71,9 +70,9 @@ def run(options: argparse.Namespace, console: Console) -> int:
     _print_differences(console, results, explained=False)
     for result in results:
         if result.failure is not None:
-            _say(console, f"{result.name}: could not be replayed: {result.failure}", style="red")
+            say(console, f"{result.name}: could not be replayed: {result.failure}", style="red")
     for sentence in summary(results):
-        _say(console, sentence)
+        say(console, sentence)
     return 0 if all(result.is_explained for result in results) else 1
 
 
@@ -89,13 +88,13 @@ def _print_differences(console: Console, results: Sequence[Replayed], explained:
     ]
     for result, difference in found[:_SHOWN]:
         where = f"{result.name}, cell {difference.cell}: {difference.cause}"
-        _say(console, where, style="yellow" if explained else "bold red")
+        say(console, where, style="yellow" if explained else "bold red")
         for mark, text in (("ran", difference.source), ("was", difference.expected), ("now", difference.got)):
             lines = truncate_middle(str(text), _TEXT_CHARS).rstrip("\n").split("\n")
             rows = (f"  {'   ' if number else mark} | {line}" for number, line in enumerate(lines))
-            _say(console, "\n".join(rows), style="dim")
+            say(console, "\n".join(rows), style="dim")
     if len(found) > _SHOWN:
-        _say(console, f"... and {len(found) - _SHOWN} more like these; --json FILE has them all")
+        say(console, f"... and {len(found) - _SHOWN} more like these; --json FILE has them all")
 
 
 def summary(results: Sequence[Replayed]) -> list[str]:
@@ -112,7 +111,3 @@ def summary(results: Sequence[Replayed]) -> list[str]:
     if unexplained or failed:
         sentences.append(f"{unexplained} with an unexplained difference, {failed} that could not be replayed")
     return sentences
-
-
-def _say(console: Console, text: str, style: str = "") -> None:
-    console.print(Text(visible(text), style=style), soft_wrap=True)

@@ -13,7 +13,7 @@ import copy
 import json
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -60,13 +60,13 @@ def replay(
 
     async def replay_all(batch: Sequence[ExportedNotebook], limits: Limits) -> list[Replayed]:
         slots = asyncio.Semaphore(count)
-        async with open_kernels(limits) as kernels:
+        async with open_kernels(limits) as execute:
 
             async def one(exported: ExportedNotebook) -> Replayed:
                 about = exported.notebook["metadata"]["repl_rl"]
                 async with slots:
                     try:
-                        executions = await kernels.execute(exported.notebook, str(about.get("setup", "")))
+                        executions = await execute(exported.notebook, str(about.get("setup", "")))
                         result = compared(exported.name, exported.notebook, executions)
                     except KernelStartError as error:
                         result = Replayed(exported.name, str(about.get("task_id", "")), failure=str(error))
@@ -82,21 +82,23 @@ def replay(
     return results
 
 
-class Kernels:
-    """A source of fresh kernels; belongs to one event loop."""
+Execute = Callable[..., Awaitable[dict[int, Execution]]]
+"""Runs the code cells of a notebook in a fresh kernel, after `setup`, and returns what each did by its index."""
 
-    def __init__(self, backend: KernelspecBackend, limits: Limits) -> None:
-        self._backend = backend
-        self._limits = limits
 
-    async def execute(self, notebook: NotebookNode, setup: str = "") -> dict[int, Execution]:
-        """Run the code cells from top to bottom, and return what each did by its index. A kernel that dies ends it.
+@contextlib.asynccontextmanager
+async def open_kernels(limits: Limits) -> AsyncIterator[Execute]:
+    """A function that runs notebooks until the block ends. A kernel that dies ends its notebook.
 
-        Raises KernelStartError if no kernel starts.
-        """
+    Raises what `KernelspecBackend.open` raises if this machine can't isolate a kernel. The function raises
+    KernelStartError if no kernel starts.
+    """
+    backend = KernelspecBackend(OWN_NAME, limits)
+
+    async def execute(notebook: NotebookNode, setup: str = "") -> dict[int, Execution]:
         for attempt in range(_ATTEMPTS):
-            manager, words = self._backend.manager()
-            client = _Client(copy.deepcopy(notebook), manager, self._limits, setup)
+            manager, words = backend.manager()
+            client = _Client(copy.deepcopy(notebook), manager, limits, setup)
             try:
                 await client.async_execute(cleanup_kc=True, **words)
             except Exception as error:  # nbclient, zmq and the provisioner raise many types
@@ -108,14 +110,9 @@ class Kernels:
             return client.executions
         raise AssertionError("the last attempt returns or raises")
 
-
-@contextlib.asynccontextmanager
-async def open_kernels(limits: Limits) -> AsyncIterator[Kernels]:
-    """Kernels until the block ends. Raises what `KernelspecBackend.open` raises if this machine can't isolate one."""
-    backend = KernelspecBackend(OWN_NAME, limits)
     await backend.open(_RESERVED_MB)
     try:
-        yield Kernels(backend, limits)
+        yield execute
     finally:
         await backend.close()
 

@@ -24,7 +24,7 @@ from repl_rl.view.charts import charts
 from repl_rl.view.run import Run, facts, family_rows, number, read_run, summary
 from repl_rl.view.viewer import queries
 from repl_rl.view.viewer.index import index_path, opened, revision
-from repl_rl.view.viewer.transcript import TokenReader, transcript
+from repl_rl.view.viewer.transcript import tokens, transcript
 
 _LIVE_FOR_S = 300.0
 """A run whose metrics have not changed for longer is taken for stopped."""
@@ -52,7 +52,6 @@ class RunApi:
         self.index = index_path(target) if index is None else index
         self._about: tuple[Stamp, Answer] | None = None
         self._choices: tuple[int, Answer] | None = None
-        self._tokens = TokenReader()
 
     def run(self) -> Answer:
         """Everything about the run except its trajectories. `revision` changes whenever any of it does."""
@@ -88,7 +87,7 @@ class RunApi:
     def tokens(self, id: str, line: int | None = None) -> Answer:
         """The tokens of one line, or the first ones of the completion."""
         _, record = self._read(id)
-        return plain_members({"tokens": self._tokens.rows(self._models(), record, line)})
+        return plain_members({"tokens": tokens(self._models(), record, line)})
 
     def group(self, id: str) -> Answer:
         with opened(self.index) as connection:

@@ -6,13 +6,13 @@ Tokens get their texts from the run's own vocabulary, if it can be found.
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from repl_rl.credit.return_to_go import discounted_returns
 from repl_rl.trajectory import Line, Record, Trajectory
-from repl_rl.view.tokens import TokenTexts, load_token_texts, texts_fit, token_rows
+from repl_rl.view.tokens import load_token_texts, texts_fit, token_rows
 from repl_rl.view.transcript import images_within, screen_rows
 from repl_rl.view.words import FAULTS, cost, line_logprob, short
 
@@ -117,29 +117,19 @@ def _line(
     }
 
 
-class TokenReader:
-    """Loads a vocabulary when the first token is asked for, and keeps it."""
+def tokens(models: Sequence[str], record: Record, line: int | None) -> list[dict[str, Any]]:
+    """The tokens of line `line` and its output, or the first of the completion; empty if the record has no tokens.
 
-    def __init__(self) -> None:
-        self._loaded: dict[str, TokenTexts | None] = {}
-        self._lock = threading.Lock()
+    The vocabulary is that of the first model whose texts fit what was typed. It is loaded once.
+    """
+    trajectory = record.trajectory
+    if not record.has_tokens:
+        return []
+    loaded = (_texts_of(model) for model in models)
+    texts = next((texts for texts in loaded if texts is not None and texts_fit(trajectory, texts)), None)
+    rows = [row for row in token_rows(trajectory, texts) if line is None or row.line == line]
+    names = ("id", "text", "logprob", "sampled", "line")
+    return [{name: getattr(row, name) for name in names} for row in rows[:MOST_TOKENS]]
 
-    def rows(self, models: Sequence[str], record: Record, line: int | None) -> list[dict[str, Any]]:
-        """The tokens of line `line` and its output, or the first of the completion; empty if the record has no tokens.
 
-        The vocabulary is that of the first model whose texts fit what was typed.
-        """
-        trajectory = record.trajectory
-        if not record.has_tokens:
-            return []
-        loaded = (self._load(model) for model in models)
-        texts = next((texts for texts in loaded if texts is not None and texts_fit(trajectory, texts)), None)
-        rows = [row for row in token_rows(trajectory, texts) if line is None or row.line == line]
-        names = ("id", "text", "logprob", "sampled", "line")
-        return [{name: getattr(row, name) for name in names} for row in rows[:MOST_TOKENS]]
-
-    def _load(self, model: str) -> TokenTexts | None:
-        with self._lock:
-            if model not in self._loaded:
-                self._loaded[model] = load_token_texts(model)
-            return self._loaded[model]
+_texts_of = cache(load_token_texts)

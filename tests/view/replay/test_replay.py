@@ -28,11 +28,11 @@ def causes(result: Replayed) -> list[tuple[str, Cause]]:
 
 
 def executed(notebook: Any, setup: str = "") -> dict[int, Execution]:
-    async def execute() -> dict[int, Execution]:
-        async with open_kernels(LIMITS) as kernels:
-            return await kernels.execute(notebook, setup)
+    async def go() -> dict[int, Execution]:
+        async with open_kernels(LIMITS) as execute:
+            return await execute(notebook, setup)
 
-    return asyncio.run(execute())
+    return asyncio.run(go())
 
 
 CELLS = {"everything": 14, "exit": 1, "python": 4, "ipython": 3, "fenced": 1, "inline": 2, "tool_call": 3, "text": 0}
