@@ -18,8 +18,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import yaml
-
 from repl_rl.errors import RunError
 from repl_rl.trajectory import Trajectory, read_jsonl
 from repl_rl.view.words import counted, duration, milliseconds, signed, solved, total_reward
@@ -218,6 +216,8 @@ def _require_run(path: Path) -> None:
 
 def read_config(path: Path, notes: list[str]) -> Mapping[str, Any]:
     """The sections of a config; empty, with a note, if the file can't be read."""
+    import yaml  # `repl-rl --help` comes here too, and needs none
+
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
