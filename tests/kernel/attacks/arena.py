@@ -283,8 +283,11 @@ class Arena:
         self._before = self._before or self._calm_host()
 
     def end(self, most: int) -> None:
-        """After a test: assert that the batch has done no harm, if it has `most` attacks or more."""
-        if len(self._batch) < most:
+        """After a test: assert that the batch has done no harm, if it has `most` attacks or more.
+
+        If the file's last test has ended a batch, nothing has run since.
+        """
+        if self._before is None or len(self._batch) < most:
             return
         batch, self._batch = self._batch, []
         before, self._before = self._before, None
@@ -344,8 +347,7 @@ class Arena:
                 return found
         raise AssertionError(f"no session could be got ready: {tools}")
 
-    def _assert_well(self, before: Host | None) -> None:
-        assert before is not None, "an attack ran outside `begin` and `end`"
+    def _assert_well(self, before: Host) -> None:
         held = self.loop.run(self.sibling.execute("held"))
         [answered] = self.fresh("submit_final_answer(6 * 7); 'held' in globals()")
         for honest in (held, answered):
