@@ -39,8 +39,8 @@ class _Kernels:
         self, kernel: KernelSession, stacks: Sequence[AsyncExitStack], *, reseed: bool = False, wait: bool = True
     ) -> Sequence[KernelSession]:
         assert isinstance(kernel, _Kernel)
-        twins = await self._pool.forks(kernel.wrapped, stacks, reseed=reseed, wait=wait)
-        return [_Kernel(twin, *self._settings) for twin in twins]
+        children = await self._pool.forks(kernel.wrapped, stacks, reseed=reseed, wait=wait)
+        return [_Kernel(child, *self._settings) for child in children]
 
 
 class _Kernel:
