@@ -96,6 +96,7 @@ async def test_memory_is_shared_without_a_file_only_where_it_is_charged(each_way
     async with KernelPool(4, LIMITS, warm=0, memory_mb=1000) as pool, pool.session() as kernel:
         result = await kernel.execute(HELD["shared"])
         if each_way == "groups":
+            assert result.status is ExecStatus.OK, result
             await until(lambda: pool.stats.used_mb > 58)
         else:
             assert result.error_name == "PermissionError"

@@ -208,7 +208,7 @@ async def test_a_kernelspecs_own_provisioner_launches_and_ends_its_kernels(kerne
     argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     add_spec(kernelspecs, "remote", argv, **FAR)
     cells = "submit_final_answer(1 + 1)", "while True: pass", "import os; os._exit(0)"
-    async with a_kernel("remote", line_s=2.0) as kernel:
+    async with a_kernel("remote", line_s=10.0) as kernel:
         folder = (await kernel.open_jupyter()).parent
         results = [await kernel.execute(cell) for cell in cells]
     assert [(result.status, result.answer) for result in results] == [
