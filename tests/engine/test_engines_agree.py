@@ -80,12 +80,13 @@ def rollouts(paths: dict[str, Path], vocabularies: dict[str, Vocabulary]) -> Rol
     def make(policy: str, backend: str) -> dict[str, Rollouts]:
         path, vocabulary, context_tokens = paths[policy], vocabularies[policy], 768
         with ExitStack() as stack:
-            config = EngineConfig(backend=backend, context_tokens=context_tokens)
+            servers: tuple[str, ...] = ()
             if backend == "server":
                 server = start_server(path / "log", f"--model={path}", f"--max-model-len={context_tokens}")
                 stack.callback(server.kill)
                 server.wait_until_up()
-                config = EngineConfig(servers=(server.url,), context_tokens=context_tokens)
+                servers = (server.url,)
+            config = EngineConfig(backend=backend, servers=servers, context_tokens=context_tokens)
             engine = make_engine(str(path), vocabulary, ModelConfig(path=str(path)), config, seed=5)
             stack.callback(engine.close)
             found = {}
