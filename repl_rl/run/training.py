@@ -30,6 +30,7 @@ from repl_rl.models import find_model, resolve_model
 from repl_rl.rewards import RewardTable
 from repl_rl.rollout.score import reward_table
 from repl_rl.rollout.setup import environment_of, limits_of, load_extensions
+from repl_rl.rollout.tree import fork_rule
 from repl_rl.run.folder import RunFolder, checkpoint_step, free_folder, new_run
 from repl_rl.run.held_out import evaluate, heldout_tasks
 from repl_rl.run.resume import open_run, what_changes
@@ -138,6 +139,8 @@ def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
     table = reward_table(config.rewards, config.credit)
     require_dialect(config.dialect)
     load_extensions(config)
+    if config.branch is not None:
+        fork_rule(config.branch.at)
     _require_adapter(config)
     if config.train.trl.get("optim") == KAHAN and importlib.util.find_spec("optimi") is None:
         raise DependencyError(f"train.trl.optim: {KAHAN} is torch-optimi's; bring it with: pip install torch-optimi")

@@ -8,11 +8,12 @@ import pytest
 from growing import TASK, Policy, grow, lines_so_far, texts, typing
 from kernel_fakes import FakeKernelPool
 
-from repl_rl.config import BranchConfig, BudgetConfig, SamplingConfig
+from repl_rl.config import BranchConfig, BudgetConfig, SamplingConfig, parse_config
 from repl_rl.engine import Vocabulary
 from repl_rl.errors import ConfigError
 from repl_rl.rollout.scheduler import Cut
 from repl_rl.rollout.tree import ForkRule, Root, Trees
+from repl_rl.run.training import check_inputs
 from repl_rl.trajectory import StopReason, Task, whole_session
 
 pytestmark = pytest.mark.more
@@ -263,9 +264,11 @@ async def test_tasks_that_make_no_groups_are_refused() -> None:
         ("growing:Policy", "branch.at: 'growing:Policy' is not a subclass of repl_rl.rollout.tree.ForkRule"),
     ],
 )
-async def test_a_rule_that_is_none_is_refused(at: str, message: str) -> None:
+def test_a_rule_that_is_none_is_refused_before_a_run_begins(at: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Trees(BranchConfig(at=at), [TASK] * 12, 12, SamplingConfig())
+        check_inputs(
+            parse_config({"branch": {"at": at}, "credit": {"estimator": "branch"}, "train": {"group_size": 12}})
+        )
 
 
 class AfterTwo(ForkRule):
