@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from waiting import until_async as until
 
 from repl_rl.errors import KernelStartError
 from repl_rl.kernel import ExecStatus, KernelPool, Limits, cgroups, landlock
-from repl_rl.kernel.cgroups import PoolGroup
+from repl_rl.kernel.cgroups import PoolGroup, SessionGroup
 from repl_rl.kernel.memory import default_budget_mb, sockets_mb, tree_mb
 from repl_rl.kernel.processes import tree
 from repl_rl.kernel.sandbox import SandboxKind
@@ -92,6 +93,15 @@ async def test_what_a_session_holds_beside_its_own_process_counts(name: str, eac
 
 
 @pytest.mark.more
+@pytest.mark.parametrize("name", ["child", "file", "leaderless", "full-sockets"])
+async def test_what_a_session_holds_beside_its_own_process_counts(name: str, each_way: str) -> None:
+    cell = HELD[name].replace("PROCESSES", "2")
+    async with KernelPool(4, Limits(line_s=60, tmp_mb=64), warm=0, memory_mb=1000) as pool, pool.session() as kernel:
+        assert (await kernel.execute(cell)).status is ExecStatus.OK
+        await until(lambda: pool.stats.used_mb > 58)
+
+
+@pytest.mark.more
 async def test_memory_is_shared_without_a_file_only_where_it_is_charged(each_way: str) -> None:
     async with KernelPool(4, LIMITS, warm=0, memory_mb=1000) as pool, pool.session() as kernel:
         result = await kernel.execute(HELD["shared"])
@@ -100,6 +110,24 @@ async def test_memory_is_shared_without_a_file_only_where_it_is_charged(each_way
             await until(lambda: pool.stats.used_mb > 58)
         else:
             assert result.error_name == "PermissionError"
+
+
+@pytest.mark.more
+@pytest.mark.usefixtures("groups")
+@pytest.mark.parametrize("line", ["block = b'x' * (60 << 20)", HELD["file"], HELD["shared"]])
+async def test_what_it_held_before_it_was_in_its_group_counts(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran, admit = threading.Event(), PoolGroup.admit
+
+    def late(group: PoolGroup, pid: int) -> SessionGroup | None:
+        ran.wait(60)
+        return admit(group, pid)
+
+    monkeypatch.setattr(PoolGroup, "admit", late)
+    async with KernelPool(4, Limits(line_s=60, tmp_mb=64), warm=0, memory_mb=1000) as pool, pool.session() as kernel:
+        assert (await kernel.execute(line)).status is ExecStatus.OK
+        ran.set()
+        await until(lambda: kernel.kernel.group is not None)
+        assert kernel.kernel.memory_mb() > 58
 
 
 async def test_a_few_sockets_are_nothing() -> None:

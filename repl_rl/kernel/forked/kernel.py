@@ -35,7 +35,7 @@ from repl_rl.kernel.forked.fork import (
 )
 from repl_rl.kernel.forked.server import ForkServer
 from repl_rl.kernel.limits import Limits, Profile
-from repl_rl.kernel.memory import folder_mb, grown_mb, sockets_mb, tree_mb
+from repl_rl.kernel.memory import folder_mb, grown_mb, shared_mb, sockets_mb, tree_mb
 from repl_rl.kernel.output import SessionPipe
 from repl_rl.kernel.paths import CHANNELS, Home, listening, remove_sockets, remove_tree
 from repl_rl.kernel.processes import ended, kill_family, pid_of, send_signal, threads, tree
@@ -353,8 +353,15 @@ class ForkedKernel:
         """Meanwhile it is in its server's group, or in that of the session that it is a fork of."""
         group = await asyncio.to_thread(pool_group.admit, self.pid)
         if group is not None:
-            self._held_before_mb = await asyncio.to_thread(grown_mb, self.pid, self._inherited_mb)
+            self._held_before_mb = await asyncio.to_thread(self._held_elsewhere_mb)
         self.group = group
+
+    def _held_elsewhere_mb(self) -> float:
+        """What it holds in the group that it has just left: the first line may run before a session has its own."""
+        held_mb = grown_mb(self.pid, self._inherited_mb)
+        if self._kind == "bwrap":
+            held_mb += max(shared_mb(self.pid), folder_mb(self.pid, _FOLDERS)) + sockets_mb(self.pid)
+        return held_mb
 
     def memory_mb(self) -> float:
         """What it holds beyond what it was forked with, plus a fixed figure for the pages that it has copied since.
