@@ -93,15 +93,6 @@ async def test_what_a_session_holds_beside_its_own_process_counts(name: str, eac
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("name", ["child", "file", "leaderless", "full-sockets"])
-async def test_what_a_session_holds_beside_its_own_process_counts(name: str, each_way: str) -> None:
-    cell = HELD[name].replace("PROCESSES", "2")
-    async with KernelPool(4, Limits(line_s=60, tmp_mb=64), warm=0, memory_mb=1000) as pool, pool.session() as kernel:
-        assert (await kernel.execute(cell)).status is ExecStatus.OK
-        await until(lambda: pool.stats.used_mb > 58)
-
-
-@pytest.mark.more
 async def test_memory_is_shared_without_a_file_only_where_it_is_charged(each_way: str) -> None:
     async with KernelPool(4, LIMITS, warm=0, memory_mb=1000) as pool, pool.session() as kernel:
         result = await kernel.execute(HELD["shared"])
