@@ -169,7 +169,7 @@ def measure(config: Config, runs: Path) -> Trial:
             dtype=config.model.dtype,
             device=torch.cuda.get_device_name() if device == "cuda" else device,
             load_s=load_s,
-            step_s=logged["step_time"] - watch.own_s,
+            step_s=watch.step_s,
             parts_s=last,
             peaks_mb=dict(watch.peaks_mb),
             sampled_tokens=round(logged["tokens_per_s"] * last["rollout"]),
@@ -191,10 +191,12 @@ class _Watch:
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        self.own_s = 0.0
-        """What watching took of this step: Python's garbage is collected before each part."""
+        self.step_s = 0.0
+        """From the step's begin to the optimizer's end, without what watching took."""
         self.peaks_mb: defaultdict[str, float] = defaultdict(float)
         self._began: dict[str, float] = {}
+        self._own_s = 0.0
+        """What watching took of this step: Python's garbage is collected before each part."""
 
     def follow(self, owner: Any, name: str, part: str) -> None:
         method: Callable[..., Any] = getattr(owner, name)
@@ -210,13 +212,15 @@ class _Watch:
 
     def on_step_begin(self, *arguments: Any, **named: Any) -> None:
         self.seconds.clear()
-        self.own_s = 0.0
+        self._own_s = 0.0
+        self._began["step"] = time.perf_counter()
 
     def on_pre_optimizer_step(self, *arguments: Any, **named: Any) -> None:
         self.begin("optimizer")
 
     def on_optimizer_step(self, *arguments: Any, **named: Any) -> None:
         self.end("optimizer")
+        self.step_s = time.perf_counter() - self._began["step"] - self._own_s
 
     def __getattr__(self, event: str) -> Callable[..., None]:
         """Does nothing at all other events of transformers' callbacks."""
@@ -228,7 +232,7 @@ class _Watch:
         asked = time.perf_counter()
         forget_peak()
         self._began[part] = time.perf_counter()
-        self.own_s += self._began[part] - asked
+        self._own_s += self._began[part] - asked
 
     def end(self, part: str) -> None:
         peak_mb = _peak_mb()  # waits for a GPU
