@@ -199,7 +199,8 @@ def _files_of(path: Path, subset: str | None, split: str) -> list[Path]:
         raise ConfigError(f"{path} holds no file that ends in {', '.join(DATA_FILES)}")
     if subset is not None and any(subset in file.relative_to(root).parts for file in files):
         files = [file for file in files if subset in file.relative_to(root).parts]
-    named = {file: _split_in(file.relative_to(root)) for file in files}
+    splits = ("train", "test", "validation")  # if a path names several, the first of these counts
+    named = {file: next((name for name in splits if _says(file.relative_to(root), name)), None) for file in files}
     chosen = [file for file in files if (named[file] or "train") == split or _says(file.relative_to(root), split)]
     if not chosen:
         held = sorted({name for name in named.values() if name} or {"train"})
@@ -213,11 +214,6 @@ def _files_of(path: Path, subset: str | None, split: str) -> list[Path]:
     if len(kinds := sorted({file.suffix[1:].removesuffix("l") for file in chosen})) > 1:
         raise ConfigError(f"{path} holds split {split!r} as {' and '.join(kinds)}; leave one kind of file in it")
     return chosen
-
-
-def _split_in(file: Path) -> str | None:
-    """The split that a path names; if it names several, the last of these counts."""
-    return next((name for name in ("train", "test", "validation") if _says(file, name)), None)
 
 
 def _says(file: Path, split: str) -> bool:

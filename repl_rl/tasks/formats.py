@@ -208,7 +208,9 @@ def read_problems(
     for where, row in rows:
         values: dict[str, Any] = {}
         for role in roles:
-            column = _column(role, form, columns, row)
+            names = (columns[role],) if role in columns else form.columns.get(role, ())
+            found = (name for name in names if row.get(name) is not None or (name in row and role == "answer"))
+            column = next(found, None)
             if column is None:
                 if role in ("question", "answer") or (role in columns and columns[role] not in row):
                     wanted = columns.get(role) or " or ".join(form.columns[role])
@@ -228,11 +230,6 @@ def read_problems(
         metadata = dict(form.metadata) | ({"context": values["context"]} if "context" in values else {})
         known = values["question"], values["answer"], values.get("id"), values.get("family"), values.get("date")
         yield Problem(where, *known, metadata)
-
-
-def _column(role: str, form: Format, columns: Mapping[str, str], row: Row) -> str | None:
-    names = (columns[role],) if role in columns else form.columns.get(role, ())
-    return next((name for name in names if row.get(name) is not None or (name in row and role == "answer")), None)
 
 
 def rows_of(files: Iterable[Path]) -> Iterator[tuple[str, Row]]:

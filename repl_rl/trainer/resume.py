@@ -113,7 +113,9 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
         super()._load_rng_state(checkpoint)
         if checkpoint is None or not self._position_path(checkpoint).is_file():
             return
-        stored = torch.load(self._position_path(checkpoint), map_location=self.accelerator.device, weights_only=True)
+        device = self.accelerator.device
+        where = "cpu" if device.type == "cpu" else device  # torch can't load to cpu:0, as it is in several processes
+        stored = torch.load(self._position_path(checkpoint), map_location=where, weights_only=True)
         self._step, self._buffered_inputs = stored["micro_step"], stored["batch"]
         self._last_loaded_step = -1
         self.critic.sums = stored["critic"].cpu().numpy()
