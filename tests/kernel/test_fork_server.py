@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from kernel.conftest import (
     LIMITS,
-    Typed,
     a_fork_backend,
     in_a_process_of_its_own,
     in_one_session,
@@ -38,33 +37,6 @@ async def kill_the_server(pool: KernelPool, which: int = 2) -> None:
     async with asyncio.timeout(300):
         while any(Path(f"/proc/{pid}/exe").exists() for pid in family[1:]):
             await asyncio.sleep(0.005)
-
-
-def test_packages_of_the_profile_are_imported_already(typed: Typed) -> None:
-    assert typed("import sys; 'sympy' in sys.modules, 'numpy' in sys.modules")[0].output == "(True, True)\n"
-
-
-def test_sessions_do_not_share_what_chance_is_made_of(typed: Typed) -> None:
-    cell = "import random, numpy; random.random(), float(numpy.random.random()), hash('a')"
-    one, other = (eval(typed(cell)[0].output) for _ in range(2))
-    assert one[0] != other[0]
-    assert one[1] != other[1]
-    assert one[2] == other[2]
-
-
-def test_a_session_starts_as_a_terminal_does(typed: Typed) -> None:
-    names, argv, hooks, last = typed(
-        "sorted(dir())", "import sys; sys.argv, sys.path[0]", "sys.stdout.name, sys.ps1", "hasattr(sys, 'last_value')"
-    )
-    assert names.output.startswith("['__annotations__', '__builtins__', '__doc__', '__loader__', '__name__',")
-    assert (argv.output, hooks.output) == ("([''], '')\n", "('<stdout>', '>>> ')\n")
-    assert last.output == "False\n"
-
-
-def test_equal_states_have_equal_fingerprints(typed: Typed) -> None:
-    first, second = typed("x = [1, 'two']", "# a thought", "x.append(3)"), typed("x = [1] + ['two']", "x")
-    assert first[0].fingerprint == first[1].fingerprint == second[0].fingerprint == second[1].fingerprint
-    assert first[2].fingerprint not in (None, first[0].fingerprint)
 
 
 @pytest.mark.parametrize(

@@ -60,16 +60,6 @@ async def test_a_kernel_that_can_not_be_closed_gives_its_place_back(caplog: pyte
     assert caplog.text.count("a kernel could not be closed as a whole") == 3
 
 
-async def test_asking_waits_for_a_place() -> None:
-    async with KernelPool(size=1, limits=LIMITS) as pool:
-        async with pool.session():
-            waiting = asyncio.create_task(in_one_session(pool, "'mine'"))
-            await asyncio.sleep(0.5)
-            assert not waiting.done()
-            assert pool.stats.queued == 1
-        assert [result.output for result in await waiting] == ["'mine'\n"]
-
-
 @pytest.mark.more
 async def test_a_kernel_that_died_makes_room_before_its_session_ends() -> None:
     async with KernelPool(size=1, limits=LIMITS) as pool, pool.session() as first:

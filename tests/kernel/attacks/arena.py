@@ -41,6 +41,7 @@ from typing import Any
 
 import pytest
 import yaml
+from kernel.conftest import LIMITS as OURS
 from kernel.system_calls import NUMBERS
 
 import repl_rl
@@ -58,18 +59,7 @@ MARK = f"attack-{os.getpid()}"
 SECRET = "s3cret-of-the-host"
 DISGUISED_SECRET = bytes(byte ^ 0x55 for byte in SECRET.encode())
 """What is searched for must not be in memory because it is searched for."""
-LIMITS = Limits(
-    line_s=30.0,
-    grace_s=5.0,
-    memory_mb=128,
-    cpu_s=20,
-    processes=24,
-    open_files=64,
-    file_mb=4,
-    tmp_mb=8,
-    output_bytes=10_000,
-    read_mb=2,
-)
+LIMITS = replace(OURS, line_s=30.0, grace_s=5.0, memory_mb=128, read_mb=2)
 SHORT = replace(LIMITS, line_s=1.0, grace_s=0.5)
 """For attacks that end only because their time does."""
 GENTLE = replace(SHORT, grace_s=LIMITS.grace_s)
