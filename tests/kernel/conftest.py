@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import re
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import asynccontextmanager
@@ -13,14 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from repl_rl.kernel import ExecResult, KernelPool, KernelSource, Limits, Profile
 from repl_rl.kernel.forked.kernel import ForkBackend
 from repl_rl.kernel.sandbox import SandboxKind
+from repl_rl.trajectory import ToolCall
 from repl_rl.utils.threads import BackgroundLoop
 
 SOAK = "SOAK" in os.environ
 """Whether the longest tests run at their full length."""
+CGROUPS = Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory")
 Typed = Callable[..., list[ExecResult]]
 LIMITS = Limits(
     line_s=60.0,
@@ -78,6 +82,36 @@ async def in_one_session(source: KernelSource, *cells: str) -> list[ExecResult]:
     return results
 
 
+def sessions(file: str, group: str) -> list[object]:
+    """Parameters: the sessions of a group in a YAML file beside, each a list of cells under a name.
+
+    A cell is its text, if it is to show nothing, or a mapping with the text under `type` and what its result is to be:
+    attributes by their names (of calls, the tool and the error), and a pattern for all that it `shows`. The status is
+    ok if nothing is said; `lasts_s` is how long it takes at least. `told` asserts that.
+    """
+    groups = yaml.safe_load(Path(__file__).with_name(f"{file}.yaml").read_text())
+    return [pytest.param(cells, id=name) for name, cells in groups[group].items()]
+
+
+def typed_in(cells: list[Any]) -> list[str]:
+    return [cell["type"] if isinstance(cell, dict) else cell for cell in cells]
+
+
+def told(cells: list[Any], results: list[ExecResult]) -> None:
+    for cell, result in zip(cells, results, strict=True):
+        words = {"status": "ok", "shows": ".*", **(cell if isinstance(cell, dict) else {"shows": ""})}
+        assert re.fullmatch(words.pop("shows"), result.output, re.DOTALL), result
+        assert result.duration_s >= words.pop("lasts_s", 0)
+        words.pop("type", None)
+        assert {name: _plain(getattr(result, name)) for name in words} == words, result
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, tuple):
+        return [[each.name, each.error_name] if isinstance(each, ToolCall) else each for each in value]
+    return value
+
+
 @asynccontextmanager
 async def a_fork_backend(profile: Profile) -> AsyncIterator[ForkBackend]:
     backend = ForkBackend(profile, LIMITS, "auto")
@@ -96,6 +130,11 @@ def running(text: str) -> int:
             line = path.read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
             found += text in line and not line.startswith("/bin/sh -c")
     return found
+
+
+def control_groups(pid: int) -> list[Path]:
+    """Those of pools of a process."""
+    return sorted(group for root in CGROUPS for group in root.rglob(f"repl-rl-{pid}-*"))
 
 
 def in_a_process_of_its_own(function: Callable[..., Any], *args: Any) -> Any:

@@ -1,16 +1,17 @@
-"""Kernelspecs for the tests of `KernelspecBackend`: stock ipykernel and a kernel in a language that is not Python."""
+"""Kernelspecs for the tests of `KernelspecBackend`: stock ipykernel, and kernels in languages that are not Python."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from jupyter_client import BlockingKernelClient
 from kernel.conftest import LIMITS
 
 from repl_rl.kernel import ExecResult
@@ -18,8 +19,8 @@ from repl_rl.kernel.jupyter.backend import KernelspecBackend
 from repl_rl.kernel.jupyter.kernel import KernelspecKernel
 from repl_rl.kernel.sandbox import SandboxKind
 
-STOCK, OWN, ECHO = "python3", "repl_rl", "echo"
-SANDBOX: dict[str, SandboxKind] = {STOCK: "none", ECHO: "none", OWN: "bwrap"}
+STOCK, OWN, ECHO, TOLD = "python3", "repl_rl", "echo", "told"
+SANDBOX: dict[str, SandboxKind] = {STOCK: "none", ECHO: "none", OWN: "bwrap", TOLD: "bwrap"}
 REAL: dict[str, tuple[str, SandboxKind]] = {
     "bwrap": ("fork", "bwrap"),
     "sandlock": ("fork", "sandlock"),
@@ -34,7 +35,7 @@ SOURCES = [
     *(pytest.param(name, marks=pytest.mark.more) for name in ("sandlock", "no sandbox", "own kernelspec")),
     pytest.param("stock ipykernel", marks=pytest.mark.slow),
 ]
-ECHO_KERNEL = Path(__file__).with_name("echo_kernel.txt").read_text()
+ECHO_KERNEL, TOLD_KERNEL = (Path(__file__).with_name(f"{name}_kernel.txt").read_text() for name in (ECHO, TOLD))
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +45,9 @@ def kernelspecs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program.write_text(ECHO_KERNEL)
     add_spec(tmp_path, STOCK, [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"])
     add_spec(tmp_path, ECHO, [sys.executable, str(program), "-f", "{connection_file}"], language="echo")
+    argv = ["python", "{resource_dir}/told.py", "-f", "{connection_file}"]
+    add_spec(tmp_path, TOLD, argv, language="told", env={"OF_SPEC": "${USER} of $HOME"})
+    (tmp_path / "kernels" / TOLD / "told.py").write_text(TOLD_KERNEL)
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
     return tmp_path
 
@@ -74,6 +78,21 @@ async def a_kernel(name: str, sandbox: SandboxKind | None = None, **limits: Any)
             yield kernel
         finally:
             await kernel.close()
+
+
+@contextmanager
+def client_of(file: Path) -> Iterator[BlockingKernelClient]:
+    """Jupyter's own client, attached to a live session."""
+    client = BlockingKernelClient(connection_file=str(file))
+    client.load_connection_file()
+    client.hb_channel.time_to_dead = 60.0  # a busy machine takes more than the usual second for a heartbeat
+    client.start_channels()
+    try:
+        client.wait_for_ready(timeout=600)
+        yield client
+    finally:
+        client.stop_channels()
+        client.context.term()
 
 
 async def typed(name: str, *cells: str, **limits: Any) -> list[ExecResult]:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
-from jupyter_client import BlockingKernelClient
 from kernel.conftest import LIMITS
+from kernel.kernelspecs import client_of
 
 from repl_rl.kernel import KernelPool
 from repl_rl.kernel.pool import PooledKernel
@@ -30,20 +28,6 @@ def kernel(
         loop.run(kernel.execute(cell))
     yield kernel
     loop.run(session.__aexit__(None, None, None))
-
-
-@contextmanager
-def client_of(file: Path) -> Iterator[BlockingKernelClient]:
-    client = BlockingKernelClient(connection_file=str(file))
-    client.load_connection_file()
-    client.hb_channel.time_to_dead = 60.0  # a busy machine takes more than the usual second for a heartbeat
-    client.start_channels()
-    try:
-        client.wait_for_ready(timeout=600)
-        yield client
-    finally:
-        client.stop_channels()
-        client.context.term()
 
 
 def test_jupyter_console_reads_and_changes_a_live_session(kernel: PooledKernel, loop: BackgroundLoop) -> None:
@@ -80,6 +64,8 @@ def test_inspect_finds_builtins_and_names_of_the_session(kernel: PooledKernel, l
         assert inspected("len(x", 5) == {"text/plain": number}
         assert inspected("y = x.real", 10) == {"text/plain": number}
         assert inspected("area((1 + 2), ", 14) == {"text/plain": area}
+        assert client.complete("pri", reply=True, timeout=600)["content"]["matches"] == ["print("]
+        assert client.execute("1 / 0", reply=True, timeout=600)["content"]["ename"] == "ZeroDivisionError"
         assert inspected("nothing", 3) == inspected("x.nothing", 9) == inspected("1 + ", 4) == inspected("", 0) == {}
 
 

@@ -2,53 +2,40 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import os
 import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from jupyter_client.kernelspec import KernelSpec
-from kernel.conftest import LIMITS, in_a_process_of_its_own, open_descriptors, running
-from kernel.kernelspecs import a_backend, a_kernel, add_spec
+from kernel.conftest import LIMITS
+from kernel.kernelspecs import TOLD, TOLD_KERNEL, a_backend, a_kernel, add_spec, kernelspecs
 
-from repl_rl.errors import ConfigError, KernelStartError, SandboxError
+from repl_rl.errors import ConfigError, SandboxError
 from repl_rl.kernel import ExecStatus, Profile
 from repl_rl.kernel.jupyter.guest import Guest, files_of
-from repl_rl.kernel.jupyter.kernel import KernelspecKernel
 
-NAME = "told"
-KERNEL = Path(__file__).with_name("told_kernel.txt").read_text()
-Use = Callable[[KernelspecKernel], Awaitable[Any]]
+__all__ = ["kernelspecs"]
 
 
-@pytest.fixture(autouse=True)
-def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of kernelspecs with this one in it. Its program lies in its own folder."""
-    argv = ["python", "{resource_dir}/told.py", "-f", "{connection_file}"]
-    add_spec(tmp_path, NAME, argv, language="told", env={"OF_SPEC": "${USER} of $HOME"})
-    (tmp_path / "kernels" / NAME / "told.py").write_text(KERNEL)
-    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+async def test_it_runs_over_ipc_and_sees_nothing_of_the_host(
+    kernelspecs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OF_HOST", "a secret")
-    return tmp_path
-
-
-async def test_it_runs_over_ipc_and_sees_nothing_of_the_host(told: Path) -> None:
     looks = (
         "sorted(os.environ.items()).",
         "sorted(os.listdir('/')).",
         "sorted(os.listdir('/tmp')).",
-        f"[os.path.exists(path) for path in ({str(told)!r}, {str(Path.home())!r}, {os.getcwd()!r}, '/etc/shadow')].",
+        f"[os.path.exists(path) for path in {(str(kernelspecs), str(Path.home()), os.getcwd(), '/etc/shadow')}].",
         "os.getuid(), open('/proc/self/status').read().count('CapEff:\\t0000000000000000').",
         "len([name for name in os.listdir('/proc') if name.isdigit()]) < 5.",
         "open('/kernelspec/told.py', 'a').",
     )
 
-    async with a_kernel(NAME, "bwrap") as kernel:
+    async with a_kernel(TOLD, "bwrap") as kernel:
         assert json.loads((await kernel.open_jupyter()).read_text())["transport"] == "ipc"
         results = [await kernel.execute(look) for look in looks]
     environment, root, own, paths, user, processes, written = [result.output for result in results]
@@ -66,7 +53,7 @@ async def test_it_runs_over_ipc_and_sees_nothing_of_the_host(told: Path) -> None
 
 
 async def test_what_it_says_of_a_source_is_passed_on() -> None:
-    async with a_kernel(NAME, "bwrap") as kernel:
+    async with a_kernel(TOLD, "bwrap") as kernel:
         said = [await kernel.is_complete(source) for source in ("1.", "1", "1\n+ 1.", "!", "\ud800.")]
         invalid = await kernel.execute("!")
     assert said == ["complete", "incomplete", "complete", "invalid", "complete"]
@@ -74,8 +61,8 @@ async def test_what_it_says_of_a_source_is_passed_on() -> None:
 
 
 @pytest.mark.slow
-async def test_stock_python_runs_behind_the_walls(told: Path) -> None:
-    add_spec(told, "stock", [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"])
+async def test_stock_python_runs_behind_the_walls(kernelspecs: Path) -> None:
+    add_spec(kernelspecs, "stock", [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"])
     cells = ("x = 20", "while True: pass", "x + 1", "import repl_rl.errors", "submit_final_answer(x)", "exit()")
     async with a_kernel("stock", "bwrap", line_s=5.0) as kernel:
         _, endless, kept, hidden, answer, gone = [await kernel.execute(cell) for cell in cells]
@@ -89,7 +76,7 @@ async def test_stock_python_runs_behind_the_walls(told: Path) -> None:
 
 @pytest.mark.slow
 async def test_a_kernel_that_stops_answering_is_not_waited_for() -> None:
-    async with a_kernel(NAME, "bwrap", line_s=1.0) as kernel:
+    async with a_kernel(TOLD, "bwrap", line_s=1.0) as kernel:
         assert await kernel.is_complete("mute") == "unknown"
 
 
@@ -101,7 +88,7 @@ async def test_memory_processes_and_files_are_limited() -> None:
         "len([open('/dev/null') for _ in range(100)]).": "OSError: [Errno 24] Too many open files: '/dev/null'",
         "open('/tmp/x', 'wb').write(bytes(64 << 20)).": "OSError: [Errno 27] File too large",
     }
-    async with a_kernel(NAME, "bwrap") as kernel:
+    async with a_kernel(TOLD, "bwrap") as kernel:
         for cell, message in cells.items():
             assert ((await kernel.execute(cell)).error_message or "").startswith(message)
         assert (await kernel.execute("6 * 7.")).output == "42\n"
@@ -119,7 +106,7 @@ async def test_memory_processes_and_files_are_limited() -> None:
     ids=["a-flood", "too-long", "too-many-parts", "not-a-message"],
 )
 async def test_hostile_messages_cost_the_session_alone(cell: str) -> None:
-    async with a_backend(NAME, "bwrap", read_mb=1, line_s=4.0) as backend:
+    async with a_backend(TOLD, "bwrap", read_mb=1, line_s=4.0) as backend:
         hostile, sibling = await backend.start(), await backend.start()
         attack = await hostile.execute(cell)
         held = await sibling.execute("6 * 7.")
@@ -130,74 +117,28 @@ async def test_hostile_messages_cost_the_session_alone(cell: str) -> None:
     assert len(attack.output) < 2 * LIMITS.output_bytes
 
 
-@pytest.mark.slow
-def test_nothing_is_left_after_it() -> None:
-    counts = in_a_process_of_its_own(descriptors_after_each_of_three, os.environ["JUPYTER_PATH"])
-    assert counts[0] == counts[1] == counts[2]
-
-
-def descriptors_after_each_of_three(path: str) -> list[int]:
-    os.environ["JUPYTER_PATH"] = path
-    sleeper = ["setsid", "sleep", f"3600.{os.getpid()}"]
-
-    async def count() -> list[int]:
-        counts: list[int] = []
-        async with a_backend(NAME, "bwrap") as backend:
-            folder = backend.home.path
-            before = sorted(os.listdir(folder))
-            for _ in range(3):
-                kernel = await backend.start()
-                await kernel.execute(f"__import__('subprocess').Popen({sleeper}).")
-                assert running(" ".join(sleeper[1:])) == 1
-                kernel.kill()
-                await kernel.close()
-                assert running(" ".join(sleeper[1:])) == 0
-                counts.append(open_descriptors())
-            assert sorted(os.listdir(folder)) == before
-        assert not folder.exists()
-        return counts
-
-    return asyncio.run(count())
-
-
-@pytest.mark.parametrize(
-    ("program", "message"),
-    [
-        ("import sys; sys.exit('no licence')", "'bad' ended as it started; it printed: no licence"),
-        (
-            "import socket; socket.socket(socket.AF_INET)",
-            "'bad' ended as it started(.|\n)*Address family not supported",
-        ),
-    ],
-)
-async def test_a_kernel_that_dies_at_once_says_why(program: str, message: str, told: Path) -> None:
-    add_spec(told, "bad", ["python", "-c", program, "{connection_file}"])
-    with pytest.raises(KernelStartError, match=f"{message}(.|\n)*docs/kernelspecs.md"):
-        await a_kernel("bad", "bwrap").__aenter__()
-
-
-async def test_a_program_that_is_not_there_is_refused_by_name(told: Path) -> None:
-    add_spec(told, "bad", ["no-such-program", "{connection_file}"])
+async def test_a_program_that_is_not_there_is_refused_by_name(kernelspecs: Path) -> None:
+    add_spec(kernelspecs, "bad", ["no-such-program", "{connection_file}"])
     with pytest.raises(ConfigError, match=r"kernelspec 'bad' is installed, and its program 'no-such-program' is not"):
         await a_backend("bad", "bwrap").__aenter__()
 
 
-async def test_a_program_in_the_temporary_folder_is_refused(told: Path) -> None:
-    program = told / "bin" / "kernel"
+async def test_a_program_in_the_temporary_folder_is_refused(kernelspecs: Path) -> None:
+    program = kernelspecs / "bin" / "kernel"
     program.parent.mkdir()
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
-    add_spec(told, "bad", [str(program), "{connection_file}"])
+    add_spec(kernelspecs, "bad", [str(program), "{connection_file}"])
     with pytest.raises(ConfigError, match=r"kernelspec 'bad' needs .*, and sessions have a /tmp of their own"):
         await a_backend("bad", "bwrap").__aenter__()
 
 
 @pytest.mark.slow
-async def test_a_kernel_that_cannot_say_is_told_of_once(told: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_kernel_that_cannot_say_is_told_of_once(kernelspecs: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    text = KERNEL.replace('{"status": "invalid" if', '{"status": "unknown" if 1 else "invalid" if')
-    (told / "kernels" / NAME / "told.py").write_text(text)
-    async with a_kernel(NAME, "bwrap") as kernel:
+    text = TOLD_KERNEL.replace('{"status": "invalid" if', '{"status": "unknown" if 1 else "invalid" if')
+    (kernelspecs / "kernels" / TOLD / "told.py").write_text(text)
+    async with a_kernel(TOLD, "bwrap") as kernel:
         await kernel.execute("1.")
     assert "'told' does not say when a cell of told is complete: each line runs as a cell of its own" in caplog.text
 
@@ -230,10 +171,10 @@ def test_a_python_of_this_environment_is_ours() -> None:
     assert found.installation.packages
 
 
-async def test_the_home_folder_is_not_shown_whole(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("IPYTHONDIR", str(told / "ipython"))
+async def test_the_home_folder_is_not_shown_whole(kernelspecs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IPYTHONDIR", str(kernelspecs / "ipython"))
     monkeypatch.setenv("HOME", "/usr/share/dpkg")
-    add_spec(told, "bad", ["/bin/sh", "{connection_file}"], language="dpkg")
+    add_spec(kernelspecs, "bad", ["/bin/sh", "{connection_file}"], language="dpkg")
     if os.path.isdir("/usr/share/dpkg"):
         with pytest.raises(SandboxError, match="the home folder, /usr/share/dpkg, lies in /usr/share/dpkg"):
             await a_backend("bad", "bwrap").__aenter__()

@@ -9,9 +9,12 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
-from kernel.conftest import HASTY, LIMITS, in_pool
+import yaml
+from kernel.conftest import HASTY, LIMITS, in_pool, sessions, told, typed_in
 
 from repl_rl.errors import KernelDiedError
 from repl_rl.kernel import ExecResult, ExecStatus, HostCall, HostCalls, HostReply, KernelPool
@@ -22,6 +25,7 @@ from repl_rl.tools import Toolbox, as_tools, tool
 PROXY = (
     "import repl_tools; repl_tools.host_proxy('search', 'search(query: str, limit: int = 5) -> list', 'Find pages.')"
 )
+CASES = yaml.safe_load(Path(__file__).with_name("host_calls.yaml").read_text())
 TRACEBACK = 'Traceback (most recent call last):\n  File "<stdin>", line 1, in <module>\n'
 RAW = (
     "import socket, json, struct, gc, time; s = socket.socket(fileno=__import__('os').dup(3));"
@@ -93,7 +97,7 @@ async def typed(pool: KernelPool, *cells: str, host: HostCalls | None = None) ->
     return results
 
 
-def told(result: ExecResult) -> list[tuple[str, str | None]]:
+def named(result: ExecResult) -> list[tuple[str, str | None]]:
     """The calls that a result tells of."""
     return [(call.name, call.error_name) for call in result.calls]
 
@@ -104,7 +108,7 @@ async def test_a_call_goes_to_the_host_and_its_value_comes_back(each_pool: Kerne
     first, second = await typed(each_pool, *cells, host=host)
     assert (first.output, second.output) == ("['a', [1, None], {'limit': {'b': 2.5}}]\n", "2.5\n")
     assert host.calls == [HostCall("search", ("a", [1, None]), {"limit": {"b": 2.5}})]
-    assert (told(first), told(second)) == ([("search", None)], [])
+    assert (named(first), named(second)) == ([("search", None)], [])
 
 
 @pytest.mark.more
@@ -141,73 +145,22 @@ async def test_a_line_may_call_a_thousand_times(pool: KernelPool) -> None:
     assert (len(endless.calls), after.output) == (1000, "[1000, {}]\n")
 
 
-async def test_a_proxy_looks_like_its_tool(pool: KernelPool) -> None:
-    cells = ("import inspect; print(inspect.signature(search))", "help(search)", "search.__name__")
-    signature, shown, name = await typed(pool, *cells)
-    assert signature.output == "(query: str, limit: int = 5) -> list\n"
-    assert shown.output == (
-        "Help on function search in module __main__:\n\nsearch(query: str, limit: int = 5) -> list\n    Find pages.\n\n"
-    )
-    assert name.output == "'search'\n"
+@pytest.mark.parametrize("session", sessions("host_calls", "sessions"))
+async def test_a_session(session: dict[str, Any], pool: KernelPool) -> None:
+    host = Host()
+    told(session["cells"], await typed(pool, *typed_in(session["cells"]), host=host))
+    assert len(host.calls) == session["asked"]
 
 
-@pytest.mark.parametrize(
-    ("name", "message", "shown"),
-    [
-        ("ValueError", "no", "ValueError: no"),
-        ("KeyError", "'x'", "KeyError: 'x'"),
-        ("SearchError", "two\nlines", "SearchError: two\nlines"),
-        ("UnicodeDecodeError", "bad bytes", "UnicodeDecodeError: bad bytes"),
-        ("SystemExit", "3", "SystemExit: 3"),
-        ("print", "odd", "print: odd"),
-        ("ValueError", "", "ValueError"),
-    ],
-)
+@pytest.mark.parametrize(("name", "message", "shown"), CASES["raised"])
 async def test_what_the_host_raises_is_raised(name: str, message: str, shown: str, pool: KernelPool) -> None:
     cell = f"search('fail', {name!r}, {message!r})"
     caught = f"try: {cell}\nexcept BaseException as error: print('caught', type(error).__name__)\n"
     result, after = await typed(pool, cell, caught)
     assert (result.status, result.error_name, result.error_message) == (ExecStatus.ERROR, name, shown)
     assert result.output == f"{TRACEBACK}{shown}\n"
-    assert told(result) == [("search", name)]
+    assert named(result) == [("search", name)]
     assert after.output == f"caught {name}\n"
-
-
-async def test_a_host_that_fails_is_the_tools_failure(pool: KernelPool) -> None:
-    broken, odd, after = await typed(pool, "search('break')", "search('set')", "search(1)")
-    assert broken.error_message == "LookupError: no such page"
-    assert odd.error_message == (
-        "TypeError: what the tool returned can't be sent as JSON: Object of type set is not JSON serializable"
-    )
-    assert after.output == "[1, {}]\n"
-
-
-@pytest.mark.parametrize(
-    ("cell", "message"),
-    [
-        ("search({1})", "TypeError: search() runs on the host and takes what JSON can hold: Object of type set is not"),
-        ("x = []; x.append(x); search(x)", "TypeError: search() runs on the host and takes what JSON can hold: Circ"),
-        ("search('x' * 2 ** 20)", "ValueError: search() runs on the host and takes 1048576 bytes; its arguments have"),
-        ("search(['a'] * 200_000)", "ValueError: "),
-    ],
-)
-async def test_arguments_that_cannot_be_sent_are_refused(cell: str, message: str, pool: KernelPool) -> None:
-    host = Host()
-    refused, after = await typed(pool, cell, "search(1)", host=host)
-    assert (refused.error_message or "").startswith(message)
-    assert "200_000" not in cell or "too many parts: send fewer at a time" in (refused.error_message or "")
-    assert (after.output, len(host.calls)) == ("[1, {}]\n", 1)
-
-
-async def test_large_arguments_and_values_come_through(pool: KernelPool) -> None:
-    cells = {
-        "len(search('x' * 1_000_000)[0])": "1000000\n",
-        "len(search(['a'] * 30_000)[0])": "30000\n",
-        "len(search('large', 4_000_000))": "4000000\n",
-    }
-    *results, too_large, after = await typed(pool, *cells, "search('large', 5_000_000)", "search(1)")
-    assert [result.output for result in results] == list(cells.values())
-    assert (too_large.error_name, after.output) == ("ValueError", "[1, {}]\n")
 
 
 async def test_a_line_without_a_host_is_told_so(pool: KernelPool) -> None:
@@ -283,7 +236,7 @@ async def test_an_interrupt_in_the_middle_of_a_call_leaves_the_channel_in_step(e
                 ended, after = await interrupted(kernel, running), await kernel.execute("search(1)", host)
             assert ended.error_name == "KeyboardInterrupt"
             assert ended.output == f"{TRACEBACK}KeyboardInterrupt\n"
-            assert told(ended) == [("search", "KeyboardInterrupt")]
+            assert named(ended) == [("search", "KeyboardInterrupt")]
             assert after.output == "[1, {}]\n"
         assert host.cancelled == ["hang"] * 3
         cell = "try: search('hang')\nexcept KeyboardInterrupt: print(search(2))\n"
@@ -353,30 +306,7 @@ async def test_no_call_goes_out_between_lines(pool: KernelPool) -> None:
     assert after.output == "[1, {}]\n"
 
 
-async def test_a_forked_child_cannot_call(pool: KernelPool) -> None:
-    cell = (
-        "import os\nif (pid := os.fork()) == 0:\n    try: search(1)\n    except RuntimeError as error: print(error)\n"
-        "    os._exit(0)\nelse: _ = os.waitpid(pid, 0); print(search(2))\n"
-    )
-    host = Host()
-    [result] = await typed(pool, cell, host=host)
-    assert result.output == "search() runs on the host, and a child process of the session can't call it\n[2, {}]\n"
-    assert len(host.calls) == 1
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        "{'id': '0', 'call': {'number': 1, 'name': 'search', 'args': [], 'kwargs': {}}}",
-        "{'id': rid, 'call': {'number': 'x', 'name': 'search', 'args': [], 'kwargs': {}}}",
-        "{'id': rid, 'call': {'number': 1, 'name': 'search', 'args': {}, 'kwargs': {}}}",
-        "{'id': rid, 'call': {'number': 1, 'name': 'x' * 201, 'args': [], 'kwargs': {}}}",
-        "{'id': rid, 'call': {'number': 1, 'name': 'search', 'args': ['x' * (1 << 21)], 'kwargs': {}}}",
-        "{'id': rid, 'call': None}",
-        "{'answer': 1, 'value': 5}",
-        "[]",
-    ],
-)
+@pytest.mark.parametrize("message", CASES["forged"])
 async def test_forged_messages_end_the_session(message: str, pool: KernelPool) -> None:
     host = Host()
     [result] = await typed(pool, f"{RAW}send({message}); time.sleep(60)", host=host)
@@ -399,9 +329,3 @@ async def test_no_call_is_answered_in_the_grace_of_a_line(pool: KernelPool) -> N
     _, late, after = await typed(pool, "import time", cell, "search(2)", host=host)
     assert (late.status, late.error_message) == (ExecStatus.TIMEOUT, "RuntimeError: the line is out of time")
     assert (after.output, len(host.calls)) == ("[2, {}]\n", 1)
-
-
-async def test_an_exit_in_the_middle_of_calls_loses_the_state(pool: KernelPool) -> None:
-    [gone] = await typed(pool, "search(1); exit()", "search(2)")
-    assert (gone.status, gone.state_lost) == (ExecStatus.KILLED, True)
-    assert told(gone) == [("search", None)]

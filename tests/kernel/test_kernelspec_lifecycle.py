@@ -6,76 +6,50 @@ import asyncio
 import json
 import logging
 import os
-import signal
-import subprocess
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jupyter_client import BlockingKernelClient
 from jupyter_client.provisioning import KernelProvisionerFactory, LocalProvisioner
 from kernel.conftest import in_a_process_of_its_own, open_descriptors, running
-from kernel.kernelspecs import ECHO, OWN, STOCK, a_backend, a_kernel, add_spec, kernelspecs
+from kernel.kernelspecs import ECHO, OWN, STOCK, TOLD, a_backend, a_kernel, add_spec, client_of, kernelspecs
 from waiting import until
 
 from repl_rl.errors import ConfigError, KernelStartError
 from repl_rl.kernel import ExecStatus
+from repl_rl.kernel.sandbox import SandboxKind
+from repl_rl.utils.threads import BackgroundLoop
 
 __all__ = ["kernelspecs"]
 
-OWNER = """
-import asyncio, sys
-from repl_rl.kernel import Limits
-from repl_rl.kernel.jupyter.backend import KernelspecBackend
-
-async def main():
-    backend = KernelspecBackend(sys.argv[1], Limits(), sys.argv[2])
-    await backend.open(4000)
-    kernel = await backend.start()
-    await kernel.execute(sys.argv[3])
-    print(await kernel.open_jupyter(), flush=True)
-    await asyncio.sleep(600)
-
-asyncio.run(main())
-"""
 SLEEP = f"sleep 3600.{os.getpid()}"
 """Unlike what another run of these tests leaves asleep."""
-SLEEPER = f"import subprocess; sleeper = subprocess.Popen({['setsid', *SLEEP.split()]})"
+SLEEPER = f"__import__('subprocess').Popen({['setsid', *SLEEP.split()]})"
 
 
 @pytest.mark.more
 @pytest.mark.parametrize("name", [STOCK, OWN, ECHO])
-async def test_a_stock_client_attaches(name: str) -> None:
-    async with a_kernel(name) as kernel:
-        await kernel.execute("x = 20")
-        file = await kernel.open_jupyter()
-        assert file == await kernel.open_jupyter()
-        shown = await asyncio.to_thread(attached, file, "x += 1; print('theirs')")
-        own = await kernel.execute("print(x)")
-    assert shown == ("x += 1; print('theirs')!" if name == ECHO else "theirs\n")
+def test_a_stock_client_attaches(name: str, loop: BackgroundLoop) -> None:
+    session, shown = a_kernel(name), list[str]()
+    kernel = loop.run(session.__aenter__())
+    loop.run(kernel.execute("x = 20"))
+    file = loop.run(kernel.open_jupyter())
+    assert file == loop.run(kernel.open_jupyter())
+    with client_of(file) as client:
+        client.execute_interactive(
+            "x += 1; print('theirs')", timeout=99, output_hook=lambda m: shown.append(m["content"].get("text") or "")
+        )
+    own = loop.run(kernel.execute("print(x)"))
+    loop.run(session.__aexit__(None, None, None))
+    assert "".join(shown) == ("x += 1; print('theirs')!" if name == ECHO else "theirs\n")
     # What our own kernel prints to its terminal is a terminal's: it shows what an attached client made it print.
     assert own.output == {STOCK: "21\n", OWN: "theirs\n21\n", ECHO: "print(x)!"}[name]
 
 
-def attached(connection_file: Path, cell: str) -> str:
-    client = BlockingKernelClient(connection_file=str(connection_file))
-    client.load_connection_file()
-    client.hb_channel.time_to_dead = 60.0  # a busy machine takes more than the usual second for a heartbeat
-    client.start_channels()
-    shown: list[str] = []
-    try:
-        client.wait_for_ready(timeout=600)
-        client.execute_interactive(cell, timeout=99, output_hook=lambda m: shown.append(m["content"].get("text") or ""))
-    finally:
-        client.stop_channels()
-        client.context.term()
-    return "".join(shown)
-
-
 @pytest.mark.more
-@pytest.mark.parametrize("name", [STOCK, OWN, ECHO])
+@pytest.mark.parametrize("name", [STOCK, OWN, ECHO, pytest.param(TOLD, marks=pytest.mark.slow)])
 def test_nothing_is_left_after_the_close(name: str) -> None:
     counts = in_a_process_of_its_own(descriptors_after_each_of_three, name)
     assert counts[0] == counts[1] == counts[2]
@@ -89,9 +63,11 @@ def descriptors_after_each_of_three(name: str) -> list[int]:
             before = sorted(os.listdir(folder))
             for number in (1, 2, 3):
                 kernel = await backend.start()
-                await kernel.execute(SLEEPER)
+                await kernel.execute(f"{SLEEPER}." if name == TOLD else f"sleeper = {SLEEPER}")
                 until(lambda: running(SLEEP) == (name != ECHO))
-                assert (running(f"{folder}/{number}") > 0) is (name != OWN)
+                assert (running(f"{folder}/{number}") > 0) is (name in (STOCK, ECHO))
+                if name == TOLD:
+                    kernel.kill()
                 await kernel.close()
                 await kernel.close()
                 assert (running(SLEEP), running(f"{folder}/{number}")) == (0, 0)
@@ -101,27 +77,6 @@ def descriptors_after_each_of_three(name: str) -> list[int]:
         return counts
 
     return asyncio.run(count())
-
-
-@pytest.mark.parametrize(
-    ("name", "sandbox"),
-    [
-        (OWN, "bwrap"),
-        pytest.param(STOCK, "none", marks=pytest.mark.more),
-        pytest.param(STOCK, "bwrap", marks=pytest.mark.slow),
-    ],
-)
-def test_nothing_outlives_the_owner(name: str, sandbox: str) -> None:
-    command = [sys.executable, "-c", OWNER, name, sandbox, SLEEPER]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as owner:
-        try:
-            assert owner.stdout is not None
-            folder = Path(owner.stdout.readline().strip()).parent
-            assert folder.is_dir()
-            until(lambda: running(SLEEP) == 1)
-        finally:
-            owner.send_signal(signal.SIGKILL)
-    until(lambda: (running(SLEEP), running(str(folder)), folder.exists()) == (0, 0, False))
 
 
 FAR = {"metadata": {"kernel_provisioner": {"provisioner_name": "elsewhere"}}}
@@ -158,20 +113,36 @@ async def test_a_kernel_without_walls_is_warned_of(caplog: pytest.LogCaptureFixt
         assert "WITHOUT a sandbox" in caplog.text
 
 
-@pytest.mark.slow
+NO_LICENCE = "import sys; sys.exit('no licence')"
+THINKING = "print('thinking', flush=True); import time; time.sleep(60)"
+INTERNET = "import socket; socket.socket(socket.AF_INET)"
+
+
 @pytest.mark.parametrize(
-    ("program", "message"),
+    ("sandbox", "argv", "message"),
     [
-        ("import sys; sys.exit('no licence')", "'bad' ended as it started; it printed: no licence"),
-        ("print('thinking', flush=True); import time; time.sleep(60)", "'bad' did not answer within 5 s.*thinking"),
-        (None, "'bad' could not be launched: .*nowhere"),
+        (
+            "bwrap",
+            ["python", "-c", NO_LICENCE],
+            "'bad' ended as it started; it printed: no licence.*docs/kernelspecs.md",
+        ),
+        ("bwrap", ["python", "-c", INTERNET], "'bad' ended as it started.*Address family not supported"),
+        *(
+            pytest.param("none", *each, marks=pytest.mark.slow)
+            for each in (
+                (["python", "-c", NO_LICENCE], "'bad' ended as it started; it printed: no licence"),
+                (["python", "-c", THINKING], "'bad' did not answer within 5 s.*thinking"),
+                (["/nowhere/kernel"], "'bad' could not be launched: .*nowhere"),
+            )
+        ),
     ],
 )
-async def test_a_kernel_that_does_not_start_says_why(program: str | None, message: str, kernelspecs: Path) -> None:
-    argv = ["/nowhere/kernel"] if program is None else [sys.executable, "-c", program]
+async def test_a_kernel_that_does_not_start_says_why(
+    sandbox: SandboxKind, argv: list[str], message: str, kernelspecs: Path
+) -> None:
     add_spec(kernelspecs, "bad", [*argv, "{connection_file}"])
-    async with a_backend("bad", start_s=5.0) as backend:
-        with pytest.raises(KernelStartError, match=message):
+    async with a_backend("bad", sandbox, start_s=5.0 if THINKING in argv else 60.0) as backend:
+        with pytest.raises(KernelStartError, match=f"(?s){message}"):
             await backend.start()
         assert [name for name in os.listdir(backend.home.path) if name.startswith("1")] == []
 

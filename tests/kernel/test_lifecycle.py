@@ -14,18 +14,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from jupyter_client import AsyncKernelManager, BlockingKernelClient
+from jupyter_client import AsyncKernelManager
 from jupyter_client.kernelspec import KernelSpecManager
-from kernel.conftest import LIMITS, running
+from kernel.conftest import LIMITS, control_groups, running
+from kernel.kernelspecs import OWN, STOCK, kernelspecs
 from waiting import until
 
-from repl_rl.kernel import ExecResult, KernelPool
+from repl_rl.kernel import KernelPool
 from repl_rl.kernel.jupyter.provisioner import register
 from repl_rl.kernel.paths import kernels_folder
 from repl_rl.kernel.processes import tree
-from repl_rl.utils.threads import BackgroundLoop
 
-CGROUPS = Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory")
+__all__ = ["kernelspecs"]
+
 OWNER = """
 import asyncio, signal, sys
 from repl_rl.kernel import KernelPool
@@ -33,7 +34,7 @@ from repl_rl.kernel import KernelPool
 signal.signal(signal.SIGINT, signal.default_int_handler)  # also where whoever runs the tests ignores it
 
 async def main():
-    async with KernelPool(size=3) as pool:
+    async with KernelPool(size=3, backend=sys.argv[2], sandbox=sys.argv[3]) as pool:
         async with pool.session() as kernel, pool.session() as other:
             await kernel.execute("import os, subprocess; p = subprocess.Popen(['setsid', 'sleep', '3600'])")
             await kernel.execute("if os.fork() == 0: os.setsid(); os.execvp('sleep', ['sleep', '3601'])\\n")
@@ -60,39 +61,43 @@ def alive(pids: list[int]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("signum", "state"),
+    ("signum", "kind"),
     [
-        (signal.SIGKILL, "idle"),
-        pytest.param(signal.SIGKILL, "busy", marks=pytest.mark.more),
-        pytest.param(signal.SIGTERM, "idle", marks=pytest.mark.more),
-        pytest.param(signal.SIGINT, "idle", marks=pytest.mark.more),
+        (signal.SIGKILL, ("idle", "fork", "auto")),
+        (signal.SIGKILL, ("idle", OWN, "bwrap")),
+        pytest.param(signal.SIGKILL, ("idle", STOCK, "none"), marks=pytest.mark.more),
+        pytest.param(signal.SIGKILL, ("idle", STOCK, "bwrap"), marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, ("busy", "fork", "auto"), marks=pytest.mark.more),
+        pytest.param(signal.SIGTERM, ("idle", "fork", "auto"), marks=pytest.mark.more),
+        pytest.param(signal.SIGINT, ("idle", "fork", "auto"), marks=pytest.mark.more),
     ],
 )
-def test_nothing_outlives_the_owner(signum: signal.Signals, state: str) -> None:
-    with owner_of_a_pool(state) as (owner, folder):
+def test_nothing_outlives_the_owner(signum: signal.Signals, kind: tuple[str, str, str]) -> None:
+    with owner_of_a_pool(kind) as (owner, folder):
         until(lambda: {"sleep 3600 ", "sleep 3601 "} <= set(alive(list(tree(owner.pid)))))
         _, *pids = tree(owner.pid)
         owner.send_signal(signum)
         owner.wait(timeout=600)
     until(lambda: not alive(pids) and not folder.exists())
-    assert [str(group) for root in CGROUPS for group in root.rglob(f"repl-rl-{owner.pid}-*")] == []
+    assert control_groups(owner.pid) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("after_s", [0.3, 0.6, 0.9, 1.2])
 def test_kernels_that_are_being_made_while_their_owner_dies_do_not_stay(after_s: float, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", OWNER, "idle"]
-    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", OWNER, "idle", "fork", "auto"]
+    (folder := tmp_path / "temporary").mkdir()
+    environment = os.environ | {"TMPDIR": str(folder)}
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment) as owner:
         time.sleep(after_s)
         owner.kill()
-    until(lambda: not list(tmp_path.iterdir()) and not running(str(tmp_path)))
+    until(lambda: not list(folder.iterdir()) and not running(str(folder)))
 
 
 @contextmanager
-def owner_of_a_pool(state: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+def owner_of_a_pool(kind: tuple[str, str, str]) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """A process with a pool and two sessions, and the pool's folder."""
-    command = [sys.executable, "-c", OWNER, state]
+    command = [sys.executable, "-c", OWNER, *kind]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as owner:
         try:
             assert owner.stdout is not None
@@ -120,35 +125,6 @@ async def test_a_session_leaves_nothing_in_the_folder(pool: KernelPool) -> None:
         during = [name for name in os.listdir(file.parent) if re.fullmatch(rf"{file.stem}\D.*", name)]
     assert len(during) == 6  # the connection file and five sockets
     assert [name for name in os.listdir(file.parent) if re.fullmatch(rf"{file.stem}\D.*", name)] == []
-
-
-def test_a_stock_client_reads_and_changes_a_live_session(pool: KernelPool, loop: BackgroundLoop) -> None:
-    session = pool.session()
-    kernel = loop.run(session.__aenter__())
-    loop.run(kernel.execute("x = 20"))
-    client = BlockingKernelClient(connection_file=str(loop.run(kernel.open_jupyter())))
-    client.load_connection_file()
-    client.hb_channel.time_to_dead = 60.0  # a busy machine takes more than the usual second for a heartbeat
-    client.start_channels()
-    try:
-        client.wait_for_ready(timeout=600)
-        shown: list[str] = []
-        reply = client.execute_interactive(
-            "print('seen', x); x += 1",
-            timeout=600,
-            output_hook=lambda message: shown.append(message["content"].get("text")),
-        )
-        assert reply["content"]["status"] == "ok"
-        assert [text for text in shown if text] == ["seen 20\n"]
-        failed = client.execute_interactive("1 / 0", timeout=600, output_hook=lambda message: None)
-        assert failed["content"]["ename"] == "ZeroDivisionError"
-        assert client.complete("pri", reply=True, timeout=600)["content"]["matches"] == ["print("]
-    finally:
-        client.stop_channels()
-        client.context.term()
-    result: ExecResult = loop.run(kernel.execute("x"))
-    assert result.output == "21\n"
-    loop.run(session.__aexit__(None, None, None))
 
 
 @pytest.mark.parametrize("transport", ["ipc", pytest.param("tcp", marks=pytest.mark.slow)])

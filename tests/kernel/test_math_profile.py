@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from kernel.conftest import LIMITS, a_fork_backend, in_one_session, in_pool
 
-from repl_rl.errors import ConfigError
-from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, Limits, Profile, landlock
-from repl_rl.kernel.sandbox import SandboxKind
+from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, Limits, Profile
 from repl_rl.utils.threads import BackgroundLoop
 from studies.profile.study import USES
 
 SERVER = "repl_rl.kernel.forked.server"
 MATH_LIMITS = replace(LIMITS, memory_mb=512, cpu_s=120, processes=64, start_s=300.0)
+FORKING: dict[str, Any] = {"limits": MATH_LIMITS, "profile": "math", "sandbox": "bwrap"}
 HARD = (
     "import z3; s = z3.Solver(); a, b, c = z3.Ints('a b c'); s.add(a > 2, b > 2, c > 2, a**3 + b**3 == c**3 + 41);"
     " s.check()"
@@ -50,13 +49,6 @@ def test_the_profile_is_the_default_with_more_packages() -> None:
     compile(math.warm_up, "<warm_up>", "exec")
 
 
-@pytest.mark.parametrize(("name", "hint"), [("maths", "did you mean 'math'? "), ("solver", "")])
-def test_a_profile_that_there_is_not_is_refused(name: str, hint: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        KernelPool(1, profile=name)
-    assert f"; {hint}there are default, math, or give a .toml file" in str(caught.value)
-
-
 async def test_what_is_missing_is_left_out_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
     preload = ("json", "no_such_solver", "no_such_solver.linear", "no_such_algebra")
     warm_up = "try:\n    import no_such_solver\nexcept ImportError:\n    import string\n"
@@ -80,28 +72,21 @@ async def test_a_thread_that_the_warm_up_leaves_is_named(caplog: pytest.LogCaptu
     assert result.output == "1\n"
 
 
-@pytest.fixture(params=["bwrap", "sandlock"])
-def math_pool(request: pytest.FixtureRequest, kernel_pools: Callable[..., KernelPool]) -> KernelPool:
-    sandbox: SandboxKind = request.param
-    if sandbox == "sandlock" and (problem := landlock.problem()):
-        pytest.skip(problem)
-    return kernel_pools(MATH_LIMITS, profile="math", sandbox=sandbox)
-
-
 @pytest.mark.slow
+@pytest.mark.parametrize("pool", [FORKING, FORKING | {"sandbox": "sandlock"}], indirect=True, ids=["bwrap", "sandlock"])
 @pytest.mark.parametrize("package", USES)
 def test_a_package_works_in_sessions_and_its_first_use_imports_nothing(
-    package: str, math_pool: KernelPool, loop: BackgroundLoop
+    package: str, pool: KernelPool, loop: BackgroundLoop
 ) -> None:
     _needs(package)
     before, after = NEW_MODULES
-    results = loop.run(in_one_session(math_pool, before, USES[package], after, USES[package]))
+    results = loop.run(in_one_session(pool, before, USES[package], after, USES[package]))
     assert [result.status for result in results] == [ExecStatus.OK] * 4, [result.output for result in results]
     assert results[2].output == "[]\n"
 
 
 @pytest.mark.slow
-@in_pool(limits=MATH_LIMITS, profile="math", sandbox="bwrap")
+@in_pool(**FORKING)
 async def test_a_session_with_solvers_can_be_forked(pool: KernelPool) -> None:
     for package in ("z3", "ortools"):
         _needs(package)

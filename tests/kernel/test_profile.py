@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from pathlib import Path
@@ -86,13 +85,6 @@ def test_keys_that_are_left_out_are_the_default_s(folder: Path) -> None:
     (folder / "mine.toml").write_text("")
     mine = Profile.load(str(folder / "mine.toml"))
     assert (mine.preload, mine.warm_up) == (default.preload, default.warm_up)
-
-
-async def test_a_module_that_can_not_be_preloaded_is_a_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (folder / "mine.toml").write_text('preload = ["shpaes"]')
-    with caplog.at_level(logging.WARNING):
-        await output_of(KernelPool(1, LIMITS, profile=str(folder / "mine.toml")), "1")
-    assert caplog.messages == ["can't be imported, so not preloaded in kernels: shpaes"]
 
 
 def test_a_path_is_looked_up_in_the_working_folder_then_beside_the_yaml(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 
 from repl_rl.errors import ConfigError, SandboxError
 from repl_rl.kernel import Profile, landlock
-from repl_rl.kernel import limits as limits_module
 from repl_rl.kernel import sandbox as sandbox_module
 from repl_rl.kernel.limits import Limits
 from repl_rl.kernel.paths import Home, Installation
@@ -102,24 +100,3 @@ def test_processes_are_only_counted_where_they_can_be() -> None:
         kind: "RLIMIT_NPROC" in Sandbox(kind, Profile.load(), Limits(), None).rlimits() for kind in ("bwrap", "none")
     }
     assert counted == {"bwrap": True, "none": False}
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('preload = "sympy"', "preload = 'sympy' is not a list of strings"),
-        ("preload = [1]", r"preload = \[1\] is not a list of strings"),
-        ("prelaod = []", r"has \['prelaod'\], which no profile has"),
-        ("limits = {memory = 3}", "'memory' is not a kernel limit; did you mean 'memory_mb'"),
-    ],
-)
-def test_a_profile_that_cannot_be_meant_is_refused(
-    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "profiles").mkdir()
-    rest = 'hostname = "h"\nenvironment = {}\n' + ("" if "read_only" in text else "read_only = []\n")
-    (tmp_path / "profiles" / "own.toml").write_text(f"{text}\n{rest}")
-    shutil.copy(limits_module.kernels_folder() / "profiles" / "default.toml", tmp_path / "profiles")
-    monkeypatch.setattr(limits_module, "kernels_folder", lambda: tmp_path)
-    with pytest.raises(ConfigError, match=message):
-        Profile.load("own")

@@ -9,7 +9,6 @@ import pytest
 from kernel.conftest import LIMITS
 from user_tools import convert, multiply, search
 
-from repl_rl.errors import KernelStartError
 from repl_rl.kernel import ExecResult, KernelPool
 from repl_rl.tools import Toolbox, as_tools, tool
 from repl_rl.tools.environments import EnvironmentSession, environment_factory
@@ -104,11 +103,6 @@ def test_host_tools_answer_over_the_channel() -> None:
         [("weather", "TimeoutError")],
         [],
     ]
-
-
-def test_host_tools_need_our_own_kernel() -> None:
-    with pytest.raises(KernelStartError, match="host"):
-        session(Toolbox(as_tools([search])), backend="repl_rl")
 
 
 class Counter:

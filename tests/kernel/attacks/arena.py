@@ -3,8 +3,8 @@
 `Arena.attack` runs what a hostile model might type in a fresh session, and looks that its processes end with it. After
 every batch of attacks the arena looks whether everybody else is well: the sibling still has its state and answers, the
 next session is fresh and answers, the same fork server serves, and on the host nothing is left: no process, no file, no
-mount, no descriptor. If something is, each attack of the batch runs once more, alone in an arena of its own, to tell
-which one it was. An attack's evidence is for its test to check.
+mount, no descriptor. Where others on the machine may be to blame, the batch runs once more in a new pool, and has to do
+no harm then. An attack's evidence is for its test to check.
 
 Most attacks are data, in the YAML files beside: groups of named attacks. An attack is one cell or a list of cells, or a
 mapping that has these under `type`. The keys of a group hold for all of its attacks, and an attack may have its own:
@@ -41,6 +41,7 @@ from typing import Any
 
 import pytest
 import yaml
+from kernel.conftest import LIMITS as OURS
 from kernel.system_calls import NUMBERS
 
 import repl_rl
@@ -58,18 +59,7 @@ MARK = f"attack-{os.getpid()}"
 SECRET = "s3cret-of-the-host"
 DISGUISED_SECRET = bytes(byte ^ 0x55 for byte in SECRET.encode())
 """What is searched for must not be in memory because it is searched for."""
-LIMITS = Limits(
-    line_s=30.0,
-    grace_s=5.0,
-    memory_mb=128,
-    cpu_s=20,
-    processes=24,
-    open_files=64,
-    file_mb=4,
-    tmp_mb=8,
-    output_bytes=10_000,
-    read_mb=2,
-)
+LIMITS = replace(OURS, line_s=30.0, grace_s=5.0, memory_mb=128, read_mb=2)
 SHORT = replace(LIMITS, line_s=1.0, grace_s=0.5)
 """For attacks that end only because their time does."""
 GENTLE = replace(SHORT, grace_s=LIMITS.grace_s)
@@ -88,6 +78,7 @@ TOOLS = Path(__file__).with_name("tools.txt").read_text().replace("MARK", repr(M
 GONE = "'(ENOENT|EACCES|EPERM|EROFS|ENOTDIR|ELOOP|EXDEV|ENXIO|ESRCH|EINVAL|ENOSYS|ENODEV|ETXTBSY|EISDIR)'"
 """How it looks, through `tried`, that something is not there or not to be had."""
 
+WAYS = yaml.safe_load(Path(__file__).with_name("ways.yaml").read_text())
 BATCH = 30
 """Attacks between two looks at the host."""
 PATIENCE_S = 30.0
@@ -251,17 +242,17 @@ class Arena:
         self._kind, self._limits, self._profile = kind, limits, profile
         self._batch: list[tuple[str, ...]] = []
         self._before: Host | None = None
-        self.pool = KernelPool(size=3, limits=limits, sandbox=kind, profile=profile)
-        loop.run(self.pool.__aenter__())
-        self._take_sibling()
-        self.server_pid = self._current_server_pid()
-        _OPEN.append(self)
+        self._open()
 
-    def _take_sibling(self) -> None:
+    def _open(self) -> None:
+        self.pool = KernelPool(size=3, limits=self._limits, sandbox=self._kind, profile=self._profile)
+        self.loop.run(self.pool.__aenter__())
+        _OPEN.append(self)
         for _ in range(_MOST_SESSIONS):
             self._sibling_session = self.pool.session()
             self.sibling = self.loop.run(self._sibling_session.__aenter__())
             if self.loop.run(self.sibling.execute("held = 'kept'")).status is OK:
+                self.server_pid = self._current_server_pid()
                 return
             self.loop.run(self._sibling_session.__aexit__(None, None, None))  # a busy machine, under `SHORT`
         raise AssertionError("no sibling could be got ready")
@@ -292,39 +283,19 @@ class Arena:
         batch, self._batch = self._batch, []
         before, self._before = self._before, None
         try:
-            self._assert_well(before)
-        except AssertionError as error:
-            found = self._harmful(batch)
-            if isinstance(error, DoubtfulError) and not found:
-                self._assert_well_after(batch)
-                return
-            told = "\n".join(f"{cells}: {harm}" for cells, harm in (found or dict.fromkeys(batch, "not alone")).items())
-            raise AssertionError(f"{error}\nof these attacks:\n{told}") from error
-
-    def _assert_well_after(self, batch: list[tuple[str, ...]]) -> None:
-        """All of them once more, beside a new sibling."""
-        self.loop.run(self._sibling_session.__aexit__(None, None, None))
-        self._take_sibling()
-        before = self._calm_host()
-        for cells in batch:
-            self.attack(*cells)
-        self._batch = []
-        self._assert_well(before)
-
-    def _harmful(self, batch: list[tuple[str, ...]]) -> dict[tuple[str, ...], str]:
-        """Those of `batch` that do harm alone too, with what they do."""
-        found = {}
-        for cells in batch:
-            alone = Arena(self.loop, self._kind, self._limits, self._profile)
             try:
-                before = alone._calm_host()
-                alone.attack(*cells)
-                alone._assert_well(before)
-            except AssertionError as error:
-                found[cells] = str(error)
-            finally:
-                alone.close()
-        return found
+                self._assert_well(before)
+            except DoubtfulError:
+                self.close()
+                self._open()
+                before = self._calm_host()
+                for cells in batch:
+                    self.attack(*cells)
+                self._batch = []
+                self._assert_well(before)
+        except AssertionError as error:
+            error.add_note("it was one of these attacks:\n" + "\n".join(map(str, batch)))
+            raise
 
     def fresh(self, *cells: str) -> list[ExecResult]:
         """The results of `cells` in the next session."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from kernel.attacks.arena import BOTH, KILLED, LIMITS, OK, SHORT, SOON_S, TIMEOUT, Attack, cases, some
+from kernel.attacks.arena import BOTH, KILLED, LIMITS, OK, SHORT, SOON_S, TIMEOUT, WAYS, Attack, cases, some
 from kernel.attacks.conftest import Arenas, TryOut
 
 from repl_rl.kernel.sandbox import SandboxKind
@@ -44,14 +44,7 @@ def test_forged_text_is_text_that_can_be_written(kind: str, arenas: Arenas) -> N
         assert text.encode().decode() == text
 
 
-PIPES = {
-    "small": "_ = tried(fcntl.fcntl, 1, 1031, 4096)",
-    "large": "_ = tried(fcntl.fcntl, 1, 1031, 1 << 20)",
-    "huge": "_ = tried(fcntl.fcntl, 1, 1031, 1 << 30)",
-    "unblocked": "os.set_blocking(1, False)",
-    "read": "_ = tried(os.open, '/proc/self/fd/1', os.O_RDONLY)",
-    "direct": "_ = fcntl.fcntl(1, fcntl.F_SETFL, os.O_DIRECT)",
-}
+PIPES = WAYS["pipes"]
 
 
 @pytest.mark.parametrize("kind", BOTH)

@@ -8,19 +8,17 @@ from __future__ import annotations
 import os
 import re
 import socket
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
-from kernel.attacks.arena import CHECKOUT, FROM_FORKS, MARK, SECRET, descendants
+from kernel.attacks.arena import CHECKOUT, FROM_FORKS, KILLED, MARK, OK, SECRET, Attack, attacks, descendants
 from kernel.conftest import running
 from real_kernels import LIMITS, r_kernel
 from waiting import until
 
-from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, Limits
+from repl_rl.kernel import ExecResult, KernelPool, Limits
 from repl_rl.kernel.pool import PooledKernel
 from repl_rl.utils.threads import BackgroundLoop
 
@@ -29,10 +27,9 @@ pytestmark = [
     pytest.mark.timeout(1200),
     pytest.mark.skipif(FROM_FORKS, reason="kernels behind Jupyter's channels can't be forked"),
 ]
-OK, ERROR, TIMEOUT, KILLED = ExecStatus.OK, ExecStatus.ERROR, ExecStatus.TIMEOUT, ExecStatus.KILLED
 SHORT = replace(LIMITS, line_s=5.0)
 """For attacks that end only because their time does."""
-ATTACKS = yaml.safe_load(Path(__file__).with_name("r.yaml").read_text())
+ATTACKS = [pytest.param(attack, id=attack.name) for group in attacks("r").values() for attack in group]
 TOOLS = """
 tried <- function(x) tryCatch(x, error = function(e) "refused", warning = function(w) "refused")
 run <- function(command) suppressWarnings(tried(system(paste(command, "2>/dev/null"), intern = TRUE)))
@@ -80,19 +77,23 @@ class Hall:
 
 
 @pytest.fixture(scope="module")
-def hall(loop: BackgroundLoop) -> Iterator[Hall]:
+def halls(loop: BackgroundLoop) -> Iterator[dict[str, Hall]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("A_SECRET_TOKEN", SECRET)
-        hall = Hall(loop, LIMITS)
-        yield hall
-        hall.close()
+        halls = {"usual": Hall(loop, LIMITS), "short": Hall(loop, SHORT)}
+        yield halls
+        for hall in halls.values():
+            hall.close()
 
 
-@pytest.fixture(scope="module")
-def hasty(loop: BackgroundLoop) -> Iterator[Hall]:
-    hall = Hall(loop, SHORT)
-    yield hall
-    hall.close()
+@pytest.fixture
+def hall(halls: dict[str, Hall]) -> Hall:
+    return halls["usual"]
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_what_is_typed_costs_its_own_session_alone(attack: Attack, halls: dict[str, Hall]) -> None:
+    attack.check(halls[attack.limits].attack(*attack.cells))
 
 
 def text(path: object) -> str:
@@ -102,26 +103,10 @@ def text(path: object) -> str:
 def test_it_reads_nothing_of_the_host(hall: Hall, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text(SECRET)
-    files = [
-        secret,
-        "/etc/shadow",
-        CHECKOUT / "pyproject.toml",
-        Path.home() / ".bashrc",
-        *hall.pool.backend.home.path.glob("*.json"),
-    ]
+    home = hall.pool.backend.home.path
+    files = [secret, "/etc/shadow", CHECKOUT / "pyproject.toml", Path.home() / ".bashrc", *home.glob("*.json")]
     files += ["/proc/1/environ", f"/proc/{os.getpid()}/environ", "/proc/1/root/etc/shadow", "/proc/kcore", "/dev/mem"]
-    folders = [
-        Path.home(),
-        CHECKOUT,
-        hall.pool.backend.home.path,
-        tmp_path,
-        "/root",
-        "/home",
-        "/var",
-        "/sys",
-        "/run",
-        "/etc/ssl",
-    ]
+    folders = [Path.home(), CHECKOUT, home, tmp_path, "/root", "/home", "/var", "/sys", "/run", "/etc/ssl"]
     [read, listed, environment, around] = hall.attack(
         f"for (f in c({', '.join(map(text, files))})) print(tried(readLines(f)))",
         f"for (f in c({', '.join(map(text, folders))})) print(length(list.files(f, all.files = TRUE, no.. = TRUE)))",
@@ -143,25 +128,14 @@ def test_its_own_tmp_is_its_own(hall: Hall) -> None:
     )
     assert found.output == "[1] FALSE FALSE\n"
     assert MARK in left.output
-    assert list(Path("/tmp").glob(f"**/{MARK}")) == []
+    assert not Path("/tmp", MARK).exists()
+    assert list(hall.pool.backend.home.path.rglob(MARK)) == []
 
 
 def test_it_reaches_no_network(hall: Hall) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        reached: list[object] = []
         server.settimeout(0.1)
-        stop = threading.Event()
-
-        def listen() -> None:
-            while not stop.is_set():
-                try:
-                    reached.append(server.accept())
-                except TimeoutError:
-                    continue
-
-        listener = threading.Thread(target=listen)
-        listener.start()
+        port = server.getsockname()[1]
         [connection, url, shell, local, raw] = hall.attack(
             f"tried(socketConnection('127.0.0.1', {port}, open = 'r+', timeout = 2))",
             "tried(readLines(url('http://1.1.1.1/')))",
@@ -169,12 +143,10 @@ def test_it_reaches_no_network(hall: Hall) -> None:
             f"run({text('cat ' + str(hall.pool.backend.home.path) + '/1-ipc-1; ls /run/dbus /var/run')})",
             "run('ip link add x type dummy; ping -c 1 1.1.1.1')",
         )
-        stop.set()
-        listener.join()
-    assert reached == []
-    assert (connection.output, url.output) == ('[1] "refused"\n', '[1] "refused"\n')
+        with pytest.raises(TimeoutError):
+            server.accept()
+    assert {each.output for each in (connection, url, local, raw)} == {'[1] "refused"\n'}
     assert '"1"' in shell.output
-    assert (local.output, raw.output) == ('[1] "refused"\n', '[1] "refused"\n')
 
 
 def test_it_ends_no_process_of_the_host(hall: Hall) -> None:
@@ -187,30 +159,11 @@ def test_it_ends_no_process_of_the_host(hall: Hall) -> None:
     assert last.status is KILLED
 
 
-@pytest.mark.parametrize("signum", [9, 19], ids=["kill", "stop"])
-def test_what_it_does_to_the_process_that_runs_it_it_does_to_itself(hasty: Hall, signum: int) -> None:
-    [result] = hasty.attack(f"tools::pskill(as.integer(parent(Sys.getpid())), {signum}); Sys.sleep(600)")
-    assert result.status is KILLED
-
-
-@pytest.mark.parametrize("name", ATTACKS["fork-bombs"])
-def test_a_fork_bomb_ends_with_its_session(hasty: Hall, name: str) -> None:
-    results = hasty.attack(ATTACKS["fork-bombs"][name])
-    assert results[-1].status in (OK, ERROR, TIMEOUT, KILLED)
-
-
 def test_a_process_that_leaves_its_group_ends_with_the_session(hall: Hall) -> None:
     sleep = f"3600.{os.getpid()}"
     [started] = hall.attack(f"system('setsid setsid sleep {sleep} >/dev/null 2>&1 &')")
     assert started.status is OK
     until(lambda: not running(sleep))
-
-
-@pytest.mark.parametrize("name", ATTACKS["memory"])
-def test_memory_beyond_the_limit_is_the_sessions_loss(hall: Hall, name: str) -> None:
-    bomb = ATTACKS["memory"][name]
-    [result] = hall.attack(bomb["type"])
-    assert result.status is KILLED or (result.status is ERROR and re.search(bomb["says"], result.output)), result
 
 
 def test_memory_of_all_its_processes_is_limited_where_there_are_groups(hall: Hall) -> None:
@@ -232,35 +185,3 @@ def test_files_are_limited(hall: Hall, folder: str) -> None:
     assert bytes_.status is OK
     assert int(names.output.split()[1]) <= LIMITS.tmp_mb * 256 + 1
     assert int(re.findall(r'"(\d+)"', held.output)[0]) <= LIMITS.tmp_mb
-
-
-def test_it_writes_to_nothing_of_the_system(hall: Hall) -> None:
-    places = ("/usr/bin", "/usr/lib/R", "/etc", "/etc/R", "/kernel", "/kernelspec", "/python", "/", "/proc", "/dev")
-    [result, mounts] = hall.attack(
-        f"for (f in c({', '.join(map(text, places))})) print(tried(file.create(file.path(f, 'x'))))",
-        "run('mount -t tmpfs none /etc; unshare -r true && echo out; chroot / true && echo out; "
-        "mknod /tmp/d b 8 0 && echo out; su -c true && echo out')",
-    )
-    assert result.output == '[1] "refused"\n' * len(places)
-    assert "out" not in mounts.output
-
-
-@pytest.mark.parametrize("name", ATTACKS["floods"])
-def test_a_flood_is_kept_within_limits(hasty: Hall, name: str) -> None:
-    [result, *_] = hasty.attack(ATTACKS["floods"][name])
-    assert len(result.output) < 2 * SHORT.output_bytes
-    assert result.status in (OK, ERROR, TIMEOUT, KILLED)
-
-
-@pytest.mark.parametrize("name", ATTACKS["messages"])
-def test_hostile_messages_cost_their_session_alone(hasty: Hall, name: str) -> None:
-    results = hasty.attack(f"k <- kernel(); {ATTACKS['messages'][name]}", "1 + 1")
-    assert all(result.answer is None for result in results)
-    assert results[0].status in (OK, ERROR, TIMEOUT, KILLED)
-
-
-def test_an_answer_is_forged_by_no_text(hall: Hall) -> None:
-    [printed, handed_in] = hall.attack(
-        'cat(\'{"application/vnd.repl-rl.answer+json": {"values": ["5"]}}\')', "submit_final_answer(6 * 7)"
-    )
-    assert (printed.answer, handed_in.answer) == (None, ("42",))

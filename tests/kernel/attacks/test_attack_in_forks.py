@@ -10,24 +10,14 @@ from pathlib import Path
 
 import pytest
 from kernel.again import assert_passes
-from kernel.attacks.arena import FROM_FORKS, LIMITS, OK, TOOLS, some
+from kernel.attacks.arena import FROM_FORKS, LIMITS, OK, TOOLS, WAYS, some
 from kernel.attacks.conftest import Opened
 from kernel.attacks.test_attack_network_and_siblings import SIBLINGS
 
 from repl_rl.kernel import KernelPool
 from repl_rl.kernel.pool import PooledKernel
 
-LOOKS = {
-    "processes": ("[name for name in os.listdir('/proc') if name.isdigit()]", r"\['1'\]"),
-    "signals-to-all": ("tried(os.kill, -1, signal.SIGKILL)", "'ESRCH'|None|"),
-    "signals-by-number": ("{tried(os.kill, pid, signal.SIGSTOP) for pid in range(2, 3000)}", r"\{'ESRCH'\}"),
-    "signals-to-the-group": ("_ = signal.signal(signal.SIGCONT, lambda *a: 0); tried(os.killpg, 0, 18)", "None|"),
-    "pidfds": ("{tried(os.pidfd_open, pid) for pid in range(2, 3000)}", r"\{'ESRCH'\}"),
-    "memory": ("tried(open, '/proc/2/mem')", "'(ENOENT|EPERM|EACCES)'"),
-    "open-files": ("sorted(os.listdir('/proc/self/fd'), key=int)[:4]", r"\['0', '1', '2', '3'\]"),
-    "network": ("len(open('/proc/net/unix').read().splitlines())", "1"),
-}
-"""What either looks for, and how it looks that nothing is there."""
+LOOKS = WAYS["looks"]
 
 
 @pytest.mark.slow

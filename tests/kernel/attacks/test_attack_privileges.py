@@ -6,7 +6,7 @@ import platform
 import shutil
 
 import pytest
-from kernel.attacks.arena import BOTH, OK, SECRET, Attack, cases, some
+from kernel.attacks.arena import BOTH, OK, SECRET, WAYS, Attack, cases, some
 from kernel.attacks.conftest import Arenas, TryOut
 
 from repl_rl.kernel.sandbox import SandboxKind
@@ -19,22 +19,7 @@ def test_the_walls_can_not_be_moved_and_no_privilege_is_there(
     try_out(kind, attack)
 
 
-PROGRAMS = {
-    "su": "su root -c id",
-    "sudo": "sudo -n id",
-    "mount": "mount -t tmpfs x /tmp",
-    "umount": "umount /proc",
-    "passwd": "passwd -d root",
-    "newgrp": "newgrp root",
-    "chsh": "chsh -s /bin/false root",
-    "pkexec": "pkexec id",
-    "newuidmap": "newuidmap 1 0 0 1",
-    "unshare": "unshare -Urm id",
-    "nsenter": "nsenter -t 1 -a id",
-    "ping": "ping -c 1 -W 1 127.0.0.1",
-    "bwrap": "bwrap --ro-bind / / id",
-    "setpriv": "setpriv --reuid 0 id",
-}
+PROGRAMS = WAYS["programs"]
 
 
 @pytest.mark.parametrize("program", some(filter(shutil.which, PROGRAMS)))

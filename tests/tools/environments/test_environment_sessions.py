@@ -8,35 +8,19 @@ import math
 import pickle
 import sqlite3
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from asking import ask
+from asking import ENDED, ask, opened
 
 from repl_rl.errors import EnvironmentFailure, KernelError
 from repl_rl.kernel.results import HostReply
 from repl_rl.tools import as_tools, tool
 from repl_rl.tools.environments import EnvironmentSession, environment_factory
-from repl_rl.trajectory import StopReason, Task, Trajectory
+from repl_rl.trajectory import Task, Trajectory
 
 TASK = Task("t", "What is it?", "42", metadata={"secret": 42})
-ENDED = Trajectory("t", "", (0,), (), (), (), StopReason.ANSWER)
-
-Use = Callable[[EnvironmentSession], Awaitable[Any]]
-
-
-def within(environment: Any, use: Use, limit_s: float = 60.0) -> Any:
-    """What `use` makes of a session that is closed behind it."""
-
-    async def run() -> Any:
-        session = EnvironmentSession(environment_factory(environment), limit_s=limit_s)
-        try:
-            return await use(session)
-        finally:
-            await session.close()
-
-    return asyncio.run(run())
 
 
 class Guess:
@@ -81,9 +65,8 @@ class AsyncGuess(Guess):
 
 
 @pytest.mark.parametrize("environment", [Guess, AsyncGuess, Guess(), lambda: Guess(), lambda: AsyncGuess()])
-def test_a_trajectory_from_reset_to_reward(environment: Any) -> None:
-    async def use(session: EnvironmentSession) -> None:
-        box, observation = await session.open(TASK)
+async def test_a_trajectory_from_reset_to_reward(environment: Any) -> None:
+    async with opened(environment, TASK) as (session, box, observation):
         assert (repr(box), box.values, observation) == ("Toolbox(guess, most)", {"most": 100}, "\nThink of a number.")
         [made] = box.tools
         assert (made.where, made.timeout_s, made.signature) == ("host", 5.0, "guess(number: int) -> str")
@@ -96,21 +79,16 @@ def test_a_trajectory_from_reset_to_reward(environment: Any) -> None:
         assert await session.reward(ENDED) == 1 / 3
         assert session.instance.tries == 3
 
-    within(environment, use)
 
-
-def test_an_object_is_copied_for_every_trajectory() -> None:
-    original = Guess()
-    seen = [within(original, _open_and_guess) for _ in range(2)]
+async def test_an_object_is_copied_for_every_trajectory() -> None:
+    original, seen = Guess(), []
+    for _ in range(2):
+        async with opened(original, TASK) as (session, box, _):
+            await ask(box, "guess", 1)
+            seen.append(session.instance)
     assert [each.tries for each in seen] == [1, 1]
     assert seen[0] is not seen[1]
     assert not hasattr(original, "tries")
-
-
-async def _open_and_guess(session: EnvironmentSession) -> Any:
-    box, _ = await session.open(TASK)
-    await ask(box, "guess", 1)
-    return session.instance
 
 
 class Shelf:
@@ -140,19 +118,14 @@ class Shelf:
         self.closed_in = threading.get_ident()
 
 
-def test_everything_runs_in_one_thread() -> None:
-    async def use(session: EnvironmentSession) -> Shelf:
-        box, observation = await session.open(TASK)
+async def test_everything_runs_in_one_thread() -> None:
+    async with opened(Shelf, TASK) as (session, box, observation):
         assert observation == ""
         assert await ask(box, "put", "Emma") == HostReply()
         assert await ask(box, "titles") == HostReply(value=["Emma"])
         assert await session.reward(ENDED) == 1.0
         made: Shelf = session.instance
-        await session.close()
-        assert made.closed_in not in (None, threading.get_ident())
-        return made
-
-    within(Shelf, use)
+    assert made.closed_in not in (None, threading.get_ident())
 
 
 class Bare:
@@ -160,17 +133,14 @@ class Bare:
         return None
 
 
-def test_reset_alone_is_enough() -> None:
-    async def use(session: EnvironmentSession) -> None:
-        box, observation = await session.open(TASK)
+async def test_reset_alone_is_enough() -> None:
+    async with opened(Bare, TASK) as (session, box, observation):
         assert (bool(box), box.host_calls(), observation) == (False, None, "")
         assert await session.after_line() == ""
         assert await session.reward(ENDED) is None
 
-    within(Bare, use)
 
-
-def test_tools_may_be_made_already_and_functions_keep_their_key_as_name() -> None:
+async def test_tools_may_be_made_already_and_functions_keep_their_key_as_name() -> None:
     def double(a: int) -> int:
         """Double it."""
         return 2 * a
@@ -181,13 +151,10 @@ def test_tools_may_be_made_already_and_functions_keep_their_key_as_name() -> Non
         def reset(self, task: Task) -> dict[str, Any]:
             return {"double": known, "twice": double}
 
-    async def use(session: EnvironmentSession) -> None:
-        box, _ = await session.open(TASK)
+    async with opened(Mixed, TASK) as (_, box, _):
         assert [(each.name, each.where) for each in box.tools] == [("double", "sandbox"), ("twice", "host")]
         assert box.tools[1].signature == "twice(a: int) -> int"
         assert await ask(box, "twice", 4) == HostReply(value=8)
-
-    within(Mixed, use)
 
 
 def made(**methods: Any) -> type:
@@ -206,10 +173,10 @@ def returning(value: Any) -> Callable[..., Any]:
     return lambda self, *args: value
 
 
-async def drive(session: EnvironmentSession) -> None:
-    await session.open(TASK)
-    await session.after_line()
-    await session.reward(ENDED)
+async def driven(environment: Any, limit_s: float = 60.0) -> None:
+    async with opened(environment, TASK, limit_s) as (session, _, _):
+        await session.after_line()
+        await session.reward(ENDED)
 
 
 def undocumented(a: int) -> int:
@@ -246,14 +213,14 @@ async def leaving(self: Any, *args: Any) -> None:
         (made(reset=lambda self, task: {"g": as_tools([Guess().guess])[0]}), "tool 'guess' stands under the name 'g'"),
     ],
 )
-def test_failures_of_its_code_are_failures_of_the_machinery(environment: type, message: str) -> None:
+async def test_failures_of_its_code_are_failures_of_the_machinery(environment: type, message: str) -> None:
     with pytest.raises(EnvironmentFailure, match=message) as caught:
-        within(environment, drive)
+        await driven(environment)
     assert isinstance(caught.value, KernelError)
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
-def test_what_hangs_is_late_and_closes_all_the_same() -> None:
+async def test_what_hangs_is_late_and_closes_all_the_same() -> None:
     gate = threading.Event()
 
     class Stuck(Bare):
@@ -267,12 +234,12 @@ def test_what_hangs_is_late_and_closes_all_the_same() -> None:
     try:
         for environment in (Stuck, StuckOnLoop):
             with pytest.raises(EnvironmentFailure, match=r"environment Stuck\w*: observe took longer than 0.05 s"):
-                within(environment, drive, limit_s=0.05)
+                await driven(environment, limit_s=0.05)
     finally:
         gate.set()
 
 
-def test_a_failing_close_is_logged_and_done_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failing_close_is_logged_and_done_once(caplog: pytest.LogCaptureFixture) -> None:
     calls: list[int] = []
 
     class Sour(Bare):
@@ -280,34 +247,28 @@ def test_a_failing_close_is_logged_and_done_once(caplog: pytest.LogCaptureFixtur
             calls.append(1)
             raise OSError("still open")
 
-    async def use(session: EnvironmentSession) -> None:
-        await session.open(TASK)
-        await session.close()
-
     with caplog.at_level(logging.WARNING):
-        within(Sour, use)
+        async with opened(Sour, TASK) as (session, _, _):
+            await session.close()
     assert calls == [1]
     assert caplog.messages == ["environment Sour: close raised OSError: still open; what it holds may stay"]
 
 
-def test_its_thread_ends_with_the_session() -> None:
+async def test_its_thread_ends_with_the_session() -> None:
     threads: list[threading.Thread] = []
 
     class Seen(Bare):
         def reset(self, task: Task) -> None:
             threads.append(threading.current_thread())
 
-    within(Seen, drive)
-    threads[0].join(60)
+    await driven(Seen)
+    await asyncio.to_thread(threads[0].join, 60)
     assert not threads[0].is_alive()
 
 
-def test_a_session_that_is_not_open_says_so() -> None:
-    async def use(session: EnvironmentSession) -> None:
-        assert session.instance is None
-        await session.open(TASK)
+async def test_a_session_that_is_not_open_says_so() -> None:
+    assert EnvironmentSession(environment_factory(Guess)).instance is None
+    async with opened(Guess, TASK) as (session, _, _):
         await session.close()
-        await session.reward(ENDED)
-
-    with pytest.raises(EnvironmentFailure, match="environment Guess: reward was asked for while it was not open"):
-        within(Guess, use)
+        with pytest.raises(EnvironmentFailure, match="environment Guess: reward was asked for while it was not open"):
+            await session.reward(ENDED)

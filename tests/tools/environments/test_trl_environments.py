@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from asking import ask
+import yaml
+from asking import ENDED, ask, opened
 from trl import GRPOTrainer
 
 from repl_rl.errors import EnvironmentFailure
 from repl_rl.kernel.results import HostReply
-from repl_rl.tools import Toolbox
-from repl_rl.tools.environments import EnvironmentSession, environment_factory, from_trl
-from repl_rl.trajectory import StopReason, Task, Trajectory
+from repl_rl.tools.environments import from_trl
+from repl_rl.trajectory import Task
 
+READ = yaml.safe_load(Path(__file__).with_name("read_from_trl.yaml").read_text())
 TASK = Task("t", "Reach 5.", "5", metadata={"target": 5, "level": "easy"})
-ENDED = Trajectory("t", "", (0,), (), (), (), StopReason.ANSWER)
 
 
 class Increment:
@@ -67,20 +67,9 @@ class Increment:
         return float(self.counter == self.row["target"])
 
 
-def driven(environment: Any, use: Callable[[EnvironmentSession, Toolbox, str], Any], task: Task = TASK) -> Any:
-    async def run() -> Any:
-        session = EnvironmentSession(environment_factory(environment))
-        try:
-            return await use(session, *await session.open(task))
-        finally:
-            await session.close()
-
-    return asyncio.run(run())
-
-
 @pytest.mark.parametrize("environment", [Increment, Increment(), lambda: Increment(), from_trl(Increment)])
-def test_a_class_of_trl_works_as_it_is(environment: Any) -> None:
-    async def use(session: EnvironmentSession, box: Toolbox, observation: str) -> None:
+async def test_a_class_of_trl_works_as_it_is(environment: Any) -> None:
+    async with opened(environment, TASK) as (session, box, observation):
         assert observation == " You are at 0."
         assert repr(box) == "Toolbox(close, increment)"
         assert type(session.instance) is Increment
@@ -98,8 +87,6 @@ def test_a_class_of_trl_works_as_it_is(environment: Any) -> None:
         assert await ask(box, "close", 3) == HostReply(value=-3)
         assert (await ask(box, "get_reward")).error_name == "NameError"
 
-    driven(environment, use)
-
 
 class Silent:
     async def reset(self, **row: Any) -> None:
@@ -113,93 +100,54 @@ class Silent:
         return None
 
 
-def test_async_methods_and_no_words() -> None:
-    async def use(session: EnvironmentSession, box: Toolbox, observation: str) -> None:
+async def test_async_methods_and_no_words() -> None:
+    async with opened(Silent, TASK) as (session, box, observation):
         assert (observation, await session.after_line(), await session.reward(ENDED)) == ("", "", None)
         assert await ask(box, "look") == HostReply(value="dark")
 
-    driven(Silent, use)
 
-
-def test_no_get_reward_says_nothing() -> None:
-    async def use(session: EnvironmentSession, box: Toolbox, observation: str) -> None:
+async def test_no_get_reward_says_nothing() -> None:
+    async with opened(type("Plain", (), {"reset": lambda self, **row: None}), TASK) as (session, _, _):
         assert await session.reward(ENDED) is None
 
-    driven(type("Plain", (), {"reset": lambda self, **row: None}), use)
 
-
-def test_a_dict_is_chosen_from_by_a_column_that_is_not_passed_on() -> None:
-    async def use(session: EnvironmentSession, box: Toolbox, observation: str) -> Any:
-        return session.instance
-
-    task = Task("t", "q", "a", metadata={"environment": "up"})
-    made = driven({"up": Increment, "dark": Silent}, use, task)
-    assert type(made) is Increment
-    assert set(made.row) == {"prompt", "answer"}
+async def test_a_dict_is_chosen_from_by_a_column_that_is_not_passed_on() -> None:
+    environments = {"up": Increment, "dark": Silent}
+    async with opened(environments, Task("t", "q", "a", metadata={"environment": "up"})) as (session, _, _):
+        assert type(session.instance) is Increment
+        assert set(session.instance.row) == {"prompt", "answer"}
     with pytest.raises(EnvironmentFailure, match=r"the task has environment=None; expected one of \['up', 'dark'\]"):
-        driven({"up": Increment, "dark": Silent}, use)
+        await opened(environments, TASK).__aenter__()
 
 
-def test_one_environment_gets_the_column_environment_as_any_other() -> None:
-    async def use(session: EnvironmentSession, box: Toolbox, observation: str) -> Any:
-        return session.instance.row["environment"]
-
-    assert driven(Increment, use, Task("t", "q", "a", metadata={"environment": "up"})) == "up"
+async def test_one_environment_gets_the_column_environment_as_any_other() -> None:
+    async with opened(Increment, Task("t", "q", "a", metadata={"environment": "up"})) as (session, _, _):
+        assert session.instance.row["environment"] == "up"
 
 
 def saying(observation: Any) -> type:
     return type("Saying", (), {"reset": lambda self, **row: observation})
 
 
-def test_observations_in_parts() -> None:
-    async def use(session: EnvironmentSession, box: Toolbox, observation: str) -> str:
-        return observation
-
+async def test_observations_in_parts() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert driven(saying(parts), use) == "ab"
+    async with opened(saying(parts), TASK) as (_, _, observation):
+        assert observation == "ab"
     for wrong in ([{"type": "image", "image": 1}], 7):
         with pytest.raises(EnvironmentFailure, match="environment Saying: reset raised TypeError: reset returned"):
-            driven(saying(wrong), use)
+            await opened(saying(wrong), TASK).__aenter__()
 
 
-def test_columns_that_reset_does_not_take_fail_as_in_trl() -> None:
+async def test_columns_that_reset_does_not_take_fail_as_in_trl() -> None:
     class Picky:
         def reset(self, prompt: Any, answer: str) -> None: ...
 
-    async def use(session: EnvironmentSession, box: Toolbox, observation: str) -> None: ...
-
-    driven(Picky, use, Task("t", "q", "a"))
+    async with opened(Picky, Task("t", "q", "a")):
+        pass
     with pytest.raises(EnvironmentFailure, match=r"reset raised TypeError: .* unexpected keyword argument 'target'"):
-        driven(Picky, use)
+        await opened(Picky, TASK).__aenter__()
 
 
-@pytest.mark.parametrize(
-    ("function", "text", "meaning"),
-    [
-        (
-            GRPOTrainer._generate_and_score_completions,
-            "inspect.getmembers(type(environment), predicate=inspect.isfunction)",
-            "tools are the functions of the class",
-        ),
-        (
-            GRPOTrainer._generate_and_score_completions,
-            'if member_name not in ("reset", "get_reward") and not member_name.startswith("_")',
-            "but for these",
-        ),
-        (GRPOTrainer._generate_and_score_completions, "observation = environment.reset(**reset_kwargs)", "by name"),
-        (GRPOTrainer._generate_and_score_completions, '"content": content + observation', "with nothing in between"),
-        (
-            GRPOTrainer._generate_and_score_completions,
-            '{k: v for k, v in x.items() if k != "environment"} if self._multi_environment else x',
-            "a dict's column stays behind",
-        ),
-        (GRPOTrainer.__init__, "await e.get_reward() if type(e)", "get_reward takes nothing"),
-        (
-            GRPOTrainer._calculate_rewards,
-            'reward_kwargs["environments"] = self.environments',
-            "rewards see the objects",
-        ),
-    ],
-)
-def test_trl_still_does_what_this_was_read_from(function: Any, text: str, meaning: str) -> None:
-    assert text in inspect.getsource(function), meaning
+@pytest.mark.parametrize("case", READ, ids=lambda case: case["meaning"])
+def test_trl_still_does_what_this_was_read_from(case: dict[str, str]) -> None:
+    assert case["text"] in inspect.getsource(getattr(GRPOTrainer, case["method"]))
