@@ -157,11 +157,18 @@ class RecursiveEngine:
     """Sessions and sub-calls alike type `script(prompt)`: a list of lines, or a text as the answer to a question.
 
     Both wait for room as at a real engine. `held` is how many slots are held now, by depth, `most` the most that were.
+    `note` is called with how each line is sampled.
     """
 
     version = 0
 
-    def __init__(self, vocabulary: Vocabulary, script: Script, capacity_tokens: int = 1 << 30) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        script: Script,
+        capacity_tokens: int = 1 << 30,
+        note: Callable[[Any], None] = lambda sampling: None,
+    ) -> None:
         self.admission = Admission(Room(capacity_tokens), learns=True)
         self.held: Counter[int] = Counter()
         self.most: Counter[int] = Counter()
@@ -169,6 +176,7 @@ class RecursiveEngine:
         """Every list of ids that it was handed."""
         self.vocabulary = vocabulary
         self.script = script
+        self.note = note
 
     @asynccontextmanager
     async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[RecursiveSlot]:
@@ -214,6 +222,7 @@ class RecursiveSlot:
 
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
         self._engine.given.append(tuple(ids))
+        self._engine.note(sampling)
         if self._left is None:
             found = self._script(self._engine.vocabulary.decode(ids))
             if not isinstance(found, str | Sequence):
