@@ -7,14 +7,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+from scripted import rollout_of
+
 from repl_rl.config import BranchConfig, BudgetConfig, SamplingConfig
-from repl_rl.dialect import PythonDialect
 from repl_rl.engine import Finish, SampledLine, Vocabulary
 from repl_rl.kernel import KernelPool
-from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.scheduler import Cut
-from repl_rl.rollout.setup import Extensions, RolloutSetup
-from repl_rl.tools.environments import environment_factory
 from repl_rl.trajectory import Task, Trajectory
 
 TASK = Task("t", "What?", "1")
@@ -73,20 +71,14 @@ async def grow(
     size: int = 16,
 ) -> list[Trajectory]:
     """One batch of trees; with real kernels unless others are given."""
-    setup = RolloutSetup(
-        vocabulary,
-        PythonDialect(None),
-        context_tokens=4096,
-        budget=budget or BudgetConfig(lines=6, tokens=2000),
-        at_once=size,
-        extensions=Extensions(environment=None if environment is None else environment_factory(environment)),
-    )
+    given: dict[str, Any] = {"vocabulary": vocabulary, "context_tokens": 4096, "environment": environment}
+    given["budget"] = budget or BudgetConfig(lines=6, tokens=2000)
     tasks = [TASK] * config.group_size * groups
 
     if kernels is not None:
-        return await Rollout(policy, kernels, setup).many(tasks, sampling, cut, config)
+        return await rollout_of(policy, kernels, at_once=size, **given).many(tasks, sampling, cut, config)
     async with KernelPool(size, sandbox="bwrap") as pool:
-        made = await Rollout(policy, pool, setup).many(tasks, sampling, cut, config)
+        made = await rollout_of(policy, pool, at_once=size, **given).many(tasks, sampling, cut, config)
         async with AsyncExitStack() as stack, asyncio.timeout(60):  # no session and no fork is left in the pool
             for _ in range(size):
                 await stack.enter_async_context(pool.session())

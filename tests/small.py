@@ -43,11 +43,18 @@ def small_args(folder: Path, **settings: Any) -> ReplGRPOConfig:
 
 @contextmanager
 def small_trainer(
-    folder: Path, tasks: Any = None, trainer: dict[str, Any] | None = None, **settings: Any
+    folder: Path,
+    tasks: Any = None,
+    trainer: dict[str, Any] | None = None,
+    model: str = str(NANO_PATH),
+    **settings: Any,
 ) -> Iterator[ReplGRPOTrainer]:
-    """A trainer on nano, closed after the block. `trainer` holds its further arguments; without tasks, it gets 16."""
+    """A trainer on nano or another model, closed after the block. `trainer` holds its further arguments.
+
+    Without tasks, it gets 16.
+    """
     tasks = make_tasks(["product", "gcd"], 16, seed=1, split="train") if tasks is None else tasks
-    made = ReplGRPOTrainer(str(NANO_PATH), small_args(folder, **settings), tasks, **(trainer or {}))
+    made = ReplGRPOTrainer(model, small_args(folder, **settings), tasks, **(trainer or {}))
     try:
         yield made
     finally:

@@ -11,7 +11,7 @@ import pytest
 from repl_rl import __version__
 from repl_rl.cluster import Connection, connect
 from repl_rl.cluster.connection import Finding, Node
-from repl_rl.config import ClusterConfig, parse_config
+from repl_rl.config import ClusterConfig
 from repl_rl.errors import ConfigError, DependencyError
 
 
@@ -60,33 +60,3 @@ def test_ray_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(DependencyError, match=r"needs Ray; .*\.\[ray\]"), connect(ClusterConfig()):
         pass
-
-
-SERVERS = {"servers": ["http://a:1"]}
-
-
-@pytest.mark.parametrize(
-    ("sections", "says"),
-    [
-        ({}, "there are none; name them in engine.servers, or set cluster.replicas"),
-        ({"engine": {"backend": "vllm"}}, "engine.backend vllm samples in the trainer's process"),
-        (
-            {"engine": SERVERS, "cluster": {"replicas": 2}},
-            "cluster.replicas 2 and engine.servers .* exclude one another",
-        ),
-        (
-            {"engine": SERVERS, "budget": {"finish_share": 0.9}},
-            "cluster and budget.finish_share 0.9 exclude one another",
-        ),
-        ({"engine": SERVERS, "train": {"processes": 2}}, "cluster and train.processes 2 exclude one another"),
-        ({"engine": SERVERS, "rollout": "a:b"}, "cluster and rollout 'a:b' exclude one another"),
-        ({"engine": SERVERS, "cluster": {"address": " "}}, "an empty address"),
-        ({"engine": SERVERS, "cluster": {"address": "ray://a:1"}}, "for Ray's client, .* with host:port or auto"),
-        ({"engine": SERVERS, "cluster": {"workers": 0}}, "cluster.workers"),
-        ({"engine": SERVERS, "cluster": {"resources": {"CPU": -1}}}, "cluster.resources"),
-        ({"engine": SERVERS, "cluster": {"replica_arguments": ["--x"]}}, "are for servers that the run starts"),
-    ],
-)
-def test_what_excludes_one_another(sections: dict[str, object], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        parse_config({"cluster": {}, **sections})

@@ -50,46 +50,6 @@ def test_a_written_config_holds_what_takes_effect_and_reads_back(credit: CreditC
     assert dump_config(parse_config(whole.model_dump(mode="json"))) == dump_config(whole)
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        (
-            {"estimator": "outcome", "gamma": 0.9},
-            r"gamma means nothing to estimator outcome; leave it out \(it is for return_to_go, turn, gigpo, critic\)",
-        ),
-        ({"estimator": "reinforce++", "baseline": "leave_one_out"}, "takes baseline mean or none, not leave_one_out"),
-        (
-            {"estimator": "outcome", "baseline": "place"},
-            "takes baseline mean, leave_one_out or none, not place: it comp",
-        ),
-        ({"estimator": "reinforce++", "baseline": "state"}, "takes baseline mean or none, not state"),
-        ({"estimator": "outcome", "baseline": "none", "scale": "group"}, "baseline none does not go with scale group"),
-        (
-            {"estimator": "return_to_go", "baseline": "none", "scale": "group"},
-            "baseline none does not go with scale group",
-        ),
-        ({"scale": "outcom"}, "credit.scale: Input should be 'none', 'outcome', 'floor', 'batch' or 'group'"),
-        ({"clip": 0.0}, "credit.clip: Input should be greater than 0"),
-        ({"estimator": "gigpo", "omega": -0.1}, "credit.omega: Input should be greater than or equal to 0"),
-        (
-            {"estimator": "xyz"},
-            "^credit.estimator: unknown estimator .*as package.module:function.; known are outcome, .* .got 'xyz'.$",
-        ),
-        ({"estimator": "outcom"}, "^credit.estimator: unknown .*; did you mean 'outcome'. .got 'outcom'.$"),
-        ({"estimator": "reinforce"}, "did you mean 'reinforce\\+\\+'"),
-    ],
-)
-def test_values_that_make_no_sense_are_refused(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        parse_config({"credit": values})
-
-
-def test_gigpo_needs_kernels_that_tell_fingerprints() -> None:
-    with pytest.raises(ConfigError, match=r"^credit\.estimator: gigpo .* kernel\.backend 'python3' does not tell"):
-        parse_config({"kernel": {"backend": "python3"}, "credit": {"estimator": "gigpo"}})
-    assert parse_config({"kernel": {"backend": "python3"}, "credit": {"estimator": "turn"}}).credit.estimator == "turn"
-
-
 def test_one_of_ones_own_is_handed_every_field() -> None:
     values = {"estimator": "my_credit:own", **VALUES, "scale": "group"}
     credit = parse_config({"credit": values}).credit

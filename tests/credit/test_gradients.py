@@ -10,12 +10,14 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import pathlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from groups import Typed, config, of_lines
 
 from repl_rl.config import CreditConfig
@@ -118,36 +120,20 @@ def test_the_processes_are_what_the_tests_take_them_for() -> None:
         assert process.exact_gradient().abs().min() > 1e-4
 
 
-UNBIASED, SHRUNK = False, True
-EVERYWHERE: list[dict[str, Any]] = [{}, {"early": True}]
+CREDIT = yaml.safe_load((pathlib.Path(__file__).parent / "gradients.yaml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(
-    ("credit", "shrinks", "kinds"),
-    [
-        (config("rloo"), UNBIASED, EVERYWHERE),
-        (config("outcome", baseline="leave_one_out"), UNBIASED, EVERYWHERE),
-        (config("outcome", baseline="none"), UNBIASED, EVERYWHERE),
-        (config("return_to_go"), UNBIASED, EVERYWHERE),
-        (config("return_to_go", baseline="state"), UNBIASED, EVERYWHERE),
-        (config("return_to_go", baseline="leave_one_out"), UNBIASED, EVERYWHERE),
-        (config("return_to_go", baseline="none"), UNBIASED, EVERYWHERE),
-        (config("dr_grpo"), SHRUNK, EVERYWHERE),
-        (config("outcome", scale="none"), SHRUNK, EVERYWHERE),
-        (config("gigpo", scale="none", omega=0.0), SHRUNK, EVERYWHERE),
-        (config("turn", scale="none"), SHRUNK, [{}]),
-        (config("return_to_go", baseline="mean"), SHRUNK, [{"last_line_pays": True}]),
-    ],
-)
+@pytest.mark.parametrize("case", CREDIT["exact"], ids=lambda case: str(case["credit"]))
 @pytest.mark.parametrize(("group_size", "actions"), [(2, 3), (3, 2)])
 def test_the_expected_gradient_is_the_exact_one_or_a_share_of_it(
-    credit: CreditConfig, shrinks: bool, kinds: list[dict[str, Any]], group_size: int, actions: int
+    case: dict[str, Any], group_size: int, actions: int
 ) -> None:
     """A mean that counts oneself: E[(R_i - (R_i + sum of others) / G) grad] = (1 - 1 / G) E[R_i grad]."""
-    for kind in kinds:
+    for kind in case["processes"]:
         process = Process(actions, **kind)
-        factor = (group_size - 1) / group_size if shrinks else 1.0
-        assert_equal(process.expected_gradient(credit, group_size), factor * process.exact_gradient())
+        factor = {"whole": 1.0, "shrunk": (group_size - 1) / group_size}[case["share"]]
+        found = process.expected_gradient(CreditConfig(**case["credit"]), group_size)
+        assert_equal(found, factor * process.exact_gradient())
 
 
 @pytest.mark.parametrize("early", [False, True])
@@ -185,29 +171,12 @@ def test_over_the_batch_of_all_that_can_happen_only_a_scale_is_left_of_reinforce
     assert_equal(process.gradient(weights), factor * process.exact_gradient())
 
 
-@pytest.mark.parametrize(
-    ("credit", "least", "most"),
-    [
-        (config("outcome", scale="group"), 0, 0.9999),  # R_i moves the deviation that divides it
-        (config("outcome", baseline="leave_one_out", scale="group"), 0, 0.9999),  # as above
-        (config("outcome", baseline="leave_one_out", scale="floor"), 0, 0.9999),  # as above
-        (config("reinforce++"), 0, 0.9999),  # as above, with a batch of one group
-        (config("return_to_go", scale="group"), 0, 0.9999),  # as above
-        (config("return_to_go", scale="floor"), 0, 0.9999),  # as above
-        (config("return_to_go", scale="batch"), 0, 0.9999),  # as above, with a batch of one group
-        (config("return_to_go", baseline="mean"), 0, 0.9999),  # counts the lines before l, with what l earned in them
-        (config("return_to_go", gamma=0.5), 0, 0.9999),  # another objective
-        (config("gigpo"), 0, 0.9999),  # states that are rarely shared learn less
-        (config("gigpo", scale="group"), 0, 0.9999),
-        # Lines earn more than 0 on average, so going on pays, and turns are compared at their own position only.
-        (config("turn", scale="group"), -1, 0.9999),
-        (config("turn", scale="none"), -1, 0),
-    ],
-)
-def test_the_others_turn_the_gradient(credit: CreditConfig, least: float, most: float) -> None:
+@pytest.mark.parametrize("case", CREDIT["turned"], ids=lambda case: str(case["credit"]))
+def test_the_others_turn_the_gradient(case: dict[str, Any]) -> None:
     process = Process(3, early=True)
-    found, exact = process.expected_gradient(credit, 2).flatten(), process.exact_gradient().flatten()
-    assert least <= torch.cosine_similarity(found, exact, dim=0).item() < most
+    found = process.expected_gradient(CreditConfig(**case["credit"]), 2).flatten()
+    cosine = torch.cosine_similarity(found, process.exact_gradient().flatten(), dim=0)
+    assert case["least"] <= cosine.item() < case["most"]
 
 
 POTENTIAL = [0.0, 0.3, -0.2, 0.5, 0.1]

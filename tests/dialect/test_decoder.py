@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+
 import pytest
+from dialect.talk import FOLDER
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -11,33 +14,10 @@ from repl_rl.dialect.decoder import LineDecoder, Typed
 GRIN = "😀".encode()
 
 
-@pytest.mark.parametrize(
-    ("turn", "text", "lines"),
-    [
-        (b" x = 1\n", " x = 1\n", ("x = 1",)),
-        (b"x\n", "x\n", ("x",)),
-        (b"  x\n", "  x\n", (" x",)),
-        (b"\tx\n", "\tx\n", ("\tx",)),
-        (b"\n", "\n", ("",)),
-        (b" \n", " \n", ("",)),
-        (b"\n\n", "\n\n", ("", "")),
-        (b" x\r\n", " x\r\n", ("x",)),
-        (b" x\r\r\n", " x\r\r\n", ("x",)),
-        (b" x\ry\n", " x\ry\n", ("x\ry",)),
-        (b" x\r", " x\r", ()),
-        (b" \x0cx\n", " \x0cx\n", ("\x0cx",)),
-        (b" x\x00y\n", " x\x00y\n", ("x\x00y",)),
-        (b" x\x0by\x1c\xc2\x85\xe2\x80\xa8z\n", " x\x0by\x1c\x85\u2028z\n", ("x\x0by\x1c\x85\u2028z",)),
-        (b"\xef\xbb\xbfx\n", "\ufeffx\n", ("\ufeffx",)),
-        (b" '''\n\n'''\n", " '''\n\n'''\n", ("'''", "", "'''")),
-        (b" <|im_end|>\n", " <|im_end|>\n", ("<|im_end|>",)),
-        (b" \xff\xc3\n", " ��\n", ("��",)),
-        (b" \xed\xa0\x80\n", " ���\n", ("���",)),  # a lone surrogate is no UTF-8
-        (b" \xc0\x8a\n", " ��\n", ("��",)),  # nor is a newline in two bytes
-        (b"x\n  y", "x\n  y", ("x",)),
-        (b"", "", ()),
-    ],
-)
+DECODED = [ast.literal_eval(line) for line in (FOLDER / "decoded.txt").read_text("utf-8").splitlines()[1:]]
+
+
+@pytest.mark.parametrize(("turn", "text", "lines"), DECODED)
 def test_a_turn_is_its_text_and_the_lines_that_it_ends(turn: bytes, text: str, lines: tuple[str, ...]) -> None:
     assert LineDecoder().take(turn) == Typed(text, lines)
 

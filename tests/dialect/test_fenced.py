@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from dialect.conftest import Talk
+from dialect.talk import FOLDER
 
 from repl_rl.config import DialectConfig
 from repl_rl.dialect import Cell, CellRun
@@ -13,52 +14,7 @@ from repl_rl.trajectory import LineKind
 OPEN, COMMENT, BLANK = LineKind.OPEN, LineKind.COMMENT, LineKind.BLANK
 STATEMENT, EXPRESSION, SYNTAX_ERROR = LineKind.STATEMENT, LineKind.EXPRESSION, LineKind.SYNTAX_ERROR
 
-SESSION = """\
-Let me compute it.
-```python
-r = pow(7, 2024, 1000)
-r
-for i in range(2):
-    i * r
-```
-```output
-401
-0
-401
-```
-So far so good.
-```py
-1 / 0
-```
-```output
-Traceback (most recent call last):
-  File "<stdin>", line 1, in <module>
-ZeroDivisionError: division by zero
-```
-```python
-x =
-```
-```output
-  File "<stdin>", line 1
-    x =
-       ^
-SyntaxError: invalid syntax
-```
-```python
-f(1,
-```
-```output
-  File "<stdin>", line 1
-    f(1,
-     ^
-SyntaxError: '(' was never closed
-```
-```python
-y = 3
-```
-```output
-```
-"""
+SESSION = (FOLDER / "fenced_session.md").read_text(encoding="utf-8")
 
 
 def typed_part(session: str) -> list[str]:
@@ -78,14 +34,9 @@ def test_a_session(talked: Talk) -> None:
     assert text == SESSION
     kinds = [ran.kind for ran in rans]
     assert kinds[:7] == [COMMENT, OPEN, OPEN, OPEN, OPEN, OPEN, STATEMENT]
+    ends = [kind for kind in kinds if kind not in (OPEN, COMMENT)]
+    assert ends == [STATEMENT, LineKind.EXCEPTION, SYNTAX_ERROR, SYNTAX_ERROR, STATEMENT]
     assert [ran.error_name for ran in rans if ran.error_name] == ["ZeroDivisionError", "SyntaxError", "SyntaxError"]
-    assert [kind for kind in kinds if kind not in (OPEN, COMMENT)] == [
-        STATEMENT,
-        LineKind.EXCEPTION,
-        SYNTAX_ERROR,
-        SYNTAX_ERROR,
-        STATEMENT,
-    ]
 
 
 def test_a_block_is_read_as_a_file_is(talked: Talk) -> None:

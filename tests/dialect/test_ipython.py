@@ -95,12 +95,6 @@ def test_our_kernel_shows_cpythons_tracebacks(talked: Talk) -> None:
     assert [ran.kind for ran in rans] == [LineKind.EXCEPTION, SYNTAX_ERROR, EXPRESSION]
 
 
-def test_an_answer_ends_the_session(talked: Talk) -> None:
-    text, rans = talked(IPythonDialect(), [" x = 6 * 7\n", " submit_final_answer(x)\n", " 1\n"])
-    assert text == " x = 6 * 7\n\nIn [2]: submit_final_answer(x)\n"
-    assert rans[-1].kind is LineKind.ANSWER
-
-
 def test_what_a_program_prints_is_no_echo(talked: Talk) -> None:
     text, _ = talked(IPythonDialect(), [" print('Out[9]: 1')\n"])
     assert text == " print('Out[9]: 1')\nOut[9]: 1\n\nIn [2]:"

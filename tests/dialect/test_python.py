@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from repl_rl.config import DialectConfig
@@ -24,14 +24,12 @@ Type "help", "copyright", "credits" or "license" for more information.
 """
 
 
-def test_a_base_model_reads_the_problem_as_a_comment() -> None:
-    prompt = PythonDialect().completion_prompt("What is 6 * 7?")
-    assert prompt == f"{BANNER}>>> # What is 6 * 7?\n>>>"
-
-
-def test_a_problem_of_several_lines_is_several_comments() -> None:
-    prompt = PythonDialect().completion_prompt("  One.\n\nTwo.\n")
-    assert prompt == f"{BANNER}>>> # One.\n>>> #\n>>> # Two.\n>>>"
+@pytest.mark.parametrize(
+    ("problem", "comments"),
+    [("What is 6 * 7?", ">>> # What is 6 * 7?"), ("  One.\n\nTwo.\n", ">>> # One.\n>>> #\n>>> # Two.")],
+)
+def test_a_base_model_reads_the_problem_as_comments(problem: str, comments: str) -> None:
+    assert PythonDialect().completion_prompt(problem) == f"{BANNER}{comments}\n>>>"
 
 
 def test_system_prompt_and_examples_stand_before_the_problem() -> None:
@@ -95,11 +93,6 @@ def test_worked_sessions_of_the_short_prompts_are_what_python_shows() -> None:
         assert answer == ">>> submit_final_answer(_)"
 
 
-def test_outputs_within_the_limit_are_left_alone() -> None:
-    assert truncate_middle("x" * 64, 64) == "x" * 64
-    assert truncate_middle("", 64) == ""
-
-
 def test_long_outputs_lose_their_middle() -> None:
     text = "a" * 500 + "b" * 500
     cut = "a" * 32 + "\n... [936 characters left out] ...\n" + "b" * 32
@@ -107,11 +100,14 @@ def test_long_outputs_lose_their_middle() -> None:
     assert PythonDialect(DialectConfig(max_output_chars=100)).truncate(text) == cut
 
 
-@given(st.text(min_size=65, max_size=500), st.integers(64, 200))
+@given(st.text(max_size=500) | st.text(min_size=65, max_size=500), st.integers(64, 200))
+@example("x" * 64, 64)
 def test_a_cut_output_is_within_the_limit_and_counts_exactly(text: str, limit: int) -> None:
     cut = truncate_middle(text, limit)
     assert len(cut) <= limit
-    if len(text) > limit:
+    if len(text) <= limit:
+        assert cut == text
+    else:
         missing = next(n for n in range(1, len(text) + 1) if f"\n... [{n} characters left out] ...\n" in cut)
         marker = f"\n... [{missing} characters left out] ...\n"
         kept = len(cut) - len(marker)

@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 
 import pytest
+import yaml
 from dialect.chats import JSON_TEMPLATES, Chat, tool_calls
 from dialect.conftest import Talk
+from dialect.talk import FOLDER
 
 from repl_rl.config import DialectConfig
 from repl_rl.dialect import Cell, CellRun, Refusal
@@ -19,61 +21,16 @@ from repl_rl.errors import ConfigError
 from repl_rl.tools import as_tools
 from repl_rl.trajectory import LineKind
 
-HERMES = CallForm("<tool_call>", "</tool_call>", "name", "arguments")
-LLAMA = CallForm("", "", "name", "parameters")
-MISTRAL = CallForm("[TOOL_CALLS]", "", "name", "arguments")
+CALLS = yaml.safe_load((FOLDER / "call_forms.yaml").read_text(encoding="utf-8"))
 OPEN, COMMENT, EXPRESSION = LineKind.OPEN, LineKind.COMMENT, LineKind.EXPRESSION
 
 
-@pytest.mark.parametrize(
-    ("template", "form"),
-    [
-        ("qwen2_5", HERMES),
-        ("qwen3", HERMES),
-        ("llama3_1", LLAMA),
-        ("mistral", MISTRAL),
-        ("no_end", CallForm("<call>", "</call>", "name", "arguments")),
-    ],
-)
-def test_the_form_of_a_call(template: str, form: CallForm) -> None:
-    assert tool_calls(template).form == form
-
-
-QWEN_FRAME = (
-    "<|im_end|>\n<|im_start|>user\n<tool_response>\n",
-    "\n</tool_response>\n<tool_response>\n",
-    "\n</tool_response><|im_end|>\n<|im_start|>assistant\n",
-)
-LLAMA_BEFORE = "<|eot_id|><|start_header_id|>ipython<|end_header_id|>\n\n"
-
-
-@pytest.mark.parametrize(
-    ("template", "frame"),
-    [
-        ("qwen2_5", QWEN_FRAME),
-        ("qwen3", QWEN_FRAME),
-        (
-            "llama3_1",
-            (
-                f'{LLAMA_BEFORE}"',
-                f'"{LLAMA_BEFORE}"',
-                '"<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n',
-            ),
-        ),
-        (
-            "mistral",
-            (
-                '</s>[TOOL_RESULTS] {"content": ',
-                ', "call_id": "reprlcall"}[/TOOL_RESULTS][TOOL_RESULTS] {"content": ',
-                ', "call_id": "reprlcall"}[/TOOL_RESULTS]',
-            ),
-        ),
-        ("no_end", ("\n<|tool|>", "\n<|tool|>", "\n<|assistant|>")),
-    ],
-)
-def test_what_stands_around_results(template: str, frame: tuple[str, ...]) -> None:
-    assert tool_calls(template).frame(2) == frame
-    assert tool_calls(template).frame(1) == (frame[0], frame[2])
+@pytest.mark.parametrize("template", CALLS)
+def test_the_form_of_a_call_and_what_stands_around_results(template: str) -> None:
+    dialect, frame = tool_calls(template), tuple(CALLS[template]["frame"])
+    assert dialect.form == CallForm(*CALLS[template]["form"])
+    assert dialect.frame(2) == frame
+    assert dialect.frame(1) == (frame[0], frame[2])
 
 
 @pytest.mark.parametrize(
@@ -166,7 +123,7 @@ def test_calls_are_answered_in_their_order(talked: Talk, codes: list[str], resul
 def test_results_are_escaped_where_the_template_makes_json_of_them() -> None:
     runs = [CellRun(Cell("x", EXPRESSION), 'a "quoted"\nline\n')]
     shown = "".join(part.text for part in tool_calls("llama3_1").reader().show(runs, goes_on=True))
-    assert shown.startswith(LLAMA_BEFORE + r'"a \"quoted\"\nline"<|eot_id|>')
+    assert shown.startswith(CALLS["llama3_1"]["frame"][0] + r'a \"quoted\"\nline"<|eot_id|>')
     plain = "".join(part.text for part in tool_calls("qwen3").reader().show(runs, goes_on=True))
     assert '<tool_response>\na "quoted"\nline\n</tool_response>' in plain
 

@@ -9,6 +9,7 @@ import asyncio
 import math
 from collections.abc import Iterable, Mapping
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,32 +32,10 @@ TASK = Task("sum", "What is the sum of the squares of 1234 and 5678?", "33762440
 Cells = tuple[str, ...]
 """What is typed, cell by cell."""
 
-LOOK, ANSWER = "a**2 + b**2\n", "submit_final_answer(a**2 + b**2)\n"
-HONEST: dict[str, Cells] = {
-    "direct": ("a, b = 1234, 5678\n", LOOK, ANSWER),
-    "thoughtful": ("# squares first\n", "a = 1234\n", "b = 5678\n", "# then their sum\n", LOOK, ANSWER),
-    "by a loop": ("a, b = 1234, 5678\n", "s = 0\n", "for n in (a, b):\n    s += n**2\n\n", "submit_final_answer(s)\n"),
-    "mended": ("a = 1234\n", "a**2 + b**2\n", "b = 5678\n", LOOK, ANSWER),
-}
-FAILED: Cells = ("a, b = 1234, 5678\n", "a**2\n", "b**2\n")
-GUESS: Cells = ("submit_final_answer(33000000)\n",)
-FARMS: dict[str, Cells] = {
-    "the same assignment": ("x = 1\n",) * 6,
-    "assignments": tuple(f"x = {n}\n" for n in range(6)),
-    "new names": tuple(f"x{n} = {n}\n" for n in range(6)),
-    "constants": tuple(f"{n}\n" for n in range(6)),
-    "printed constants": tuple(f"print({n}, 'so')\n" for n in range(6)),
-    "the same output": ("print(6 * 7)\n",) * 6,
-    "redefined functions": tuple(f"def f():\n    return {n}\n\n" for n in range(3)),
-    "deleted again": ("x = 1\n", "del x\n") * 3,
-    "raised": tuple(f"raise ValueError({n})\n" for n in range(6)),
-    "raised and caught": tuple(f"try:\n    1 / 0\nexcept ZeroDivisionError:\n    x = {n}\n\n" for n in range(3)),
-    "syntax errors": ("x = = 1\n", ")\n", "def\n"),
-    "comments": tuple(f"# step {n}: so far so good\n" for n in range(6)),
-    "blank lines": ("\n",) * 6,
-    "passing": ("pass\n",) * 6,
-    "imports": ("import math\n", "import  math  # again\n", "import random\n"),
-}
+TYPED = yaml.safe_load((Path(__file__).parent / "farming.yaml").read_text(encoding="utf-8"))
+HONEST: dict[str, Cells] = {name: tuple(cells) for name, cells in TYPED["honest"].items()}
+FARMS: dict[str, Cells] = {name: tuple(cells) for name, cells in TYPED["farms"].items()}
+FAILED, GUESS = tuple(TYPED["failed"]), tuple(TYPED["guess"])
 PAYING: dict[str, Any] = {
     "kinds": {"comment": 0.05, "open": 0.05, "statement": 0.05, "expression": 0.1, "exception": 0.05, "blank": 0.05},
     "shaping": {"novelty": True, "decay": 0.5, "caps": {"gain": 0.25, "loss": 0.25}},

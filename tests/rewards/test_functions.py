@@ -163,11 +163,8 @@ def test_a_function_that_fails_later_is_named_then() -> None:
 
 def test_functions_are_shaping_too() -> None:
     rewards = table(lengths, outcome=4.0, shaping={"caps": {"gain": 4.0}})
-    assert rewards.score(SESSION, 1.0).components == {
-        "outcome": (0.0, 4.0),
-        "table": (0.0, 0.0),
-        "lengths": (3.0, 1.0),
-    }
+    components = rewards.score(SESSION, 1.0).components
+    assert components == {"outcome": (0.0, 4.0), "table": (0.0, 0.0), "lengths": (3.0, 1.0)}
 
 
 @pytest.fixture

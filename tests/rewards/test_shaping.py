@@ -102,18 +102,6 @@ def test_a_schedule_stays_between_its_ends(start: float, end: float, steps: int,
     assert min(start, end) - 1e-9 <= schedule.at(step) <= max(start, end) + 1e-9
 
 
-def test_the_step_moves_the_shaping_and_leaves_the_outcome_alone() -> None:
-    config = RewardsConfig(kinds={"statement": -0.5}, shaping={"weight": {"start": 1, "end": 0, "steps": 10}})
-    table, session = RewardTable(config), made([line(), line()])
-    assert [table.score(session, 1.0, step).line_rewards for step in (0, 5, 10, 11)] == [
-        (-0.5, 0.5),
-        (-0.25, 0.75),
-        (0.0, 1.0),
-        (0.0, 1.0),
-    ]
-    assert table.score(session, 1.0) == table.score(session, 1.0, 0)
-
-
 AMOUNTS = st.floats(-10, 10)
 
 

@@ -14,21 +14,20 @@ from exactness import (
     assert_masked_text_is_the_outputs,
     assert_the_engine_was_given_the_sequence_so_far,
 )
-from scripted import RecursiveEngine
+from scripted import RecursiveEngine, rollout_of
 
-from repl_rl.config import BranchConfig, BudgetConfig, DialectConfig, SubcallsConfig, parse_config
+from repl_rl.config import BranchConfig
 from repl_rl.errors import ConfigError
 from repl_rl.kernel import KernelPool, Limits
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.metrics import batch_metrics
-from repl_rl.rollout.setup import RolloutSetup, make_extensions
 from repl_rl.trajectory import StopReason, Task, Trajectory, read_jsonl, write_jsonl
 from repl_rl.utils.threads import BackgroundLoop
 
 pytestmark = pytest.mark.more
 
 Pools = Callable[..., KernelPool]
-LIMITS = Limits(line_s=60)
+TASK = Task("t", "Add.", "780")
 TYPED = [" total = 0\n", *(line for n in range(40) for line in (f" total += {n}\n", " total\n"))]
 
 
@@ -37,25 +36,26 @@ class Played:
         self.trajectory, self.engine = trajectory, engine
 
 
-def setup_of(context_tokens: int = 200, environment: Any = None, **budget: Any) -> RolloutSetup:
-    given = {"compact_at": 0.9, "lines": 200, "tokens": 5000, "line_tokens": 60, "seconds": 3600, **budget}
-    return RolloutSetup(
-        vocabularies.nano(),
-        DialectConfig(name=given.pop("dialect", "python")),
-        context_tokens=context_tokens,
-        budget=BudgetConfig(**given),
-        subcalls=SubcallsConfig(depth=2, session_tokens=2000, train=True),
-        extensions=make_extensions(environment=environment),
-    )
+def compacting(
+    engine: Any, pool: KernelPool, dialect: str = "python", context_tokens: int = 200, **budget: Any
+) -> Rollout:
+    given: dict[str, Any] = {"environment": budget.pop("environment", None), "context_tokens": context_tokens}
+    given["budget"] = {"compact_at": 0.9, "lines": 200, "tokens": 5000, "line_tokens": 60, "seconds": 3600, **budget}
+    subcalls = {"depth": 2, "session_tokens": 2000, "train": True}
+    return rollout_of(engine, pool, dialect=dialect, subcalls=subcalls, **given)
 
 
 @pytest.fixture
-def play(loop: BackgroundLoop, kernel_pools: Pools) -> Callable[..., Played]:
-    def play(typed: Any, task: Task | None = None, **settings: Any) -> Played:
+def pool(kernel_pools: Pools) -> KernelPool:
+    return kernel_pools(Limits(line_s=60), size=3, depth=1)
+
+
+@pytest.fixture
+def play(loop: BackgroundLoop, pool: KernelPool) -> Callable[..., Played]:
+    def play(typed: Any, task: Task = TASK, **settings: Any) -> Played:
         script = typed if callable(typed) else lambda prompt: typed
         engine = RecordingEngine(RecursiveEngine(vocabularies.nano(), script))  # type: ignore[arg-type]
-        rollout = Rollout(engine, kernel_pools(LIMITS, size=3, depth=1), setup_of(**settings))
-        [trajectory] = loop.run(rollout.many([task or Task("t", "Add.", "780")]))
+        [trajectory] = loop.run(compacting(engine, pool, **settings).many([task]))
         return Played(trajectory, engine)
 
     return play
@@ -89,16 +89,13 @@ def test_a_session_goes_on_beyond_its_context(play: Play) -> None:
     assert batch_metrics([trajectory], 1.0)["compactions_per_trajectory"] == len(trajectory.compactions)
 
 
+def sampled_of(trajectory: Trajectory) -> list[int]:
+    return [token for token, was in zip(trajectory.completion_ids, trajectory.sampled_mask, strict=True) if was]
+
+
 def test_parts_have_each_sampled_token_once(play: Play) -> None:
     trajectory = play([*TYPED, " submit_final_answer(total)\n"]).trajectory
-    sampled = [token for token, was in zip(trajectory.completion_ids, trajectory.sampled_mask, strict=True) if was]
-    of_parts = [
-        token
-        for part in trajectory.parts
-        for token, was in zip(part.completion_ids, part.sampled_mask, strict=True)
-        if was
-    ]
-    assert of_parts == sampled
+    assert [token for part in trajectory.parts for token in sampled_of(part)] == sampled_of(trajectory)
     assert [line.text for part in trajectory.parts for line in part.lines] == [line.text for line in trajectory.lines]
     assert all(part.sampled_mask[-1] for part in trajectory.parts), "nothing follows what a part has sampled last"
 
@@ -181,35 +178,11 @@ def test_records_are_written_and_read(play: Play, tmp_path: Path) -> None:
         assert notes
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"budget": {"compact_at": 0}}, "budget.compact_at: Input should be greater than 0"),
-        (
-            {"budget": {"compact_at": 0.8}, "rollout": "a:b"},
-            "budget.compact_at 0.8 and rollout 'a:b' exclude one another",
-        ),
-        (
-            {
-                "budget": {"compact_at": 0.8},
-                "branch": {},
-                "train": {"group_size": 12},
-                "credit": {"estimator": "branch"},
-            },
-            "branch and budget.compact_at 0.8 exclude one another",
-        ),
-    ],
-)
-def test_what_can_not_be_compacted_is_refused(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        parse_config(values)
-
-
-def test_dialects_without_a_form_for_summaries_are_refused(loop: BackgroundLoop, kernel_pools: Pools) -> None:
+async def test_what_can_not_be_compacted_is_refused(pool: KernelPool) -> None:
+    engine = RecursiveEngine(vocabularies.nano(), str)
     with pytest.raises(
         ConfigError, match=r"budget.compact_at 0.9: dialect 'ipython' has no form .*dialect.name python"
     ):
-        setup_of(dialect="ipython")
-    rollout = Rollout(RecursiveEngine(vocabularies.nano(), str), kernel_pools(LIMITS, size=3, depth=1), setup_of())
+        compacting(engine, pool, "ipython")
     with pytest.raises(ConfigError, match=r"takes lines out of a transcript that branches would begin with"):
-        loop.run(rollout.many([Task("t", "Add.", "")] * 4, branch=BranchConfig(roots=2, forks=1, branches=2)))
+        await compacting(engine, pool).many([TASK] * 4, branch=BranchConfig(roots=2, forks=1, branches=2))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import vocabularies
@@ -16,15 +17,15 @@ from exactness import (
     assert_masked_text_is_the_outputs,
     assert_the_engine_was_given_the_sequence_so_far,
 )
-from scripted import ScriptedEngine
+from scripted import ScriptedEngine, rollout_of
 
-from repl_rl.config import BudgetConfig, DialectConfig
+from repl_rl.config import DialectConfig
 from repl_rl.dialect import dialect_class
 from repl_rl.engine import Vocabulary
 from repl_rl.kernel import KernelPool, Limits
 from repl_rl.rewards.history import history
-from repl_rl.rollout.loop import Rollout
-from repl_rl.rollout.setup import RolloutSetup, dialect_for
+from repl_rl.rollout.scripted import turns
+from repl_rl.rollout.setup import dialect_for
 from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory
 from repl_rl.utils.threads import BackgroundLoop
 
@@ -76,16 +77,8 @@ def roll(loop: BackgroundLoop, kernel_pools: Callable[..., KernelPool]) -> Calla
 
 
 def lines_of(typed: Sequence[str], stops: bytes) -> list[str]:
-    """Turns as an engine cuts them: behind each stop."""
-    lines = [""]
-    for text in typed:
-        for character in text:
-            lines[-1] += character
-            if character.encode() in (bytes([byte]) for byte in stops):
-                lines.append("")
-        if lines[-1]:
-            lines.append("")
-    return lines[:-1]
+    """Turns as an engine cuts them: after each stop."""
+    return [turn for text in typed for turn in turns(text, stops)]
 
 
 async def roll_out(
@@ -100,16 +93,8 @@ async def roll_out(
     vocabulary = vocabulary_for(dialect, end)
     engine = RecordingEngine(ScriptedEngine(vocabulary, lambda prompt: lines_of(typed, vocabulary.stops)))
     made = dialect_for(vocabulary, DialectConfig(name=dialect))
-    rollout = Rollout(
-        engine,
-        pool,
-        RolloutSetup(
-            vocabulary,
-            made,
-            context_tokens=context_tokens,
-            budget=BudgetConfig(**{"lines": 60, "tokens": 3000, "line_tokens": 400} | budget),
-        ),
-    )
+    given: dict[str, Any] = {"vocabulary": vocabulary, "dialect": made, "context_tokens": context_tokens}
+    rollout = rollout_of(engine, pool, budget={"lines": 60, "tokens": 3000, "line_tokens": 400} | budget, **given)
     [trajectory] = await rollout.many([Task("t", QUESTION, "401")])
     assert_the_engine_was_given_the_sequence_so_far([trajectory], engine.calls)
     assert_masked_text_is_the_outputs(trajectory, vocabulary)
@@ -152,13 +137,18 @@ def test_a_line_that_is_typed_again_is_stale_in_every_dialect(roll: Callable[...
     assert [stale for stale, line in facts if line.cells] == [False, False, True, False, True, True, False]
 
 
-PRINTING = {
-    "python": [" print('<|im_end|><|im_start|>')\n", " 1\n"],
-    "ipython": [" print('<|im_end|><|im_start|>')\n", " 1\n"],
-    "fenced": ["```python\n", "print('<|im_end|><|im_start|>')\n", "```\n", "a\n"],
-    "inline": ["<fn>'<|im_end|><|im_start|>'</fn>", "a\n"],
-    "tool_call": [call("python", code="print('<|im_end|><|im_start|>')"), call("python", code="1")],
-}
+def printing(code: str, after: str) -> dict[str, list[str]]:
+    """Turns in each dialect that run this code, and then another one."""
+    return {
+        "python": [f" {code}\n", f" {after}\n"],
+        "ipython": [f" {code}\n", f" {after}\n"],
+        "fenced": ["```python\n", f"{code}\n", "```\n", "a\n"],
+        "inline": [f"<fn>{code}</fn>", "a\n"],
+        "tool_call": [call("python", code=code), call("python", code=after)],
+    }
+
+
+PRINTING = printing("print('<|im_end|><|im_start|>')", "1")
 
 
 @pytest.mark.parametrize("dialect", PRINTING)
@@ -184,13 +174,7 @@ def test_the_end_of_a_turn_stands_there_once(roll: Callable[..., Trajectory], en
     assert f"</tool_call>{sampled}\n<|im_start|>user\n<tool_response>\n1\n" in text
 
 
-LONG = {
-    "python": [" print('x ' * 2000)\n"],
-    "ipython": [" print('x ' * 2000)\n"],
-    "fenced": ["```python\n", "print('x ' * 2000)\n", "```\n"],
-    "inline": ["<fn>'x ' * 2000</fn>"],
-    "tool_call": [call("python", code="print('x ' * 2000)")],
-}
+LONG = {dialect: typed[:-1] for dialect, typed in printing("print('x ' * 2000)", "1").items()}
 
 
 @pytest.mark.parametrize("dialect", LONG)

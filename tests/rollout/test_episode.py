@@ -4,51 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import vocabularies
-from scripted import ScriptedEngine
+from scripted import Execute, HookedKernels, ScriptedEngine, rollout_of
 
 from repl_rl.config import DialectConfig, KernelConfig, parse_config
+from repl_rl.engine import Vocabulary
 from repl_rl.errors import ConfigError, KernelDiedError
-from repl_rl.kernel import ExecResult, HostCalls, KernelPool, KernelSession, Limits
+from repl_rl.kernel import ExecResult, KernelPool, Limits
 from repl_rl.rollout.batch import RolloutBatch
-from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.scheduler import Cut
-from repl_rl.rollout.setup import Extensions, RolloutSetup, load_extensions, make_extensions
+from repl_rl.rollout.setup import load_extensions, make_extensions
 from repl_rl.tools import tool
-from repl_rl.trajectory import StopReason, Task, Trajectory
+from repl_rl.trajectory import StopReason, Task
 
 pytestmark = pytest.mark.more
 
 TYPED = [" 1\n", " submit_final_answer(1)\n"]
 
 
+@pytest.fixture
+def pool(kernel_pools: Callable[..., KernelPool]) -> KernelPool:
+    return kernel_pools(Limits(line_s=60), size=2)
+
+
 @tool(where="host")
 def look_up(word: str) -> str:
     """Look a word up."""
     return word
-
-
-def roll(
-    extensions: Extensions,
-    use: Callable[[Rollout], Awaitable[Any]],
-    typed: Sequence[str] = TYPED,
-    kernels: Callable[[KernelPool], Any] = lambda pool: pool,
-) -> Any:
-    """What `use` makes of a rollout of a policy that types this."""
-
-    async def go() -> Any:
-        async with KernelPool(2, Limits(line_s=60)) as pool:
-            vocabulary = vocabularies.nano()
-            engine = ScriptedEngine(vocabulary, lambda prompt: typed)
-            setup = RolloutSetup(vocabulary, context_tokens=1024, extensions=extensions)
-            return await use(Rollout(engine, kernels(pool), setup))
-
-    return asyncio.run(go())
 
 
 class Talkative:
@@ -62,15 +47,15 @@ class Talkative:
         return text if text.startswith("long") else ""
 
 
-def test_a_first_observation_without_room_costs_one_trajectory() -> None:
-    tasks = [Task("long", "First?", ""), Task("b", "Second?", "")]
-    long, short = roll(make_extensions(environment=Talkative), lambda rollout: rollout.many(tasks))
+async def test_a_first_observation_without_room_costs_one_trajectory(vocabulary: Vocabulary, pool: KernelPool) -> None:
+    rollout = rollout_of(ScriptedEngine(vocabulary, TYPED), pool, environment=Talkative)
+    long, short = await rollout.many([Task("long", "First?", ""), Task("b", "Second?", "")])
     assert (long.stop_reason, short.stop_reason) == (StopReason.ABORTED, StopReason.ANSWER)
     assert long.error is not None
     assert long.error.startswith("EnvironmentFailure: with tools and first observation of the environment, the prompt")
 
 
-def test_a_cut_that_comes_while_an_environment_opens_holds() -> None:
+async def test_a_cut_that_comes_while_an_environment_opens_holds(vocabulary: Vocabulary, pool: KernelPool) -> None:
     may_open = asyncio.Event()
 
     class Slow:
@@ -78,45 +63,21 @@ def test_a_cut_that_comes_while_an_environment_opens_holds() -> None:
             if task.id == "late":
                 await may_open.wait()
 
-    async def cut(rollout: Rollout) -> dict[str, Any]:
-        tasks = [Task(name, f"{name}?", "") for name in ("a", "b", "late")]
-        stops = {}
-        async for index, trajectory in rollout.as_completed(RolloutBatch(tasks, cut=Cut(share=0.6, group_size=3))):
-            stops[tasks[index].id] = (trajectory.stop_reason, len(trajectory.lines))
-            if len(stops) == 2:
-                may_open.set()
-        return stops
-
-    stops = roll(make_extensions(environment=Slow), cut)
+    rollout = rollout_of(ScriptedEngine(vocabulary, TYPED), pool, environment=Slow)
+    tasks = [Task(name, f"{name}?", "") for name in ("a", "b", "late")]
+    stops = {}
+    async for index, trajectory in rollout.as_completed(RolloutBatch(tasks, cut=Cut(share=0.6, group_size=3))):
+        stops[tasks[index].id] = (trajectory.stop_reason, len(trajectory.lines))
+        if len(stops) == 2:
+            may_open.set()
     assert stops == {"a": (StopReason.ANSWER, 2), "b": (StopReason.ANSWER, 2), "late": (StopReason.UNFINISHED, 0)}
 
 
-class BreaksOnce:
-    """The first session's connection breaks when its first cell has run."""
-
-    def __init__(self, pool: KernelPool) -> None:
-        self._pool = pool
-        self._opened = 0
-
-    @asynccontextmanager
-    async def session(self) -> AsyncIterator[Any]:
-        self._opened += 1
-        async with self._pool.session() as kernel:
-            yield _Breaking(kernel) if self._opened == 1 else kernel
-
-
-class _Breaking:
-    def __init__(self, kernel: KernelSession) -> None:
-        self._kernel = kernel
-        self.prepare = kernel.prepare
-
-    async def execute(self, source: str, host: HostCalls | None = None) -> ExecResult:
-        await self._kernel.execute(source, host)
-        raise KernelDiedError("the connection broke")
-
-
 @pytest.mark.parametrize(("first", "stop", "asked"), [("1", "answer", ["b"]), ("look('a')", "aborted", ["a"])])
-def test_a_broken_kernel_is_set_up_anew_unless_the_host_was_called(first: str, stop: str, asked: list[str]) -> None:
+async def test_a_broken_kernel_is_set_up_anew_unless_the_host_was_called(
+    vocabulary: Vocabulary, pool: KernelPool, first: str, stop: str, asked: list[str]
+) -> None:
+    """The first session's connection breaks when its first cell has run."""
     calls = []
 
     @tool(where="host")
@@ -125,20 +86,23 @@ def test_a_broken_kernel_is_set_up_anew_unless_the_host_was_called(first: str, s
         calls.append(word)
         return word
 
-    async def one(rollout: Rollout) -> list[Trajectory]:
-        return [each async for _, each in rollout.as_completed(RolloutBatch([Task("t", "What?", "")]))]
+    async def break_once(session: int, cell: int, source: str, execute: Execute) -> ExecResult:
+        result = await execute()
+        if session == 0:
+            raise KernelDiedError("the connection broke")
+        return result
 
     typed = [f" {first}\n", " look('b')\n", " submit_final_answer(_)\n"]
-    [trajectory] = roll(make_extensions([look]), one, typed, BreaksOnce)
+    rollout = rollout_of(ScriptedEngine(vocabulary, typed), HookedKernels(break_once, pool), tools=[look])
+    [trajectory] = [each async for _, each in rollout.as_completed(RolloutBatch([Task("t", "What?", "")]))]
     assert (trajectory.stop_reason, calls) == (stop, asked)
 
 
 def test_host_tools_need_a_kernel_that_calls() -> None:
+    tools: dict[str, Any] = {"tools": {"functions": ["test_episode:look_up"]}}
     with pytest.raises(ConfigError, match=r"tool 'look_up' runs on the host.*kernel.backend 'python3'; take"):
-        load_extensions(
-            parse_config({"tools": {"functions": ["test_episode:look_up"]}, "kernel": {"backend": "python3"}})
-        )
-    assert load_extensions(parse_config({"tools": {"functions": ["test_episode:look_up"]}})).toolbox.tools
+        load_extensions(parse_config({**tools, "kernel": {"backend": "python3"}}))
+    assert load_extensions(parse_config(tools)).toolbox.tools
     make_extensions(["test_episode:sandboxed"]).require(DialectConfig(), KernelConfig(backend="python3"), None)
 
 
@@ -159,8 +123,3 @@ def test_a_tool_that_no_sandbox_can_have_is_refused_at_once() -> None:
 def sandboxed(word: str) -> str:
     """Look a word up."""
     return word
-
-
-def test_groups_are_not_rolled_out_anew_with_environments() -> None:
-    with pytest.raises(ConfigError, match=r"environment 'shops:Shop' and train.redraws 2 exclude one another"):
-        parse_config({"environment": "shops:Shop", "train": {"redraws": 2}})

@@ -16,6 +16,7 @@ from exactness import (
     assert_the_engine_was_given_the_sequence_so_far,
     largest_logprob_difference,
 )
+from scripted import rollout_of
 from transformers import AutoModelForCausalLM
 
 from repl_rl.config import (
@@ -26,7 +27,6 @@ from repl_rl.config import (
     KernelConfig,
     ModelConfig,
     SamplingConfig,
-    SubcallsConfig,
 )
 from repl_rl.dialect import PythonDialect
 from repl_rl.engine import Vocabulary, make_engine
@@ -36,7 +36,7 @@ from repl_rl.rollout.batch import RolloutBatch
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.scripted import ScriptedSlot
 from repl_rl.rollout.service import start_service
-from repl_rl.rollout.setup import RolloutSetup, make_extensions
+from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Task, Trajectory, whole_session
 
@@ -127,15 +127,10 @@ def asking(
     temperature: float = 0,
     **options: Any,
 ) -> Rollout:
-    setup = RolloutSetup(
-        vocabulary,
-        context_tokens=CONTEXT_TOKENS,
-        budget=BudgetConfig(line_tokens=200, tokens=400),
-        sampling=SamplingConfig(temperature=temperature),
-        subcalls=SubcallsConfig(**{"call_tokens": 32, **options}),
-        extensions=make_extensions(environment=environment),
-    )
-    return Rollout(HalfScripted(engine, vocabulary, typed), pool, setup)
+    given: dict[str, Any] = {"vocabulary": vocabulary, "context_tokens": CONTEXT_TOKENS, "environment": environment}
+    given |= {"sampling": SamplingConfig(temperature=temperature), "subcalls": {"call_tokens": 32, **options}}
+    budget = {"line_tokens": 200, "tokens": 400}
+    return rollout_of(HalfScripted(engine, vocabulary, typed), pool, budget=budget, **given)
 
 
 def assert_the_engine_holds_nothing(engine: RecordingEngine) -> None:

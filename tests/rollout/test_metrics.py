@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from repl_rl.rollout.metrics import batch_metrics, credit_metrics
+from repl_rl.rollout.metrics import batch_metrics
 from repl_rl.trajectory import Line, LineKind, StopReason, Trajectory
 
 
@@ -28,12 +28,3 @@ def test_what_was_cut_or_aborted_counts_among_the_stops_alone() -> None:
     alone, together = batch_metrics([finished], 8.0), batch_metrics([finished, finished, *void], 16.0)
     assert together == {**alone, "stops/answer": 0.5, "stops/unfinished": 0.25, "stops/aborted": 0.25}
     assert batch_metrics(void, 8.0) == {"stops/unfinished": 0.5, "stops/aborted": 0.5}
-
-
-def test_flat_groups_and_void_trajectories_are_counted() -> None:
-    """Three groups of two, of which the second is flat; two trajectories are void."""
-    reasons = [StopReason.ANSWER] * 4 + [StopReason.ABORTED, StopReason.UNFINISHED]
-    made = [trajectory(reason, 1.0, 1.0, 1.0, 3.0) for reason in reasons]
-    counts = credit_metrics(made, [False, False, True, True, False, False], 2)
-    assert counts == {"credit/groups_without_variance": 1.0, "credit/void_trajectories": 2.0}
-    assert credit_metrics([], [], 2) == {"credit/groups_without_variance": 0.0, "credit/void_trajectories": 0.0}

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
+from small import rows_of, small_trainer
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM
 
-from repl_rl import ReplGRPOConfig, ReplGRPOTrainer
 from repl_rl.config import DialectConfig
 from repl_rl.dialect import make_dialect
 from repl_rl.engine import Vocabulary, load_vocabulary
@@ -96,21 +96,21 @@ def test_the_multiply_example_is_solved(imitator: str, tmp_path: Path, where: An
     dataset = Dataset.from_list(
         [{"prompt": [{"role": "user", "content": f"Multiply {a} and {b}."}], "result": a * b} for a, b in rows]
     )
-    args = ReplGRPOConfig(
-        output_dir=str(tmp_path), per_device_train_batch_size=32, num_generations=8, max_steps=STEPS,
-        learning_rate=3e-4, bf16=False, model_init_kwargs={"dtype": "float32"}, gradient_checkpointing=False,
-        logging_steps=1, save_strategy="no", report_to="none", disable_tqdm=True, kernel={"size": 16},
-        engine={"context_tokens": 512, "places": 32}, budget={"lines": 4, "tokens": 300, "line_tokens": 48},
-        credit={"estimator": "outcome"}, seed=0,
-    )  # fmt: skip
-    trainer = ReplGRPOTrainer(
-        imitator, args=args, train_dataset=dataset, tools=[multiply], tools_where=where, reward_funcs=accuracy
-    )
-    try:
+    settings = {
+        "per_device_train_batch_size": 32,
+        "num_generations": 8,
+        "max_steps": STEPS,
+        "learning_rate": 3e-4,
+        "kernel": {"size": 16},
+        "engine": {"context_tokens": 512, "places": 32},
+        "budget": {"lines": 4, "tokens": 300, "line_tokens": 48},
+        "credit": {"estimator": "outcome"},
+        "seed": 0,
+    }
+    given = {"tools": [multiply], "tools_where": where, "reward_funcs": accuracy}
+    with small_trainer(tmp_path, dataset, given, model=imitator, **settings) as trainer:
         trainer.train()
-    finally:
-        trainer.close()
-    logged = [row for row in trainer.state.log_history if "reward" in row]
+    logged = rows_of(trainer)
     names = ("rewards/accuracy/mean", "tools/multiply/call_frequency", "tools/multiply/failure_frequency")
     for row in logged:
         print(where, [round(row[name], 3) for name in names], "seconds", round(row["tools/multiply/seconds"], 4))

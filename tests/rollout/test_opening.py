@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from scripted import ScriptedEngine
+from waiting import until_async
 
 import repl_rl
 from repl_rl.config import Config, load_config, parse_config
@@ -51,7 +52,7 @@ def test_overrides_go_over_a_config_that_is_made() -> None:
         ("", "an empty config: give a YAML file, a model, or one of gemma-270m"),
         (str(Path(__file__).parent), "is a folder without config.json"),
     ],
-)  # fmt: skip
+)
 def test_what_names_nothing_is_refused(source: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         config_of(source)
@@ -61,11 +62,10 @@ async def test_nano_answers_in_a_real_kernel_and_all_is_gone_behind_it() -> None
     async with repl_rl.open_rollout("nano", ["engine.backend=transformers", *QUICK]) as rollout:
         *_, ended = [event async for event in rollout.stream(TASK)]
     assert isinstance(ended, Ended)
-    engine, ended = rollout.engine, ended
     assert ended.trajectory.stop_reason not in (StopReason.ABORTED, StopReason.UNFINISHED)
     assert ended.trajectory.lines
     assert not any(thread.name == "the transformers engine" for thread in threading.enumerate())
-    assert engine.version == 0
+    assert rollout.engine.version == 0
 
 
 @pytest.mark.slow
@@ -118,8 +118,7 @@ async def test_the_loop_goes_on_while_the_model_loads(loading: Loading) -> None:
             assert not loading.engines[0].is_closed.is_set()
 
     opening = asyncio.ensure_future(go())
-    while not loading.has_begun.is_set():
-        await asyncio.sleep(0.01)
+    await until_async(loading.has_begun.is_set)
     loading.may_end.set()
     await opening
     assert loading.engines[0].is_closed.is_set()
@@ -139,13 +138,11 @@ async def test_what_was_loading_when_it_was_cancelled_is_closed_when_it_has_come
             raise AssertionError("it was cancelled")
 
     opening = asyncio.ensure_future(opened())
-    while not loading.has_begun.is_set():
-        await asyncio.sleep(0.01)
+    await until_async(loading.has_begun.is_set)
     opening.cancel()
     await asyncio.wait([opening])
     assert opening.cancelled()
     assert loading.engines == []
     loading.may_end.set()
-    while not loading.engines:
-        threading.Event().wait(0.01)
+    await until_async(lambda: loading.engines)
     assert loading.engines[0].is_closed.wait(60)

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 import pytest
 import vocabularies
 from exactness import assert_masked_text_is_the_outputs
-from scripted import RecursiveEngine
+from scripted import RecursiveEngine, rollout_of
+from waiting import until_async
 
-from repl_rl.config import BudgetConfig, SamplingConfig, SeededSampling, SubcallsConfig, parse_config
+from repl_rl.config import SamplingConfig, SeededSampling, SubcallsConfig
 from repl_rl.errors import ConfigError
 from repl_rl.kernel import KernelPool, Limits
 from repl_rl.rollout.batch import RolloutBatch
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.metrics import batch_metrics
 from repl_rl.rollout.scheduler import Cut
-from repl_rl.rollout.setup import RolloutSetup, make_extensions
 from repl_rl.rollout.subcalls import Completion, NoAnswerError, SubCalls
 from repl_rl.trajectory import StopReason, SubCall, Task, Trajectory, read_jsonl, write_jsonl
 from repl_rl.utils.threads import BackgroundLoop
@@ -42,16 +42,9 @@ def engine_of(script: Script, **options: Any) -> RecursiveEngine:
     return RecursiveEngine(vocabularies.nano(), typed, **options)
 
 
-def rollout_of(engine: Any, pool: KernelPool, lines: int = 12, seconds: float = 3600, **options: Any) -> Rollout:
-    budget = BudgetConfig(lines=lines, tokens=3000, line_tokens=200, seconds=seconds)
-    setup = RolloutSetup(
-        vocabularies.nano(),
-        context_tokens=4096,
-        budget=budget,
-        subcalls=SubcallsConfig(**options),
-        extensions=make_extensions(environment="rlm"),
-    )
-    return Rollout(engine, pool, setup)
+def asking(engine: Any, pool: KernelPool, lines: int = 12, seconds: float = 3600, **subcalls: Any) -> Rollout:
+    budget = {"lines": lines, "tokens": 3000, "line_tokens": 200, "seconds": seconds}
+    return rollout_of(engine, pool, context_tokens=4096, budget=budget, subcalls=subcalls, environment="rlm")
 
 
 async def take_all(pool: KernelPool) -> None:
@@ -77,7 +70,7 @@ def play(loop: BackgroundLoop, pool: KernelPool) -> Callable[..., Trajectory]:
 
     def play(script: Script, task: Task = TASK, **options: Any) -> Trajectory:
         engine = engine_of(script)
-        [trajectory] = loop.run(rollout_of(engine, pool, **{"depth": 2, "tokens": 9000, **options}).many([task]))
+        [trajectory] = loop.run(asking(engine, pool, **{"depth": 2, "tokens": 9000, **options}).many([task]))
         assert (engine.admission.admitted, engine.admission.taken) == (0, 0)
         loop.run(take_all(pool))
         return trajectory
@@ -179,12 +172,8 @@ def test_sessions_that_come_to_nothing_say_why(play: Play) -> None:
     assert said[2] == "[no answer: a prompt of 100,000 characters does not fit; give long text as context]"
     assert "the prompt of task 'root/3' has 4493 tokens and engine.context_tokens is 4096; " in said[3]
     assert trajectory.lines[4].error_name is not None
-    assert [call.error_name for line in trajectory.lines[:4] for call in line.subcalls] == [
-        "max_lines",
-        "killed",
-        "length",
-        "session",
-    ]
+    names = [call.error_name for line in trajectory.lines[:4] for call in line.subcalls]
+    assert names == ["max_lines", "killed", "length", "session"]
 
 
 def test_budgets_are_those_of_the_trajectory(play: Play) -> None:
@@ -201,9 +190,9 @@ def test_budgets_are_those_of_the_trajectory(play: Play) -> None:
     assert sum(call.tokens for line in short.lines for call in line.subcalls) <= 40
 
 
-def test_the_seconds_of_a_session_are_those_of_who_waits_for_it(loop: BackgroundLoop, pool: KernelPool) -> None:
-    engine = engine_of({"Begin": ["rlm_query('Slow')\n", "FINAL(1)\n"], "Slow": ["1\n", "FINAL(2)\n"]})
-    [trajectory] = loop.run(rollout_of(engine, pool, seconds=1e-6, depth=2).many([TASK]))
+def test_the_seconds_of_a_session_are_those_of_who_waits_for_it(play: Play) -> None:
+    script: Script = {"Begin": ["rlm_query('Slow')\n", "FINAL(1)\n"], "Slow": ["1\n", "FINAL(2)\n"]}
+    trajectory = play(script, seconds=1e-6)
     assert trajectory.stop_reason is StopReason.SECONDS
     assert seen(trajectory.lines[0].subcalls) == [
         ("Slow", "[no answer: the session ended without one, seconds]", 1, 1, "seconds")
@@ -211,9 +200,7 @@ def test_the_seconds_of_a_session_are_those_of_who_waits_for_it(loop: Background
 
 
 @pytest.mark.parametrize("capacity_tokens", [1, pytest.param(1 << 20, marks=pytest.mark.slow)])
-async def test_more_sessions_than_kernels_end_at_any_capacity(
-    loop: BackgroundLoop, pool: KernelPool, capacity_tokens: int
-) -> None:
+async def test_more_sessions_than_kernels_end_at_any_capacity(pool: KernelPool, capacity_tokens: int) -> None:
     """Three kernels: one for each depth, when each root and each of its two sessions asks for two more."""
     engine = engine_of(
         {
@@ -223,7 +210,7 @@ async def test_more_sessions_than_kernels_end_at_any_capacity(
         },
         capacity_tokens=capacity_tokens,
     )
-    rollout = rollout_of(engine, pool, depth=3, tokens=1 << 20)
+    rollout = asking(engine, pool, depth=3, tokens=1 << 20)
     before = pool.stats.sessions
     async with asyncio.timeout(600):
         made = await rollout.many([TASK] * 5)
@@ -239,8 +226,10 @@ class Stalled:
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()
+        self.offered: list[int] = []
 
     async def complete(self, prompt: str, max_tokens: int, depth: int, sampling: SamplingConfig) -> Completion:
+        self.offered.append(max_tokens)
         self.begun.set()
         await asyncio.Event().wait()
         raise AssertionError
@@ -254,7 +243,7 @@ class Stalled:
 
 async def test_what_a_line_leaves_behind_ends_with_all_that_it_has_asked_in_turn() -> None:
     stalled = Stalled()
-    config = SubcallsConfig(depth=2)
+    config = SubcallsConfig(depth=2, tokens=2000, session_tokens=500, call_tokens=2000)
     calls = SubCalls(stalled, config, SeededSampling(seed="s"), "t", stalled.session)
     asking = asyncio.ensure_future(calls.ask_sessions(["a", "refused"]))
     await stalled.begun.wait()
@@ -265,13 +254,17 @@ async def test_what_a_line_leaves_behind_ends_with_all_that_it_has_asked_in_turn
         ("about a", "", 2, 0, "cancelled"),
         ("refused", "[no answer: not now]", 1, 0, "session"),
     ]
-    assert calls._left.tokens == config.tokens, "all that was set aside has come back"
+    stalled.begun.clear()
+    again = asyncio.ensure_future(calls.ask(["b"]))
+    await stalled.begun.wait()
+    await calls.close()
+    assert again.cancelled()
+    assert stalled.offered[-1] == 2000, "all that was set aside has come back"
 
 
 @pytest.mark.parametrize("ends", ["closed", "cut"])
 async def test_sessions_end_with_their_batch(large_pool: KernelPool, ends: str) -> None:
-    pool = large_pool
-    begun = 0
+    pool, begun = large_pool, 0
 
     async def never() -> str:
         nonlocal begun
@@ -282,7 +275,7 @@ async def test_sessions_end_with_their_batch(large_pool: KernelPool, ends: str) 
     engine = engine_of(
         {"Begin": ["rlm_query('Stall')\n"], "Stall": ["llm_query('never')\n"], "never": never, "Quick": ["FINAL(1)\n"]}
     )
-    rollout = rollout_of(engine, pool, depth=2)
+    rollout = asking(engine, pool, depth=2)
     quick = [Task(f"quick{number}", "Quick", "", metadata={"context": ""}) for number in range(2)]
     async with asyncio.timeout(600):
         if ends == "cut":
@@ -291,8 +284,7 @@ async def test_sessions_end_with_their_batch(large_pool: KernelPool, ends: str) 
         else:
             async with aclosing(rollout.as_completed(RolloutBatch([TASK, TASK]))) as stream:
                 waiting = asyncio.ensure_future(anext(stream))
-                while begun < 2:
-                    await asyncio.sleep(0.005)
+                await until_async(lambda: begun == 2)
                 waiting.cancel()
                 await asyncio.wait([waiting])
             assert dict(engine.most) == {0: 2, 1: 2, 2: 2}
@@ -301,7 +293,7 @@ async def test_sessions_end_with_their_batch(large_pool: KernelPool, ends: str) 
 
 
 @pytest.mark.slow
-async def test_a_session_that_can_have_no_memory_is_refused_and_its_place_is_free_again(loop: BackgroundLoop) -> None:
+async def test_a_session_that_can_have_no_memory_is_refused_and_its_place_is_free_again() -> None:
     # The session counts as its block and some MB: within 165 of them, but 16 more, which another would need, are not.
     engine = engine_of(
         {
@@ -311,40 +303,18 @@ async def test_a_session_that_can_have_no_memory_is_refused_and_its_place_is_fre
     )
     async with KernelPool(4, Limits(line_s=60), warm=0, memory_mb=165, depth=1) as pool:
         async with asyncio.timeout(300):
-            [trajectory] = await rollout_of(engine, pool, depth=2).many([TASK])
+            [trajectory] = await asking(engine, pool, depth=2).many([TASK])
         await take_all(pool)
-        trajectory = trajectory
     assert trajectory.answer is not None
     assert "the memory of the pool's sessions is used up" in trajectory.answer[0]
     assert [call.error_name for call in trajectory.lines[2].subcalls] == ["aborted"]
 
 
-def test_seeds_of_sessions_are_their_own(loop: BackgroundLoop, pool: KernelPool) -> None:
+async def test_seeds_of_sessions_are_their_own(pool: KernelPool) -> None:
     seeds: list[str] = []
-
-    class Noting(RecursiveEngine):
-        def slot(self, tokens: int, depth: int = 0) -> Any:
-            outer = super().slot(tokens, depth)
-
-            @asynccontextmanager
-            async def noting() -> AsyncIterator[Any]:
-                async with outer as slot:
-                    sample = slot.sample_line
-
-                    async def sample_line(ids: Any, max_tokens: int, sampling: Any) -> Any:
-                        seeds.append(sampling.seed)
-                        return await sample(ids, max_tokens, sampling)
-
-                    slot.sample_line = sample_line  # type: ignore[method-assign]
-                    yield slot
-
-            return noting()
-
-    script = engine_of(
-        {"Begin": ["FINAL(rlm_query_batched(['One', 'One']))\n"], "One": ["FINAL(llm_query('x'))\n"]}
-    ).script
-    rollout = rollout_of(Noting(vocabularies.nano(), script), pool, depth=2, at_once=1)
-    loop.run(rollout.many([TASK], SeededSampling(seed="s")))
+    script: Script = {"Begin": ["FINAL(rlm_query_batched(['One', 'One']))\n"], "One": ["FINAL(llm_query('x'))\n"]}
+    engine = engine_of(script, note=lambda sampling: seeds.append(sampling.seed))
+    await asking(engine, pool, depth=2, at_once=1).many([TASK], SeededSampling(seed="s"))
     first = ["s/0", "s/0/sub-call 0", "s/0/sub-call 0/sub-call 0"]
     assert seeds == [*first, "s/0/sub-call 1", "s/0/sub-call 1/sub-call 0"]
 
@@ -363,28 +333,8 @@ def test_records_of_sessions_are_written_and_read(play: Play, tmp_path: Any) -> 
     assert list(read_jsonl(tmp_path / "made.jsonl")) == [plain, kept]
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"subcalls": {"depth": 0}}, "subcalls.depth: Input should be greater than or equal to 1.*got 0"),
-        (
-            {"subcalls": {"depth": 3}, "kernel": {"size": 2}},
-            "subcalls.depth 3: so many sessions.*kernel.size: 3 or more",
-        ),
-        ({"subcalls": {"session_tokens": 0}}, "subcalls.session_tokens"),
-        (
-            {"subcalls": {"train": True, "model": "http://h:1"}},
-            "subcalls: train and model 'http://h:1' exclude one another",
-        ),
-    ],
-)
-def test_configs_that_can_not_work_are_refused(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        parse_config({"environment": "rlm", **values})
-
-
 def test_kernels_without_places_for_such_sessions_are_refused(kernel_pools: Pools) -> None:
     with pytest.raises(ConfigError, match=r"subcalls.depth 3 lets sessions wait .*give KernelPool\(size, depth=2\)"):
-        rollout_of(engine_of({}), kernel_pools(LIMITS, size=2), depth=3)
+        asking(engine_of({}), kernel_pools(LIMITS, size=2), depth=3)
     with pytest.raises(ConfigError, match=r"size 2 has no place for sessions that wait for 2 more.*at least 3"):
         KernelPool(2, depth=2)

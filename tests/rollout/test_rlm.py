@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import vocabularies
 from exactness import assert_masked_text_is_the_outputs
-from scripted import AskedEngine
+from scripted import AskedEngine, rollout_of
 
-from repl_rl.config import BranchConfig, BudgetConfig, DialectConfig, SubcallsConfig, parse_config
+from repl_rl.config import BranchConfig, DialectConfig, parse_config
 from repl_rl.errors import ConfigError
 from repl_rl.kernel import KernelPool, Limits
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.metrics import batch_metrics
-from repl_rl.rollout.setup import RolloutSetup, load_extensions, make_extensions
+from repl_rl.rollout.setup import load_extensions
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import StopReason, Task, Trajectory, read_jsonl, write_jsonl
 from repl_rl.utils.threads import BackgroundLoop
@@ -27,27 +27,26 @@ TASK = Task("t", "Who has the key?", "Ada", metadata={"context": "Ada has it. " 
 Play = Callable[..., Trajectory]
 
 
-def asking(**budgets: Any) -> RolloutSetup:
-    """The setup of rollouts whose sessions may ask."""
-    return RolloutSetup(
-        vocabularies.nano(),
-        DialectConfig(name=budgets.pop("dialect", "python")),
-        context_tokens=8192,
-        budget=BudgetConfig(lines=40, tokens=6000, line_tokens=400),
-        subcalls=SubcallsConfig(**budgets),
-        extensions=make_extensions(environment="rlm"),
-    )
+@pytest.fixture
+def pool(kernel_pools: Pools) -> KernelPool:
+    return kernel_pools(Limits(line_s=60), size=2)
+
+
+def asking(typed: Sequence[str], pool: KernelPool, dialect: str = "python", **subcalls: Any) -> Rollout:
+    """Rollouts whose sessions may ask."""
+    budget = {"lines": 40, "tokens": 6000, "line_tokens": 400}
+    given: dict[str, Any] = {"context_tokens": 8192, "budget": budget, "subcalls": subcalls, "environment": "rlm"}
+    return rollout_of(AskedEngine(vocabularies.nano(), typed), pool, dialect=dialect, **given)
 
 
 @pytest.fixture
-def play(loop: BackgroundLoop, kernel_pools: Pools) -> Play:
+def play(loop: BackgroundLoop, pool: KernelPool) -> Play:
     """Plays a session in which these lines are typed."""
-    pool = kernel_pools(Limits(line_s=60), size=2)
 
-    def play(typed: Sequence[str], task: Task = TASK, engine: AskedEngine | None = None, **budgets: Any) -> Trajectory:
-        engine = engine or AskedEngine(vocabularies.nano(), typed)
-        [trajectory] = loop.run(Rollout(engine, pool, asking(**budgets)).many([task]))
-        assert (engine.admission.admitted, engine.admission.taken) == (0, 0)
+    def play(typed: Sequence[str], task: Task = TASK, **options: Any) -> Trajectory:
+        rollout = asking(typed, pool, **options)
+        [trajectory] = loop.run(rollout.many([task]))
+        assert (rollout.engine.admission.admitted, rollout.engine.admission.taken) == (0, 0)  # type: ignore[attr-defined]
         return trajectory
 
     return play
@@ -70,25 +69,13 @@ def test_the_prompt_tells_the_type_and_the_length_of_the_context_and_nothing_of_
 def test_what_a_session_asks_is_shown_in_masked_text_and_recorded_apart(
     play: Play, dialect: str, tmp_path: Any
 ) -> None:
-    trajectory = play(
-        [
-            "llm_query('one')\n",
-            "x = llm_query_batched(['a', 'b', 'c'])\n",
-            "print(x)\n",
-            "FINAL(x[2])\n",
-        ],
-        dialect=dialect,
-    )
+    typed = ["llm_query('one')\n", "x = llm_query_batched(['a', 'b', 'c'])\n", "print(x)\n", "FINAL(x[2])\n"]
+    trajectory = play(typed, dialect=dialect)
     assert trajectory.stop_reason == StopReason.ANSWER
     assert trajectory.answer == ("'about c'",)
     assert [line.rstrip("\n").rpartition(" ")[2] for line in shown(trajectory)] == ["one'", "", "c']", ""]
     asked = [[(call.prompt, call.text, call.batch, call.depth) for call in line.subcalls] for line in trajectory.lines]
-    assert asked == [
-        [("one", "about one", 0, 1)],
-        [(name, f"about {name}", 1, 1) for name in "abc"],
-        [],
-        [],
-    ]
+    assert asked == [[("one", "about one", 0, 1)], [(name, f"about {name}", 1, 1) for name in "abc"], [], []]
     assert all(call.tokens and call.prompt_tokens for line in trajectory.lines for call in line.subcalls)
     assert_masked_text_is_the_outputs(trajectory, vocabularies.nano())
     sampled = [index for index, own in zip(trajectory.completion_ids, trajectory.sampled_mask, strict=True) if own]
@@ -189,22 +176,15 @@ def test_budgets_end_with_a_message(play: Play) -> None:
     refused = "[no answer: the budget of 2 questions is used up]"
     assert eval(shown(trajectory)[0]) == ["about a", "about b", refused]
     assert eval(shown(trajectory)[1]) == refused
-    assert [[call.error_name for call in line.subcalls] for line in trajectory.lines] == [
-        [None, None, "calls"],
-        ["calls"],
-        [],
-    ]
+    names = [[call.error_name for call in line.subcalls] for line in trajectory.lines]
+    assert names == [[None, None, "calls"], ["calls"], []]
+    assert eval(shown(play(typed[1:], calls=0))[0]) == "[no answer: the budget of 0 questions is used up]"
     numbers = batch_metrics([trajectory], 1.0)
-    assert {name: value for name, value in numbers.items() if name.startswith("subcalls/")} == {
-        "subcalls/calls": 4.0,
-        "subcalls/batch": 2.0,
-        "subcalls/prompt_tokens": 2.0,
-        "subcalls/tokens": float(sum(call.tokens for line in trajectory.lines for call in line.subcalls)),
-        "subcalls/seconds": pytest.approx(numbers["subcalls/seconds"]),
-        "subcalls/refused": 0.5,
-        "subcalls/depth": 1.0,
-        "subcalls/sessions": 0.0,
-    }
+    seconds, tokens = numbers.pop("subcalls/seconds"), numbers.pop("subcalls/tokens")
+    assert (seconds >= 0, tokens) == (True, sum(call.tokens for line in trajectory.lines for call in line.subcalls))
+    found = {name: value for name, value in numbers.items() if name.startswith("subcalls/")}
+    counts = {"calls": 4.0, "batch": 2.0, "prompt_tokens": 2.0, "refused": 0.5, "depth": 1.0, "sessions": 0.0}
+    assert found == {f"subcalls/{name}": value for name, value in counts.items()}
 
 
 def test_the_budget_of_tokens_cuts_an_answer_and_then_ends(play: Play) -> None:
@@ -215,11 +195,6 @@ def test_the_budget_of_tokens_cuts_an_answer_and_then_ends(play: Play) -> None:
     assert [call.tokens for line in trajectory.lines for call in line.subcalls] == [whole, 2, 0]
     assert (first.shown, eval(second.shown)) == ("'about a'\n", "about b"[: len(eval(second.shown))])
     assert eval(third.shown) == f"[no answer: the budget of {whole + 2} tokens for answers is used up]"
-
-
-def test_without_a_budget_nothing_is_asked(play: Play) -> None:
-    trajectory = play(["llm_query('a')\n", "FINAL(1)\n"], calls=0)
-    assert eval(shown(trajectory)[0]) == "[no answer: the budget of 0 questions is used up]"
 
 
 def test_what_no_prompt_holds_gets_an_answer_that_says_so(play: Play) -> None:
@@ -247,28 +222,27 @@ def test_what_no_prompt_holds_gets_an_answer_that_says_so(play: Play) -> None:
     assert trajectory.answer == ("1",)
 
 
-def test_a_task_without_a_context_or_with_too_long_a_one_is_refused_before_anything_starts(play: Play) -> None:
-    for task, message in [
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({}, r"task 't' has no context, and environment rlm needs one: metadata\['context'\]"),
         (
-            Task("none", "What?", ""),
-            r"task 'none' has no context, and environment rlm needs one: metadata\['context'\]",
+            {"context": "x" * 2_100_000},
+            "the context of task 't' has 2,100,000 characters, and a session takes 2,031,616; split",
         ),
-        (
-            Task("long", "What?", "", metadata={"context": "x" * 2_100_000}),
-            "the context of task 'long' has 2,100,000 characters, and a session takes 2,031,616; split",
-        ),
-    ]:
-        with pytest.raises(ConfigError, match=message):
-            play(["1\n"], task)
-
-
-def test_a_context_of_too_many_bytes_costs_its_trajectory_and_says_so(
-    loop: BackgroundLoop, kernel_pools: Pools
+    ],
+    ids=["none", "too long"],
+)
+def test_a_task_without_a_context_or_with_too_long_a_one_is_refused_before_anything_starts(
+    play: Play, metadata: dict[str, Any], message: str
 ) -> None:
+    with pytest.raises(ConfigError, match=message):
+        play(["1\n"], Task("t", "What?", "", metadata=metadata))
+
+
+async def test_a_context_of_too_many_bytes_costs_its_trajectory_and_says_so(pool: KernelPool) -> None:
     wide = Task("wide", "What?", "", metadata={"context": "\U0001f511" * 1_000_000})
-    engine = AskedEngine(vocabularies.nano(), ["FINAL(len(context))\n"])
-    rollout = Rollout(engine, kernel_pools(Limits(line_s=60), size=2), asking())
-    wide_one, other = loop.run(rollout.many([wide, TASK]))
+    wide_one, other = await asking(["FINAL(len(context))\n"], pool).many([wide, TASK])
     assert (wide_one.stop_reason, other.answer) == (StopReason.ABORTED, ("1200",))
     assert wide_one.error is not None
     assert "and 2,097,152 is the most that goes into every sandbox" in wide_one.error
@@ -291,21 +265,24 @@ def test_contexts_are_told_by_type_and_length(play: Play, context: Any, said: st
     assert trajectory.answer == (repr(context),)
 
 
+TREES: dict[str, Any] = {"branch": {}, "train": {"group_size": 12}, "credit": {"estimator": "branch"}}
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"dialect": {"name": "text"}}, "environment RLM lives in a session, and dialect.name 'text' has none; take"),
-        (
-            {"branch": {}, "train": {"group_size": 12}, "credit": {"estimator": "branch"}},
-            "environment RLM asks a language model, so that its sessions can't be forked; leave branch out",
-        ),
-        ({"subcalls": {"model": "gpt-7"}}, "'gpt-7' is neither policy nor a URL; to ask a frozen model, serve it"),
-        ({"subcalls": {"call": 3}}, "subcalls.call"),
-        ({"subcalls": {"at_once": 0}}, "subcalls.at_once"),
+        (TREES, "environment RLM asks a language model, so that its sessions can't be forked; leave branch out"),
         ({"environment": "rml"}, "'rml' is not an import path"),
+        (
+            {"environment": None, "tasks": {"families": ["needle-1k"]}, "dialect": {"name": "text"}},
+            "lives in a session",
+        ),
+        ({"environment": None, "tasks": {"families": ["needle-1k", "gcd"]}}, "needs rlm, gcd needs no environment"),
     ],
 )
 def test_configs_that_can_not_work_are_refused(values: dict[str, Any], message: str) -> None:
+    """Families bring their environment."""
     with pytest.raises(ConfigError, match=message):
         load_extensions(parse_config({"environment": "rlm", **values}))
 
@@ -322,18 +299,9 @@ def test_a_kernel_that_takes_no_tools_is_refused(tmp_path: Path, monkeypatch: py
         load_extensions(parse_config({"environment": "rlm", "kernel": {"backend": "ir"}}))
 
 
-def test_families_bring_their_environment() -> None:
-    config = parse_config({"tasks": {"families": ["needle-1k"]}, "dialect": {"name": "text"}})
-    with pytest.raises(ConfigError, match="environment RLM lives in a session"):
-        load_extensions(config)
-    with pytest.raises(ConfigError, match="needle-1k needs rlm, gcd needs no environment"):
-        load_extensions(parse_config({"tasks": {"families": ["needle-1k", "gcd"]}}))
-
-
-def test_trees_are_refused_where_they_are_asked_for(loop: BackgroundLoop, kernel_pools: Pools) -> None:
-    rollout = Rollout(AskedEngine(vocabularies.nano(), []), kernel_pools(Limits(line_s=60), size=2), asking())
+async def test_trees_are_refused_where_they_are_asked_for(pool: KernelPool) -> None:
     with pytest.raises(ConfigError, match="its sessions can't be forked"):
-        loop.run(rollout.many([TASK] * 4, branch=BranchConfig(roots=2, forks=1, branches=3)))
+        await asking([], pool).many([TASK] * 4, branch=BranchConfig(roots=2, forks=1, branches=3))
 
 
 class Judge:
@@ -348,10 +316,9 @@ class Judge:
         return (await self._ask(["opinion"]))[0]
 
 
-def test_an_environment_of_ones_own_may_ask_too(loop: BackgroundLoop, kernel_pools: Pools) -> None:
-    setup = RolloutSetup(vocabularies.nano(), context_tokens=4096, extensions=make_extensions(environment=Judge))
+async def test_an_environment_of_ones_own_may_ask_too(pool: KernelPool) -> None:
     engine = AskedEngine(vocabularies.nano(), ["1\n", "submit_final_answer(1)\n"])
-    rollout = Rollout(engine, kernel_pools(Limits(line_s=60), size=2), setup)
-    [trajectory] = loop.run(rollout.many([Task("t", "What?", "")]))
+    rollout = rollout_of(engine, pool, context_tokens=4096, environment=Judge)
+    [trajectory] = await rollout.many([Task("t", "What?", "")])
     assert shown(trajectory) == ["1\nabout opinion\n", ""]
     assert [[call.prompt for call in line.subcalls] for line in trajectory.lines] == [["opinion", "opinion"], []]

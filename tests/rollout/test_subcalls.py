@@ -11,18 +11,17 @@ from typing import Any
 
 import pytest
 import vocabularies
-from scripted import AskedEngine
+from scripted import AskedEngine, ScriptedEngine, rollout_of
+from waiting import until_async
 
-from repl_rl.config import BudgetConfig, SamplingConfig, SeededSampling, SubcallsConfig
-from repl_rl.engine import SampledLine, Vocabulary
+from repl_rl.config import SamplingConfig, SeededSampling, SubcallsConfig
+from repl_rl.engine import Vocabulary
 from repl_rl.engine.remote import EngineHost, RemoteEngine
 from repl_rl.errors import EngineError
 from repl_rl.kernel import ExecResult, ExecStatus, HostCall, HostCalls
 from repl_rl.rollout.batch import RolloutBatch
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.scheduler import Cut
-from repl_rl.rollout.scripted import ScriptedSlot
-from repl_rl.rollout.setup import RolloutSetup, make_extensions
 from repl_rl.rollout.subcalls import Completion, PolicyModel, SubCalls
 from repl_rl.trajectory import StopReason, Task
 
@@ -45,13 +44,13 @@ class AskingKernels:
     @asynccontextmanager
     async def session(self) -> AsyncIterator[AskingKernel]:
         self.quick -= 1
-        yield AskingKernel(self, is_quick=self.quick >= 0)
+        yield AskingKernel(self, has_asked=self.quick >= 0)
 
 
 class AskingKernel:
-    def __init__(self, kernels: AskingKernels, is_quick: bool) -> None:
+    def __init__(self, kernels: AskingKernels, has_asked: bool) -> None:
         self._kernels = kernels
-        self._has_asked = is_quick
+        self._has_asked = has_asked
 
     async def prepare(self, source: str) -> None: ...
 
@@ -63,7 +62,7 @@ class AskingKernel:
         asked = asyncio.ensure_future(host(HostCall("llm_query_batched", (self._kernels.prompts,), {})))
         try:
             if self._kernels.leaves is not None:
-                await until(self._kernels.leaves)
+                await until_async(self._kernels.leaves)
                 return ExecResult(ExecStatus.OK, "")
             reply = await asked
         finally:
@@ -71,22 +70,9 @@ class AskingKernel:
         return ExecResult(ExecStatus.OK, f"{reply.error_name or reply.value}\n")
 
 
-async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(300):
-        while not is_so():
-            await asyncio.sleep(0.005)
-
-
-def rollout_of(engine: Any, kernels: AskingKernels, at_once: int = 256, **options: Any) -> Rollout:
-    setup = RolloutSetup(
-        vocabularies.nano(),
-        context_tokens=1024,
-        budget=BudgetConfig(seconds=3600),
-        at_once=at_once,
-        extensions=make_extensions(environment="rlm"),
-        subcalls=SubcallsConfig(**options),
-    )
-    return Rollout(engine, kernels, setup)
+def rollout_of_asking(engine: Any, kernels: AskingKernels, **subcalls: Any) -> Rollout:
+    budget = {"seconds": 3600}
+    return rollout_of(engine, kernels, budget=budget, at_once=256, environment="rlm", subcalls=subcalls)
 
 
 def tasks(count: int) -> list[Task]:
@@ -108,7 +94,7 @@ async def test_trajectories_with_ten_sub_calls_each_end_at_any_capacity(count: i
     engine = AskedEngine(vocabularies.nano(), TYPED, capacity_tokens=capacity_tokens)
     prompts = [f"part {number}" for number in range(10)]
     async with asyncio.timeout(600):
-        trajectories = await rollout_of(engine, AskingKernels(prompts)).many(tasks(count))
+        trajectories = await rollout_of_asking(engine, AskingKernels(prompts)).many(tasks(count))
     assert {trajectory.stop_reason for trajectory in trajectories} == {StopReason.ANSWER}
     answers = f"{[f'about {prompt}' for prompt in prompts]}\n"
     assert {trajectory.lines[0].shown for trajectory in trajectories} == {answers}
@@ -129,7 +115,7 @@ async def test_sub_calls_of_another_process_go_first_too() -> None:
     await host.open(ours)
     remote = await RemoteEngine.open(theirs)
     async with asyncio.timeout(300):
-        trajectories = await rollout_of(remote, AskingKernels("ab")).many(tasks(20))
+        trajectories = await rollout_of_asking(remote, AskingKernels("ab")).many(tasks(20))
     assert {trajectory.lines[0].shown for trajectory in trajectories} == {"['about a', 'about b']\n"}
     remote.close()
     await host.close()
@@ -144,7 +130,7 @@ async def test_sub_calls_end_with_the_line_that_asked() -> None:
     engine = AskedEngine(vocabularies.nano(), TYPED, stalled)
     kernels = AskingKernels("abcd", leaves=lambda: engine.held[1] == 4)
     held: list[int] = []
-    rollout = rollout_of(engine, kernels)
+    rollout = rollout_of_asking(engine, kernels)
     async for event in rollout.stream(tasks(1)[0]):
         held.append(engine.held[1])
         last = event
@@ -169,7 +155,7 @@ async def test_a_batch_that_ends_in_the_middle_leaves_nothing_at_the_engine(ends
 
     engine = AskedEngine(vocabularies.nano(), TYPED, stall, capacity_tokens=4000)
     kernels = AskingKernels([f"part {number}" for number in range(20)], quick=2 if ends == "cut" else 0)
-    rollout = rollout_of(engine, kernels, call_tokens=16)
+    rollout = rollout_of_asking(engine, kernels, call_tokens=16)
     async with asyncio.timeout(300):
         if ends == "failing":
             trajectories = await rollout.many(tasks(8))
@@ -180,7 +166,7 @@ async def test_a_batch_that_ends_in_the_middle_leaves_nothing_at_the_engine(ends
         else:
             async with aclosing(rollout.as_completed(RolloutBatch(tasks(8)))) as stream:
                 waiting = asyncio.ensure_future(anext(stream))
-                await until(lambda: len(asked) > 10)
+                await until_async(lambda: len(asked) > 10)
                 assert engine.held[1] > 0
                 waiting.cancel()
                 await asyncio.wait([waiting])
@@ -230,11 +216,8 @@ async def test_each_sub_call_draws_from_a_seed_of_its_own() -> None:
     calls = SubCalls(model, SubcallsConfig(), SeededSampling(seed="s/3"))
     await calls.ask(["a", "b"])
     await calls.ask(["c"])
-    assert [sampling.seed for _, _, sampling in model.asked] == [  # type: ignore[attr-defined]
-        "s/3/sub-call 0",
-        "s/3/sub-call 1",
-        "s/3/sub-call 2",
-    ]
+    seeds = [sampling.seed for _, _, sampling in model.asked]  # type: ignore[attr-defined]
+    assert seeds == ["s/3/sub-call 0", "s/3/sub-call 1", "s/3/sub-call 2"]
 
 
 async def test_a_closed_session_asks_nothing_any_more() -> None:
@@ -242,46 +225,23 @@ async def test_a_closed_session_asks_nothing_any_more() -> None:
     model.may_answer.clear()
     calls = SubCalls(model, SubcallsConfig(), SAMPLING)
     asking = asyncio.ensure_future(calls.ask(["a"]))
-    await until(lambda: model.under_way == 1)
+    await until_async(lambda: model.under_way == 1)
     await calls.close()
     assert asking.cancelled()
     assert await calls.ask(["b"]) == ["[no answer: the session is over]"]
     assert len(model.asked) == 1
 
 
-class Talking:
-    """An engine that types these lines in each slot, and notes what it is given."""
-
-    version = 0
-
-    def __init__(self, *lines: str) -> None:
-        self.lines = lines
-        self.given: list[str] = []
-
-    @asynccontextmanager
-    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[Talking]:
-        self._slot = ScriptedSlot(vocabularies.nano(), iter(self.lines))
-        yield self
-
-    async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
-        self.given.append(vocabularies.nano().decode(ids))
-        return await self._slot.sample_line(ids, max_tokens, sampling)
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
 async def test_a_base_model_continues_the_line_and_a_chat_model_its_turn() -> None:
-    lines = ["one\n", "two\n", "three"]
-    base, chat = Talking(*lines), Talking(*lines)
-    vocabulary, chatting = vocabularies.nano(), vocabularies.nano()
-    tokenizer = copy.deepcopy(chatting.tokenizer)
+    vocabulary, lines = vocabularies.nano(), ["one\n", "two\n", "three"]
+    base, chat = ScriptedEngine(vocabulary, lines), ScriptedEngine(vocabulary, lines)
+    tokenizer = copy.deepcopy(vocabulary.tokenizer)
     tokenizer.chat_template = "{% for each in messages %}<{{ each.content }}>{% endfor %}"
-    chatting = Vocabulary(tokenizer, tuple(vocabulary.eos_ids))
     made = await PolicyModel(base, vocabulary, 512, chat=False).complete("Say:", 50, 1, SAMPLING)
     assert (made.text, made.prompt_tokens) == ("one", len(vocabulary.encode_prompt("Say:")))
-    model = PolicyModel(chat, chatting, 512)
+    model = PolicyModel(chat, Vocabulary(tokenizer, tuple(vocabulary.eos_ids)), 512)
     made = await model.complete("Say:", 50, 1, SAMPLING)
     assert made.text == "one\ntwo\nthree"
-    assert chat.given == ["<Say:>", "<Say:>one\n", "<Say:>one\ntwo\n"]
+    assert [vocabulary.decode(ids) for ids in chat.given] == ["<Say:>", "<Say:>one\n", "<Say:>one\ntwo\n"]
+    chat.sessions.clear()
     assert (await model.complete("Say:", 3, 1, SAMPLING)).tokens == 3

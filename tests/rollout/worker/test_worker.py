@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,15 +14,17 @@ from typing import Any
 
 import pytest
 from scripted import ScriptedEngine
+from small import without_times
+from waiting import until
 
 from repl_rl.config import KernelConfig, SamplingConfig
-from repl_rl.engine import Engine, SampledLine, Vocabulary
+from repl_rl.engine import Engine, Vocabulary
 from repl_rl.errors import ConfigError, EngineError, KernelError, ReplRLError
 from repl_rl.rollout.batch import RolloutService
 from repl_rl.rollout.scheduler import Cut
 from repl_rl.rollout.service import start_service
 from repl_rl.rollout.setup import RolloutSetup, make_extensions
-from repl_rl.trajectory import StopReason, Task, Trajectory
+from repl_rl.trajectory import Task, Trajectory
 
 TASKS = [Task(f"t{number}", f"What is {number} * 7?", str(number * 7)) for number in range(1, 5)]
 
@@ -58,28 +60,6 @@ def descendants(pid: int) -> list[int]:
     return [below for child in children(pid) for below in (child, *descendants(child))]
 
 
-def without_times(trajectory: Trajectory) -> Trajectory:
-    lines = tuple(replace(line, duration_s=0.0) for line in trajectory.lines)
-    return replace(trajectory, lines=lines, duration_s=0.0, engine_s=0.0, kernel_s=0.0, queue_s=0.0)
-
-
-class ActingEngine(ScriptedEngine):
-    """Before it types turn `turn` of the session whose prompt holds `question`, does something else."""
-
-    def __init__(self, vocabulary: Vocabulary, question: str, turn: int) -> None:
-        super().__init__(vocabulary, lines_for)
-        self.act: Callable[[], Any] | None = None
-        self._at = (question, turn)
-
-    async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
-        prompt, turn = self.session_of(tuple(ids))
-        if self.act is not None and self._at[0] in prompt and self._at[1] == turn:
-            act, self.act = self.act, None
-            act()
-            await asyncio.Event().wait()
-        return await super().sample_line(ids, max_tokens, sampling)
-
-
 def test_trajectories_are_those_of_rollouts_in_this_process(vocabulary: Vocabulary) -> None:
     made = []
     for apart in (False, True):
@@ -97,10 +77,10 @@ def test_trajectories_are_those_of_rollouts_in_this_process(vocabulary: Vocabula
             assert 0 < service.loop_share <= 1
     here, there = made
     assert here == there
-    assert [trajectory.task_id for trajectory in there] == ["t1", "t2", "t3", "t4", "t1"]
-    assert [trajectory.answer for trajectory in there] == [("7",), ("14",), ("21",), ("28",), ("7",)]
-    assert [trajectory.version for trajectory in there] == [3, 3, 3, 3, 4]
-    assert [line.error_name for line in there[1].lines] == [None, "NameError", None, None]
+    assert [each["task_id"] for each in there] == ["t1", "t2", "t3", "t4", "t1"]
+    assert [each["answer"] for each in there] == [("7",), ("14",), ("21",), ("28",), ("7",)]
+    assert [each["version"] for each in there] == [3, 3, 3, 3, 4]
+    assert [line["error_name"] for line in there[1]["lines"]] == [None, "NameError", None, None]
 
 
 @pytest.mark.slow
@@ -109,12 +89,10 @@ def test_the_temperature_of_a_call_reaches_the_engine_and_the_next_call_has_the_
 ) -> None:
     asked: list[float] = []
 
-    class Noting(ScriptedEngine):
-        async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
-            asked.append(sampling.temperature)
-            return await super().sample_line(ids, max_tokens, sampling)
+    async def note(prompt: str, turn: int, sampling: SamplingConfig) -> None:
+        asked.append(sampling.temperature)
 
-    engine = Noting(vocabulary, lines_for)
+    engine = ScriptedEngine(vocabulary, lines_for, note)
     with open_service(engine, vocabulary) as service:
         service.generate(TASKS[:1], SamplingConfig(temperature=0.25))
         engine.sessions.clear()
@@ -124,16 +102,13 @@ def test_the_temperature_of_a_call_reaches_the_engine_and_the_next_call_has_the_
 
 @pytest.mark.more
 def test_a_failure_of_the_engine_is_raised_and_the_next_batch_works(vocabulary: Vocabulary) -> None:
-    class FailsOnce(ScriptedEngine):
-        has_failed = False
+    async def fail(prompt: str, turn: int, sampling: object) -> None:
+        if len(engine.given) == 5 and not failed:
+            failed.append(prompt)
+            raise EngineError("out of memory on the third line")
 
-        async def sample_line(self, *arguments: Any) -> SampledLine:
-            if len(self.given) == 5 and not self.has_failed:
-                self.has_failed = True
-                raise EngineError("out of memory on the third line")
-            return await super().sample_line(*arguments)
-
-    engine = FailsOnce(vocabulary, lines_for)
+    failed: list[str] = []
+    engine = ScriptedEngine(vocabulary, lines_for, fail)
     with open_service(engine, vocabulary) as service:
         with pytest.raises(EngineError, match=r"^out of memory on the third line$"):
             service.generate(TASKS)
@@ -143,12 +118,11 @@ def test_a_failure_of_the_engine_is_raised_and_the_next_batch_works(vocabulary: 
 
 @pytest.mark.slow
 def test_what_is_no_error_of_ours_arrives_as_an_engine_error(vocabulary: Vocabulary) -> None:
-    class Broken(ScriptedEngine):
-        async def sample_line(self, *arguments: Any) -> SampledLine:
-            raise ZeroDivisionError("by zero")
+    async def fail(prompt: str, turn: int, sampling: object) -> None:
+        raise ZeroDivisionError("by zero")
 
     with (
-        open_service(Broken(vocabulary, lines_for), vocabulary) as service,
+        open_service(ScriptedEngine(vocabulary, lines_for, fail), vocabulary) as service,
         pytest.raises(EngineError, match=r"^the engine failed: ZeroDivisionError\('by zero'\)$"),
     ):
         service.generate(TASKS)
@@ -172,16 +146,16 @@ def test_an_exception_of_a_loop_of_the_users_says_where_it_was_raised(vocabulary
 
 @pytest.mark.more
 def test_a_worker_that_is_killed_takes_its_kernels_along_and_who_waits_hears_of_it(vocabulary: Vocabulary) -> None:
-    engine = ActingEngine(vocabulary, "2 * 7", turn=2)
-    service = open_service(engine, vocabulary)
-    pid = worker_pid()
     kernels: list[int] = []
 
-    def kill() -> None:
-        kernels.extend(descendants(pid))
-        os.kill(pid, signal.SIGKILL)
+    async def kill(prompt: str, turn: int, sampling: object) -> None:
+        if "2 * 7" in prompt and turn == 2:
+            kernels.extend(descendants(pid))
+            os.kill(pid, signal.SIGKILL)
+            await asyncio.Event().wait()
 
-    engine.act = kill
+    service = open_service(ScriptedEngine(vocabulary, lines_for, kill), vocabulary)
+    pid = worker_pid()
     with pytest.raises(KernelError, match="the process that runs the rollouts has ended"):
         service.generate(TASKS)
     assert len(kernels) >= 2
@@ -191,18 +165,11 @@ def test_a_worker_that_is_killed_takes_its_kernels_along_and_who_waits_hears_of_
         service.kernel_numbers()
     service.close()
     service.close()
-    for kernel in kernels:
-        wait_until_gone(kernel)
-
-
-def wait_until_gone(pid: int) -> None:
-    """A zombie is gone as well: it holds nothing and only waits for its parent."""
-    waiting = threading.Event()
-    while is_alive(pid):
-        waiting.wait(0.02)
+    until(lambda: not any(map(is_alive, kernels)))
 
 
 def is_alive(pid: int) -> bool:
+    """A zombie is gone: it holds nothing and only waits for its parent."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -262,23 +229,18 @@ def test_a_cut_goes_through_the_worker(vocabulary: Vocabulary) -> None:
     """Task 1 never gets its second line. Once tasks 2 and 3 are through, it is cut, and task 4 does not begin."""
     is_stuck = asyncio.Event()
 
-    class Waiting(ActingEngine):
-        async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
-            if "1 * 7" not in self.session_of(tuple(ids))[0]:
-                await is_stuck.wait()
-            return await super().sample_line(ids, max_tokens, sampling)
+    async def wait(prompt: str, turn: int, sampling: object) -> None:
+        if "1 * 7" not in prompt:
+            await is_stuck.wait()
+        elif turn == 1 and not is_stuck.is_set():
+            is_stuck.set()
+            await asyncio.Event().wait()
 
-    engine = Waiting(vocabulary, "1 * 7", turn=1)
-    engine.act = is_stuck.set
+    engine = ScriptedEngine(vocabulary, lines_for, wait)
     with open_service(engine, vocabulary) as service:
         made = service.generate(TASKS, cut=Cut(share=0.5, group_size=4))
-        assert [trajectory.stop_reason for trajectory in made] == [
-            StopReason.UNFINISHED,
-            StopReason.ANSWER,
-            StopReason.ANSWER,
-            StopReason.UNFINISHED,
-        ]
-        assert [len(trajectory.lines) for trajectory in made] == [1, 4, 4, 0]
+        stops = [(trajectory.stop_reason, len(trajectory.lines)) for trajectory in made]
+        assert stops == [("unfinished", 1), ("answer", 4), ("answer", 4), ("unfinished", 0)]
         assert made[0].lines[0].text == " r = 1 * 7\n"
         assert [trajectory.answer for trajectory in made] == [None, ("14",), ("21",), None]
         engine.sessions.clear()
