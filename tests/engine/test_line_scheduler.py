@@ -154,6 +154,36 @@ async def test_where_blocks_run_short_lines_give_theirs_back_and_stay_exact(
     assert given_back
 
 
+def test_where_waiting_lines_hold_the_blocks_that_the_first_lacks_the_last_ones_give_way(
+    engine: VLLMEngine, vocabulary: Vocabulary, reference: Any
+) -> None:
+    """Five slots hold 45 of 47 blocks as their first lines end, all in one step, and their second lines begin at once:
+    each lacks three blocks."""
+    slots = {str(number): [5 + number] * 9 * BLOCK_TOKENS for number in range(5)}
+    logprobs = {slot: [0.0] * len(ids) for slot, ids in slots.items()}
+    with engine.paused():
+        stepper = LineStepper(engine, vocabulary)
+        stepper.scheduler.stop_table = bytes([Ends.LINE]) * len(stepper.scheduler.stop_table)
+        for output in ([], [7] * 3 * BLOCK_TOKENS):
+            for slot, ids in slots.items():
+                ids += output
+                logprobs[slot] += [0.0] * len(output)
+                stepper.add(slot, list(ids), 3, GREEDY)
+            waiting, steps = set(slots), 0
+            while waiting:
+                assert (steps := steps + 1) < 100, "nothing runs any more"
+                for slot, line in stepper.step():
+                    assert isinstance(line, SampledLine)
+                    slots[slot] += line.ids
+                    logprobs[slot] += line.logprobs
+                    waiting.remove(slot)
+        for slot in slots:
+            stepper.leave(slot)
+        LineStepper(engine, vocabulary)
+    for slot, ids in slots.items():
+        assert_exact(reference, ids, logprobs[slot])
+
+
 async def test_a_slot_may_change_what_was_said_before(
     engine: VLLMEngine, vocabulary: Vocabulary, reference: Any
 ) -> None:
