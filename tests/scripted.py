@@ -1,48 +1,79 @@
-"""A policy that types what it is told: stands behind the engine seam, and knows a session by the ids it has sampled."""
+"""A policy that types what it is told: stands behind the engine seam, and knows a session by the ids it has sampled.
+
+`rollout_of` makes rollouts of it, and `HookedKernels` are kernels in which a test may do something at each cell.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
-from repl_rl.config import SamplingConfig
-from repl_rl.engine import Finish, SampledLine, Vocabulary
+from kernel_fakes import FakeKernelPool
+from vocabularies import nano
+
+from repl_rl.config import BudgetConfig, DialectConfig, SamplingConfig, SubcallsConfig
+from repl_rl.dialect import Dialect
+from repl_rl.engine import SampledLine, Vocabulary
+from repl_rl.errors import KernelDiedError
+from repl_rl.kernel import ExecResult
+from repl_rl.rollout.loop import Rollout
+from repl_rl.rollout.scripted import typed_line
+from repl_rl.rollout.setup import RolloutSetup, make_extensions
 from repl_rl.utils.admission import Admission, Room
 
 LOGPROB = -0.25
 Script = Callable[[str], str | Sequence[str] | Awaitable[str]]
+BeforeTurn = Callable[[str, int, SamplingConfig], Awaitable[None]]
+"""Called with the prompt of a session, the number of the turn and how it is sampled."""
+
+
+def scripted_line(vocabulary: Vocabulary, typed: str, max_tokens: int) -> SampledLine:
+    """`typed` as a sampled line: text that ends no turn ends with the end-of-text token."""
+    line = typed_line(vocabulary, typed, not any(byte in typed.encode() for byte in vocabulary.stops), max_tokens)
+    return replace(line, logprobs=(LOGPROB,) * len(line.ids))
 
 
 class ScriptedEngine:
-    """Turn n of a session types `script(prompt)[n]`, verbatim; text that ends no turn ends with the end-of-text token.
+    """Turn n of a session types `script(prompt)[n]`, or `script[n]`, verbatim, after `before` has been called.
 
-    `given` keeps every list of ids that it was handed, `expected` what the next one of that session has to begin with.
+    `given` keeps every list of ids that it was handed, `slots` is how many slots are held.
     """
 
-    def __init__(self, vocabulary: Vocabulary, script: Callable[[str], Sequence[str]]) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        script: Callable[[str], Sequence[str]] | Sequence[str],
+        before: BeforeTurn | None = None,
+    ) -> None:
         self.version = 0
         self.given: list[list[int]] = []
-        self._vocabulary = vocabulary
-        self._script = script
+        self.slots = 0
+        self.vocabulary = vocabulary
+        self._script = script if callable(script) else lambda prompt: script
+        self._before = before
         self.sessions: dict[tuple[int, ...], tuple[str, int]] = {}
 
     @asynccontextmanager
     async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[ScriptedEngine]:
-        yield self
+        self.slots += 1
+        try:
+            yield self
+        finally:
+            self.slots -= 1
 
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
-        self.given.append(list(ids))
         prompt, turn = self.session_of(tuple(ids))
-        typed = self._script(prompt)[turn]
-        stops = any(byte in typed.encode() for byte in self._vocabulary.stops)
-        sampled = [*self._vocabulary.encode_output(typed), *([] if stops else [min(self._vocabulary.eos_ids)])]
-        finish = Finish.NEWLINE if stops else Finish.EOS
-        if len(sampled) > max_tokens:
-            sampled, finish = sampled[:max_tokens], Finish.LENGTH
-        self.sessions[(*ids, *sampled)] = (prompt, turn + 1)
-        return SampledLine(tuple(sampled), (LOGPROB,) * len(sampled), finish)
+        if self._before is not None:
+            await self._before(prompt, turn, sampling)
+        self.given.append(list(ids))
+        line = scripted_line(self.vocabulary, self._script(prompt)[turn], max_tokens)
+        self.sessions[(*ids, *line.ids)] = (prompt, turn + 1)
+        return line
 
     def close(self) -> None:
         """Nothing is held."""
@@ -50,7 +81,76 @@ class ScriptedEngine:
     def session_of(self, ids: tuple[int, ...]) -> tuple[str, int]:
         """The prompt and the turn of the session whose ids these go on from; a new one if there is none."""
         past = max((known for known in self.sessions if ids[: len(known)] == known), key=len, default=None)
-        return (self._vocabulary.decode(ids), 0) if past is None else self.sessions[past]
+        return (self.vocabulary.decode(ids), 0) if past is None else self.sessions[past]
+
+
+Execute = Callable[[], Awaitable[ExecResult]]
+AtCell = Callable[[int, int, str, Execute], Awaitable[ExecResult]]
+"""Called with the number of the session, that of its cell, the source, and what runs it."""
+
+
+class HookedKernels:
+    """Sessions of other kernels, with `at_cell` around each cell. Counts those that were opened and those that are."""
+
+    def __init__(self, at_cell: AtCell, kernels: Any = None) -> None:
+        self.opened = self.open = 0
+        self._at_cell = at_cell
+        self._kernels = kernels or FakeKernelPool()
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[Any]:
+        number, cells = self.opened, 0
+        self.opened += 1
+        self.open += 1
+        try:
+            async with self._kernels.session() as kernel:
+
+                async def execute(source: str, *host: Any) -> ExecResult:
+                    nonlocal cells
+                    cells += 1
+                    return await self._at_cell(number, cells - 1, source, lambda: kernel.execute(source, *host))
+
+                yield SimpleNamespace(execute=execute, prepare=kernel.prepare)
+        finally:
+            self.open -= 1
+
+
+def failing_kernels(broken: int, cells: int = 0) -> HookedKernels:
+    """Kernels of which the first few break: before their first cell, or after `cells` of them."""
+
+    async def at_cell(session: int, cell: int, source: str, execute: Execute) -> ExecResult:
+        if session < broken and cell == cells:
+            raise KernelDiedError("the connection broke")
+        return await execute()
+
+    return HookedKernels(at_cell)
+
+
+def rollout_of(
+    engine: Any,
+    kernels: Any = None,
+    *,
+    vocabulary: Vocabulary | None = None,
+    dialect: Dialect | DialectConfig | str = "python",
+    context_tokens: int = 1024,
+    budget: BudgetConfig | Mapping[str, Any] | None = None,
+    subcalls: Mapping[str, Any] | None = None,
+    tools: Iterable[Any] = (),
+    environment: Any = None,
+    sampler: Any = None,
+    **setup: Any,
+) -> Rollout:
+    """Rollouts at this engine, in kernels that isolate nothing if no others are given."""
+    made = RolloutSetup(
+        vocabulary or getattr(engine, "vocabulary", None) or nano(),
+        DialectConfig(name=dialect) if isinstance(dialect, str) else dialect,
+        context_tokens=context_tokens,
+        budget=budget if isinstance(budget, BudgetConfig) else BudgetConfig(**(budget or {})),
+        subcalls=SubcallsConfig(**(subcalls or {})),
+        extensions=make_extensions(tools, environment=environment, sampler=sampler),
+        **setup,
+    )
+    return Rollout(engine, kernels or FakeKernelPool(), made)
 
 
 class RecursiveEngine:
@@ -120,7 +220,4 @@ class RecursiveSlot:
                 found = await found
             self._left = [f" {found}\n"] if isinstance(found, str) else list(found)
         await asyncio.sleep(0)
-        typed, finish = self._engine.vocabulary.encode_output(self._left.pop(0)), Finish.NEWLINE
-        if len(typed) > max_tokens:
-            typed, finish = typed[:max_tokens], Finish.LENGTH
-        return SampledLine(tuple(typed), (LOGPROB,) * len(typed), finish)
+        return scripted_line(self._engine.vocabulary, self._left.pop(0), max_tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from functools import cache
 from importlib.metadata import version
@@ -26,13 +27,11 @@ CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-FUSED = (
-    "\n\n", "\n\n\n", ")\n", ":\n", "):\n", "# \n", "'''\n", "\n'''", "\n ", "\n    ", "\n>>> ", "<|im_end|>\n",
-    "\r\n", "\n\r", "\n\r\n", "x\r", "\x0c\n", "\n\x0c", "\x00\n", "\n\x00", " x", "=1", ";x",
-    b"\n\xe2", b"\n\xe2\x82", b"\x82\xac\n", b"\xac\n", b"\xe2\n", b"\n\n\xf0\x9f", b"\x98\x80",
-    b"\n\xc3", b"\xa9\n", b"\xff\n",
-)  # fmt: skip
-"""What a vocabulary trained on code holds beside bytes: newlines with all that may stand around them."""
+FUSED = [
+    json.loads(line).encode("latin-1")
+    for line in Path(__file__).with_name("fused_tokens.jsonl").read_text("utf-8").splitlines()
+]
+"""What a vocabulary trained on code holds beside bytes: newlines with all that may stand around them. In Latin-1."""
 
 
 @cache
@@ -91,7 +90,7 @@ def gpt2_like() -> Vocabulary:
     known = {symbol: index for index, symbol in enumerate(symbol_of.values())}
     merges = []
     for text in FUSED:
-        symbols = [symbol_of[byte] for byte in (text.encode() if isinstance(text, str) else text)]
+        symbols = [symbol_of[byte] for byte in text]
         for length in range(1, len(symbols)):
             left, right = "".join(symbols[:length]), symbols[length]
             if left + right not in known:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from vocabularies import nano
 
-from repl_rl.engine import Vocabulary, load_vocabulary
-from repl_rl.models.nano import NANO_PATH
+from repl_rl.engine import Vocabulary
 
 
 @pytest.fixture(scope="session")
 def vocabulary() -> Vocabulary:
-    return load_vocabulary(str(NANO_PATH))
+    return nano()

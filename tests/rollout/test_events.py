@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import replace
 
 import pytest
 import vocabularies
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_fakes import FakeKernel, FakeKernelPool
-from scripted import LOGPROB, ScriptedEngine
+from scripted import LOGPROB, Execute, HookedKernels, ScriptedEngine, failing_kernels, rollout_of
+from small import without_times
 from test_dialect_rollouts import SESSIONS, lines_of, vocabulary_for
-from test_rollout import FailingKernels
 from test_three_views import (
     AMPLE,
     BUDGETS,
@@ -28,43 +26,17 @@ from test_three_views import (
     sampled_ids,
 )
 
-from repl_rl.config import BudgetConfig, DialectConfig, SamplingConfig
-from repl_rl.dialect import PythonDialect
-from repl_rl.engine import Engine, SampledLine, Vocabulary
+from repl_rl.config import DialectConfig
+from repl_rl.engine import Vocabulary
 from repl_rl.errors import ConfigError, EngineError, KernelStartError
-from repl_rl.kernel import ExecResult, HostCalls, KernelSource
+from repl_rl.kernel import ExecResult
 from repl_rl.rollout.events import Began, Ended, Event, Ran, Sampled, events_of
 from repl_rl.rollout.loop import Rollout
-from repl_rl.rollout.setup import Extensions, RolloutSetup, dialect_for, make_extensions
+from repl_rl.rollout.setup import dialect_for
 from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory
 
 TASK = Task("t1", "What is 6 * 7?", "42")
 LINES = (" x = 42\n", " x\n", " submit_final_answer(x)\n")
-
-
-def rollout_of(
-    engine: Engine,
-    vocabulary: Vocabulary,
-    kernels: object | None = None,
-    budget: BudgetConfig = AMPLE,
-    extensions: Extensions | None = None,
-) -> Rollout:
-    source: KernelSource = kernels or FakeKernelPool()  # type: ignore[assignment]
-    return Rollout(
-        engine,
-        source,
-        RolloutSetup(
-            vocabulary,
-            PythonDialect(),
-            context_tokens=CONTEXT_TOKENS,
-            budget=budget,
-            extensions=extensions or Extensions(),
-        ),
-    )
-
-
-def scripted(vocabulary: Vocabulary, lines: Sequence[str] = LINES) -> ScriptedEngine:
-    return ScriptedEngine(vocabulary, lambda prompt: lines)
 
 
 async def hear(rollout: Rollout, told: list[Event], task: Task = TASK) -> list[Event]:
@@ -99,49 +71,33 @@ def trajectory_in(events: Sequence[Event]) -> Trajectory:
 
 
 def test_the_events_of_a_session_by_hand(vocabulary: Vocabulary) -> None:
-    events = listen(rollout_of(scripted(vocabulary), vocabulary))
+    events = listen(rollout_of(ScriptedEngine(vocabulary, LINES)))
     told = [event.text if isinstance(event, Sampled) else event for event in events]
     trajectory = trajectory_in(events)
     first, second, third = trajectory.lines
-    assert told == [
-        Began(TASK, trajectory.prompt, trajectory.prompt_ids),
-        " x = 42\n", Ran(0, first), " x\n", Ran(1, second), " submit_final_answer(x)\n", Ran(2, third),
-        Ended(trajectory),
-    ]  # fmt: skip
+    ran = [" x = 42\n", Ran(0, first), " x\n", Ran(1, second), " submit_final_answer(x)\n", Ran(2, third)]
+    assert told == [Began(TASK, trajectory.prompt, trajectory.prompt_ids), *ran, Ended(trajectory)]
     assert (second.output, second.kind) == ("42\n>>>", LineKind.EXPRESSION)
     assert events[1] == Sampled(0, " x = 42\n", trajectory.completion_ids[: first.end], (LOGPROB,) * first.end)
     assert (trajectory.answer, trajectory.stop_reason) == (("42",), StopReason.ANSWER)
 
 
-def test_a_finished_trajectory_tells_what_it_told_as_it_ran(vocabulary: Vocabulary) -> None:
-    events = listen(rollout_of(scripted(vocabulary), vocabulary))
-    assert list(events_of(TASK, trajectory_in(events))) == events
-
-
 def test_one_task_gives_the_same_trajectory_as_a_batch_of_it(vocabulary: Vocabulary) -> None:
-    [batch] = asyncio.run(rollout_of(scripted(vocabulary), vocabulary).many([TASK]))
-    single = trajectory_in(listen(rollout_of(scripted(vocabulary), vocabulary)))
-    times = {"duration_s": 0.0, "engine_s": 0.0, "kernel_s": 0.0, "queue_s": 0.0}
-    untimed = [
-        replace(each, **times, lines=tuple(replace(line, duration_s=0.0) for line in each.lines))
-        for each in (single, batch)
-    ]
-    assert untimed[0] == untimed[1]
+    """And a finished trajectory tells what it told as it ran."""
+    [batch] = asyncio.run(rollout_of(ScriptedEngine(vocabulary, LINES)).many([TASK]))
+    events = listen(rollout_of(ScriptedEngine(vocabulary, LINES)))
+    single = trajectory_in(events)
+    assert without_times(single) == without_times(batch)
+    assert list(events_of(TASK, single)) == events
 
 
 @pytest.mark.parametrize("dialect", SESSIONS)
 def test_every_dialect_tells_its_lines(dialect: str) -> None:
     vocabulary = vocabulary_for(dialect)
+    engine = ScriptedEngine(vocabulary, lines_of(SESSIONS[dialect].typed, vocabulary.stops))
+    budget = {"lines": 60, "tokens": 3000, "line_tokens": 400}
     made = dialect_for(vocabulary, DialectConfig(name=dialect))
-    engine = scripted(vocabulary, lines_of(SESSIONS[dialect].typed, vocabulary.stops))
-    rollout = Rollout(
-        engine,
-        FakeKernelPool(),
-        RolloutSetup(
-            vocabulary, made, context_tokens=6000, budget=BudgetConfig(lines=60, tokens=3000, line_tokens=400)
-        ),
-    )
-    events = listen(rollout)
+    events = listen(rollout_of(engine, dialect=made, context_tokens=6000, budget=budget))
     trajectory = trajectory_in(events)
     assert (trajectory.stop_reason, len(events)) == (StopReason.ANSWER, 2 * len(trajectory.lines) + 2)
     typed = "".join(event.text for event in events if isinstance(event, Sampled))
@@ -155,103 +111,70 @@ def test_whatever_is_sampled_and_whatever_fails_the_events_are_the_trajectory(da
     last = data.draw(st.lists(st.sampled_from(LAST_RESULTS), max_size=1))
     kernels = RecordingKernels([*results * 2, *last] if last else results)
     slot = TypingSlot(gpt2, data.draw(sampled_ids("gpt2_like")))
-    trajectory = trajectory_in(listen(rollout_of(slot, gpt2, kernels, data.draw(BUDGETS))))
+    trajectory = trajectory_in(
+        listen(rollout_of(slot, kernels, budget=data.draw(BUDGETS), context_tokens=CONTEXT_TOKENS))
+    )
     assert [trajectory.completion_ids[line.start : line.end] for line in trajectory.lines] == [
         line.ids for line in slot.sampled
     ]
 
 
-class Gate(FakeKernel):
-    """Runs nothing before it is opened."""
+class Gate:
+    """Kernels that run nothing before it is opened."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.is_asked = asyncio.Event()
-        self.may_run = asyncio.Event()
+        self.is_asked, self.may_run = asyncio.Event(), asyncio.Event()
+        self.kernels = HookedKernels(self._hold)
 
-    async def execute(self, source: str, host: HostCalls | None = None) -> ExecResult:
+    async def _hold(self, session: int, cell: int, source: str, execute: Execute) -> ExecResult:
         self.is_asked.set()
         await self.may_run.wait()
-        return await super().execute(source, host)
-
-
-class Gates:
-    """Sessions behind gates; counts those that are open."""
-
-    def __init__(self) -> None:
-        self.made: list[Gate] = []
-        self.open = 0
-
-    @asynccontextmanager
-    async def session(self) -> AsyncIterator[Gate]:
-        self.made.append(Gate())
-        self.open += 1
-        try:
-            yield self.made[-1]
-        finally:
-            self.open -= 1
-
-
-class Counting(ScriptedEngine):
-    """Counts the slots that are taken."""
-
-    slots = 0
-
-    @asynccontextmanager
-    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[ScriptedEngine]:
-        self.slots += 1
-        try:
-            yield self
-        finally:
-            self.slots -= 1
+        return await execute()
 
 
 async def test_a_line_is_told_before_its_code_runs(vocabulary: Vocabulary) -> None:
-    kernels = Gates()
-    stream = rollout_of(scripted(vocabulary), vocabulary, kernels).stream(TASK)
+    gate = Gate()
+    stream = rollout_of(ScriptedEngine(vocabulary, LINES), gate.kernels).stream(TASK)
     told = [await anext(stream), await anext(stream)]
     next_one = asyncio.ensure_future(anext(stream))
-    await kernels.made[0].is_asked.wait()
+    await gate.is_asked.wait()
     await asyncio.sleep(0)
     assert not next_one.done(), "its code has not run, so there is nothing to tell"
-    kernels.made[0].may_run.set()
+    gate.may_run.set()
     events = [*told, await next_one, *[event async for event in stream]]
     assert isinstance(events[1], Sampled)
     assert events[1].text == " x = 42\n"
     assert events[2] == Ran(0, trajectory_in(events).lines[0])
-    assert kernels.open == 0
+    assert gate.kernels.open == 0
 
 
 def test_closing_the_iterator_in_the_middle_of_a_cell_frees_slot_and_kernel(vocabulary: Vocabulary) -> None:
-    kernels, engine = Gates(), Counting(vocabulary, lambda prompt: LINES)
-
     async def go() -> None:
-        async with aclosing(rollout_of(engine, vocabulary, kernels).stream(TASK)) as stream:
+        gate, engine = Gate(), ScriptedEngine(vocabulary, LINES)
+        async with aclosing(rollout_of(engine, gate.kernels).stream(TASK)) as stream:
             async for event in stream:
                 if isinstance(event, Sampled):
-                    await kernels.made[0].is_asked.wait()
-                    assert (engine.slots, kernels.open) == (1, 1)
+                    await gate.is_asked.wait()
+                    assert (engine.slots, gate.kernels.open) == (1, 1)
                     break
-        assert (engine.slots, kernels.open) == (0, 0)
+        assert (engine.slots, gate.kernels.open) == (0, 0)
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
-    asyncio.run(go())
+    asyncio.run(go())  # on a loop without other tasks
 
 
 async def test_a_consumer_that_is_cancelled_frees_them_too(vocabulary: Vocabulary) -> None:
-    kernels, engine = Gates(), Counting(vocabulary, lambda prompt: LINES)
-    listening = asyncio.ensure_future(hear(rollout_of(engine, vocabulary, kernels), []))
-    while not kernels.made:
-        await asyncio.sleep(0)
-    await kernels.made[0].is_asked.wait()
+    gate, engine = Gate(), ScriptedEngine(vocabulary, LINES)
+    listening = asyncio.ensure_future(hear(rollout_of(engine, gate.kernels), []))
+    await gate.is_asked.wait()
     listening.cancel()
     await asyncio.wait([listening])
     assert listening.cancelled()
-    assert (engine.slots, kernels.open) == (0, 0)
+    assert (engine.slots, gate.kernels.open) == (0, 0)
 
 
 def test_a_kernel_that_breaks_under_a_line_ends_it_as_an_aborted_trajectory(vocabulary: Vocabulary) -> None:
-    events = listen(rollout_of(scripted(vocabulary), vocabulary, FailingKernels(broken=1, cells=1)))
+    events = listen(rollout_of(ScriptedEngine(vocabulary, LINES), failing_kernels(broken=1, cells=1)))
     trajectory = trajectory_in(events)
     assert [type(event) for event in events] == [Began, Sampled, Ran, Sampled, Ran, Ended]
     assert trajectory.stop_reason is StopReason.ABORTED
@@ -262,11 +185,11 @@ def test_a_kernel_that_breaks_under_a_line_ends_it_as_an_aborted_trajectory(voca
 def test_where_no_kernel_comes_up_there_is_a_beginning_and_an_end(vocabulary: Vocabulary) -> None:
     class Nothing:
         @asynccontextmanager
-        async def session(self) -> AsyncIterator[FakeKernel]:
+        async def session(self) -> AsyncIterator[None]:
             raise KernelStartError("no room")
-            yield FakeKernel()
+            yield
 
-    events = listen(rollout_of(scripted(vocabulary), vocabulary, Nothing()))
+    events = listen(rollout_of(ScriptedEngine(vocabulary, LINES), Nothing()))
     assert [type(event) for event in events] == [Began, Ended]
     assert trajectory_in(events).error == "KernelStartError: no room"
 
@@ -274,7 +197,7 @@ def test_where_no_kernel_comes_up_there_is_a_beginning_and_an_end(vocabulary: Vo
 def test_half_a_character_at_the_end_is_told_with_its_line() -> None:
     gpt2 = vocabularies.gpt2_like()
     slot = TypingSlot(gpt2, ids_of(gpt2, " 1", b"\n\xe2"))
-    events = listen(rollout_of(slot, gpt2, RecordingKernels([OK]), AMPLE.model_copy(update={"lines": 1})))
+    events = listen(rollout_of(slot, RecordingKernels([OK]), budget=AMPLE.model_copy(update={"lines": 1})))
     assert [type(event) for event in events] == [Began, Sampled, Ran, Ran, Ended]
     sampled, before, after = events[1:4]
     assert isinstance(sampled, Sampled)
@@ -286,45 +209,38 @@ def test_half_a_character_at_the_end_is_told_with_its_line() -> None:
 
 def test_an_overlong_line_is_told_and_did_not_run(vocabulary: Vocabulary) -> None:
     kernels = RecordingKernels([OK])
-    budget = BudgetConfig(line_tokens=3)
-    events = listen(rollout_of(scripted(vocabulary, [" print('on and on')\n"]), vocabulary, kernels, budget))
+    engine = ScriptedEngine(vocabulary, [" print('on and on')\n"])
+    events = listen(rollout_of(engine, kernels, budget={"line_tokens": 3}))
     assert [type(event) for event in events] == [Began, Sampled, Ran, Ended]
     assert trajectory_in(events).lines[0].kind is LineKind.OVERLONG
     assert kernels.sources == []
 
 
 async def test_a_failing_engine_raises_out_of_the_iterator_behind_what_was_told(vocabulary: Vocabulary) -> None:
-    class Broken(ScriptedEngine):
-        async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
-            if self.given:
-                raise EngineError("the weights are broken")
-            return await super().sample_line(ids, max_tokens, sampling)
+    async def fail(prompt: str, turn: int, sampling: object) -> None:
+        if turn == 1:
+            raise EngineError("the weights are broken")
 
     told: list[Event] = []
     with pytest.raises(EngineError, match="the weights are broken"):
-        await hear(rollout_of(Broken(vocabulary, lambda prompt: LINES), vocabulary), told)
+        await hear(rollout_of(ScriptedEngine(vocabulary, LINES, fail)), told)
     assert [type(event) for event in told] == [Began, Sampled, Ran]
 
 
-def test_a_prompt_without_room_is_refused_before_anything_is_told(vocabulary: Vocabulary) -> None:
-    rollout = rollout_of(scripted(vocabulary), vocabulary)
+def test_what_can_not_be_rolled_out_is_refused_before_anything_is_told(vocabulary: Vocabulary) -> None:
+    rollout = rollout_of(ScriptedEngine(vocabulary, LINES))
     with pytest.raises(ConfigError, match="the prompt of task 'long' has"):
         asyncio.run(hear(rollout, [], Task("long", "z" * 3 * CONTEXT_TOKENS, "")))
-
-
-def test_a_question_is_not_a_task(vocabulary: Vocabulary) -> None:
-    rollout = rollout_of(scripted(vocabulary), vocabulary)
     for wrong in ("What is it?", [TASK]):
         with pytest.raises(ConfigError, match=r"is not a task: give Task\(id, question, answer\)"):
             rollout.stream(wrong)  # type: ignore[arg-type]
 
 
 def test_a_loop_of_ones_own_is_told_when_it_has_ended(vocabulary: Vocabulary) -> None:
-    trajectory = trajectory_in(listen(rollout_of(scripted(vocabulary), vocabulary)))
+    trajectory = trajectory_in(listen(rollout_of(ScriptedEngine(vocabulary, LINES))))
 
     async def own(tasks: Sequence[Task], engine: object, kernels: object) -> list[Trajectory]:
         return [trajectory]
 
-    extensions = make_extensions(sampler=own)
-    events = listen(rollout_of(scripted(vocabulary), vocabulary, extensions=extensions))
+    events = listen(rollout_of(ScriptedEngine(vocabulary, LINES), sampler=own))
     assert events == list(events_of(TASK, trajectory))

@@ -20,16 +20,15 @@ import vocabularies
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_fakes import FakeKernelPool
+from scripted import rollout_of
 from vocabularies import KINDS
 
 from repl_rl.config import BudgetConfig, SamplingConfig
-from repl_rl.dialect import PythonDialect, PythonReader
+from repl_rl.dialect import PythonReader
 from repl_rl.engine import Finish, SampledLine, Vocabulary
 from repl_rl.errors import KernelDiedError
 from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, KernelSource, Limits
 from repl_rl.rollout.batch import RolloutBatch
-from repl_rl.rollout.loop import Rollout
-from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.trajectory import StopReason, Task, Trajectory
 
 TASK = Task("t1", "What is 6 * 7?", "42")
@@ -48,7 +47,7 @@ class TypingSlot:
     def __init__(self, vocabulary: Vocabulary, ids: Sequence[int]) -> None:
         self.given: list[tuple[int, ...]] = []
         self.sampled: list[SampledLine] = []
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._ids = iter([*ids, min(vocabulary.eos_ids)])
         self._count = 0
 
@@ -74,9 +73,9 @@ class TypingSlot:
                 return
 
     def _finish(self, last: int) -> Finish:
-        if last in self._vocabulary.eos_ids:
+        if last in self.vocabulary.eos_ids:
             return Finish.EOS
-        return Finish.NEWLINE if last in self._vocabulary.newline_ids else Finish.LENGTH
+        return Finish.NEWLINE if last in self.vocabulary.newline_ids else Finish.LENGTH
 
 
 class RecordingKernels:
@@ -113,11 +112,7 @@ async def roll(
     vocabulary: Vocabulary, ids: Sequence[int], kernels: KernelSource, budget: BudgetConfig
 ) -> tuple[Trajectory, TypingSlot]:
     slot = TypingSlot(vocabulary, ids)
-    rollout = Rollout(
-        slot,
-        kernels,
-        RolloutSetup(vocabulary, PythonDialect(), context_tokens=CONTEXT_TOKENS, budget=budget, chat=False),
-    )
+    rollout = rollout_of(slot, kernels, context_tokens=CONTEXT_TOKENS, budget=budget, chat=False)
     [trajectory] = [ended async for _, ended in rollout.as_completed(RolloutBatch([TASK]))]
     return trajectory, slot
 
@@ -172,14 +167,8 @@ def assert_the_sources_are_what_was_typed(
     assert all(any(line == other for other in left) for source in sources for line in source.split("\n"))
 
 
-RAN_ALL = (
-    StopReason.EOS, StopReason.MAX_LINES, StopReason.LINE_TOKENS, StopReason.MAX_TOKENS, StopReason.CONTEXT,
-)  # fmt: skip
-
-SNIPPETS = (
-    " x = 1\n", " x\n", "\n", " if x:\n", "     y\n", "    y\n", " # é€😀\n", " '''", "'''\n", " (\n", ")\n", " \\\n",
-    "x\r\n", "\r", "\x0c\n", " \x00\n", "é\n", "€", "😀", ">>> ", "<|im_end|>", "<eos>", " submit_final_answer(1)\n",
-)  # fmt: skip
+RAN_ALL = ("eos", "max_lines", "line_tokens", "max_tokens", "context")
+SNIPPETS = [json.loads(line) for line in (Path(__file__).parent / "snippets.jsonl").read_text("utf-8").splitlines()]
 
 
 @cache
@@ -298,10 +287,9 @@ def test_half_a_character_under_a_broken_kernel_stands_in_its_line(gpt2: Vocabul
 
 
 def test_a_real_kernel_takes_all_of_it_and_lives(gpt2: Vocabulary) -> None:
-    typed = (
-        " x = 1", b"\x00\n", b"\x00\n", " '", b"\xff", "'\n", " \x1b\x07\x7f\n", " x = 1\r", "x\n", " # ", b"\n\xe2",
-        b"\xff\n", " '\u2028\ufeff\U0010ffff'\n", " f(", b"\n\n", ")\n", " 6*7\n",
-    )  # fmt: skip
+    nul, half = [b"\x00\n", b"\x00\n"], [b"\n\xe2", b"\xff\n"]
+    odd = [" '", b"\xff", "'\n", " \x1b\x07\x7f\n", " x = 1\r", "x\n", " # ", *half, " '\u2028\ufeff\U0010ffff'\n"]
+    typed = [" x = 1", *nul, *odd, " f(", b"\n\n", ")\n", " 6*7\n"]
 
     async def go() -> Trajectory:
         async with KernelPool(1, Limits(line_s=60)) as pool:
