@@ -13,17 +13,19 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from aiohttp import web
 from fake_vllm import LINE, LOGPROB, FakeVLLM, failing, hang, say_line, saying, tokens_answer
 from safetensors.torch import load_file
 from waiting import until_async as until
 
+from repl_rl import errors
 from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig
 from repl_rl.engine import Finish, SampledLine, Vocabulary
 from repl_rl.engine.server import VLLMServerEngine
 from repl_rl.engine.server.client import ServerRefused, ServerTimeouts, ServerUnreachable, read_answer
 from repl_rl.engine.server.fleet import Locate, Weights
-from repl_rl.errors import ConfigError, EngineError, ModelError
+from repl_rl.errors import ConfigError, EngineError
 from repl_rl.models.nano import NANO_PATH
 
 TIMEOUTS = ServerTimeouts(
@@ -31,6 +33,7 @@ TIMEOUTS = ServerTimeouts(
 )
 IDS = [1, 2, 3]
 SAMPLING = SamplingConfig(temperature=0.7, top_p=0.9, top_k=40)
+WRONG = yaml.safe_load(Path(__file__).with_name("wrong_servers.yaml").read_text(encoding="utf-8"))
 GIVEN_WEIGHTS = ["/pause", "repl_rl_load_weights", "repl_rl_require_loaded", "/reset_prefix_cache", "/resume"]
 
 
@@ -144,39 +147,17 @@ def test_errors_pickle() -> None:
 # At the start.
 
 
-@pytest.mark.parametrize(
-    ("wrong", "kind", "says"),
-    [
-        ({"version": "0.31.2"}, EngineError, r"URL runs vLLM 0\.31\.2, and .* speaks with <0\.33,>=0\.32"),
-        ({"refused": {"/version": 404}}, EngineError, "URL is not a vLLM server"),
-        ({"model": "other/model"}, ModelError, "URL serves 'other/model', and the model is .*--served-model-name"),
-        ({"tokenize": lambda text: [1, 2]}, ModelError, "URL has another tokenizer than"),
-        ({"max_model_len": 256}, ConfigError, r"URL takes 256 tokens, and engine\.context_tokens is 512.*--max-model-"),
-        ({"dtype": "torch.bfloat16"}, ConfigError, "URL computes in bfloat16, and model.dtype is float32.*--dtype fl"),
-        ({"probe_logprob": -1.5}, EngineError, "URL gives .* before temperature.*--logprobs-mode processed_logprobs"),
-        ({"stop_digest": "none: no file"}, ModelError, r"URL ends lines and texts at other tokens than .*none: no fil"),
-        ({"refused": {"/inference/v1/generate": 404}}, EngineError, "URL does not take tokens in.*--enable-scale-out"),
-        ({"refused": {"/v1/models": 401}}, EngineError, "URL/v1/models wants an API key; set VLLM_API_KEY"),
-        ({"cards": []}, EngineError, "URL answers in a form that vLLM 0.32 does not have"),
-        ({"health": 503}, EngineError, "URL/health: HTTP 503(.|\n)*VLLM_SERVER_DEV_MODE=1 vllm serve"),
-        ({"stopped": True}, EngineError, rf"URL/health: (.|\n)*vllm serve {NANO_PATH} --dtype float32"),
-        ({"version": "0.32.1"}, EngineError, "GOOD has '0.32.0' and URL has '0.32.1'"),
-        ({"stop_digest": "OURS"}, EngineError, "differ in stop digest: GOOD has None"),
-    ],
-)
+@pytest.mark.parametrize("case", WRONG, ids=[case["says"] for case in WRONG])
 def test_a_server_that_is_not_what_it_has_to_be_is_refused(
-    fakes: Fakes,
-    vocabulary: Vocabulary,
-    wrong: dict[str, Any],
-    kind: type[Exception],
-    says: str,
+    fakes: Fakes, vocabulary: Vocabulary, case: dict[str, Any]
 ) -> None:
     good, bad = fakes
-    for name, value in wrong.items():
+    for name, value in case["server"].items():
         setattr(bad, name, vocabulary.digest if value == "OURS" else value)
-    if wrong.get("stopped"):
+    if bad.health == 0:
         bad.stop()
-    with pytest.raises(kind, match=says.replace("URL", bad.url).replace("GOOD", good.url)):
+    says = case["says"].replace("URL", bad.url).replace("GOOD", good.url).replace("NANO", str(NANO_PATH))
+    with pytest.raises(getattr(errors, case["error"]), match=says):
         fakes.open()
     assert fakes.requests == [0, 0]
 
