@@ -229,20 +229,6 @@ async def test_only_what_the_engine_lacks_is_sent() -> None:
     ]
 
 
-async def test_several_slots_at_once(serve: Serve) -> None:
-    async with serve() as served:
-
-        async def type_lines(start: int) -> list[int]:
-            ids = [start]
-            async with served.remote.slot(20) as slot:
-                for length in (1, 3, 2):
-                    ids += (await slot.sample_line(ids, length, COLD)).ids
-            return ids
-
-        typed = await asyncio.gather(*(type_lines(100 * number) for number in range(1, 9)))
-        assert typed == [[start, *counted(start, 6)] for start in range(100, 900, 100)]
-
-
 async def test_a_cancelled_line_is_dropped_and_its_slot_goes_on(serve: Serve) -> None:
     async with serve() as served, served.remote.slot(50) as slot:
         assert (await slot.sample_line([1], 1, COLD)).ids == (2,)
@@ -253,6 +239,12 @@ async def test_a_cancelled_line_is_dropped_and_its_slot_goes_on(serve: Serve) ->
             await endless
         assert (await slot.sample_line([1, 2, 50], 2, HOT)).ids == (51, 52)
         assert served.stepper.aborted == served.engine.made
+        leaving = typing(served, ENDLESS)
+        await served.sampling()
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        assert await one_line(served.remote, 1) == (2, 3)
 
 
 @pytest.mark.parametrize("served_by", [by_its_thread, by_a_host])
@@ -270,17 +262,6 @@ async def test_a_line_cancelled_before_the_engine_has_seen_it_does_not_hide_the_
         channel.send(LeaveSlot(0))
         await served.is_given_back()
         channel.close()
-
-
-async def test_a_slot_that_is_left_in_the_middle_of_a_line_is_given_back(serve: Serve) -> None:
-    async with serve() as served:
-        line = typing(served, ENDLESS)
-        await served.sampling()
-        line.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await line
-        await served.is_given_back()
-        assert await one_line(served.remote, 1) == (2, 3)
 
 
 async def test_what_does_not_fit_is_refused_and_the_engine_goes_on(serve: Serve) -> None:

@@ -257,13 +257,6 @@ def test_a_checkpoints_generation_config_adds_its_end_tokens(tmp_path: Path) -> 
     assert load_vocabulary(str(tmp_path)).eos_ids == {tokenizer.eos_token_id, 5, 7}
 
 
-def test_nanos_newlines_fuse() -> None:
-    vocabulary = vocabularies.nano()
-    texts = {vocabulary.decode([index]) for index in vocabulary.newline_ids}
-    assert {"\n", ")\n", "\n\n"} <= texts
-    assert vocabulary.decode(vocabulary.encode_output(CODE)) == CODE
-
-
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_shipped_checkpoint_has_the_tokenizer_that_transformers_would_choose(name: str) -> None:
     own = load_vocabulary(str(SHIPPED[name]))
