@@ -34,6 +34,7 @@ TIMEOUTS = ServerTimeouts(
 IDS = [1, 2, 3]
 SAMPLING = SamplingConfig(temperature=0.7, top_p=0.9, top_k=40)
 WRONG = yaml.safe_load(Path(__file__).with_name("wrong_servers.yaml").read_text(encoding="utf-8"))
+UNUSUAL = yaml.safe_load(Path(__file__).with_name("unusual_servers.yaml").read_text(encoding="utf-8"))
 GIVEN_WEIGHTS = ["/pause", "repl_rl_load_weights", "repl_rl_require_loaded", "/reset_prefix_cache", "/resume"]
 
 
@@ -162,15 +163,7 @@ def test_what_is_not_a_base_url_is_refused(vocabulary: Vocabulary, url: str) -> 
         VLLMServerEngine("nano", vocabulary, ModelConfig(), config)
 
 
-@pytest.mark.parametrize(
-    ("unusual", "events"),
-    [
-        ({"model": "/elsewhere/nano", "aliases": ["nano"]}, []),
-        ({"paused": True}, ["/resume"]),
-        ({"label": "repl-rl-12345678-40"}, [GIVEN_WEIGHTS[0], "repl_rl_restore_checkpoint", *GIVEN_WEIGHTS[2:]]),
-    ],
-    ids=["under another name too", "left paused", "with weights of an earlier run"],
-)
+@pytest.mark.parametrize(("unusual", "events"), UNUSUAL["usable"].values(), ids=UNUSUAL["usable"])
 async def test_a_server_that_is_unusual_can_be_used(fakes: Fakes, unusual: dict[str, Any], events: list[str]) -> None:
     for name, value in unusual.items():
         setattr(fakes[0], name, value)
@@ -509,16 +502,7 @@ async def test_a_server_of_which_one_rank_has_not_loaded_its_weights_is_left_out
     assert fakes[1].label == engine.weights.label
 
 
-@pytest.mark.parametrize(
-    ("unlike", "says"),
-    [
-        ({"quantization": "fp8"}, r"quantised \(fp8\), and new ones can't be loaded"),
-        (
-            {"refused": {"/server_info": 404, "/weight_info": 404}},
-            r"can't be given new weights(.|\n)*--worker-extension-cls repl_rl\.",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("unlike", "says"), UNUSUAL["for sampling only"].values())
 async def test_some_servers_can_be_sampled_from_and_take_no_weights(
     fakes: Fakes, unlike: dict[str, Any], says: str
 ) -> None:
