@@ -334,14 +334,7 @@ def test_columns_of_a_format_may_have_other_names(tmp_path):
     }
 
 
-@pytest.mark.parametrize(
-    ("keys", "train", "heldout"),
-    [
-        ({"before": "2024-01-01"}, ["2022-I-1", "2023-II-4"], ["2024-I-2", "2025-I-3"]),
-        ({"before": 2023, "after": 2025}, ["2022-I-1"], ["2025-I-3"]),
-        ({"after": "2024-06-01"}, ["2022-I-1", "2023-II-4"], ["2025-I-3"]),  # a year that it cuts is on neither side
-    ],
-)
+@pytest.mark.parametrize(("keys", "train", "heldout"), PERIODS["sides"])
 def test_dates_decide_what_is_held_out(keys, train, heldout):
     for split, expected in (("train", train), ("heldout", heldout)):
         assert [task.id for task in _formatted("aime", split, **keys)] == [f"aime-train-{name}" for name in expected]

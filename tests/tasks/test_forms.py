@@ -93,15 +93,7 @@ def _defined(*cells):
     return names
 
 
-CELLS = [
-    "def f(x):\n    # a double\n    return 2 * x\n",
-    "import functools\n",
-    "@functools.cache\ndef cached(x):\n    return x\n",
-    "f, g = lambda x: x + 1, lambda x: x + 2\n",
-    "def outer():\n    def inner(): return outer\n    def shut(): return inner\n    return inner, shut\n",
-    "h = lambda: (yield)\n",
-    "def f(x):\n    return 3 * x\n",
-]
+CELLS = yaml.safe_load(Path(__file__).with_name("cells.yaml").read_text(encoding="utf-8"))
 
 
 def test_a_function_is_its_source_of_the_cell_that_defined_it():
