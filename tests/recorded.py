@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from small import small_args
 
 from repl_rl.models.nano import NANO_PATH
@@ -93,6 +94,38 @@ class RecordedTrainer(ReplGRPOTrainer):
     def _count_sync(self) -> None:
         self.weight_syncs += 1
 
+    def batch(self, rows: Sequence[int] = (0, 0, 1, 1)) -> dict[str, Any]:
+        """What TRL's loss is given for a batch of these rows of the data set."""
+        self.model.train()
+        self.current_gradient_accumulation_steps = 1
+        return self._generate_and_score_completions([dict(self.train_dataset[row]) for row in rows])
+
+    def gradient(self, inputs: dict[str, Any]) -> torch.Tensor:
+        """The gradient of the loss of such a batch."""
+        return gradient_of(self.model, self.compute_loss(self.model, inputs))
+
+    def logprobs(self, inputs: dict[str, Any]) -> torch.Tensor:  # (B, T)
+        self.typed_mask = inputs["completion_mask"] * inputs["tool_mask"]
+        ids, mask = (torch.cat([inputs[f"prompt_{of}"], inputs[f"completion_{of}"]], dim=1) for of in ("ids", "mask"))
+        values, *_ = self._get_per_token_logps_and_entropies(self.model, ids, mask, inputs["completion_ids"].size(1))
+        return values
+
+    @property
+    def metrics(self) -> dict[str, list[float]]:
+        """What was logged of each training batch."""
+        return dict(self._metrics["train"])
+
+    @property
+    def table(self) -> dict[str, list[Any]]:
+        """TRL's table of completions."""
+        return {name: list(column) for name, column in self._logs.items() if name != "rewards"}
+
+
+def gradient_of(model: Any, loss: torch.Tensor) -> torch.Tensor:
+    model.zero_grad()
+    loss.backward()
+    return torch.cat([weight.grad.flatten() for weight in model.parameters() if weight.grad is not None])
+
 
 def make_tasks_named(*names: str) -> list[Task]:
     return [Task(name, f"What is {name}?", f"answer {name}") for name in names]
@@ -117,10 +150,3 @@ def recorded_trainer(
     }
     args = small_args(folder, **{**defaults, **settings})
     return kind(recording, model, args, tasks, **(trainer or {}))
-
-
-def output_of_a_batch(trainer: RecordedTrainer, rows: Sequence[int] = (0, 0, 1, 1)) -> dict[str, Any]:
-    """What TRL's loss is given for a batch of these rows of the trainer's data set."""
-    trainer.model.train()
-    trainer.current_gradient_accumulation_steps = 1
-    return trainer._generate_and_score_completions([dict(trainer.train_dataset[row]) for row in rows])

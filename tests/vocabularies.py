@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -86,19 +87,7 @@ class _PlainArrays:
 @cache
 def gpt2_like() -> Vocabulary:
     """256 bytes, and merges that end in each of `FUSED`: no splitting rule keeps a newline from anything."""
-    symbol_of = dict(zip(_bytes_in_gpt2_order(), _gpt2_symbols(), strict=True))
-    known = {symbol: index for index, symbol in enumerate(symbol_of.values())}
-    merges = []
-    for text in FUSED:
-        symbols = [symbol_of[byte] for byte in text]
-        for length in range(1, len(symbols)):
-            left, right = "".join(symbols[:length]), symbols[length]
-            if left + right not in known:
-                known[left + right] = len(known)
-                merges.append((left, right))
-    backend = Tokenizer(models.BPE(known, merges))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
+    backend = merging(FUSED)
     backend.add_special_tokens([AddedToken(END_OF_TEXT, special=True), AddedToken(CHAT_END, special=True)])
     backend.add_tokens([AddedToken("é\n", normalized=False)])
     return Vocabulary(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END_OF_TEXT))
@@ -106,21 +95,30 @@ def gpt2_like() -> Vocabulary:
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
     """A token for each byte: the newline is one of its own, and no character beyond ASCII is."""
-    backend = Tokenizer(models.BPE({symbol: index for index, symbol in enumerate(sorted(_gpt2_symbols()))}, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
+    backend = merging(())
     backend.add_special_tokens([AddedToken(END_OF_TEXT, special=True)])
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END_OF_TEXT)
 
 
-def _gpt2_symbols() -> list[str]:
-    """GPT-2's symbols for bytes by code point: those that print stand for themselves, the others from U+0100 on."""
-    return sorted(pre_tokenizers.ByteLevel.alphabet())
-
-
-def _bytes_in_gpt2_order() -> list[int]:
-    printing = [byte for byte in range(256) if chr(byte) in pre_tokenizers.ByteLevel.alphabet()]
-    return [*printing, *(byte for byte in range(256) if byte not in printing)]
+def merging(texts: Iterable[bytes]) -> Tokenizer:
+    """Byte-level BPE: 256 bytes, and the beginnings of each text, which is merged from left to right."""
+    # GPT-2's symbols for bytes by code point: those that print stand for themselves, the others from U+0100 on.
+    symbols = sorted(pre_tokenizers.ByteLevel.alphabet())
+    known = {symbol: index for index, symbol in enumerate(symbols)}
+    printing = [byte for byte in range(256) if chr(byte) in known]
+    symbol_of = dict(zip([*printing, *(byte for byte in range(256) if byte not in printing)], symbols, strict=True))
+    merges = []
+    for text in texts:
+        spelled = [symbol_of[byte] for byte in text]
+        for length in range(1, len(spelled)):
+            left, right = "".join(spelled[:length]), spelled[length]
+            if left + right not in known:
+                known[left + right] = len(known)
+                merges.append((left, right))
+    backend = Tokenizer(models.BPE(known, merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    return backend
 
 
 def _qwen(file: str, pattern: str, special: tuple[tuple[int, str], ...]) -> Vocabulary:

@@ -8,7 +8,7 @@ The loss, the optimiser, distribution, checkpoints and the weight sync are TRL's
 - the forward pass sees rows without padding, and the LM head typed tokens only (`repl_rl.trainer.typed_tokens`);
 - the engine is ours, in a dtype of its own; TRL's weight sync, or its iteration over the weights, updates it.
 
-B batch, T completion tokens. `tests/trainer/test_trl_contract.py` checks the private methods of TRL that this
+B batch, T completion tokens. `tests/engine/test_contracts.py` checks the private methods of TRL that this
 overrides.
 """
 

@@ -51,7 +51,8 @@ class FakeVLLM:
         self.probe_logprob = 0.0
         self.stop_digest: str | None = None
         """None: it has vLLM's own scheduler."""
-        self.tokenize: Callable[[str], list[int]] = lambda text: list(vocabulary.encode_output(text))
+        self.tokens: list[int] | None = None
+        """What each text is in its vocabulary; None: what it is in `vocabulary`."""
         self.respond: Respond = say_line
         self.load: Callable[[dict[str, Any]], Any] = lambda body: {"loaded": 38}
         self.workers = 1
@@ -146,7 +147,7 @@ class FakeVLLM:
         return {
             "/version": {"version": self.version},
             "/v1/models": {"data": cards if self.cards is None else self.cards},
-            "/tokenize": {"tokens": self.tokenize((body or {}).get("prompt", ""))},
+            "/tokenize": {"tokens": self.tokens or self.vocabulary.encode_output((body or {}).get("prompt", ""))},
             "/server_info": {"vllm_config": config},
             "/weight_info": {"weight_version": self.label},
             "/update_weight_version": {},

@@ -140,34 +140,6 @@ async def test_what_is_too_long_for_the_context_is_refused_and_the_engine_goes_o
     assert len((await line(engine, [5] * (CONTEXT_TOKENS - 4), max_tokens=4)).ids) <= 4
 
 
-async def test_slots_are_given_in_order_when_the_cache_is_full(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine.admission.rooms[0], "capacity", 1)
-    came_and_went: list[tuple[str, int]] = []
-
-    async def hold(number: int) -> None:
-        async with engine.slot(CONTEXT_TOKENS):
-            came_and_went.append(("came", number))
-            await asyncio.sleep(0.001)
-            came_and_went.append(("went", number))
-
-    await asyncio.gather(*map(hold, range(7)))
-    assert came_and_went == [(what, number) for number in range(7) for what in ("came", "went")]
-
-
-async def test_who_stops_waiting_for_a_slot_leaves_the_queue(
-    engine: Any, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine.admission.rooms[0], "capacity", 1)
-    async with engine.slot(CONTEXT_TOKENS):
-        given_up = asyncio.create_task(line(engine, prompt(vocabulary, 1)))
-        patient = asyncio.create_task(line(engine, prompt(vocabulary, 2)))
-        await asyncio.sleep(0.001)
-        given_up.cancel()
-    await asyncio.wait([given_up])
-    assert given_up.cancelled()
-    assert_same(await patient, await line(engine, prompt(vocabulary, 2)))
-
-
 @pytest.mark.parametrize("backend", [OWN_VLLM, "transformers"])
 async def test_closing_is_heard_by_who_waits_and_by_who_comes(backend: Any, vocabulary: Vocabulary) -> None:
     engine = opened(backend, vocabulary)

@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import yaml
 
 OURS = ("OMP_WAIT_POLICY", "TRL_EXPERIMENTAL_SILENCE", "VLLM_CPU_KVCACHE_SPACE")
-TORCH = "import sys, types; sys.modules['torch'] = types.ModuleType('torch'); "
-ENGINE = "from repl_rl.engine.environment import prepare_environment; prepare_environment(); "
+TORCH = "import sys, types; sys.modules['torch'] = types.ModuleType('torch')"
+ENGINE = "from repl_rl.engine.environment import prepare_environment; prepare_environment()"
 WARNING = (
     "torch was imported before repl_rl, and sampling may crawl: import repl_rl first, or set OMP_WAIT_POLICY=PASSIVE "
     "in the environment\n"
 )
+
+CASES = yaml.safe_load(Path(__file__).with_name("environment.yaml").read_text(encoding="utf-8"))
 
 
 def run(code: str, **environment: str) -> tuple[list[str], str]:
@@ -25,19 +29,10 @@ def run(code: str, **environment: str) -> tuple[list[str], str]:
     return done.stdout.split(), done.stderr
 
 
-@pytest.mark.parametrize(
-    ("code", "environment", "values", "warning"),
-    [
-        ("import repl_rl; ", {}, ["PASSIVE", "1", "-"], ""),
-        ("import repl_rl; ", {"OMP_WAIT_POLICY": "ACTIVE"}, ["ACTIVE", "1", "-"], ""),
-        (f"import repl_rl; {TORCH}{ENGINE}", {}, ["PASSIVE", "1", "1"], ""),
-        (f"{TORCH}import repl_rl; ", {}, ["-", "1", "-"], ""),
-        (f"{TORCH}import repl_rl; {ENGINE}", {}, ["PASSIVE", "1", "1"], WARNING),
-        (f"{TORCH}import repl_rl; {ENGINE}", {"OMP_WAIT_POLICY": "ACTIVE"}, ["ACTIVE", "1", "1"], ""),
-    ],
-)
-def test_variables_of_the_environment(code: str, environment: dict[str, str], values: list[str], warning: str) -> None:
-    assert run(code, **environment) == (values, warning)
+@pytest.mark.parametrize(("code", "environment", "values", "warns"), CASES)
+def test_variables_of_the_environment(code: str, environment: dict[str, str], values: str, warns: bool) -> None:
+    code = code.replace("TORCH", TORCH).replace("ENGINE", ENGINE)
+    assert run(code, **environment) == (values.split(), WARNING * warns)
 
 
 @pytest.mark.slow

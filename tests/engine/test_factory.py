@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from vocabularies import nano
 
 from repl_rl.config import EngineConfig, ModelConfig, parse_config
@@ -15,43 +17,19 @@ from repl_rl.engine import make_engine
 from repl_rl.engine.factory import ENGINES, engine_backend, require_engine
 from repl_rl.errors import ConfigError
 
-OWN = """
-class Silent:
-    version = 0
-    made_with = None
-    def slot(self, tokens): ...
-    def close(self): ...
-
-def silent(*arguments):
-    engine = Silent()
-    engine.made_with = arguments
-    return engine
-
-def nothing(*arguments):
-    return 7
-
-constant = 7
-"""
+HERE = Path(__file__).parent
+REFUSED = yaml.safe_load((HERE / "refused_engines.yaml").read_text(encoding="utf-8"))
 
 
 @pytest.fixture
 def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    (tmp_path / "own_engine.py").write_text(OWN)
+    shutil.copy(HERE / "own_engine.py.txt", tmp_path / "own_engine.py")
     monkeypatch.syspath_prepend(tmp_path)
     yield
     sys.modules.pop("own_engine", None)
 
 
-@pytest.mark.parametrize(
-    ("engine", "says"),
-    [
-        ({"vllm": {"dtype": "float16"}}, "vllm: dtype is model.dtype; leave it out there"),
-        ({"vllm": {"max_num_seqs": 8}}, "vllm: max_num_seqs is engine.places"),
-        ({"vllm": {"tensor_parallel_size": 2}}, "tensor_parallel_size is for servers: name them in engine.servers"),
-        ({"vllm": {"enforce_eager": True}, "servers": ["http://a:1"]}, "give servers theirs as flags"),
-        ({"vllm": {"enforce_eager": True}, "backend": "transformers"}, "for vLLM in this process"),
-    ],
-)
+@pytest.mark.parametrize(("engine", "says"), REFUSED["sections"])
 def test_arguments_of_vllm_that_would_be_ignored_or_undo_ours_are_refused(engine: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         parse_config({"engine": engine})
@@ -68,9 +46,7 @@ def test_every_shipped_name_is_one_that_a_config_may_give() -> None:
         assert engine_backend(EngineConfig(backend=name, servers=servers)) == name
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"), [("vlm", "did you mean 'vllm'"), ("mlx", "known are auto, vllm, server, transformers")]
-)
+@pytest.mark.parametrize(("name", "hint"), REFUSED["names"].items())
 def test_an_unknown_name_is_refused_with_the_nearest_one(name: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=rf"engine.backend: unknown engine '{name}'; {hint}"):
         parse_config({"engine": {"backend": name}})
@@ -86,15 +62,7 @@ def test_a_function_of_ones_own_gets_what_the_config_says() -> None:
 
 
 @pytest.mark.usefixtures("own_module")
-@pytest.mark.parametrize(
-    ("path", "what"),
-    [
-        ("own_engine:missing", r"'own_engine:missing' can't be imported"),
-        ("no_such_module:make", r"'no_such_module:make' can't be imported"),
-        ("own_engine:", r"write it as package.module:function"),
-        ("own_engine:constant", r"'own_engine:constant' is not a function that makes an engine, it is 7"),
-    ],
-)
+@pytest.mark.parametrize(("path", "what"), REFUSED["paths"].items())
 def test_what_is_not_there_is_refused_before_anything_is_loaded(path: str, what: str) -> None:
     with pytest.raises(ConfigError, match=rf"engine.backend: .*{what}"):
         require_engine(EngineConfig(backend=path))

@@ -14,7 +14,7 @@ from vllm import SamplingParams
 from vllm.v1.engine import FinishReason
 
 from repl_rl.config import SamplingConfig
-from repl_rl.engine import Finish, SampledLine, Vocabulary
+from repl_rl.engine import SampledLine, Vocabulary
 from repl_rl.engine.vllm.engine import LineStepper, VLLMEngine
 from repl_rl.engine.vllm.scheduler import Ends, LineScheduler, stop_table
 from repl_rl.errors import EngineError
@@ -96,19 +96,14 @@ def test_the_stop_table_has_a_row_for_each_of_the_models_rows(vocabulary: Vocabu
     assert {index for index, ends in enumerate(table) if ends == Ends.TEXT} == set(vocabulary.eos_ids)
 
 
-async def test_a_line_leaves_its_blocks_to_the_next_one_and_its_slot_gives_them_back(
-    engine: VLLMEngine, vocabulary: Vocabulary
+async def test_lines_go_on_from_their_blocks_exactly_and_their_slot_gives_them_back(
+    engine: VLLMEngine, vocabulary: Vocabulary, reference: Any
 ) -> None:
     before = free_blocks(engine)
     async with engine.slot(CONTEXT_TOKENS) as slot:
         await slot.sample_line(prompt(vocabulary, QUESTIONS[0]), 12, GREEDY)
         assert free_blocks(engine) < before
     assert free_blocks(engine) == before
-
-
-async def test_lines_that_go_on_from_their_blocks_are_exact(
-    engine: VLLMEngine, vocabulary: Vocabulary, reference: Any
-) -> None:
     assert_exact(reference, *await typed(engine, vocabulary, QUESTIONS[0], 6))
 
 
@@ -154,14 +149,34 @@ async def test_where_blocks_run_short_lines_give_theirs_back_and_stay_exact(
     assert given_back
 
 
-async def test_a_slot_may_change_what_was_said_before(
+def test_where_waiting_lines_hold_the_blocks_that_the_first_lacks_the_last_ones_give_way(
     engine: VLLMEngine, vocabulary: Vocabulary, reference: Any
 ) -> None:
-    async with engine.slot(CONTEXT_TOKENS) as slot:
-        await slot.sample_line(prompt(vocabulary, QUESTIONS[1]), 12, GREEDY)
-        ids = prompt(vocabulary, QUESTIONS[2])
-        line = await slot.sample_line(ids, 40, GREEDY)
-    assert_exact(reference, [*ids, *line.ids], [*[0.0] * len(ids), *line.logprobs])
+    """Five slots hold 45 of 47 blocks as their first lines end, all in one step, and their second lines begin at once:
+    each lacks three blocks."""
+    slots = {str(number): [5 + number] * 9 * BLOCK_TOKENS for number in range(5)}
+    logprobs = {slot: [0.0] * len(ids) for slot, ids in slots.items()}
+    with engine.paused():
+        stepper = LineStepper(engine, vocabulary)
+        stepper.scheduler.stop_table = bytes([Ends.LINE]) * len(stepper.scheduler.stop_table)
+        for output in ([], [7] * 3 * BLOCK_TOKENS):
+            for slot, ids in slots.items():
+                ids += output
+                logprobs[slot] += [0.0] * len(output)
+                stepper.add(slot, list(ids), 3, GREEDY)
+            waiting, steps = set(slots), 0
+            while waiting:
+                assert (steps := steps + 1) < 100, "nothing runs any more"
+                for slot, line in stepper.step():
+                    assert isinstance(line, SampledLine)
+                    slots[slot] += line.ids
+                    logprobs[slot] += line.logprobs
+                    waiting.remove(slot)
+        for slot in slots:
+            stepper.leave(slot)
+        LineStepper(engine, vocabulary)
+    for slot, ids in slots.items():
+        assert_exact(reference, ids, logprobs[slot])
 
 
 async def test_what_was_computed_with_older_weights_is_not_gone_on_from(
@@ -176,18 +191,6 @@ async def test_what_was_computed_with_older_weights_is_not_gone_on_from(
         await slot.sample_line([*ids, *line.ids], 12, GREEDY)
         whole = len(ids) + len(line.ids)
         assert engine.prompt_tokens == (asked + whole, computed + whole)
-
-
-async def test_a_cancelled_line_frees_its_request_and_its_slot_can_go_on(
-    engine: VLLMEngine, vocabulary: Vocabulary
-) -> None:
-    ids = prompt(vocabulary, QUESTIONS[4])
-    async with engine.slot(CONTEXT_TOKENS) as slot:
-        asked = asyncio.create_task(slot.sample_line(ids, 400, SamplingConfig(temperature=2)))
-        await asyncio.sleep(0.01)
-        asked.cancel()
-        await asyncio.gather(asked, return_exceptions=True)
-        assert (await slot.sample_line(ids, 40, GREEDY)).finish is Finish.NEWLINE
 
 
 async def test_without_parking_each_line_is_a_request_of_its_own_and_exact(

@@ -229,20 +229,6 @@ async def test_only_what_the_engine_lacks_is_sent() -> None:
     ]
 
 
-async def test_several_slots_at_once(serve: Serve) -> None:
-    async with serve() as served:
-
-        async def type_lines(start: int) -> list[int]:
-            ids = [start]
-            async with served.remote.slot(20) as slot:
-                for length in (1, 3, 2):
-                    ids += (await slot.sample_line(ids, length, COLD)).ids
-            return ids
-
-        typed = await asyncio.gather(*(type_lines(100 * number) for number in range(1, 9)))
-        assert typed == [[start, *counted(start, 6)] for start in range(100, 900, 100)]
-
-
 async def test_a_cancelled_line_is_dropped_and_its_slot_goes_on(serve: Serve) -> None:
     async with serve() as served, served.remote.slot(50) as slot:
         assert (await slot.sample_line([1], 1, COLD)).ids == (2,)
@@ -253,6 +239,12 @@ async def test_a_cancelled_line_is_dropped_and_its_slot_goes_on(serve: Serve) ->
             await endless
         assert (await slot.sample_line([1, 2, 50], 2, HOT)).ids == (51, 52)
         assert served.stepper.aborted == served.engine.made
+        leaving = typing(served, ENDLESS)
+        await served.sampling()
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        assert await one_line(served.remote, 1) == (2, 3)
 
 
 @pytest.mark.parametrize("served_by", [by_its_thread, by_a_host])
@@ -272,17 +264,6 @@ async def test_a_line_cancelled_before_the_engine_has_seen_it_does_not_hide_the_
         channel.close()
 
 
-async def test_a_slot_that_is_left_in_the_middle_of_a_line_is_given_back(serve: Serve) -> None:
-    async with serve() as served:
-        line = typing(served, ENDLESS)
-        await served.sampling()
-        line.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await line
-        await served.is_given_back()
-        assert await one_line(served.remote, 1) == (2, 3)
-
-
 async def test_what_does_not_fit_is_refused_and_the_engine_goes_on(serve: Serve) -> None:
     async with serve() as served:
         with pytest.raises(ConfigError, match=r"101 tokens does not fit into engine\.context_tokens 100"):
@@ -294,54 +275,18 @@ async def test_what_does_not_fit_is_refused_and_the_engine_goes_on(serve: Serve)
             assert (await slot.sample_line([1, 2], 1, COLD)).ids == (3,)
 
 
-class Held:
-    """Slots that are held until they are told to end, and the order in which they were admitted."""
-
-    def __init__(self, remote: RemoteEngine) -> None:
-        self._remote = remote
-        self.admitted: list[str] = []
-        self.end: dict[str, asyncio.Event] = {}
-        self.tasks: list[asyncio.Task[None]] = []
-
-    async def take(self, name: str, tokens: int, depth: int = 0) -> None:
-        self.end[name] = asyncio.Event()
-        self.tasks.append(asyncio.create_task(self._hold(name, tokens, depth)))
-        await asyncio.sleep(0)
-
-    async def are(self, *names: str) -> None:
-        await until(lambda: len(self.admitted) == len(names))
-        assert self.admitted == list(names)
-
-    async def all_end(self) -> None:
-        for event in self.end.values():
-            event.set()
-        await asyncio.gather(*self.tasks)
-
-    async def _hold(self, name: str, tokens: int, depth: int) -> None:
-        async with self._remote.slot(tokens, depth) as slot:
-            self.admitted.append(name)
-            await self.end[name].wait()
-            await slot.sample_line(list(range(tokens - 1)), 1, COLD)
-
-
 async def test_slots_wait_for_room_in_the_order_of_their_coming_and_sub_calls_go_first(serve: Serve) -> None:
+    """By which rules: `test_admission.py`."""
     async with serve() as served:
-        held = Held(served.remote)
-        await held.take("first", 40)
-        await held.are("first")
-        await held.take("large", 90)
-        await held.take("small", 30)
-        await held.take("last", 40)
-        await served.waiting(3)
-        assert (held.admitted, served.admission.taken) == (["first"], 40)
-        held.end["first"].set()
-        await held.are("first", "large", "small")  # as long as the first one was: 40, and 30 of the small one
-        await held.take("asked", 50, depth=1)
-        await held.are("first", "large", "small", "asked")
-        held.end["large"].set()
-        held.end["asked"].set()
-        await held.are("first", "large", "small", "asked", "last")
-        await held.all_end()
+        async with served.remote.slot(60):
+            large = typing(served, 1, tokens=90)
+            await served.waiting(1)
+            small = typing(served, 5, tokens=10)
+            await served.waiting(2)
+            async with served.remote.slot(50, depth=1) as asked:
+                assert (await asked.sample_line([7], 1, COLD)).ids == (8,)
+            assert served.admission.waiting == 2
+        assert (await large, await small) == ((2, 3), (6, 7))
 
 
 async def test_a_slot_that_gives_up_waiting_does_not_hold_the_others_up(serve: Serve) -> None:

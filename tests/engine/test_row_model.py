@@ -8,62 +8,20 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
+from families import FAMILIES, random_model
 from transformers import AutoModelForCausalLM
 
 from repl_rl.engine.transformers.model import KVRows, RowModel
 from repl_rl.errors import EngineError, ModelError
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 96,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "bos_token_id": None,
-    "eos_token_id": 0,
-    "pad_token_id": 0,
-}
-WINDOW = 8
 LENGTHS = (40, 33, 21)
 CUTS = (0, 11, 12, 13, 21)
 """The rows get 11 tokens, then one, then one, then 8, then what is left of each."""
-GPT2 = {"vocab_size": 96, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "Llama": ("LlamaConfig", SIZES),
-    "Qwen 2, windows in some layers": (
-        "Qwen2Config",
-        {**SIZES, "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},
-    ),
-    "Qwen 3": ("Qwen3Config", {**SIZES, "head_dim": 16}),
-    "Mistral, windows in all layers": ("MistralConfig", {**SIZES, "sliding_window": WINDOW}),
-    "Gemma 3, windows in every other layer": (
-        "Gemma3TextConfig",
-        {
-            **SIZES,
-            "head_dim": 16,
-            "sliding_window": WINDOW,
-            "layer_types": ["sliding_attention", "full_attention"] * 2,
-        },
-    ),
-    "GPT-2, learned positions": ("GPT2Config", {**GPT2, "bos_token_id": 0, "eos_token_id": 0}),
-}
-REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "Mamba": (
-        "MambaConfig",
-        {"vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 2, "state_size": 8},
-        "recurrent states",
-    ),
-    "BLOOM": ("BloomConfig", {"vocab_size": 96, "hidden_size": 64, "n_layer": 2, "n_head": 4}, "'eager' attention"),
-}
 
 
-def made(name: str, values: dict[str, Any], folder: Path) -> Path:
+def made(family: str, folder: Path) -> Path:
     """A random checkpoint whose attention matters: with the usual small weights all tokens look alike."""
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(getattr(transformers, name)(**values))
+    model = random_model(family)
     with torch.no_grad():
         for weight in model.parameters():
             if weight.dim() == 2:
@@ -74,7 +32,7 @@ def made(name: str, values: dict[str, Any], folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made(*FAMILIES["Llama"], tmp_path_factory.mktemp("llama"))
+    return made("Llama", tmp_path_factory.mktemp("llama"))
 
 
 def random_sequences() -> list[list[int]]:
@@ -89,7 +47,7 @@ def logps_of(model: Any, ids: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_pieces_fed_to_rows_give_what_a_forward_pass_gives(family: str, tmp_path: Path) -> None:
-    path = made(*FAMILIES[family], tmp_path)
+    path = made(family, tmp_path)
     reference = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     model = RowModel(str(path), "float32")
     sequences = random_sequences()
@@ -103,11 +61,10 @@ def test_pieces_fed_to_rows_give_what_a_forward_pass_gives(family: str, tmp_path
     assert largest < 1e-4
 
 
-@pytest.mark.parametrize("family", REFUSED)
-def test_a_model_that_rows_cannot_hold_is_refused(family: str, tmp_path: Path) -> None:
-    name, values, reason = REFUSED[family]
+@pytest.mark.parametrize(("family", "reason"), [("Mamba", "recurrent states"), ("BLOOM", "'eager' attention")])
+def test_a_model_that_rows_cannot_hold_is_refused(family: str, reason: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=reason):
-        RowModel(str(made(name, values, tmp_path)), "float32")
+        RowModel(str(made(family, tmp_path)), "float32")
 
 
 def test_a_model_whose_rows_give_other_numbers_is_refused(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,17 +13,19 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from aiohttp import web
 from fake_vllm import LINE, LOGPROB, FakeVLLM, failing, hang, say_line, saying, tokens_answer
 from safetensors.torch import load_file
 from waiting import until_async as until
 
+from repl_rl import errors
 from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig
 from repl_rl.engine import Finish, SampledLine, Vocabulary
 from repl_rl.engine.server import VLLMServerEngine
 from repl_rl.engine.server.client import ServerRefused, ServerTimeouts, ServerUnreachable, read_answer
 from repl_rl.engine.server.fleet import Locate, Weights
-from repl_rl.errors import ConfigError, EngineError, ModelError
+from repl_rl.errors import ConfigError, EngineError
 from repl_rl.models.nano import NANO_PATH
 
 TIMEOUTS = ServerTimeouts(
@@ -31,6 +33,8 @@ TIMEOUTS = ServerTimeouts(
 )
 IDS = [1, 2, 3]
 SAMPLING = SamplingConfig(temperature=0.7, top_p=0.9, top_k=40)
+WRONG = yaml.safe_load(Path(__file__).with_name("wrong_servers.yaml").read_text(encoding="utf-8"))
+UNUSUAL = yaml.safe_load(Path(__file__).with_name("unusual_servers.yaml").read_text(encoding="utf-8"))
 GIVEN_WEIGHTS = ["/pause", "repl_rl_load_weights", "repl_rl_require_loaded", "/reset_prefix_cache", "/resume"]
 
 
@@ -119,20 +123,13 @@ async def test_a_line_is_asked_for_with_its_ids_and_comes_back_with_logprobs(
     ]
 
 
-@pytest.mark.parametrize(
-    ("last", "reason", "finish"),
-    [
-        ("\n", "length", Finish.NEWLINE),
-        ("\n", "stop", Finish.NEWLINE),
-        ("x", "length", Finish.LENGTH),
-        ("<|endoftext|>", "length", Finish.EOS),
-        ("<|endoftext|>", "stop", Finish.EOS),
-        ("x", "stop", Finish.EOS),
-    ],
-)
-def test_the_last_token_says_how_a_line_ended(vocabulary: Vocabulary, last: str, reason: str, finish: Finish) -> None:
+@pytest.mark.parametrize("reason", ["length", "stop"])
+@pytest.mark.parametrize("last", ["\n", "x", "<|endoftext|>"])
+def test_the_last_token_says_how_a_line_ended(vocabulary: Vocabulary, last: str, reason: str) -> None:
     ids = vocabulary.encode_prompt(last)
     answer = tokens_answer(list(ids), [LOGPROB] * len(ids), "default", reason)
+    without_mark = Finish.LENGTH if reason == "length" else Finish.EOS
+    finish = {"\n": Finish.NEWLINE, "<|endoftext|>": Finish.EOS}.get(last, without_mark)
     assert read_answer("http://s", answer, vocabulary)[0].finish is finish
 
 
@@ -144,39 +141,17 @@ def test_errors_pickle() -> None:
 # At the start.
 
 
-@pytest.mark.parametrize(
-    ("wrong", "kind", "says"),
-    [
-        ({"version": "0.31.2"}, EngineError, r"URL runs vLLM 0\.31\.2, and .* speaks with <0\.33,>=0\.32"),
-        ({"refused": {"/version": 404}}, EngineError, "URL is not a vLLM server"),
-        ({"model": "other/model"}, ModelError, "URL serves 'other/model', and the model is .*--served-model-name"),
-        ({"tokenize": lambda text: [1, 2]}, ModelError, "URL has another tokenizer than"),
-        ({"max_model_len": 256}, ConfigError, r"URL takes 256 tokens, and engine\.context_tokens is 512.*--max-model-"),
-        ({"dtype": "torch.bfloat16"}, ConfigError, "URL computes in bfloat16, and model.dtype is float32.*--dtype fl"),
-        ({"probe_logprob": -1.5}, EngineError, "URL gives .* before temperature.*--logprobs-mode processed_logprobs"),
-        ({"stop_digest": "none: no file"}, ModelError, r"URL ends lines and texts at other tokens than .*none: no fil"),
-        ({"refused": {"/inference/v1/generate": 404}}, EngineError, "URL does not take tokens in.*--enable-scale-out"),
-        ({"refused": {"/v1/models": 401}}, EngineError, "URL/v1/models wants an API key; set VLLM_API_KEY"),
-        ({"cards": []}, EngineError, "URL answers in a form that vLLM 0.32 does not have"),
-        ({"health": 503}, EngineError, "URL/health: HTTP 503(.|\n)*VLLM_SERVER_DEV_MODE=1 vllm serve"),
-        ({"stopped": True}, EngineError, rf"URL/health: (.|\n)*vllm serve {NANO_PATH} --dtype float32"),
-        ({"version": "0.32.1"}, EngineError, "GOOD has '0.32.0' and URL has '0.32.1'"),
-        ({"stop_digest": "OURS"}, EngineError, "differ in stop digest: GOOD has None"),
-    ],
-)
+@pytest.mark.parametrize("case", WRONG, ids=[case["says"] for case in WRONG])
 def test_a_server_that_is_not_what_it_has_to_be_is_refused(
-    fakes: Fakes,
-    vocabulary: Vocabulary,
-    wrong: dict[str, Any],
-    kind: type[Exception],
-    says: str,
+    fakes: Fakes, vocabulary: Vocabulary, case: dict[str, Any]
 ) -> None:
     good, bad = fakes
-    for name, value in wrong.items():
+    for name, value in case["server"].items():
         setattr(bad, name, vocabulary.digest if value == "OURS" else value)
-    if wrong.get("stopped"):
+    if bad.health == 0:
         bad.stop()
-    with pytest.raises(kind, match=says.replace("URL", bad.url).replace("GOOD", good.url)):
+    says = case["says"].replace("URL", bad.url).replace("GOOD", good.url).replace("NANO", str(NANO_PATH))
+    with pytest.raises(getattr(errors, case["error"]), match=says):
         fakes.open()
     assert fakes.requests == [0, 0]
 
@@ -188,15 +163,7 @@ def test_what_is_not_a_base_url_is_refused(vocabulary: Vocabulary, url: str) -> 
         VLLMServerEngine("nano", vocabulary, ModelConfig(), config)
 
 
-@pytest.mark.parametrize(
-    ("unusual", "events"),
-    [
-        ({"model": "/elsewhere/nano", "aliases": ["nano"]}, []),
-        ({"paused": True}, ["/resume"]),
-        ({"label": "repl-rl-12345678-40"}, [GIVEN_WEIGHTS[0], "repl_rl_restore_checkpoint", *GIVEN_WEIGHTS[2:]]),
-    ],
-    ids=["under another name too", "left paused", "with weights of an earlier run"],
-)
+@pytest.mark.parametrize(("unusual", "events"), UNUSUAL["usable"].values(), ids=UNUSUAL["usable"])
 async def test_a_server_that_is_unusual_can_be_used(fakes: Fakes, unusual: dict[str, Any], events: list[str]) -> None:
     for name, value in unusual.items():
         setattr(fakes[0], name, value)
@@ -535,16 +502,7 @@ async def test_a_server_of_which_one_rank_has_not_loaded_its_weights_is_left_out
     assert fakes[1].label == engine.weights.label
 
 
-@pytest.mark.parametrize(
-    ("unlike", "says"),
-    [
-        ({"quantization": "fp8"}, r"quantised \(fp8\), and new ones can't be loaded"),
-        (
-            {"refused": {"/server_info": 404, "/weight_info": 404}},
-            r"can't be given new weights(.|\n)*--worker-extension-cls repl_rl\.",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("unlike", "says"), UNUSUAL["for sampling only"].values())
 async def test_some_servers_can_be_sampled_from_and_take_no_weights(
     fakes: Fakes, unlike: dict[str, Any], says: str
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from random_checkpoint import make_random_checkpoint
 from real_rollouts import line_difference
 from transformers import AutoModelForCausalLM
@@ -24,6 +25,7 @@ from repl_rl.errors import ConfigError, EngineError
 CONTEXT_TOKENS = 512
 BYTES_PER_TOKEN = 2 * 2 * (2 * 32) * 4
 """Layers, keys and values, heads and their size, float32."""
+FED_TOGETHER = yaml.safe_load(Path(__file__).with_name("fed_together.yaml").read_text(encoding="utf-8"))
 GREEDY = SamplingConfig(temperature=0)
 EVEN = SamplingConfig(temperature=2)
 
@@ -238,17 +240,6 @@ async def test_broken_weights_are_heard_by_all_who_wait_and_all_who_come(
     engine.close()
 
 
-@pytest.mark.parametrize(
-    ("pending", "spans"),
-    [
-        ([], []),
-        ([1, 1, 1], [(0, 3)]),
-        ([1, 1, 2, 9], [(0, 2), (2, 4)]),
-        ([2, 20, 21], [(0, 2), (2, 3)]),
-        ([2, 3, 30, 40, 300], [(0, 2), (2, 4), (4, 5)]),
-        ([50, 50, 50], [(0, 2), (2, 3)]),
-        ([400], [(0, 1)]),
-    ],
-)
-def test_rows_are_fed_together_where_little_is_padding(pending: list[int], spans: list[tuple[int, int]]) -> None:
-    assert list(fed_together(pending, most_tokens=120)) == spans
+@pytest.mark.parametrize(("pending", "spans"), FED_TOGETHER)
+def test_rows_are_fed_together_where_little_is_padding(pending: list[int], spans: list[list[int]]) -> None:
+    assert list(map(list, fed_together(pending, most_tokens=120))) == spans

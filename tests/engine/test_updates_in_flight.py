@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM
 
 from repl_rl.config import BranchConfig, BudgetConfig, EngineConfig, KernelConfig, ModelConfig, SamplingConfig
 from repl_rl.engine import Vocabulary, load_vocabulary, make_engine
-from repl_rl.engine.base import updated
 from repl_rl.rollout.batch import RolloutBatch
 from repl_rl.rollout.service import start_service
 from repl_rl.rollout.setup import RolloutSetup
@@ -107,10 +106,3 @@ def test_each_token_has_the_logprob_of_the_weights_that_sampled_it(
     starts = {line.start for trajectory in sessions for line in trajectory.lines}
     assert any(place not in starts for trajectory in sessions for place, _ in trajectory.updates), "none within a line"
     assert Trajectory.from_dict(sessions[0].to_dict()) == sessions[0]
-
-
-def test_versions_of_a_line() -> None:
-    assert updated((), 0, 3) == ((0, 3),)
-    assert updated(((0, 3),), 0, 4) == ((0, 4),)
-    assert updated(((0, 3),), 5, 4) == ((0, 3), (5, 4))
-    assert updated(((0, 3), (5, 4)), 5, 6) == ((0, 3), (5, 6))

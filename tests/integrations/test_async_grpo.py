@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from transformers import AutoModelForCausalLM
 
 from repl_rl.errors import ConfigError, EngineError, RewardError
@@ -23,6 +24,7 @@ from repl_rl.trajectory import Trajectory
 
 pytestmark = [pytest.mark.more, pytest.mark.usefixtures("attention_without_gpu")]
 
+REFUSED = yaml.safe_load(Path(__file__).with_name("refused_overrides.yaml").read_text(encoding="utf-8"))
 SMALL = ("engine.backend=transformers", "kernel.size=8", "train.group_size=4", "train.prompts_per_step=2")
 
 
@@ -119,19 +121,7 @@ def test_silence_is_an_error(worker: SessionWorker) -> None:
         worker.check_health(-1.0)
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        (
-            "credit={estimator: reinforce++}",
-            "credit: estimator reinforce\\+\\+ with scale none compares the groups of a",
-        ),
-        ("credit={estimator: critic}", "credit: estimator critic with scale none compares"),
-        ("credit={estimator: return_to_go, scale: batch}", "with scale batch"),
-        ("budget.finish_share=0.9", "budget.finish_share is not for TRL"),
-        ("train.redraws=2", "train.redraws is not for TRL"),
-    ],
-)
+@pytest.mark.parametrize(("override", "message"), REFUSED.items())
 def test_what_needs_a_whole_step_is_refused_before_a_model_is_loaded(override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         SessionWorker("quickstart", (*SMALL, override))

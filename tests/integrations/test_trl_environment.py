@@ -116,18 +116,8 @@ def test_a_machine_without_kernels_stops_the_training() -> None:
 
 @pytest.mark.parametrize("wait_s", [0.0, 0.5])
 def test_the_end_of_the_process_is_the_end_of_its_kernels(wait_s: float) -> None:
-    program = (
-        "import time\n"
-        "from repl_rl.kernel.cgroups import PoolGroup\n"
-        "admit = PoolGroup.admit\n"
-        f"PoolGroup.admit = lambda *each: (time.sleep({wait_s}), admit(*each))[1]\n"  # the process ends meanwhile
-        "from repl_rl.config import KernelConfig\n"
-        "from repl_rl.integrations.shared import shared_kernels\n"
-        "from repl_rl.integrations.trl import ReplEnvironment\n"
-        "environment = ReplEnvironment.configured(kernel=KernelConfig(size=1))()\n"
-        "print(environment.python('1 + 1'), shared_kernels(environment.kernel_config).pool.backend.server.pid)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=True)
+    program = [sys.executable, str(Path(__file__).with_name("ends.py.txt")), str(wait_s)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=600, check=True)
     shown, server = done.stdout.split()
     assert (shown, done.stderr) == ("2", "")
     assert not Path(f"/proc/{server}").exists()

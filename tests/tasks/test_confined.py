@@ -131,24 +131,7 @@ def test_calls_can_do_nothing_but_read(tmp_path: Path) -> None:
 
     if landlock.problem() is not None:
         pytest.skip(str(landlock.problem()))
-    program = """
-import os, socket, sys
-from repl_rl.tasks.confined.program import confine
-confine()()
-path, parent = sys.argv[1], int(sys.argv[2])
-for act in (
-    lambda: open(path, "w"),
-    lambda: os.mkdir(path),
-    lambda: os.kill(parent, 0),
-    lambda: os.fork(),
-    lambda: os.execv("/bin/true", ["true"]),
-    lambda: socket.create_connection(("127.0.0.1", 9)),
-):
-    try:
-        print("done", act())
-    except OSError as error:
-        print("refused" if error.errno in (1, 13, 97) else error)
-"""
+    program = Path(__file__).with_name("confined.py.txt").read_text()
     command = [sys.executable, "-c", program, str(tmp_path / "made"), str(os.getpid())]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.stdout.split("\n") == ["refused"] * 6 + [""], done.stderr

@@ -21,6 +21,7 @@ HERE = Path(__file__).parent
 FILES = HERE / "formats"
 EXPECTED = yaml.safe_load((FILES / "expected.yaml").read_text(encoding="utf-8"))
 REFUSED = yaml.safe_load((HERE / "refused.yaml").read_text(encoding="utf-8"))
+PERIODS = yaml.safe_load((HERE / "periods.yaml").read_text(encoding="utf-8"))
 ROWS = [{"question": f"What is {n} + 1000?", "answer": f"It is {n + 1000}.\n#### {n + 1000:,}"} for n in range(40)]
 
 
@@ -224,19 +225,7 @@ def test_the_name_of_one_file_says_which_split_it_is(tmp_path):
         )
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"dataset": "x.jsonl"}, "there is no file 'x.jsonl' to read problems from; the working directory is {here}"),
-        ({"folder": "x.csv"}, "there is no file 'x.csv' to read problems from; the working directory is {here}"),
-        ({"folder": "none"}, "there is no folder 'none' to read problems from; the working directory is {here}"),
-        ({"dataset": "./none"}, "there is no folder './none' to read problems from; the working directory is {here}"),
-        (
-            {"dataset": "./notes.txt"},
-            "'./notes.txt' is not a file of problems: its name has to end in .parquet, .jsonl, .json, .csv",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("values", "message"), REFUSED["missing"], ids=str)
 def test_a_file_that_is_not_there_is_said_at_once(tmp_path, monkeypatch, values, message):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "datasets", None)  # neither the hub nor the library is asked
@@ -274,18 +263,10 @@ def test_a_preset_may_hold_out_another(tmp_path, monkeypatch):
 def test_offline_and_not_cached_says_what_to_do(tmp_path):
     """Of each data set, in one process: `datasets` loads slowly."""
     names = [*PRESETS, "nobody/nothing"]
-    program = (
-        "import json; from repl_rl.config import TasksConfig; from repl_rl.tasks import load_tasks\n"
-        "from repl_rl.errors import *\n"
-        "said = {}\n"
-        f"for name in {names!r}:\n"
-        "    try: load_tasks(TasksConfig(dataset=name), 'heldout', 0, 1)\n"
-        "    except ConfigError as error: said[name] = str(error)\n"
-        "print(json.dumps(said))"
-    )
+    program = [sys.executable, str(HERE / "offline.py.txt"), *names]
     environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
     environment["PYTHONPATH"] = ":".join(filter(None, sys.path))
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, env=environment)
+    done = subprocess.run(program, capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout.splitlines()[-1])
     for name in names:
@@ -353,14 +334,7 @@ def test_columns_of_a_format_may_have_other_names(tmp_path):
     }
 
 
-@pytest.mark.parametrize(
-    ("keys", "train", "heldout"),
-    [
-        ({"before": "2024-01-01"}, ["2022-I-1", "2023-II-4"], ["2024-I-2", "2025-I-3"]),
-        ({"before": 2023, "after": 2025}, ["2022-I-1"], ["2025-I-3"]),
-        ({"after": "2024-06-01"}, ["2022-I-1", "2023-II-4"], ["2025-I-3"]),  # a year that it cuts is on neither side
-    ],
-)
+@pytest.mark.parametrize(("keys", "train", "heldout"), PERIODS["sides"])
 def test_dates_decide_what_is_held_out(keys, train, heldout):
     for split, expected in (("train", train), ("heldout", heldout)):
         assert [task.id for task in _formatted("aime", split, **keys)] == [f"aime-train-{name}" for name in expected]
@@ -379,23 +353,12 @@ def test_dates_are_for_other_sets_and_presets_too(tmp_path):
     assert sorted(task.answer for task in _load(tmp_path / "aime", "train", **keys)) == ["001", "90"]
 
 
-@pytest.mark.parametrize(
-    ("value", "days"),
-    [
-        (2024, ("2024-01-01", "2024-12-31")),
-        ("2024", ("2024-01-01", "2024-12-31")),
-        (2024.0, ("2024-01-01", "2024-12-31")),
-        ("2024-02", ("2024-02-01", "2024-02-29")),
-        ("2024-12", ("2024-12-01", "2024-12-31")),
-        ("2024-02-29T10:00:00Z", ("2024-02-29", "2024-02-29")),
-        (date(2024, 2, 3), ("2024-02-03", "2024-02-03")),
-    ],
-)
+@pytest.mark.parametrize(("value", "days"), PERIODS["periods"], ids=str)
 def test_periods(value, days):
-    assert tuple(map(str, period_of(value))) == days
+    assert " to ".join(map(str, period_of(value))) == days
 
 
-@pytest.mark.parametrize("value", ["2023-02-29", "2024-13", "24", "", True, None, 2024.5, [2024]])
+@pytest.mark.parametrize("value", PERIODS["refused"])
 def test_what_is_not_a_date(value):
     with pytest.raises(ValueError):
         period_of(value)

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from repl_rl.errors import DependencyError
 from repl_rl.tasks import grade, grade_many, gym, make_tasks, require_gradable
 from repl_rl.trajectory import Task
 
@@ -21,7 +20,8 @@ MANY_RIGHT = ("rg-countdown", "rg-shortest_path", "rg-path_star", "rg-prime_fact
 """Families that our grader can't grade: it compares values, and these ask for a form."""
 BOTH = [name for name in gym.GYM_FAMILIES if name not in MANY_RIGHT]
 PROBLEMS = 1_000
-FORMS = yaml.safe_load((Path(__file__).parent / "gym_forms.yaml").read_text(encoding="utf-8"))
+HERE = Path(__file__).parent
+FORMS = yaml.safe_load((HERE / "gym_forms.yaml").read_text(encoding="utf-8"))
 DISAGREE = {"rg-simple_integration": {(1.0, 0.0): 1}}
 """Where theirs takes what ours refuses: for the integral of 0, an expression in another letter, which is a constant."""
 
@@ -52,14 +52,10 @@ def test_forms_refuse_what_scorers_would_fall_for():
             getattr(gym, form)([text])
 
 
-def test_without_the_package_making_and_grading_say_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    gym.data_set.cache_clear()
-    gym.entry.cache_clear()
-    with pytest.raises(DependencyError, match="pip install reasoning-gym"):
-        make_tasks("rg-gcd", 1, 0, "train")
-    with pytest.raises(DependencyError, match="pip install reasoning-gym"):
-        grade(Task("t", "?", "4", "rg-gcd", {"operands": [7]}), ("4",))
+def test_without_the_package_making_and_grading_say_what_to_install():
+    program = [sys.executable, str(HERE / "without_gym.py.txt")]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=600, check=True)
+    assert done.stdout == "True\n" * 3
 
 
 def test_tasks_of_ones_own_may_have_the_name():
@@ -109,16 +105,10 @@ def test_train_and_heldout_share_no_question(family):
 @pytest.mark.slow
 @pytest.mark.usefixtures("reasoning_gym")
 def test_problems_are_the_same_in_every_process():
-    program = (
-        "import hashlib, sys; sys.path.append(sys.argv[1]); from repl_rl.tasks import gym\n"
-        "for name in gym.FORMS:\n"
-        "    made = [(gym.entry(name, n)['question'], gym.entry(name, n)['answer']) for n in range(150)]\n"
-        "    print(name, hashlib.sha256(repr(made).encode()).hexdigest())"
-    )
-    home = str(Path(gym.home()))
+    program = [sys.executable, str(HERE / "gym_digests.py.txt"), gym.home()]
     outputs = [
         subprocess.run(
-            [sys.executable, "-c", program, home],
+            program,
             env={**os.environ, "PYTHONHASHSEED": seed},
             capture_output=True,
             text=True,
@@ -132,22 +122,11 @@ def test_problems_are_the_same_in_every_process():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("reasoning_gym")
-@pytest.mark.parametrize(
-    ("family", "texts"),
-    [
-        ("rg-complex_arithmetic", ("'nan'",)),
-        ("rg-simple_integration", ("'__import__(\"os\").abort()'",)),
-        ("rg-simple_integration", ("'9**9**9**9*x'",)),
-        ("rg-countdown", ("'x'",)),
-        ("rg-basic_arithmetic", (repr(" ".join(map(str, range(-500, 500)))),)),
-        ("rg-polynomial_equations", ("nan",)),
-        ("rg-knights_knaves", ("None",)),
-        ("rg-shortest_path", ("[" * 500,)),
-    ],
-)
-def test_what_a_hostile_session_submits_is_wrong(family, texts):
-    tasks = make_tasks(family, 3, 3, "heldout")
-    assert grade_many(tasks, [texts] * 3) == [0.0] * 3
+@pytest.mark.parametrize("case", FORMS["hostile"], ids=str)
+def test_what_a_hostile_session_submits_is_wrong(case):
+    tasks = make_tasks(case["family"], 3, 3, "heldout")
+    text = case["text"] if "text" in case else eval(case["code"])
+    assert grade_many(tasks, [(text,)] * 3) == [0.0] * 3
     assert grade_many(tasks, [(repr(task.answer),) for task in tasks]) == [1.0] * 3
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from repl_rl.trainer.drift import Reencoded, logprob_drift, reencoded, tokens_that_come_back
 from repl_rl.trajectory import Line, LineKind, StopReason, Trajectory
 
 #        0     1     2      3      4          5          6        7
 BYTES = [b"a", b"b", b"ab", b"\n", b"\xc3", b"\xa9", b"\xc3\xa9", b"\xef\xbf\xbd"]
+REENCODED = yaml.safe_load(Path(__file__).with_name("reencoded.yaml").read_text(encoding="utf-8"))
 LONGEST_FIRST = (2, 6, 7, 0, 1, 3, 4, 5)
 
 
@@ -26,27 +29,7 @@ def encode(text: str) -> list[int]:
     return ids
 
 
-@pytest.mark.parametrize(
-    ("ids", "expected"),
-    [
-        ([2, 3, 0], [1, 1, 1]),
-        # a  b  \n  ->  ab \n
-        ([0, 1, 3], [0, 0, 1]),
-        # b  a  b  ab -> b  ab  ab
-        ([1, 0, 1, 2], [1, 0, 0, 1]),
-        # C3 A9 ab   ->  é ab
-        ([4, 5, 2], [0, 0, 1]),
-        # ab C3 ab (not UTF-8)  ->  ab U+FFFD ab: what stands behind it comes back
-        ([2, 4, 2], [1, 0, 1]),
-        # A9 A9 a  b  \n        ->  U+FFFD U+FFFD ab \n
-        ([5, 5, 0, 1, 3], [0, 0, 0, 0, 1]),
-        # U+FFFD itself is text like any other
-        ([7, 0], [1, 1]),
-        ([], []),
-        # an id behind the end of the vocabulary
-        ([0, 99, 3], [1, 1, 1]),
-    ],
-)
+@pytest.mark.parametrize(("ids", "expected"), REENCODED)
 def test_tokens_come_back_with_their_id_and_their_place(ids: list[int], expected: list[int]) -> None:
     assert tokens_that_come_back(ids, BYTES, encode) == [bool(value) for value in expected]
 

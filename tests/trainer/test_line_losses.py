@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from recorded import RecordedTrainer, make_tasks_named, output_of_a_batch, recorded, recorded_trainer
+from recorded import RecordedTrainer, gradient_of, make_tasks_named, recorded, recorded_trainer
 from trl import GRPOTrainer
 
 from repl_rl.trajectory import Task, Trajectory
@@ -19,11 +19,15 @@ def longer_and_shorter(task: Task, index: int) -> Trajectory:
     return recorded(task, index, is_right=index == 0, lines=2 + index)
 
 
-def made_batch(folder: Path, **settings: Any) -> tuple[RecordedTrainer, dict[str, torch.Tensor]]:
+class WithTRLs(RecordedTrainer):
+    def trls_gradient(self, inputs: dict[str, Any]) -> torch.Tensor:
+        return gradient_of(self.model, GRPOTrainer._compute_loss(self, self.model, inputs))
+
+
+def made_batch(folder: Path, **settings: Any) -> tuple[WithTRLs, dict[str, torch.Tensor]]:
     """Four trajectories whose lines have advantages of 3 and -3 in turn, sampled by a policy that has moved since."""
-    trainer = recorded_trainer(folder, longer_and_shorter, TASKS, **settings)
-    output = output_of_a_batch(trainer)
-    tensors = {key: value for key, value in output.items() if torch.is_tensor(value)}
+    trainer = recorded_trainer(folder, longer_and_shorter, TASKS, kind=WithTRLs, **settings)
+    tensors = {key: value for key, value in trainer.batch().items() if torch.is_tensor(value)}
     columns = torch.arange(tensors["completion_ids"].size(1))  # (T,)
     tensors["advantages"] = torch.where(columns // 5 % 2 == 0, 3.0, -3.0).expand(4, -1).contiguous()
     drift = 0.05 * torch.sin(torch.arange(tensors["completion_ids"].numel())).view_as(tensors["completion_ids"])
@@ -32,26 +36,9 @@ def made_batch(folder: Path, **settings: Any) -> tuple[RecordedTrainer, dict[str
     return trainer, tensors
 
 
-def logprobs_of(trainer: RecordedTrainer, batch: dict[str, torch.Tensor]) -> torch.Tensor:  # (B, T)
-    trainer.typed_mask = batch["completion_mask"] * batch["tool_mask"]
-    values, *_ = trainer._get_per_token_logps_and_entropies(
-        trainer.model,
-        torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1),
-        torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1),
-        batch["completion_ids"].size(1),
-    )
-    return values
-
-
-def gradient(trainer: RecordedTrainer, loss: torch.Tensor) -> torch.Tensor:
-    trainer.model.zero_grad()
-    loss.backward()
-    return torch.cat([parameter.grad.flatten() for parameter in trainer.model.parameters()])
-
-
 def by_the_paper(trainer: RecordedTrainer, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """GSPO-token: the mean over sequences of the means over their tokens."""
-    now, typed = logprobs_of(trainer, batch), batch["completion_mask"] * batch["tool_mask"]
+    now, typed = trainer.logprobs(batch), batch["completion_mask"] * batch["tool_mask"]
     lengths = typed.sum(1)
     objective = torch.zeros(())
     for row in range(len(now)):
@@ -67,8 +54,8 @@ def by_the_paper(trainer: RecordedTrainer, batch: dict[str, torch.Tensor]) -> to
 
 def test_the_ratio_of_a_sequence_keeps_the_credit_of_its_lines(tmp_path: Path) -> None:
     trainer, batch = made_batch(tmp_path, importance_sampling_level="sequence", loss_type="grpo", epsilon=0.01)
-    wanted = gradient(trainer, by_the_paper(trainer, batch))
-    found = gradient(trainer, trainer._compute_loss(trainer.model, batch))
+    wanted = gradient_of(trainer.model, by_the_paper(trainer, batch))
+    found = trainer.gradient(batch)
     assert wanted.norm() > 0.1
     torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-4)
     assert trainer.importance_sampling_level == "sequence"
@@ -78,8 +65,8 @@ def test_the_ratio_of_a_sequence_keeps_the_credit_of_its_lines(tmp_path: Path) -
 def test_with_one_advantage_it_is_trls_own(tmp_path: Path, loss_type: str) -> None:
     trainer, batch = made_batch(tmp_path, importance_sampling_level="sequence", loss_type=loss_type)
     batch["advantages"] = torch.tensor([[2.0], [-1.0], [0.5], [-0.25]]).expand_as(batch["advantages"]).contiguous()
-    found = gradient(trainer, trainer._compute_loss(trainer.model, batch))
-    wanted = gradient(trainer, GRPOTrainer._compute_loss(trainer, trainer.model, batch))
+    found = trainer.gradient(batch)
+    wanted = trainer.trls_gradient(batch)
     assert wanted.norm() > 0.01
     torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-4)
 
@@ -102,4 +89,4 @@ def test_a_drifted_sequence_is_dropped_whole_or_not_at_all(tmp_path: Path) -> No
 
 def test_the_table_of_completions_has_our_advantages(tmp_path: Path) -> None:
     trainer, _ = made_batch(tmp_path, credit={"estimator": "rloo"})
-    assert list(trainer._logs["advantages"]) == [1.0, -1.0, 1.0, -1.0]
+    assert trainer.table["advantages"] == [1.0, -1.0, 1.0, -1.0]

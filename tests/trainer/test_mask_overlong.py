@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from recorded import RecordedTrainer, make_tasks_named, output_of_a_batch, recorded, recorded_trainer
+from recorded import RecordedTrainer, make_tasks_named, recorded, recorded_trainer
 
 from repl_rl.config import Config, parse_config
 from repl_rl.run.folder import RunFolder
@@ -30,48 +30,43 @@ def one_of_four_overlong(task: Task, index: int) -> Trajectory:
     return recorded(task, index, is_right=index == 0, lines=4 if is_overlong else 2, stop_reason=reason)
 
 
-def scored_batch(folder: Path, **settings: Any) -> tuple[RecordedTrainer, dict[str, Any]]:
-    trainer = recorded_trainer(folder, one_of_four_overlong, TASKS, **settings)
-    return trainer, output_of_a_batch(trainer)
+def trainer_of(folder: Path, **settings: Any) -> RecordedTrainer:
+    return recorded_trainer(folder, one_of_four_overlong, TASKS, **settings)
 
 
 def test_overlong_trajectories_leave_the_loss_and_stay_in_the_baseline(tmp_path: Path) -> None:
-    trainer, output = scored_batch(tmp_path, mask_overlong=True)
+    trainer = trainer_of(tmp_path, mask_overlong=True)
+    output = trainer.batch()
     typed = output["completion_mask"] * output["tool_mask"]
     # rows: a right, a overlong, b right, b wrong; two lines of three typed tokens each
     assert typed.sum(dim=1).tolist() == [6, 0, 6, 6]
     assert output["num_items_in_batch"].item() == 18
     assert output["advantages"][0].max() == 1.0, "rloo: its return of 1 less the 0 of the overlong one"
-    assert trainer._metrics["train"]["credit/overlong_share"] == [0.25]
-    assert trainer._metrics["train"]["completions/max_length"] == [12.0], "it was typed all the same"
-    assert trainer._metrics["train"]["credit/void_trajectories"] == [0.0]
+    assert trainer.metrics["credit/overlong_share"] == [0.25]
+    assert trainer.metrics["completions/max_length"] == [12.0], "it was typed all the same"
+    assert trainer.metrics["credit/void_trajectories"] == [0.0]
     kept = list(read_jsonl(tmp_path / "rollouts" / "step_00001.jsonl"))
     assert [trajectory.stop_reason for trajectory in kept] == ["answer", "max_tokens", "answer", "answer"]
 
 
 def test_off_everything_typed_is_in_the_loss(tmp_path: Path) -> None:
-    trainer, output = scored_batch(tmp_path)
+    trainer = trainer_of(tmp_path)
+    output = trainer.batch()
     assert (output["completion_mask"] * output["tool_mask"]).sum(dim=1).tolist() == [6, 12, 6, 6]
     assert output["num_items_in_batch"].item() == 30
-    assert "credit/overlong_share" not in trainer._metrics["train"]
+    assert "credit/overlong_share" not in trainer.metrics
 
 
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo", "sapo", "dr_grpo", "luspo"])
 def test_the_gradient_is_that_of_the_others_alone(tmp_path: Path, loss_type: str) -> None:
     """Whether tokens or trajectories are counted: those that are masked are not."""
-    trainer, output = scored_batch(tmp_path, mask_overlong=True, loss_type=loss_type)
-    tensors = {key: value for key, value in output.items() if torch.is_tensor(value)}
-
-    def gradient(inputs: dict[str, Any]) -> torch.Tensor:
-        trainer.model.zero_grad()
-        trainer._compute_loss(trainer.model, inputs).backward()
-        return torch.cat([parameter.grad.flatten() for parameter in trainer.model.parameters()])
-
-    found = gradient(tensors)
+    trainer = trainer_of(tmp_path, mask_overlong=True, loss_type=loss_type)
+    tensors = {key: value for key, value in trainer.batch().items() if torch.is_tensor(value)}
+    found = trainer.gradient(tensors)
     assert tensors.pop("row_share").item() == 0.75
     others = {key: value if value.dim() == 0 else value[[0, 2, 3]] for key, value in tensors.items()}
     assert found.abs().max() > 1e-4
-    torch.testing.assert_close(found, gradient(others), atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(found, trainer.gradient(others), atol=1e-6, rtol=1e-4)
 
 
 def test_a_step_of_nothing_but_overlong_trajectories_leaves_the_weights(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from datasets import Dataset
-from recorded import make_tasks_named, output_of_a_batch, recorded, recorded_trainer
+from recorded import make_tasks_named, recorded, recorded_trainer
 
 from repl_rl.config import CreditConfig
 from repl_rl.errors import KernelError
@@ -138,7 +138,7 @@ def test_a_step_learns_from_the_groups_that_were_drawn_last(tmp_path: Path) -> N
     trainer = recorded_trainer(
         tmp_path, varied, tasks, trainer={"reward_funcs": columns}, redraws=8, per_device_train_batch_size=6
     )
-    output = output_of_a_batch(trainer, (0, 0, 2, 2, 1, 1))  # idle1, vary1, idle2
+    output = trainer.batch((0, 0, 2, 2, 1, 1))  # idle1, vary1, idle2
     first, *further = trainer.service.calls
     assert first == ["idle1", "idle1", "vary1", "vary1", "idle2", "idle2"]
     assert sorted(further[0]) == ["vary2", "vary2", "vary3", "vary3"], "distinct from the batch's own where possible"
@@ -146,22 +146,22 @@ def test_a_step_learns_from_the_groups_that_were_drawn_last(tmp_path: Path) -> N
     expected = [further[0][0]] * 2 + ["vary1"] * 2 + [further[0][2]] * 2
     kept = list(read_jsonl(tmp_path / "rollouts" / "step_00001.jsonl"))
     assert [trajectory.task_id for trajectory in kept] == expected
-    assert list(trainer._logs["prompt"])[-6:] == [f"What is {name}?" for name in expected]
+    assert trainer.table["prompt"][-6:] == [f"What is {name}?" for name in expected]
     for row, trajectory in enumerate(kept):
         ids, mask = output["prompt_ids"][row], output["prompt_mask"][row].bool()
         assert tuple(ids[mask].tolist()) == trajectory.prompt_ids
         length = len(trajectory.completion_ids)
         assert tuple(output["completion_ids"][row][:length].tolist()) == trajectory.completion_ids
     assert (output["advantages"] != 0).any(dim=1).all()
-    assert trainer._metrics["train"]["credit/redrawn_groups"] == [2.0]
-    assert trainer._metrics["train"]["credit/groups_without_variance"] == [0.0]
+    assert trainer.metrics["credit/redrawn_groups"] == [2.0]
+    assert trainer.metrics["credit/groups_without_variance"] == [0.0]
 
 
 def test_evaluation_and_a_step_without_redraws_take_what_comes(tmp_path: Path) -> None:
     tasks = make_tasks_named("idle1", "vary1")
-    for redraws, is_training in ((3, False), (0, True)):
-        trainer = recorded_trainer(tmp_path, varied, tasks, redraws=redraws, per_device_train_batch_size=2)
-        trainer.model.train(is_training)
-        trainer._generate_and_score_completions([dict(trainer.train_dataset[0]) for _ in range(2)])
+    own = {"eval_dataset": tasks[:1]}
+    for redraws in (3, 0):
+        trainer = recorded_trainer(tmp_path, varied, tasks, trainer=own, redraws=redraws, per_device_train_batch_size=2)
+        trainer.evaluate() if redraws else trainer.batch((0, 0))
         assert trainer.service.calls == [["idle1", "idle1"]]
-        assert "credit/redrawn_groups" not in trainer._metrics["train"]
+        assert "credit/redrawn_groups" not in trainer.metrics

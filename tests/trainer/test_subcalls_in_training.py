@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from recorded import RecordedTrainer, make_tasks_named, output_of_a_batch, recorded, recorded_trainer
+from recorded import RecordedTrainer, make_tasks_named, recorded, recorded_trainer
 from small import small_trainer
 
 from repl_rl import read_jsonl
@@ -49,7 +49,7 @@ def scored_batch(
     folder: Path, make: Callable[[Task, int], Trajectory] = asking, **settings: Any
 ) -> tuple[RecordedTrainer, dict[str, Any]]:
     trainer = recorded_trainer(folder, make, TASKS, **settings)
-    return trainer, output_of_a_batch(trainer)
+    return trainer, trainer.batch()
 
 
 def rows_of(output: dict[str, Any]) -> list[tuple[Any, ...]]:
@@ -107,10 +107,10 @@ def test_each_sub_call_is_a_row_with_the_advantage_of_its_line(tmp_path: Path) -
     assert output["num_items_in_batch"].item() == 45
     assert output["row_share"].item() == 7 / 8
     assert output["old_per_token_logps"].shape == output["completion_ids"].shape
-    logged = trainer._metrics["train"]
-    assert logged["subcalls/rows"] == [4.0]
-    assert (logged["completions/max_length"], logged["completions/mean_length"]) == ([6.0], [4.5])
-    assert len(trainer._logs["advantages"]) == len(trainer._logs["completion"]) == len(trainer._logs["prompt"]) == 4
+    assert trainer.metrics["subcalls/rows"] == [4.0]
+    lengths = trainer.metrics["completions/max_length"], trainer.metrics["completions/mean_length"]
+    assert lengths == ([6.0], [4.5])
+    assert [len(trainer.table[name]) for name in ("advantages", "completion", "prompt")] == [4, 4, 4]
 
 
 def compacted(task: Task, index: int) -> Trajectory:
@@ -160,7 +160,7 @@ def test_what_is_sampled_after_a_compaction_is_a_row_with_its_own_prompt(tmp_pat
     assert (first.lines[0].start, second.lines[0].start, third.lines[0].start) == (0, 0, 0)
     typed = (output["completion_mask"] * output["tool_mask"]).sum().item()
     assert typed == output["num_items_in_batch"].item() == 4 * 12 + 6 * trains
-    assert trainer._metrics["train"]["completions/mean_length"] == [12.0]
+    assert trainer.metrics["completions/mean_length"] == [12.0]
 
 
 def test_what_a_budget_ended_takes_its_sub_calls_out_of_the_loss(tmp_path: Path) -> None:

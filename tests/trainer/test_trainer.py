@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from recorded import first_is_right, make_tasks_named, output_of_a_batch, recorded_trainer
+from recorded import first_is_right, make_tasks_named, recorded_trainer
 from small import rows_of, small_args, small_trainer
 
 from repl_rl import ReplGRPOTrainer, Trajectory, read_jsonl
@@ -148,7 +148,7 @@ def test_only_training_batches_are_cut(tmp_path: Path) -> None:
     trainer = recorded_trainer(
         tmp_path, first_is_right, tasks, trainer={"eval_dataset": tasks}, budget={"finish_share": 0.75}
     )
-    output_of_a_batch(trainer)
+    trainer.batch()
     trainer.evaluate()
     assert set(trainer.service.cuts) == {Cut(share=0.75, group_size=2), None}
     assert trainer.service.cuts.index(None) == 1

@@ -171,19 +171,7 @@ def test_the_length_of_a_completion_is_the_budgets(tmp_path: Path) -> None:
         ReplGRPOConfig(str(tmp_path), bf16=False, budget=budget, max_completion_length=300)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            {"temperature": 0.005},
-            r"sampling.temperature \(temperature of TRL's arguments\) is 0.005, and training takes",
-        ),
-        ({"redraws": -1}, r"train\.redraws: Input should be greater than or equal to 0 \(got -1\)"),
-        ({"budget": {"line": 4}}, r"unknown key 'budget\.line'; did you mean 'lines'\?"),
-        ({"subcalls": {"train": True, "model": "http://h:1"}}, "subcalls: train and model 'http://h:1' exclude one"),
-        ({"branch": {"roots": 2}, "credit": {"estimator": "branch"}}, r"size: 6 \(num_generations of TRL's arguments"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), ARGUMENTS["contradictory"])
 def test_sections_and_trls_arguments_are_checked_together(
     settings: dict[str, Any], message: str, tmp_path: Path
 ) -> None:

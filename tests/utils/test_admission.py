@@ -6,55 +6,27 @@ import asyncio
 import re
 import threading
 from collections import Counter
+from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from repl_rl.utils.admission import Admission, Reservation, Room
 
+CASES = yaml.safe_load(Path(__file__).with_name("admission.yaml").read_text(encoding="utf-8"))
 STEP = re.compile(r"(?P<leaves>-)?(?P<name>\w)(?P<cost>\d+)?(/(?P<used>\d+))?(@(?P<depth>\d))?")
 
 
-@pytest.mark.parametrize(
-    ("learns", "steps", "admitted", "taken"),
-    [
-        # As many as there is room for, and the next one when somebody leaves.
-        (True, "a40 b40 c40", "ab", 80),
-        (True, "a40 b40 c40 -a", "abc", 80),
-        # A large one is not passed by small ones that came later.
-        (True, "a60 b90 c10", "a", 60),
-        (True, "a60 b90 c10 -a", "abc", 100),
-        # One that asks for more than there is has all the room to itself.
-        (True, "a500 b1", "a", 500),
-        (True, "a500 b1 -a", "ab", 1),
-        # The next ones are expected to use as much as the last ones did, also where they have waited for long.
-        (True, "a90/20 b90 -a", "ab", 20),
-        (True, "a90/20 b90 -a c90 d90 e90 f90 g90", "abcdef", 100),
-        (False, "a60/10 -a b60", "ab", 60),
-        # One that outgrows its reservation is charged for what it uses.
-        (True, "a50/10 -a b90/85 c90 d90", "abc", 95),
-        # One that stops waiting does not hold up the others.
-        (True, "a90 b90 c10 -b", "ac", 100),
-        # A sub-call goes before those that have waited longer, and is admitted beyond the capacity.
-        (True, "a90 b50 c50@1 d50@1 e10@2", "ace", 150),
-        (True, "a90 b50 c50@1 d50@1 e10@2 -c", "aced", 150),
-        (True, "a90 b50 c50@1 d50@1 e10@2 -c -e -d -a", "acedb", 50),
-        # While sub-calls take the room, others wait.
-        (True, "a30 b40@1 c40 d30@1", "abd", 100),
-        (True, "a30 b40@1 c40 d30@1 -b", "abdc", 100),
-        # Sub-calls teach nothing about those of depth 0, nor these about sub-calls.
-        (True, "a50/5@1 -a b90", "ab", 90),
-        (True, "a60/10 -a b50@1", "ab", 50),
-    ],
-)
-def test_who_is_admitted_to_room_for_100(learns: bool, steps: str, admitted: str, taken: int) -> None:
-    """`a40/20@1` asks for 40 at depth 1 and uses 20 once it is admitted; `-a` leaves."""
-    admission = Admission(Room(100), learns=learns)
+@pytest.mark.parametrize("case", CASES, ids=[case["steps"] for case in CASES])
+def test_who_is_admitted_to_room_for_100(case: dict[str, Any]) -> None:
+    admission = Admission(Room(100), learns=case.get("learns", True))
     order: list[str] = []
     asked: dict[str, Reservation] = {}
-    for step in steps.split():
+    for step in case["steps"].split():
         found = STEP.fullmatch(step)
         assert found is not None
         if found["leaves"]:
@@ -66,7 +38,7 @@ def test_who_is_admitted_to_room_for_100(learns: bool, steps: str, admitted: str
             )
             if found["used"]:
                 admission.grow(asked[name], int(found["used"]))
-    assert ("".join(order), admission.taken) == (admitted, taken)
+    assert ("".join(order), admission.taken) == (case["admitted"], case["taken"])
 
 
 requests = st.tuples(st.just("ask"), st.integers(1, 30), st.integers(0, 3))

@@ -16,6 +16,8 @@ from repl_rl.run import training
 from repl_rl.trajectory import read_jsonl
 from repl_rl.utils.distributed import WAIT_S, any_of_all, from_main, gather, is_main_process
 
+HERE = Path(__file__).parent
+
 
 def test_one_process_is_all_of_them() -> None:
     assert is_main_process() is True
@@ -69,16 +71,18 @@ def test_processes_wait_as_long_for_each_other_as_the_config_says(
     assert (waits, made.ddp_timeout) == ([seconds], seconds)
 
 
+def run_in_two_processes(folder: Path, *program: str) -> str:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *program]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("two")
-    shutil.copy(Path(__file__).with_name("two.yaml"), folder)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    done = subprocess.run(
-        [*command, "-m", "repl_rl.cli", "train", "two.yaml"], cwd=folder, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("step    1") == 1
+    shutil.copy(HERE / "two.yaml", folder)
+    assert run_in_two_processes(folder, "-m", "repl_rl.cli", "train", "two.yaml").count("step    1") == 1
     return folder / "runs" / "two"
 
 
@@ -118,37 +122,10 @@ def test_the_processes_share_the_held_out_problems(run: Path) -> None:
         assert len({trajectory.task_id for trajectory in trajectories}) == len(trajectories) == 5
 
 
-SHARED_CREDIT = """
-import json
-from repl_rl.config import CreditConfig
-from repl_rl.utils.distributed import leave, process_rank
-from repl_rl.rewards import ScoredTrajectory
-from repl_rl.rollout.score import credit, credit_numbers
-from repl_rl.trajectory import Line, LineKind, StopReason, Trajectory
-
-def earning(reward, tokens):
-    line = Line(0, tokens, "x", LineKind.STATEMENT, reward=reward)
-    ids = tuple(range(tokens))
-    made = Trajectory("t", "p", (0,), ids, (True,) * tokens, (0.0,) * tokens, StopReason.EOS, (line,))
-    return ScoredTrajectory(made, {})
-
-# two groups each, one of them without variance
-rewards = [(1.0, 1.0), (8.0, 0.0)][process_rank()], [(3.0, 1.0), (0.0, 0.0)][process_rank()]
-scored = [earning(reward, tokens) for group in rewards for reward, tokens in zip(group, (1, 2))]
-credited = credit(scored, 2, CreditConfig(estimator="reinforce++"))
-found = [line.advantage for item in credited for line in item.trajectory.lines], credit_numbers(credited, 2)
-open(f"{process_rank()}.json", "w").write(json.dumps(found))
-leave()
-"""
-
-
 @pytest.mark.slow
 def test_credit_over_the_batch_is_over_that_of_all_processes(tmp_path: Path) -> None:
     """Less their group's mean: 1 (1 token) and -1 (2) here, 4 (1) and -4 (2) there. Mean -5/6, over both."""
-    (tmp_path / "shared.py").write_text(SHARED_CREDIT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "shared.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_in_two_processes(tmp_path, str(HERE / "shared_credit.py.txt"))
     (first, counts), (second, same_counts) = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     mean = -5 / 6
     std = ((51 - 6 * mean**2) / 5) ** 0.5 + 1e-4

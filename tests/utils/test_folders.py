@@ -12,26 +12,7 @@ import pytest
 
 from repl_rl.utils.folders import cache_home, made_once
 
-MAKER = """
-import os, signal, sys, time
-from pathlib import Path
-from repl_rl.utils.folders import made_once
-
-base, how = Path(sys.argv[1]), sys.argv[2]
-
-def make(part):
-    with (base / "log").open("a") as log:
-        log.write("made\\n")
-    (part / "first").write_text("first")
-    if how == "die":
-        os.kill(os.getpid(), signal.SIGKILL)
-    end = time.monotonic() + 300  # a test that fails leaves nobody behind
-    while how == "wait" and not (base / "go").exists() and time.monotonic() < end:
-        time.sleep(0.01)
-    (part / "second").write_text("second")
-
-print(made_once(base / "cache" / "model", make))
-"""
+MAKER = Path(__file__).with_name("maker.py.txt").read_text()
 
 
 def start(base: Path, how: str) -> subprocess.Popen[str]:

@@ -6,9 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from repl_rl.errors import ConfigError
 from repl_rl.utils.import_path import import_path_of, imported, look_in
+
+FILES = yaml.safe_load(Path(__file__).with_name("files_for_modules.yaml").read_text(encoding="utf-8"))
 
 
 class Judge:
@@ -40,17 +43,7 @@ def test_functions_and_what_is_inside_of_classes_are_found(folder: Path) -> None
     assert import_path_of(Judge()) == f"{__name__}:Judge"
 
 
-@pytest.mark.parametrize(
-    ("path", "written"),
-    [
-        ("path_rewards.py:short", "path_rewards:short"),
-        ("./path_rewards.py:short", "path_rewards:short"),
-        ("lib/rewards.py:short", "lib.rewards:short"),
-        ("../rewards.py", "rewards:function"),
-        ("/home/me/rewards.py:short", "rewards:short"),
-        ("lib/rewards:short", "lib.rewards:short"),
-    ],
-)
+@pytest.mark.parametrize(("path", "written"), FILES.items())
 def test_a_file_in_place_of_a_module(folder: Path, path: str, written: str) -> None:
     assert message(path) == f"rewards.functions: {path!r} names a file; write its module: {written}"
 

@@ -1,15 +1,20 @@
+"""Processes and event loops in threads: nothing of them is left, and what hangs holds nobody up for ever."""
+
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from multiprocessing.connection import Connection
 
 import psutil
 
 from repl_rl.utils.processes import end_with_parent
+from repl_rl.utils.threads import BackgroundLoop
 
 DEADLINE_S = 60
 
@@ -40,3 +45,27 @@ def tell_and_stay(pipe: Connection) -> None:
     end_with_parent()
     pipe.send(os.getpid())
     time.sleep(10 * DEADLINE_S)
+
+
+def test_a_loops_threads_are_gone_once_it_is_closed() -> None:
+    before = set(threading.enumerate())
+    with BackgroundLoop() as loop:
+        assert loop.run(asyncio.to_thread(lambda: 42)) == 42
+        assert len(set(threading.enumerate()) - before) == 2
+    assert set(threading.enumerate()) <= before
+    assert loop.is_closed
+
+
+def test_a_thread_that_hangs_is_left_behind() -> None:
+    release, started = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        started.set()
+        release.wait(60)
+
+    loop = BackgroundLoop()
+    loop.submit(asyncio.to_thread(hang))
+    assert started.wait(10)
+    loop.close()
+    assert not release.is_set()
+    release.set()

@@ -10,7 +10,7 @@ prefix caching keeps what it can of them.
 A server (`vllm serve --scheduler-cls repl_rl.engine.vllm.scheduler.ServerLineScheduler`) makes the table from its own
 tokenizer. A request asks for it by `extra_args: {"repl_rl_line": [stops, digest]}`, and otherwise stops as in vLLM.
 
-`scheduler_cls` is not a public interface of vLLM; `tests/engine/test_vllm_contract.py` tests what is relied on here.
+`scheduler_cls` is not a public interface of vLLM; `tests/engine/test_contracts.py` tests what is relied on here.
 """
 
 from __future__ import annotations

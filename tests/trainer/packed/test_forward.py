@@ -3,37 +3,17 @@
 from __future__ import annotations
 
 import logging
-from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
+from families import FAMILIES, random_model
 from peft import LoraConfig, get_peft_model
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma3TextConfig,
-    GPT2Config,
-    LlamaConfig,
-    MambaConfig,
-    PreTrainedConfig,
-    Qwen3Config,
-)
 from trl.trainer.utils import add_fused_lm_head
 
 from repl_rl.trainer.packed import TypedForward, pack
 
-VOCAB = 97
 TEMPERATURE = 0.7
-HEADS: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
-SIZES: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-SMALL: dict[str, Any] = {**SIZES, **HEADS, "max_position_embeddings": 64}
-CONFIGS: dict[str, PreTrainedConfig] = {
-    "llama": LlamaConfig(**SMALL),
-    "qwen3": Qwen3Config(**SMALL, tie_word_embeddings=True),
-    # windows of 4 tokens in every other layer: shorter than the sequences below
-    "gemma3": Gemma3TextConfig(**SMALL, sliding_window=4, layer_types=["sliding_attention", "full_attention"]),
-    "gpt2": GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=64, resid_pdrop=0.0),
-}
 # The third has the first one's prompt and first token, the fourth begins as the second does.
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [5, 6, 7], [8, 9, 13]]
 COMPLETIONS = [[20, 21, 22, 23, 24, 25, 26, 27, 28], [30, 31, 32], [20, 41, 42, 43, 44, 45], [50, 51, 52, 53]]
@@ -41,8 +21,7 @@ MASKS = [[1, 1, 0, 0, 1, 0, 1, 1, 0], [1, 0, 1], [1, 1, 1, 1, 0, 0], [1, 1, 0, 1
 
 
 def make_model(name: str, **arguments: Any) -> Any:
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(deepcopy(CONFIGS[name]), dtype=torch.float64, **arguments)
+    model = random_model(name, dtype=torch.float64, **arguments)
     add_fused_lm_head(model, temperature=TEMPERATURE, outputs=("log_probs", "entropy"))
     return model.eval()
 
@@ -85,7 +64,7 @@ def assert_same_gradient(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("shares", [True, False])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_values_entropies_and_gradients_are_those_of_one_sequence_at_a_time(name: str, shares: bool) -> None:
     model = make_model(name)
     expected, expected_entropy = plainly(model)
@@ -102,7 +81,7 @@ def test_values_entropies_and_gradients_are_those_of_one_sequence_at_a_time(name
 
 
 def test_a_model_that_was_opened_still_computes_padded_batches_and_plain_logits() -> None:
-    model = make_model("llama")
+    model = make_model("Llama")
     ids, attention, _ = batch()
     before = model(input_ids=ids, attention_mask=attention).logits
     assert TypedForward.open(model) is not None
@@ -111,7 +90,7 @@ def test_a_model_that_was_opened_still_computes_padded_batches_and_plain_logits(
 
 def test_lora_and_checkpointing_change_nothing() -> None:
     torch.manual_seed(0)
-    model = get_peft_model(make_model("llama"), LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
+    model = get_peft_model(make_model("Llama"), LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
     for name, weight in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(weight, std=0.1)
@@ -127,19 +106,16 @@ def test_lora_and_checkpointing_change_nothing() -> None:
 
 
 def test_a_model_that_mixes_the_sequences_is_refused_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
-    recurrent = MambaConfig(vocab_size=VOCAB, hidden_size=16, num_hidden_layers=1, state_size=4)
-    torch.manual_seed(0)
-    mamba = AutoModelForCausalLM.from_config(recurrent, dtype=torch.float64)
-    add_fused_lm_head(mamba)
+    mamba = make_model("Mamba")
     with caplog.at_level(logging.WARNING):
         assert TypedForward.open(mamba) is None
-        assert TypedForward.open(make_model("llama", attn_implementation="eager")) is None
+        assert TypedForward.open(make_model("Llama", attn_implementation="eager")) is None
     assert "can't take several sequences in one row" in caplog.messages[0]
     assert "'eager'" in caplog.messages[1]
 
 
 def test_a_model_that_ignores_where_sequences_end_is_found_out(caplog: pytest.LogCaptureFixture) -> None:
-    model = make_model("llama")
+    model = make_model("Llama")
     layer = model.base_model.layers[0].self_attn
     original = layer.forward
 
@@ -149,4 +125,5 @@ def test_a_model_that_ignores_where_sequences_end_is_found_out(caplog: pytest.Lo
     layer.forward = forgetful
     with caplog.at_level(logging.WARNING):
         assert TypedForward.open(model) is None
-    assert model.config._attn_implementation == "sdpa"
+    found, expected = (each(torch.tensor([[5, 6, 7]])).logits for each in (model, make_model("Llama")))
+    assert torch.equal(found, expected), "it computes as before"

@@ -13,13 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from small import small_args
+from recorded import RecordedTrainer, gradient_of, make_tasks_named, recorded, recorded_trainer
 
 from repl_rl.config import TrainConfig
 from repl_rl.engine.environment import limit_openmp
-from repl_rl.models.nano import NANO_PATH
-from repl_rl.trainer import ReplGRPOTrainer
-from repl_rl.trajectory import Task
+from repl_rl.trainer.packed import TypedForward
 
 PROMPT_IDS = [40, 41, 42]
 COMPLETION_IDS = [[50, 51, 60, 61, 52, 53], [54, 62, 55, 56, 57, 0]]
@@ -99,31 +97,38 @@ def by_hand(loss_type: str, rows: list[list[Token]], with_kl: bool, with_correct
     return sum(sums) / TYPED_TOKENS
 
 
-class WithoutEngine(ReplGRPOTrainer):
-    """The trainer with nothing that samples."""
-
-    def _open_engine(self, path: str, setup: Any, make_runner: Any) -> None:
-        self.model.train()
-        self.current_gradient_accumulation_steps = 1
-
-
 @pytest.fixture(scope="module")
-def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WithoutEngine]:
-    """On two threads, whatever earlier tests left: one rounds otherwise, which the exponents of vespo multiply."""
+def trainers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[bool, RecordedTrainer]]:
+    """By whether passes are packed. On two threads, whatever earlier tests left: one rounds otherwise, which the
+    exponents of vespo multiply."""
     before = torch.get_num_threads()
     limit_openmp(2)
-    args = small_args(
-        tmp_path_factory.mktemp("losses"),
-        num_generations=2,
-        loss_type="dapo",
-        epsilon=EPSILON,
-        epsilon_high=EPSILON_HIGH,
-        budget={"tokens": MAX_TOKENS},
-        sapo_temperature_pos=SAPO_POSITIVE,
-        sapo_temperature_neg=SAPO_NEGATIVE,
-    )
-    yield WithoutEngine(str(NANO_PATH), args, [Task("a", "What is 2 + 2?", "4")])
+    settings: dict[str, Any] = {
+        "loss_type": "dapo",
+        "epsilon": EPSILON,
+        "epsilon_high": EPSILON_HIGH,
+        "budget": {"tokens": MAX_TOKENS},
+        "sapo_temperature_pos": SAPO_POSITIVE,
+        "sapo_temperature_neg": SAPO_NEGATIVE,
+    }
+    made = {}
+    for packs in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            if not packs:
+                patch.setattr(TypedForward, "open", lambda model: None)
+            folder = tmp_path_factory.mktemp("losses")
+            made[packs] = recorded_trainer(folder, recorded, make_tasks_named("a"), **settings)
+        made[packs].model.train()
+        made[packs].current_gradient_accumulation_steps = 1
+        made[packs].use_vllm = False
+        assert made[packs].packs is packs
+    yield made
     limit_openmp(before)
+
+
+@pytest.fixture
+def trainer(trainers: dict[bool, RecordedTrainer]) -> RecordedTrainer:
+    return trainers[True]
 
 
 def batch(old_logps: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
@@ -149,11 +154,8 @@ def plain_logps(model: Any) -> torch.Tensor:
     return logps.gather(-1, ids[:, 1:, None])[..., 0][:, len(PROMPT_IDS) - 1 :]
 
 
-def loss_and_gradient(trainer: WithoutEngine, inputs: dict[str, torch.Tensor]) -> tuple[float, torch.Tensor]:
-    trainer.model.zero_grad()
-    loss = trainer._compute_loss(trainer.model, inputs)
-    loss.backward()
-    return loss.item(), torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
+def loss_of(trainer: RecordedTrainer, inputs: dict[str, torch.Tensor]) -> float:
+    return float(trainer.compute_loss(trainer.model, inputs).detach())
 
 
 def typed_tokens(logprobs: torch.Tensor) -> list[list[Token]]:
@@ -172,7 +174,7 @@ def typed_tokens(logprobs: torch.Tensor) -> list[list[Token]]:
 @pytest.mark.parametrize("with_kl", [False, True], ids=["no KL", "KL"])
 @pytest.mark.parametrize("loss_type", TYPES)
 def test_the_loss_is_its_formula_over_typed_tokens(
-    trainer: WithoutEngine, monkeypatch: pytest.MonkeyPatch, loss_type: str, with_kl: bool, with_correction: bool
+    trainer: RecordedTrainer, monkeypatch: pytest.MonkeyPatch, loss_type: str, with_kl: bool, with_correction: bool
 ) -> None:
     monkeypatch.setattr(trainer, "loss_type", loss_type)
     monkeypatch.setattr(trainer, "beta", BETA if with_kl else 0.0)
@@ -184,35 +186,32 @@ def test_the_loss_is_its_formula_over_typed_tokens(
     if with_correction:
         # TRL masks the difference before it takes its exponential, so that the ratio is 1 where nothing was typed
         inputs["importance_sampling_ratio"] = torch.tensor(CORRECTIONS)
-    loss = trainer._compute_loss(trainer.model, inputs).item()
+    loss = loss_of(trainer, inputs)
     expected = by_hand(loss_type, typed_tokens(logprobs), with_kl, with_correction)
     assert loss == pytest.approx(expected, abs=1e-6, rel=2e-6)
     assert abs(expected) > 1e-3
 
 
-def test_the_gradient_is_the_policy_gradient_of_typed_tokens(trainer: WithoutEngine) -> None:
-    _, gradient = loss_and_gradient(trainer, batch())
-    trainer.model.zero_grad()
+def test_the_gradient_is_the_policy_gradient_of_typed_tokens(trainer: RecordedTrainer) -> None:
+    gradient = trainer.gradient(batch())
     typed = torch.tensor(TYPED_MASK) * torch.tensor(PADDING_MASK)
     objective = -(plain_logps(trainer.model) * torch.tensor(ADVANTAGES) * typed).sum() / TYPED_TOKENS
-    objective.backward()
-    expected = torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
+    expected = gradient_of(trainer.model, objective)
     assert expected.abs().max() > 1e-3
     torch.testing.assert_close(gradient, expected, atol=1e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize("is_packed", [True, False])
+@pytest.mark.parametrize("packs", [True, False])
 def test_values_at_outputs_and_padding_change_neither_loss_nor_gradient(
-    trainer: WithoutEngine, monkeypatch: pytest.MonkeyPatch, is_packed: bool
+    trainers: dict[bool, RecordedTrainer], monkeypatch: pytest.MonkeyPatch, packs: bool
 ) -> None:
-    if not is_packed:
-        monkeypatch.setattr(trainer, "_typed_forward", None)
+    trainer = trainers[packs]
     monkeypatch.setattr(trainer, "beta", BETA)
     with torch.no_grad():
         logps = plain_logps(trainer.model)
     typed = (torch.tensor(TYPED_MASK) * torch.tensor(PADDING_MASK)).bool()
     given = {**batch(old_logps=logps - 0.1), "ref_per_token_logps": logps - 0.2}
-    before = loss_and_gradient(trainer, given)
+    loss, gradient = loss_of(trainer, given), trainer.gradient(given)
     elsewhere = dict(given)
     for name, value in (
         ("old_per_token_logps", logps + 0.05),
@@ -220,42 +219,34 @@ def test_values_at_outputs_and_padding_change_neither_loss_nor_gradient(
         ("advantages", -7.0),
     ):
         elsewhere[name] = torch.where(typed, given[name], value)
-    after = loss_and_gradient(trainer, elsewhere)
-    assert after[0] == before[0]
-    torch.testing.assert_close(after[1], before[1], atol=0.0, rtol=0.0)
+    assert loss_of(trainer, elsewhere) == loss
+    assert torch.equal(trainer.gradient(elsewhere), gradient)
     all_visible = {**elsewhere, "tool_mask": torch.ones(2, 6, dtype=torch.long)}
-    assert not torch.allclose(loss_and_gradient(trainer, all_visible)[1], before[1], atol=1e-4), "the mask does it"
+    assert not torch.allclose(trainer.gradient(all_visible), gradient, atol=1e-4), "the mask does it"
 
 
-def test_packed_and_padded_passes_give_one_loss_and_one_gradient(
-    trainer: WithoutEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    packed = loss_and_gradient(trainer, batch())
-    monkeypatch.setattr(trainer, "_typed_forward", None)
-    padded = loss_and_gradient(trainer, batch())
-    assert packed[0] == pytest.approx(padded[0], abs=1e-6)
-    torch.testing.assert_close(packed[1], padded[1], atol=1e-6, rtol=1e-4)
+def test_packed_and_padded_passes_give_one_loss_and_one_gradient(trainers: dict[bool, RecordedTrainer]) -> None:
+    packed, padded = (trainers[packs] for packs in (True, False))
+    assert loss_of(packed, batch()) == pytest.approx(loss_of(padded, batch()), abs=1e-6)
+    torch.testing.assert_close(packed.gradient(batch()), padded.gradient(batch()), atol=1e-6, rtol=1e-4)
 
 
-def test_a_training_step_puts_typed_tokens_alone_through_the_head(trainer: WithoutEngine) -> None:
+def test_a_training_step_puts_typed_tokens_alone_through_the_head(trainer: RecordedTrainer) -> None:
     seen: list[int] = []
     hook = trainer.model.base_model.register_forward_hook(
         lambda module, given, output: seen.append(output.last_hidden_state.shape[1])
     )
     try:
-        trainer._compute_loss(trainer.model, batch())
+        loss_of(trainer, batch())
     finally:
         hook.remove()
     assert seen == [TYPED_TOKENS]
 
 
-def test_a_batch_in_which_nothing_was_typed_has_a_gradient_of_zero(trainer: WithoutEngine) -> None:
+def test_a_batch_in_which_nothing_was_typed_has_a_gradient_of_zero(trainer: RecordedTrainer) -> None:
     nothing = {**batch(), "tool_mask": torch.zeros(2, 6, dtype=torch.long), "num_items_in_batch": torch.tensor(1.0)}
-    ids = torch.cat([nothing["prompt_ids"], nothing["completion_ids"]], dim=1)
-    trainer.typed_mask = nothing["tool_mask"]
-    logprobs, *_ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, torch.ones_like(ids), 6)
+    logprobs = trainer.logprobs(nothing)
     assert logprobs.tolist() == [[0.0] * 6] * 2
     assert logprobs.requires_grad
-    loss, gradient = loss_and_gradient(trainer, nothing)
-    assert loss == 0.0
-    assert gradient.abs().max() == 0.0
+    assert loss_of(trainer, nothing) == 0.0
+    assert trainer.gradient(nothing).abs().max() == 0.0
