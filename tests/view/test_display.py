@@ -73,6 +73,9 @@ def test_the_head_holds_verdict_task_and_totals() -> None:
         "tokens 21 typed, 12 interpreter's time 0.3 s (model 0.2 s, interpreter 0.1 s)"
     )
     assert "lines 2, ✗ 1 error tokens" in Fragment(trajectory_html(failed_trajectory())).words
+    long_prompt = Fragment(trajectory_html(replace(made, prompt="line\n" * 9 + ">>>")))
+    assert "the prompt, 9 rows" in long_prompt.words
+    assert len(long_prompt.named("details")) == len(Fragment(trajectory_html(made)).named("details")) + 1
 
 
 def test_what_nobody_assigned_is_a_dash_and_an_aborted_one_says_why() -> None:
@@ -107,26 +110,20 @@ def test_hostile_text_stays_text_wherever_it_stands() -> None:
     drawings = {
         "trajectory": (trajectory_html(made, token_texts=lambda ids: [HOSTILE] * len(ids)), 6, 20),
         "group": (group_html([made, replace(made, task_id=HOSTILE)]), 12, 22),
+        "tree": (group_html([made, replace(made, branch=Branch(0, 1, 0.5))]), 12, 21),
         "session": (transcript_html(HOSTILE, made.lines, pending=HOSTILE, note=HOSTILE), 6, 9),
     }
     for name, (html, *counts) in drawings.items():
         html.encode("utf-8")
         page = Fragment(html)
         allowed = {"article", "code", "col", "colgroup", "dd", "details", "div", "dl", "dt", "i", "p", "small", "span"}
-        allowed |= {"style", "summary", "table", "tbody", "td", "th", "thead", "tr"}
+        allowed |= {"caption", "style", "summary", "table", "tbody", "td", "th", "thead", "tr"}
         assert {tag for tag, _ in page.tags} <= allowed, name
         known = {"aria-label", "aria-level", "class", "colspan", "dir", "lang", "role", "scope", "tabindex", "title"}
         assert {attribute for _, attributes in page.tags for attribute in attributes} <= known, name
         assert (page.text.count(SHOWN), page.text.count("<script>hit()")) == tuple(counts), name
         assert "hit()" not in page.style
         assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b\u202e\u2066\ud800-\udfff]", html), name
-
-
-def test_a_long_prompt_is_folded_and_a_short_one_is_not() -> None:
-    page = Fragment(trajectory_html(replace(solved_trajectory(), prompt="line\n" * 9 + ">>>")))
-    assert "the prompt, 9 rows" in page.words
-    assert len(page.named("details")) == 2
-    assert len(Fragment(trajectory_html(solved_trajectory())).named("details")) == 1
 
 
 @pytest.mark.more
@@ -161,12 +158,9 @@ def test_a_group_has_a_heading_a_row_for_each_and_its_siblings() -> None:
         ["#1", "✓ solved", "answer", "6", "1", "+1.00", "7", "21 typed, 12 interpreter's", "0.3 s"],
         ["#2", "✗ not solved", "answer", "12", "0", "-0.10", "2, ✗ 1 error", "6 typed, 2 interpreter's", "0.3 s"],
     ]
-    labels = [article["aria-label"] for article in page.named("article")]
-    assert labels == [
+    assert [article["aria-label"] for article in page.named("article")] == [
         "group of rollouts, 2 of 3 solved",
-        "rollout 1, solved",
-        "rollout 2, not solved",
-        "rollout 3, solved",
+        *("rollout 1, solved", "rollout 2, not solved", "rollout 3, solved"),
     ]
     assert page.words.count("the prompt, 2 rows") == 3
     assert page.words.count("gcd-heldout-12-18") == 1
@@ -233,7 +227,6 @@ def test_ipython_shows_html_and_text(thing: Trajectory | Group) -> None:
     data, _ = DisplayFormatter().format(thing)
     html = trajectory_html(thing) if isinstance(thing, Trajectory) else group_html(thing)
     assert data == bundle(thing) == {"text/html": html, "text/plain": data["text/plain"]}
-    assert thing._repr_html_() == html
 
 
 def test_a_trajectory_of_nothing_is_drawn() -> None:
@@ -266,14 +259,5 @@ def test_a_group_that_forked_is_drawn_as_a_tree() -> None:
 
 def test_no_tree_where_nothing_forked_where_a_parent_is_missing_and_of_too_many_lines() -> None:
     plain, cut = [solved_trajectory(), failed_trajectory()], forked()[2:]
-    endless = [*forked(), long_trajectory(1000)]
-    for group in (plain, cut, endless):
+    for group in (plain, cut, [*forked(), long_trajectory(1000)]):
         assert "worth" not in group_html(group)
-
-
-def test_hostile_text_in_a_tree_stays_text() -> None:
-    hostile = hostile_trajectory()
-    group = [hostile, replace(hostile, branch=Branch(0, 1, 0.5))]
-    page = Fragment(group_html(group))
-    assert not {"script", "svg"} & {tag for tag, _ in page.tags}
-    assert all(not name.startswith("on") for _, attributes in page.tags for name in attributes)
