@@ -269,10 +269,7 @@ async def test_session_6_an_environment_that_owns_everything(roll: Roll) -> None
     ]
     [shopped, idle] = await roll(scripts, tasks, make_extensions(environment=Shop()))
     assert "# (cart: empty)\n" in shopped.prompt
-    assert [line.output for line in shopped.lines][:2] == [
-        "3\n(cart: empty)\n>>>",
-        "'1 in the cart'\n(cart: tea)\n>>>",
-    ]
+    assert [line.output for line in shopped.lines][:2] == ["3\n(cart: empty)\n>>>", "'1 in the cart'\n(cart: tea)\n>>>"]
     assert shopped.lines[2].error_name == "KeyError"
     assert [call.name for line in shopped.lines for call in line.calls] == ["buy", "buy", "buy"]
     assert (shopped.environment_reward, idle.environment_reward) == (1.0, 0.0)

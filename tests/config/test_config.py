@@ -120,7 +120,7 @@ def test_later_overrides_go_over_earlier_ones_and_leave_what_is_beside_them() ->
                 }
             ),
             "train": st.just({"trl": {"a": [1, "b"]}}),
-        },
+        }
     )
 )
 def test_dumped_configs_load_as_they_were(tmp_path_factory: pytest.TempPathFactory, values: dict[str, Any]) -> None:

@@ -25,15 +25,7 @@ from repl_rl.config import Config, load_config, parse_config
 from repl_rl.config.train import TRACKERS as KNOWN
 from repl_rl.errors import ConfigError
 from repl_rl.run.folder import RunFolder
-from repl_rl.run.trackers import (
-    COLUMNS,
-    SampledRollout,
-    Trackers,
-    as_code,
-    open_trackers,
-    require_trackers,
-    spread,
-)
+from repl_rl.run.trackers import COLUMNS, SampledRollout, Trackers, as_code, open_trackers, require_trackers, spread
 from repl_rl.trajectory import read_jsonl
 
 UNREACHABLE = "http://127.0.0.1:9"
@@ -287,10 +279,7 @@ def test_a_tracker_that_fails_is_told_about_once_and_training_goes_on(
     def fail(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    with (
-        caplog.at_level(logging.WARNING, "repl_rl"),
-        open_trackers(trainer, Config(), RunFolder(tmp_path)) as trackers,
-    ):
+    with caplog.at_level(logging.WARNING, "repl_rl"), open_trackers(trainer, Config(), RunFolder(tmp_path)) as trackers:
         for name in ("add_scalar", "add_text", "flush"):
             monkeypatch.setattr(f"torch.utils.tensorboard.SummaryWriter.{name}", fail)
         trainer.train()

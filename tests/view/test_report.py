@@ -20,13 +20,14 @@ from repl_rl.view.charts import charts, moving_average
 from repl_rl.view.run import read_run
 from repl_rl.view.viewer import export
 from tests.view.conftest import STEPS, make_trajectory, solved_trajectory, train_row, write_metrics
-from tests.view.test_viewer_export import EVIL, Page, small_page
+from tests.view.fragments import Fragment
 
-__all__ = ["small_page"]
+pytestmark = pytest.mark.usefixtures("small_page")
+EVIL = "</script><script>alert(1)</script><!--<img src=x onerror=alert(2)>\u2028\udc80"
 
 
-def page_of(folder: Path) -> Page:
-    return Page(write_report(folder).read_text(encoding="utf-8"))
+def page_of(folder: Path) -> Fragment:
+    return Fragment(write_report(folder).read_text(encoding="utf-8"))
 
 
 def test_the_report_lies_in_the_run_folder_and_leaves_nothing_else(run_folder: Path) -> None:
@@ -131,7 +132,7 @@ def test_hostile_text_stays_text_wherever_it_stands(run_folder: Path) -> None:
     page = page_of(run_folder)
     assert len(page.scripts) == 3
     assert not any("alert" in text for attributes, text in page.scripts if attributes.get("id") != "run-data")
-    assert "img" not in page.tags
+    assert not page.named("img")
     html = (run_folder / "report.html").read_text(encoding="utf-8")
     assert html.count("alert(1)") > 15
     assert "<img" not in html.partition("<style>")[0]
