@@ -27,24 +27,11 @@ import repl_rl
 PACKAGE = Path(repl_rl.__file__).parent
 CHECKOUT = PACKAGE.parent
 
-LAYERS: tuple[frozenset[str], ...] = tuple(
-    frozenset(names.split())
-    for names in (
-        "errors",
-        "trajectory",
-        "utils",
-        "config",
-        "engine kernel dialect tools rewards credit tasks models",
-        "rollout",
-        "trainer view integrations cluster",
-        "run bench doctor",
-        "cli __main__",
-    )
-)
+PLAN = yaml.safe_load(Path(__file__).with_name("layers.yaml").read_text(encoding="utf-8"))
+LAYERS: list[list[str]] = PLAN["layers"]
 """Lowest first. Rooms of one layer may import each other as long as no circle comes of it."""
 FLOORS = 12
 """How long a chain of rooms may be in which each imports the next. `__main__` is another name of `cli`."""
-FORMS = yaml.safe_load(Path(__file__).with_name("imports.yaml").read_text(encoding="utf-8"))
 IMPORT_PATH = re.compile(r"repl_rl(?:\.\w+)+:\w+")
 
 
@@ -160,7 +147,7 @@ def test_imports_go_down_only(room: str) -> None:
     assert [other for other in rooms()[room] if layer_of(other) > layer_of(room)] == []
 
 
-@pytest.mark.parametrize(("source", "expected"), FORMS)
+@pytest.mark.parametrize(("source", "expected"), PLAN["imports"])
 def test_the_check_sees_every_form_of_import(source: str, expected: str | None) -> None:
     assert {module_of(name) for name in imports_of(source, "repl_rl.engine")} <= {expected, None}
     assert expected is None or expected in {module_of(name) for name in imports_of(source, "repl_rl.engine")}

@@ -68,9 +68,8 @@ def train(kind: Kind, folder: Path, *arguments: str) -> None:
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     command = [sys.executable, *launch, *kind.program, "train", *arguments]
     own = {"PYTHONPATH": str(DEEPSPEED)} if "zero3" in kind.program else {}
-    done = subprocess.run(
-        command, cwd=folder, env=os.environ | own, capture_output=True, text=True, timeout=900, check=False
-    )
+    env = os.environ | own
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -8,7 +8,7 @@ from IPython.core.formatters import DisplayFormatter
 
 from repl_rl.trajectory import Branch, Group, LineKind, RecordedCell, StopReason, ToolCall, Trajectory
 from repl_rl.view.display import bundle, group_html, trajectory_html, transcript_html
-from tests.view.conftest import failed_trajectory, make_trajectory, solved_trajectory
+from tests.view.conftest import SESSIONS, failed_trajectory, make_trajectory, solved_trajectory
 from tests.view.fragments import HOSTILE, SHOWN, Fragment
 
 
@@ -31,17 +31,7 @@ def long_trajectory(lines: int = 10_000) -> Trajectory:
 
 def test_rows_say_who_wrote_them_and_what_the_lines_were_worth() -> None:
     page = Fragment(trajectory_html(failed_trajectory()))
-    names = ["who", "text", "line", "kind", "reward", "advantage", "logprob", "time"]
-    assert page.rows[:8] == [
-        names,
-        ["¶ prompt", "Python 3.11.7 on linux"],
-        ["¶ prompt", ">>> # What is the greatest common divisor of 12 and 18?"],
-        ["› typed", ">>> math.gcd(12, 18)", "1", "✗ exception: NameError", "-0.10", "-0.75", "-1.50", "4.2 ms"],
-        ["‹ interpreter", "Traceback (most recent call last):"],
-        ["‹ interpreter", '  File "<stdin>", line 1, in <module>'],
-        ["‹ interpreter", "NameError: name 'math' is not defined. Did you forget to import 'math'?"],
-        ["› typed", ">>> submit_final_answer(12)", "2", "answer", "0", "-0.75", "-1.50", "4.2 ms"],
-    ]
+    assert page.rows[:8] == SESSIONS["failed as a table"]
 
 
 def drawn_trajectory(*images: bytes) -> Trajectory:
@@ -191,17 +181,7 @@ def test_a_session_in_the_making_shows_the_line_that_runs() -> None:
 
 
 def test_plain_text_has_the_marks_and_what_went_wrong() -> None:
-    assert bundle(failed_trajectory())["text/plain"] == (
-        "✗ not solved  task gcd-heldout-12-18\n"
-        "¶ Python 3.11.7 on linux\n"
-        "¶ >>> # What is the greatest common divisor of 12 and 18?\n"
-        "› >>> math.gcd(12, 18)    [✗ exception: NameError]\n"
-        "‹ Traceback (most recent call last):\n"
-        '‹   File "<stdin>", line 1, in <module>\n'
-        "‹ NameError: name 'math' is not defined. Did you forget to import 'math'?\n"
-        "› >>> submit_final_answer(12)\n"
-        "stopped: answer  answer: 12  graded 0  reward -0.10  2 lines, 6 tokens, 0.3 s"
-    )
+    assert bundle(failed_trajectory())["text/plain"] == SESSIONS["failed as text"]
 
 
 @pytest.mark.more

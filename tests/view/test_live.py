@@ -119,14 +119,8 @@ def states_of(trajectory: Trajectory) -> Iterator[LiveRollout]:
 def test_a_rollout_told_bit_by_bit() -> None:
     trajectory = trajectory_of([(" x = 6\n", ">>>"), (" x\n", "6\n>>>")])
     states = list(states_of(trajectory))
-    assert [state.doing for state in states] == [
-        "the model types line 1",
-        "line 1 runs",
-        "the model types line 2",
-        "line 2 runs",
-        "the model types line 3",
-        "stopped: eos",
-    ]
+    doing = [form.format(number) for number in (1, 2) for form in ("the model types line {}", "line {} runs")]
+    assert [state.doing for state in states] == [*doing, "the model types line 3", "stopped: eos"]
     assert [row.text for row in states[1].rows] == ["¶ >>> # Six?", "› >>> x = 6"]
     assert [row.text for row in states[2].rows] == ["¶ >>> # Six?", "› >>> x = 6", "‹ >>>"]
     assert [row.text for row in states[2].finished_rows] == ["¶ >>> # Six?", "› >>> x = 6"]

@@ -12,7 +12,7 @@ from repl_rl.errors import RunError
 from repl_rl.trajectory import LineKind, SubCall, write_jsonl
 from repl_rl.view import before_after_table, print_trajectory, view
 from repl_rl.view.words import duration, signed
-from tests.view.conftest import eval_row, failed_trajectory, make_trajectory, solved_trajectory
+from tests.view.conftest import SESSIONS, eval_row, failed_trajectory, make_trajectory, solved_trajectory
 
 
 def console(width: int = 120, colour: bool = False) -> Console:
@@ -31,17 +31,7 @@ def shown(target: Console) -> list[str]:
 def test_a_trajectory_with_its_marks_and_worth() -> None:
     screen = console()
     print_trajectory(screen, failed_trajectory())
-    assert shown(screen) == [
-        "task gcd-heldout-12-18 kind reward adv.",
-        "¶ Python 3.11.7 on linux",
-        "¶ >>> # What is the greatest common divisor of 12 and 18?",
-        "› >>> math.gcd(12, 18) NameError -0.10 -0.75",
-        "‹ Traceback (most recent call last):",
-        '‹ File "<stdin>", line 1, in <module>',
-        "‹ NameError: name 'math' is not defined. Did you forget to import 'math'?",
-        "› >>> submit_final_answer(12) answer 0 -0.75",
-        "stopped: answer answer: 12 graded 0 reward -0.10 2 lines, 6 tokens, 0.3 s",
-    ]
+    assert shown(screen) == SESSIONS["failed in a terminal"]
 
 
 def test_what_a_line_asked_follows_it_with_the_answers() -> None:

@@ -20,7 +20,7 @@ from repl_rl.view.viewer.api import NotFound, RunApi
 from repl_rl.view.viewer.indexer import update
 from repl_rl.view.viewer.transcript import state_changes
 from tests.made_trajectories import line
-from tests.view.conftest import STEPS, make_trajectory, solved_trajectory, train_row, write_metrics
+from tests.view.conftest import SESSIONS, STEPS, make_trajectory, solved_trajectory, train_row, write_metrics
 
 EVIL = "</script><img src=x onerror=alert(1)>\x1b[31m\udc80\u2028\x00"
 STEP_1 = "rollouts/step_00001.jsonl"
@@ -71,21 +71,11 @@ def test_a_trajectory_on_its_screen(run_folder: Path) -> None:
     shown = opened(run_folder).trajectory("train-1-0")
     assert shown["question"] == "What is the greatest common divisor of 12 and 18?"
     assert (shown["answer"], shown["error"], shown["screen_total"]) == (["12"], None, 7)
-    assert shown["times"] == {"engine_s": 0.0, "kernel_s": 0.0, "queue_s": 0.0, "own_s": 0.31, "duration_s": 0.31}
-    row = {"id": "train-1-0", "split": "train", "step": 1, "position": 0, "task_id": "gcd-train-4-6", "family": "gcd"}
-    row |= {"status": "not solved", "stop_reason": "answer", "reward": -0.1, "outcome": 0.0, "lines": 2, "tokens": 6}
-    assert shown["row"] == {**row, "duration_s": 0.31, "version": 0, "note": None, "errors": ["NameError"]}
-    assert shown["screen"][2] == {
-        "origin": "typed",
-        "mark": "›",
-        "pieces": [{"origin": "prompt", "text": ">>>"}, {"origin": "typed", "text": " math.gcd(12, 18)"}],
-        "lines": [0],
-    }
+    assert shown["times"] == SESSIONS["times"]
+    assert shown["row"] == SESSIONS["row"]
+    assert shown["screen"][2] == SESSIONS["screen row"]
     assert [row["mark"] for row in shown["screen"]] == ["¶", "¶", "›", "‹", "‹", "‹", "›"]
-    line = {"index": 0, "text": "math.gcd(12, 18)", "kind": "exception", "error_name": "NameError", "fault": True}
-    line |= {"reward": -0.1, "return_to_go": -0.1, "advantage": -0.75, "logprob_sum": -1.5, "logprob_mean": -0.5}
-    line |= {"tokens": 3, "duration_s": 0.0042, "calls": [], "subcalls": [], "subcalls_left_out": 0}
-    assert shown["lines"]["0"] == {**line, "state_changed": None, "images": [], "images_left_out": 0}
+    assert shown["lines"]["0"] == SESSIONS["line"]
 
 
 def test_a_window_holds_its_rows_and_the_lines_that_begin_in_them(run_folder: Path) -> None:
