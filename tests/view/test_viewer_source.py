@@ -133,13 +133,8 @@ def in_nano_s_tokens(texts: list[str]) -> Trajectory:
     for text in texts:
         start, ids = len(ids), [*ids, *tokenizer.encode(text, add_special_tokens=False).ids]
         lines.append(Line(start, len(ids), text, LineKind.STATEMENT))
-    return replace(
-        solved_trajectory(),
-        completion_ids=tuple(ids),
-        sampled_mask=(True,) * len(ids),
-        logprobs=(-0.5,) * len(ids),
-        lines=tuple(lines),
-    )
+    tokens: Any = {"completion_ids": tuple(ids), "sampled_mask": (True,) * len(ids), "logprobs": (-0.5,) * len(ids)}
+    return replace(solved_trajectory(), **tokens, lines=tuple(lines))
 
 
 def test_tokens_are_spelled_by_the_run_s_own_vocabulary(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
