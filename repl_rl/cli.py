@@ -33,7 +33,7 @@ _WIDTH = 160
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the console script. Returns the exit code."""
-    options = _parser().parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     from repl_rl.engine.environment import silence_libraries
 
     console = Console(quiet=not is_main_process())
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="repl-rl", description="RL for models that type into a live Python interpreter"
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from exactness import (
     RecordingEngine,
     assert_masked_text_is_the_outputs,
@@ -30,22 +31,7 @@ from repl_rl.trajectory import LineKind, Message, StopReason, Task, Trajectory
 
 pytestmark = pytest.mark.more
 TEMPLATE = (Path(__file__).parent / "dialect" / "templates" / "qwen2_5.jinja").read_text(encoding="utf-8")
-PROOF = """\
-# Take the equations one at a time.
-from sympy import symbols, Eq, solveset, S
-x, y, p, a, b = symbols('x y p a b', integer=True)
-eq1 = Eq(x**2 - a, p * y)
-eq2 = Eq(x**2 - b, p * y)
-eq3 = Eq(x**2 - a * b, p * y)
-s1 = solveset(eq1, x, domain=S.Integers)
-s1  # what does sympy make of it?
-s2 = solveset(eq2, x, domain=S.Integers)
-s2
-# Residues mod p: the product of two quadratic residues is one again.
-s3 = solveset(eq3, x, domain=S.Integers)
-s1, s2, s3
-submit_final_answer(s1, s2, s3)
-"""
+SESSIONS = yaml.safe_load(Path(__file__).with_name("examples.yaml").read_text(encoding="utf-8"))
 
 
 class WeatherLookupError(ValueError):
@@ -121,7 +107,7 @@ def typed(session: str) -> list[str]:
 
 async def test_session_1_a_proof_explored_line_by_line(roll: Roll) -> None:
     task = Task("proof", "p is a prime that divides neither a nor b.", "")
-    [trajectory] = await roll([typed(PROOF)], [task])
+    [trajectory] = await roll([typed(SESSIONS["proof"])], [task])
     by_text = {line.text.strip(): line for line in trajectory.lines}
     quiet = [line for text, line in by_text.items() if " = " in text or text.startswith(("#", "from"))]
     assert len(quiet) == 10
@@ -139,19 +125,11 @@ async def test_session_1_a_proof_explored_line_by_line(roll: Roll) -> None:
 async def test_session_3_calls_inside_prose(where: Any, roll: Roll) -> None:
     asked = Message("user", "Should I pack an umbrella?"), Message("assistant", "For which city?")
     task = Task("umbrella", "Seattle.", "no", history=asked)
-    asked_twice = ["It depends on the weather there: <fn>", 'weather("Seattle")</fn>', "\n"]
-    asked_twice += ["So, with the state: <fn>", 'weather("Seattle, WA")</fn>', "\n"]
-    lines = [*asked_twice, "No umbrella is needed.\n", "Answer: no\n"]
+    lines = SESSIONS["prose"]["typed"]
     [trajectory] = await roll([lines], [task], make_extensions([weather], where), dialect="inline")
     assert "user: Should I pack an umbrella?\nassistant: For which city?\n" in trajectory.prompt
     assert "weather(city: str) -> str: Look up the weather." in trajectory.prompt
-    assert roll.vocabulary.decode(trajectory.completion_ids) == (
-        'It depends on the weather there: <fn>weather("Seattle")</fn>'
-        "<fn_error>WeatherLookupError: Must specify a two-letter state.</fn_error>"
-        '\nSo, with the state: <fn>weather("Seattle, WA")</fn>'
-        "<fn_results>The weather in Seattle is 40 deg F and sunny all day.</fn_results>"
-        "\nNo umbrella is needed.\nAnswer: no\n"
-    )
+    assert roll.vocabulary.decode(trajectory.completion_ids) == SESSIONS["prose"]["shown"]
     first, second = trajectory.lines[1], trajectory.lines[4]
     assert (first.kind, first.error_name) == (LineKind.EXCEPTION, "WeatherLookupError")
     assert second.kind is LineKind.EXPRESSION
@@ -162,20 +140,8 @@ async def test_session_3_calls_inside_prose(where: Any, roll: Roll) -> None:
     assert [line.reward for line in scored.trajectory.lines] == [0, -0.3, 0, 0, 0, 0, 0, 1.0]
 
 
-CALLS = {
-    "rightly": ["<tool_call>\n", '{"name": "multiply", "arguments": {"a": 12, "b": 13}}\n', "</tool_call>", "156"],
-    "wrongly": ['<tool_call>{"name": "multiply", "arguments": {"x": 12, "y": 13}}</tool_call>', "It failed."],
-    "not at all": ["I think that it is 156."],
-}
-TYPED_CALLS = {
-    "rightly": [" multiply(12, 13)\n", " submit_final_answer(_)\n"],
-    "wrongly": [" multiply(x=12, y=13)\n", " submit_final_answer(0)\n"],
-    "not at all": [" submit_final_answer(156)\n"],
-}
-
-
 @pytest.mark.parametrize("where", ["sandbox", "host"])
-@pytest.mark.parametrize(("dialect", "scripts"), [("tool_call", CALLS), ("python", TYPED_CALLS)])
+@pytest.mark.parametrize(("dialect", "scripts"), SESSIONS["calls"].items())
 async def test_session_4_calls_and_failures_are_counted(
     dialect: str, scripts: dict[str, list[str]], where: Any, roll: Roll
 ) -> None:
@@ -194,11 +160,7 @@ async def test_session_4_calls_and_failures_are_counted(
 
 
 async def test_session_4_several_calls_of_a_turn_are_all_answered(roll: Roll) -> None:
-    calls = (
-        'Both at once. <tool_call>{"name": "multiply", "arguments": {"a": 2, "b": 3}}</tool_call>'
-        '<tool_call>{"name": "multiply", "arguments": "{\\"a\\": 4, \\"b\\": 5}"}</tool_call>'
-        '<tool_call>{"name": "multiply", "arguments": {"a": 4</tool_call>'
-    )
+    calls = "".join(SESSIONS["several calls"])
     task = Task("t", "Multiply 2 by 3 and 4 by 5.", "6")
     [trajectory] = await roll([[calls, "6 and 20"]], [task], make_extensions([multiply]), "tool_call")
     answered = trajectory.lines[0]
@@ -269,10 +231,7 @@ async def test_session_6_an_environment_that_owns_everything(roll: Roll) -> None
     ]
     [shopped, idle] = await roll(scripts, tasks, make_extensions(environment=Shop()))
     assert "# (cart: empty)\n" in shopped.prompt
-    assert [line.output for line in shopped.lines][:2] == [
-        "3\n(cart: empty)\n>>>",
-        "'1 in the cart'\n(cart: tea)\n>>>",
-    ]
+    assert [line.output for line in shopped.lines][:2] == ["3\n(cart: empty)\n>>>", "'1 in the cart'\n(cart: tea)\n>>>"]
     assert shopped.lines[2].error_name == "KeyError"
     assert [call.name for line in shopped.lines for call in line.calls] == ["buy", "buy", "buy"]
     assert (shopped.environment_reward, idle.environment_reward) == (1.0, 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,28 +17,10 @@ from repl_rl.config import Config, dump_config, load_config, parse_config, shipp
 from repl_rl.errors import ConfigError
 from repl_rl.trajectory import LineKind
 
-
-def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
-    (tmp_path / "empty.yaml").write_text("# nothing\n")
-    assert load_config(str(tmp_path / "empty.yaml")) == Config()
+CASES = yaml.safe_load(Path(__file__).with_name("cases.yaml").read_text(encoding="utf-8"))
 
 
-REFUSED = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text(encoding="utf-8"))
-OPTIONS: dict[str, Any] = yaml.safe_load("""
-engine: {deterministic: true, servers: ["http://a:1"], vllm: {enable_sleep_mode: true}}
-budget: {finish_share: 0.5, compact_at: 0.5}
-train: {redraws: 1, asynchronous: {}, processes: 2, group_size: 12}
-tasks: {families: [gcd], dataset: gsm8k, folder: x, format: math, answer_pattern: boxed, heldout: 0.5, before: 2024}
-subcalls: {train: true, model: "http://h:1"}
-cluster: {replicas: 2}
-branch: {}
-environment: a:B
-rollout: a:b
-""")
-"""A value that is not the default for each option that excludes another."""
-
-
-@pytest.mark.parametrize(("values", "message"), REFUSED)
+@pytest.mark.parametrize(("values", "message"), CASES["refused"])
 def test_what_no_config_says_is_refused_with_the_nearest_known_name_or_the_range(values: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_config(values)
@@ -64,7 +47,7 @@ def test_options_that_exclude_one_another_are_named_with_the_reason(path: str, n
     def file(chosen: Sequence[str]) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for name in chosen:
-            value, below, keys = OPTIONS, values, [*filter(None, [path]), *name.split(".")]
+            value, below, keys = CASES["excluding"], values, [*filter(None, [path]), *name.split(".")]
             for key in keys:
                 value = value[key]
             for key in keys[:-1]:
@@ -89,98 +72,33 @@ def test_every_fault_is_listed() -> None:
     ]
 
 
-def test_overrides_reach_nested_keys_and_are_yaml() -> None:
-    config = parse_config(
-        {"train": {"steps": 5, "group_size": 4}, "rewards": {"kinds": {"blank": -1.0}}},
-        (
-            "train.steps=7",
-            "train.learning_rate=1e-3",
-            "rewards.kinds.exception=-0.25",
-            "model.chat=null",
-            "credit.scale=group",
-            "tasks.families=[gcd, lcm]",
-            "name=a.b",
-            "name=a.b-c",
-            "train.trl.num_iterations=2",
-            "dialect.system=x = 1",
-        ),
-    )
-    assert (config.train.steps, config.train.group_size, config.train.learning_rate) == (7, 4, 0.001)
-    assert config.rewards.kinds == {LineKind.BLANK: -1.0, LineKind.EXCEPTION: -0.25}
-    assert config.model.chat is None
-    assert (config.credit.scale, config.dialect.system) == ("group", "x = 1")
-    assert config.tasks.families == ("gcd", "lcm")
-    assert config.name == "a.b-c"
-    assert config.train.trl == {"num_iterations": 2}
-
-
-def test_overrides_leave_the_callers_values_alone() -> None:
-    values: dict[str, Any] = {"train": {"steps": 5}}
-    parse_config(values, ("train.steps=7", "budget.lines=2"))
-    assert values == {"train": {"steps": 5}}
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("train.steps", "write it as section.key=value"),
-        ("=3", "write it as section.key=value"),
-        ("train.steps=[1", "the value is not YAML"),
-        ("train.setps=1", r"unknown key 'train.setps'; did you mean 'steps'\?"),
-    ],
-)
-def test_overrides_that_make_no_sense(override: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        parse_config({}, (override,))
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        (
-            "tasks.answer_pattern=####",
-            "--set 'tasks.answer_pattern=####': '#' begins a comment in YAML, so nothing is left of the value; quote "
-            """it: --set 'tasks.answer_pattern="####"'""",
-        ),
-        (
-            "dialect.system=Use # for thoughts.",
-            "--set 'dialect.system=Use # for thoughts.': '#' begins a comment in YAML, so the value would be 'Use'; "
-            """quote it: --set 'dialect.system="Use # for thoughts."'""",
-        ),
-        (
-            "dialect.system=",
-            "--set 'dialect.system=': the value is empty; write --set dialect.system=null, or for empty text "
-            """--set 'dialect.system=""'""",
-        ),
-    ],
-)
-def test_an_override_that_would_silently_be_lost_is_refused(override: str, message: str) -> None:
+@pytest.mark.parametrize(("override", "message"), CASES["overrides refused"].items())
+def test_an_override_that_makes_no_sense_or_would_silently_be_lost_is_refused(override: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config({}, (override,))
-    assert str(caught.value) == message
+    assert str(caught.value).startswith(message)
     if "quote it" in message:  # the way out is one
         way_out = shlex.split(message.rpartition("--set ")[2])
         assert len(way_out) == 1
         assert yaml.safe_load(way_out[0].partition("=")[2]) == override.partition("=")[2]
 
 
-@pytest.mark.parametrize(
-    ("value", "meaning"),
-    [("null", None), ("~", None), ("C#", "C#"), ("'a # b'", "a # b"), ('"####"', "####"), ("''", "")],
-)
-def test_null_and_hashes_may_be_set(value: str, meaning: str | None) -> None:
-    assert parse_config({}, (f"dialect.system={value}",)).dialect.system == meaning
+@pytest.mark.parametrize(("override", "expected"), CASES["overrides"].items())
+def test_overrides_reach_nested_keys_and_are_yaml(override: str, expected: Any) -> None:
+    values = {"train": {"steps": 5, "group_size": 4}, "rewards": {"kinds": {"blank": -1.0}}}
+    before = copy.deepcopy(values)
+    made = parse_config(values, (override, "train.max_minutes=9")).model_dump(mode="json")
+    for key in override.partition("=")[0].split("."):
+        made = made[key]
+    assert made == expected
+    assert values == before
 
 
-def test_a_single_name_needs_no_list() -> None:
-    config = parse_config(
-        {"tools": {"functions": "math:gcd"}},
-        ("tasks.families=gcd", "rewards.functions=my_rewards:short", "engine.servers=http://node1:8000"),
-    )
-    assert config.tasks.families == ("gcd",)
-    assert config.tools.functions == ("math:gcd",)
-    assert config.rewards.functions == ("my_rewards:short",)
-    assert config.engine.servers == ("http://node1:8000",)
+def test_later_overrides_go_over_earlier_ones_and_leave_what_is_beside_them() -> None:
+    values = {"train": {"steps": 5, "group_size": 4}, "rewards": {"kinds": {"blank": -1.0}}}
+    config = parse_config(values, ("train.steps=7", "rewards.kinds.exception=-0.25", "name=a.b", "name=a.b-c"))
+    assert (config.train.steps, config.train.group_size, config.name) == (7, 4, "a.b-c")
+    assert config.rewards.kinds == {LineKind.BLANK: -1.0, LineKind.EXCEPTION: -0.25}
 
 
 @given(
@@ -202,7 +120,7 @@ def test_a_single_name_needs_no_list() -> None:
                 }
             ),
             "train": st.just({"trl": {"a": [1, "b"]}}),
-        },
+        }
     )
 )
 def test_dumped_configs_load_as_they_were(tmp_path_factory: pytest.TempPathFactory, values: dict[str, Any]) -> None:
@@ -214,24 +132,12 @@ def test_dumped_configs_load_as_they_were(tmp_path_factory: pytest.TempPathFacto
     assert load_config(str(path)) == config.model_copy(update={"import_from": looked_in})
 
 
-@pytest.mark.parametrize(
-    ("section", "names_imports"),
-    [
-        ({"dialect": {"system": "A:A and b.c:D"}}, False),
-        ({"dialect": {"name": "json:loads"}}, True),
-        ({"environment": "json:loads"}, True),
-        ({"rollout": "json:loads"}, True),
-        ({"engine": {"backend": "json:loads"}}, True),
-        ({"credit": {"estimator": "json:loads"}}, True),
-        ({"tools": {"functions": ["json:loads"]}}, True),
-        ({"rewards": {"functions": ["json:loads"]}}, True),
-    ],
-)
-def test_modules_are_looked_up_beside_a_file_that_names_some(
-    tmp_path: Path, section: dict[str, Any], names_imports: bool
-) -> None:
+@pytest.mark.parametrize("section", CASES["named imports"])
+def test_modules_are_looked_up_beside_a_file_that_names_some(tmp_path: Path, section: dict[str, Any]) -> None:
     (tmp_path / "x.yaml").write_text(yaml.dump(section))
-    assert load_config(str(tmp_path / "x.yaml")).import_from == (str(tmp_path) if names_imports else None)
+    assert load_config(str(tmp_path / "x.yaml")).import_from == str(tmp_path)
+    (tmp_path / "x.yaml").write_text(yaml.dump({"dialect": {"system": f"{section} json:loads"}}))
+    assert load_config(str(tmp_path / "x.yaml")).import_from is None
 
 
 def test_shipped_configs_load_by_name() -> None:
@@ -242,11 +148,14 @@ def test_shipped_configs_load_by_name() -> None:
         load_config("quickstrat")
 
 
-@pytest.mark.parametrize("content", [b"a: [1", b"\xff\xfe\xff"])
-def test_files_that_are_no_yaml(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "c.yaml").write_bytes(content)
-    with pytest.raises(ConfigError, match="can't be read as YAML"):
-        load_config(str(tmp_path / "c.yaml"))
+def test_files_that_are_no_yaml_and_empty_ones(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    for content in (b"a: [1", b"\xff\xfe\xff"):
+        path.write_bytes(content)
+        with pytest.raises(ConfigError, match="can't be read as YAML"):
+            load_config(str(path))
+    path.write_text("# nothing\n")
+    assert load_config(str(path)) == Config()
 
 
 def test_configs_are_frozen() -> None:

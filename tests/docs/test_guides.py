@@ -83,9 +83,8 @@ def test_the_tables_of_credit_name_every_estimator_and_every_key() -> None:
     tables = [[row.split("|") for row in part.partition("\n\n")[0].splitlines()] for part in parts[1:]]
     named = [{re.findall(r"`([^`]+)`", row[1])[0]: re.findall(r"`(\w+)`", row[-2]) for row in rows} for rows in tables]
     estimators, keys, baselines, scales = named[:4]
-    assert {name: {*used, "clip"} for name, used in estimators.items()} == {
-        name: set(used) for name, used in USED.items()
-    }
+    told = {name: {*used, "clip"} for name, used in estimators.items()}
+    assert told == {name: set(used) for name, used in USED.items()}
     assert set(keys) == set(CreditConfig.model_fields) - {"estimator"}
     assert (set(baselines), set(scales)) == (set(get_args(Baseline)), set(get_args(Scale)))
 
@@ -290,10 +289,11 @@ def test_problems_in_a_file_of_ones_own(here: Path) -> None:
     train, heldout = load_tasks(loaded.tasks, "train", loaded.seed, loaded.tasks.train), heldout_tasks(loaded)
     assert (len(train), len(heldout)) == (5, 3)
     told = [json.loads(row) for row in rows.splitlines()]
-    assert {(task.id, task.answer, task.family) for task in [*train, *heldout]} == {
-        (f"problems-train-{row['uid']}", row["solution"].rpartition(" ")[2].replace(",", ""), row["topic"])
-        for row in told
-    }
+    answers = [row["solution"].rpartition(" ")[2].replace(",", "") for row in told]
+    about = [(f"problems-train-{row['uid']}", row["topic"]) for row in told]
+    assert {(task.id, task.family): task.answer for task in [*train, *heldout]} == dict(
+        zip(about, answers, strict=True)
+    )
     other = load_config("own.yaml", ("tasks.dataset=null", "tasks.folder=problems.jsonl"))
     assert load_tasks(other.tasks, "train", other.seed, other.tasks.train) == train
 

@@ -6,7 +6,6 @@ guides show has tests of its own in test_guides.py; links are checked in test_si
 
 from __future__ import annotations
 
-import argparse
 import ast
 import importlib
 import importlib.util
@@ -19,10 +18,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import shtab
 import yaml
 from pages import PAGES, ROOT, blocks, commands, configs, heredocs, inline_commands, languages
 
-from repl_rl.cli import _parser
+from repl_rl.cli import make_parser
 from repl_rl.config import load_config, parse_config, shipped_configs
 from repl_rl.rollout.score import reward_table
 from repl_rl.run.dryrun import dry_run
@@ -121,38 +121,33 @@ def arguments_of(line: str) -> list[str]:
 
 @pytest.mark.parametrize(("page", "line"), [each for each in COMMANDS if arguments_of(each[1])])
 def test_commands_in_blocks_are_taken(page: str, line: str) -> None:
-    config = getattr(_parser().parse_args(arguments_of(line)), "config", None)
+    config = getattr(make_parser().parse_args(arguments_of(line)), "config", None)
     if config is not None and not config.isupper():
-        assert (
-            config in shipped_configs()
-            or config in ("own.yaml", "my.yaml", "my-model.yaml")
-            or (ROOT / config).is_file()
-        )
+        assert config in (*shipped_configs(), "own.yaml", "my.yaml", "my-model.yaml") or (ROOT / config).is_file()
+
+
+@pytest.fixture(scope="module")
+def options() -> dict[str, set[str]]:
+    """Those of every command by its words, as in `bench kernels`, from what completes them in a shell."""
+    written = shtab.complete(make_parser(), "bash")
+    found = re.findall(r"^_shtab_repl_rl_?(\w*?)_?option_strings=\((.*)\)$", written, re.MULTILINE)
+    return {name.replace("_", " "): set(strings.split()) for name, strings in found}
 
 
 @pytest.mark.parametrize(("page", "line"), INLINE)
-def test_commands_in_sentences_name_what_exists(page: str, line: str) -> None:
-    words, parser = arguments_of(line), _parser()
-    while words and (choices := _commands(parser)):
-        name = words.pop(0)
-        if name not in choices:
-            assert name in ("...", "--verbose") or name.isupper(), name
-            return
-        parser = choices[name]
-    known = parser._option_string_actions
-    assert [word for word in words if re.match(r"--?\w", word) and word.partition("=")[0] not in known] == []
-
-
-def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    found = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    return dict(found[0].choices) if found else {}
+def test_commands_in_sentences_name_what_exists(page: str, line: str, options: dict[str, set[str]]) -> None:
+    words, command = arguments_of(line), ""
+    while words and f"{command} {words[0]}".strip() in options:
+        command = f"{command} {words.pop(0)}".strip()
+    if command in ("", "bench", "nano") and words:  # each has commands below it
+        assert words[0] in ("...", "--verbose") or words[0].isupper(), words[0]
+    else:
+        assert {word.partition("=")[0] for word in words if re.match(r"--?\w", word)} <= options[command]
 
 
 def test_modules_and_targets_of_make_exist() -> None:
-    texts = [
-        *TEXTS.values(),
-        *((ROOT / name).read_text(encoding="utf-8") for name in ("BENCHMARKS.md", "CONTRIBUTING.md")),
-    ]
+    others = [(ROOT / name).read_text(encoding="utf-8") for name in ("BENCHMARKS.md", "CONTRIBUTING.md")]
+    texts = [*TEXTS.values(), *others]
     modules = {name for text in texts for name in re.findall(r"python -m ((?:repl_rl|studies)[\w.]*)", text)}
     assert [name for name in modules if importlib.util.find_spec(name) is None] == []
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
@@ -169,9 +164,7 @@ BESIDE = {
     "docs/rewards.md": {"my_rewards.py": blocks(TEXTS["docs/rewards.md"], "python")[0]},
     "docs/sessions.md": {
         "mine.toml": blocks(TEXTS["docs/sessions.md"], "toml")[0],
-        "modules/shapes.py": "",
-        "data/table.csv": "",
-        "tables/prices.csv": "",
+        **dict.fromkeys(("modules/shapes.py", "data/table.csv", "tables/prices.csv"), ""),
     },
     "docs/tasks.md": {"problems.jsonl": blocks(TEXTS["docs/tasks.md"], "json")[0]},
     "docs/tools.md": {"my_tools.py": blocks(TEXTS["docs/tools.md"], "python")[0]},

@@ -11,7 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from repl_rl.trajectory import Trajectory, read_jsonl
+
+CONFIGS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("configs.yaml").read_text(encoding="utf-8"))
 
 
 def begin(cwd: Path, *arguments: str, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:

@@ -13,6 +13,12 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from repl_rl.run.callbacks import StopEarly, WarnWhenFlat
 from repl_rl.run.progress import Progress
 
+WARNING = (
+    "note: nothing to learn from up to step {0}: all rollouts of a problem had the same outcome, for all 2 problems of "
+    "the step, {2}. Ways out: {1} problems (tasks), more rollouts of each (train.group_size), or a higher "
+    "sampling.temperature; rewards for lines alone teach nothing about the answer\n"
+)
+
 
 @pytest.mark.parametrize(("limit_s", "asked"), [(0.0, False), (math.inf, False), (math.inf, True)])
 def test_training_ends_with_a_checkpoint_after_the_step_in_which_time_is_over_or_it_was_asked_to(
@@ -31,32 +37,22 @@ def test_training_ends_with_a_checkpoint_after_the_step_in_which_time_is_over_or
 @pytest.mark.parametrize(
     ("steps", "flat", "solved", "warned"),
     [
-        (9, [2, 2, 2, 2, 2, 2], 0.0, "step 3: easier problems, 3 steps in a row (0.0% solved)"),
-        (9, [1, 2, 2, 2, 1, 2], 1.0, "step 4: harder problems, 3 steps in a row (100.0% solved)"),
-        (2, [2, 2], 0.5, "step 2: easier or harder problems, 2 steps in a row (50.0% solved)"),
+        (9, [2, 2, 2, 2, 2, 2], 0.0, (3, "easier", "3 steps in a row (0.0% solved)")),
+        (9, [1, 2, 2, 2, 1, 2], 1.0, (4, "harder", "3 steps in a row (100.0% solved)")),
+        (2, [2, 2], 0.5, (2, "easier or harder", "2 steps in a row (50.0% solved)")),
         (9, [2, 2, 1, 2, 2, 1], 0.0, None),
     ],
 )
 def test_a_run_in_which_every_group_is_flat_is_warned_about_once_with_the_ways_out(
-    tmp_path: Path, steps: int, flat: list[int], solved: float, warned: str | None
+    tmp_path: Path, steps: int, flat: list[int], solved: float, warned: tuple[int, str, str] | None
 ) -> None:
     file = io.StringIO()
     callback = WarnWhenFlat(2, Progress(Console(file=file)))
     arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, max_steps=steps)
     for step, count in enumerate(flat, 1):
-        logs = {"credit/groups_without_variance": float(count), "solve_rate": solved}
-        callback.on_log(arguments, TrainerState(global_step=step), TrainerControl(), logs)
-        callback.on_log(arguments, TrainerState(global_step=step), TrainerControl(), {"train_runtime": 1.0})
-    if warned is None:
-        assert file.getvalue() == ""
-        return
-    where, _, rest = warned.partition(": ")
-    problems, _, count = rest.partition(", ")
-    assert file.getvalue() == (
-        f"note: nothing to learn from up to {where}: all rollouts of a problem had the same outcome, for all 2 "
-        f"problems of the step, {count}. Ways out: {problems} (tasks), more rollouts of each (train.group_size), or a "
-        "higher sampling.temperature; rewards for lines alone teach nothing about the answer\n"
-    )
+        for logs in ({"credit/groups_without_variance": float(count), "solve_rate": solved}, {"train_runtime": 1.0}):
+            callback.on_log(arguments, TrainerState(global_step=step), TrainerControl(), logs)
+    assert file.getvalue() == ("" if warned is None else WARNING.format(*warned))
 
 
 def test_a_step_is_one_line_however_narrow_the_console() -> None:

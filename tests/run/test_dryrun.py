@@ -89,10 +89,8 @@ def test_what_is_trained_and_how_decides_about_memory() -> None:
     whole, big = gib(), ("train.prompts_per_step=64",)
     assert gib("model.dtype=bfloat16")["trained"] == whole["trained"]
     assert gib("train.lora={r: 1}")["trained"] < whole["trained"]
-    kept, halved, again = (
-        gib(*big, *more)["kept"]
-        for more in ([], ["train.micro_batch=256"], ["train.trl={gradient_checkpointing: true}"])
-    )
+    smaller = [], ["train.micro_batch=256"], ["train.trl={gradient_checkpointing: true}"]
+    kept, halved, again = (gib(*big, *more)["kept"] for more in smaller)
     assert halved == pytest.approx(kept / 2, rel=0.05)
     assert again < kept / 2
 
@@ -155,9 +153,8 @@ def test_the_problems_of_a_data_set_in_a_folder_are_read_and_checked(
 @pytest.mark.parametrize("name", ["gpu-8", "qwen3-4b-gsm8k", "qwen3-32b-lora"])
 def test_the_servers_of_eight_gpus_are_started_as_the_engine_asks_for_them(name: str) -> None:
     config = load_config(name)
-    wanted = Wanted(
-        (config.model.path,), config.model.dtype, config.engine.context_tokens, load_vocabulary(str(NANO_PATH))
-    )
+    model, vocabulary = config.model, load_vocabulary(str(NANO_PATH))
+    wanted = Wanted((model.path,), model.dtype, config.engine.context_tokens, vocabulary)
     command, _, _ = serve_command(wanted).partition("   #")
     assert command in (resource_folder("configs") / f"{name}.yaml").read_text()
 

@@ -9,33 +9,30 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from run.conftest import STORED
 
 from repl_rl import Trajectory, read_jsonl
 from repl_rl.cli import main
 from repl_rl.config import load_config
 
-STORED = Path(__file__).parent / "stored"
-
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a complete run, `run`, and the model that it began with. No token is in reach."""
-    shutil.copytree(STORED, tmp_path / "here")
-    shutil.copytree(STORED / "model", tmp_path / "here" / "run" / "model")
-    monkeypatch.chdir(tmp_path / "here")
+    shutil.copytree(stored / "model", stored / "run" / "model")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "hf" / "token"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    return tmp_path / "here"
+    return stored
 
 
 def header(card: Path) -> Any:
@@ -82,26 +79,21 @@ def test_a_folder_gets_model_card_and_rollouts(here: Path, capsys: pytest.Captur
 
 def test_rows_are_trajectories_to_the_token(here: Path) -> None:
     assert main(["push", "run", "--to", "./out"]) == 0
-    stored = [
-        (step, trajectory)
-        for step in (1, 2)
-        for trajectory in read_jsonl(STORED / f"run/rollouts/step_{step:05d}.jsonl")
-    ]
+    files = [STORED / f"run/rollouts/step_{step:05d}.jsonl" for step in (1, 2)]
+    told = [(step, trajectory) for step, file in enumerate(files, 1) for trajectory in read_jsonl(file)]
     rows = table_rows(here / "out/rollouts", "train")
-    assert [(row["step"], Trajectory.from_dict(row)) for row in rows] == stored
-    assert rows[0]["transcript"].startswith(stored[0][1].prompt + stored[0][1].lines[0].text)
-    assert rows[0]["reward"] == pytest.approx(sum(line.reward or 0.0 for line in stored[0][1].lines))
+    assert [(row["step"], Trajectory.from_dict(row)) for row in rows] == told
+    first = told[0][1]
+    assert rows[0]["transcript"].startswith(first.prompt + first.lines[0].text)
+    assert rows[0]["reward"] == pytest.approx(sum(line.reward or 0.0 for line in first.lines))
 
 
 def test_rows_hold_what_few_trajectories_have(here: Path) -> None:
     """Branches, weights that changed, calls, answers, and text that no file can hold."""
     path = here / "run/rollouts/step_00002.jsonl"
     record = json.loads(path.read_text().splitlines()[0])
-    record |= {
-        "branch": {"parent": 0, "line": 1, "weight": 0.5, "by": "replay"},
-        "updates": [[1, 2]],
-        "answer": ["'\ud800'"],
-    }
+    record["branch"] = {"parent": 0, "line": 1, "weight": 0.5, "by": "replay"}
+    record |= {"updates": [[1, 2]], "answer": ["'\ud800'"]}
     record["lines"][0] |= {
         "calls": [{"name": "look", "error_name": "ValueError", "duration_s": 0.5}],
         "subcalls": [{"prompt": "2?", "text": "3", "tokens": 7}],
@@ -129,16 +121,16 @@ def test_what_is_the_machines_own_stays_here(here: Path) -> None:
 
 
 def test_hostile_text_stays_in_its_place(here: Path) -> None:
-    rows = [json.loads(line) for line in (here / "run/metrics.jsonl").read_text().splitlines()]
-    for row in rows:
-        if row["kind"] == "eval":
-            row["families"] = {"a|b <script>": 0.5}
-    (here / "run/metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    path = here / "run/eval/step_00002.jsonl"
-    records = [json.loads(line) for line in path.read_text().splitlines()]
-    for record in records:
-        record["lines"][0]["output"] = "```\n<img src=x>\n````\n"
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    def rewrite(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        for row in rows:
+            change(row)
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    families = {"families": {"a|b <script>": 0.5}}
+    rewrite(here / "run/metrics.jsonl", lambda row: row.update(families if row["kind"] == "eval" else {}))
+    output = {"output": "```\n<img src=x>\n````\n"}
+    rewrite(here / "run/eval/step_00002.jsonl", lambda record: record["lines"][0].update(output))
     assert main(["push", "run", "--to", "./out"]) == 0
     card = (here / "out/model/README.md").read_text()
     assert r"| a\|b &lt;script&gt; |" in card
@@ -189,8 +181,9 @@ def test_a_run_without_rollouts_gives_a_model_alone(here: Path, capsys: pytest.C
     assert "A rollout" not in (here / "out/model/README.md").read_text()
 
 
-def said_by(program: str, here: Path, tmp_path: Path) -> list[str]:
-    """What a program prints that can't import this package."""
+def said_by(name: str, here: Path, tmp_path: Path) -> list[str]:
+    """What a program beside this file prints that can't import this package."""
+    program = Path(__file__).with_name(f"{name}.py.txt").read_text(encoding="utf-8")
     without = "import sys\nsys.modules['repl_rl'] = None  # importing it fails\n"
     done = subprocess.run(
         [sys.executable, "-P", "-c", without + program],
@@ -206,21 +199,7 @@ def said_by(program: str, here: Path, tmp_path: Path) -> list[str]:
 @pytest.mark.slow
 def test_others_load_it_without_this_package(here: Path, tmp_path: Path) -> None:
     assert main(["push", "run", "--to", "./out"]) == 0
-    program = """
-from datasets import load_dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-rollouts = load_dataset("out/rollouts")
-print({split: len(rows) for split, rows in rollouts.items()}, list(rollouts["train"].features)[:3])
-row = rollouts["train"][0]
-tokenizer = AutoTokenizer.from_pretrained("out/model")
-model = AutoModelForCausalLM.from_pretrained("out/model")
-ids = tokenizer(row["prompt"], return_tensors="pt").input_ids
-longer = model.generate(ids, max_new_tokens=2, do_sample=False)
-print(ids[0].tolist() == row["prompt_ids"], longer.shape[1] - ids.shape[1])
-print([name for name in sys.modules if name.startswith("repl_rl.")])
-"""
-    assert said_by(program, here, tmp_path) == [
+    assert said_by("load_pushed", here, tmp_path) == [
         "{'train': 8, 'heldout': 4} ['step', 'task_id', 'transcript']",
         "True 2",
         "[]",
@@ -235,17 +214,7 @@ def test_a_run_of_adapters_gives_merged_weights_and_the_adapter(here: Path, tmp_
     settings = json.loads((here / "out/model/adapter/adapter_config.json").read_text())
     assert (settings["r"], settings["base_model_name_or_path"]) == (2, "model")
     assert "and alone in the folder `adapter`, for PEFT." in (here / "out/model/README.md").read_text()
-    program = """
-import torch
-from peft import PeftModel
-from transformers import AutoModelForCausalLM
-
-whole = AutoModelForCausalLM.from_pretrained("out/model", dtype=torch.float32)
-own = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("model", dtype=torch.float32), "out/model/adapter")
-ids = torch.tensor([[5, 6, 7]])
-print(torch.allclose(whole(ids).logits, own(ids).logits, atol=1e-5))
-"""
-    assert said_by(program, here, tmp_path) == ["True"]
+    assert said_by("load_adapter", here, tmp_path) == ["True"]
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -329,11 +298,7 @@ def test_a_hub_gets_two_repositories(here: Path, hub: str) -> None:
     assert Hub.made == [("dataset", "me/typist-rollouts", True), ("model", "me/typist", True)]
     model, rollouts = Hub.commits["models/me/typist"], Hub.commits["datasets/me/typist-rollouts"]
     assert model["model.safetensors"] == (STORED / "model/model.safetensors").read_bytes()
-    assert set(rollouts) == {
-        "README.md",
-        "data/train-00000-of-00001.parquet",
-        "data/heldout-00000-of-00001.parquet",
-    }
+    assert set(rollouts) == {"README.md", *(f"data/{split}-00000-of-00001.parquet" for split in ("train", "heldout"))}
     card = model["README.md"].decode()
     assert yaml.safe_load(card.split("---")[1])["datasets"] == ["me/typist-rollouts"]
     assert "from_pretrained('me/typist')" in card

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from repl_rl.run.folder import RunFolder, new_run
 from repl_rl.run.resume import learning_rate, open_run, what_changes
 from repl_rl.trajectory import read_jsonl
 
-STORED = Path(__file__).parent / "stored"
 FREE = (
     "train.steps, train.max_minutes, train.save_steps, train.report_to, train.report_rollouts, "
     "train.report_rollouts_every, eval.problems, eval.temperature, import_from, kernel.size, kernel.budget_mb, "
@@ -109,11 +107,10 @@ def test_the_first_step_of_an_extended_run_has_its_learning_rate_now(tmp_path: P
 
 
 @pytest.mark.more
+@pytest.mark.usefixtures("stored")
 def test_a_finished_run_goes_on_as_it_would_have_and_is_measured_alike_before_and_after(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    shutil.copytree(STORED, tmp_path / "stored")
-    monkeypatch.chdir(tmp_path / "stored")
     assert main(["train", "--resume", "run", "--set", "train.steps=3", "--set", "eval.temperature=0.5"]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown[:2] == [
@@ -127,21 +124,25 @@ def test_a_finished_run_goes_on_as_it_would_have_and_is_measured_alike_before_an
         assert new.logprobs == pytest.approx(old.logprobs, abs=1e-4)
         assert [line.advantage for line in new.lines] == pytest.approx([line.advantage for line in old.lines], abs=1e-6)
     rows = [json.loads(row) for row in Path("run/metrics.jsonl").read_text().splitlines()]
-    assert [(row["step"], row["settings"]["temperature"]) for row in rows if row["kind"] == "eval"] == [
-        (0, 1.0),
-        (2, 1.0),
-        (0, 0.5),
-        (3, 0.5),
-    ]
+    evaluated = [(row["step"], row["settings"]["temperature"]) for row in rows if row["kind"] == "eval"]
+    assert evaluated == [(0, 1.0), (2, 1.0), (0, 0.5), (3, 0.5)]
     assert [row["step"] for row in rows if row["kind"] == "train"] == [1, 2, 3]
     stored = RunFolder(Path("run")).config()
     assert (stored.train.steps, stored.eval.temperature) == (3, 0.5)
     assert main(["view", "run", "--summary"]) == 0
     notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note:")]
-    assert notes == [
-        "note: the evaluation at step 0 had other settings (eval) and is left out",
-        "note: the evaluation at step 2 had other settings (eval) and is left out",
-    ]
+    assert notes == [f"note: the evaluation at step {n} had other settings (eval) and is left out" for n in (0, 2)]
+
+
+@pytest.mark.parametrize("run", [["sample.yaml"], ["--resume", "run", "--set", "train.steps=3"]])
+def test_where_the_model_does_not_load_a_new_run_leaves_no_folder_and_one_that_is_resumed_keeps_its_own(
+    stored: Path, run: list[str]
+) -> None:
+    (stored / "model/model.safetensors").write_bytes(b"")
+    with pytest.raises(Exception, match="header"):
+        main(["train", *run])
+    assert list(stored.glob("runs/*")) == []
+    assert (stored / "run/metrics.jsonl").is_file()
 
 
 def test_another_config_is_refused_with_the_keys_that_differ_and_both_values(tmp_path: Path) -> None:

@@ -11,14 +11,7 @@ import pytest
 from repl_rl.cli import main
 from repl_rl.trajectory import Trajectory, read_jsonl
 
-pytestmark = pytest.mark.more
-STORED = Path(__file__).parent / "stored"
-
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree(STORED, tmp_path / "stored")
-    monkeypatch.chdir(tmp_path / "stored")
+pytestmark = [pytest.mark.more, pytest.mark.usefixtures("stored")]
 
 
 def test_a_task_with_an_answer_is_graded_and_credited(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,18 +25,8 @@ from repl_rl.config import Config, load_config, parse_config
 from repl_rl.config.train import TRACKERS as KNOWN
 from repl_rl.errors import ConfigError
 from repl_rl.run.folder import RunFolder
-from repl_rl.run.trackers import (
-    COLUMNS,
-    SampledRollout,
-    Trackers,
-    as_code,
-    open_trackers,
-    require_trackers,
-    spread,
-)
+from repl_rl.run.trackers import COLUMNS, SampledRollout, Trackers, as_code, open_trackers, require_trackers, spread
 from repl_rl.trajectory import read_jsonl
-
-UNREACHABLE = "http://127.0.0.1:9"
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +34,8 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where `tracked.py` has been: without an account, a home or a network."""
     folder = tmp_path_factory.mktemp("tracked")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "TRACKIO_", "HF_"))}
-    own = {
-        "HOME": str(folder / "home"),
-        "HF_HUB_OFFLINE": "1",
-        "WANDB_MODE": "offline",
-        "HTTP_PROXY": UNREACHABLE,
-        "HTTPS_PROXY": UNREACHABLE,
-    }
+    own = {"HOME": str(folder / "home"), "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}
+    own |= dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
     command = [sys.executable, str(Path(__file__).with_name("tracked.py"))]
     done = subprocess.run(command, cwd=folder, env=kept | own, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -197,9 +182,7 @@ def test_wandb_goes_on_with_the_run_of_the_folder_and_has_its_config_and_rollout
     assert [step for step, _ in first.column("eval/solve_rate")] == [0, 2]
     assert [step for step, _ in resumed.column("eval/solve_rate")] == [3]
     assert [*first.column("train/reward")[:1], *resumed.column("train/reward")] == metrics(run, "train", "reward")
-    assert resumed.config["repl_rl"] == load_config(str(tracked / "runs" / "tiny" / "config.yaml")).model_dump(
-        mode="json"
-    )
+    assert resumed.config["repl_rl"] == load_config(str(run / "config.yaml")).model_dump(mode="json")
     assert (first.config["repl_rl"]["train"]["steps"], resumed.config["repl_rl"]["train"]["steps"]) == (2, 3)
     assert first.config["learning_rate"] == 1e-3
     tables = first.tables("train/rollouts") | resumed.tables("train/rollouts")
@@ -227,14 +210,10 @@ def test_trackio_goes_on_with_the_run_of_the_name_and_has_its_rollouts(tracked: 
     assert config["repl_rl"]["train"]["report_to"] == TRACKERS
     assert config["repl_rl"]["budget"] == load_config(str(run / "config.yaml")).budget.model_dump(mode="json")
     traces = list(trackio_rows(tracked, "tiny", "traces"))
-    assert sorted((row["metadata"]["step"], row["key"]) for row in traces) == [
-        *[(0, "eval/rollouts")] * 2,
-        *[(1, "train/rollouts")] * 3,
-        *[(2, "eval/rollouts")] * 2,
-        *[(3, "eval/rollouts")] * 2,
-        *[(3, "train/rollouts")] * 3,
-    ]
-    trajectory = next(read_jsonl(tracked / "runs" / "tiny" / "rollouts" / "step_00001.jsonl"))
+    kinds = [(0, "eval"), (1, "train"), (2, "eval"), (3, "eval"), (3, "train")]
+    expected = [(step, f"{kind}/rollouts") for step, kind in kinds for _ in range(2 if kind == "eval" else 3)]
+    assert sorted((row["metadata"]["step"], row["key"]) for row in traces) == expected
+    trajectory = next(read_jsonl(run / "rollouts" / "step_00001.jsonl"))
     trace = next(row for row in traces if row["key"] == "train/rollouts")
     assert trace["messages"][0] == {"role": "user", "content": trajectory.prompt}
     assert trace["messages"][1] == {"role": "assistant", "content": trajectory.lines[0].text}
@@ -287,10 +266,7 @@ def test_a_tracker_that_fails_is_told_about_once_and_training_goes_on(
     def fail(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    with (
-        caplog.at_level(logging.WARNING, "repl_rl"),
-        open_trackers(trainer, Config(), RunFolder(tmp_path)) as trackers,
-    ):
+    with caplog.at_level(logging.WARNING, "repl_rl"), open_trackers(trainer, Config(), RunFolder(tmp_path)) as trackers:
         for name in ("add_scalar", "add_text", "flush"):
             monkeypatch.setattr(f"torch.utils.tensorboard.SummaryWriter.{name}", fail)
         trainer.train()
@@ -325,19 +301,15 @@ def test_only_the_main_process_has_trackers(tmp_path: Path, monkeypatch: pytest.
     assert not (tmp_path / "trackers").exists()
 
 
-def test_the_trackers_are_those_of_transformers() -> None:
-    assert set(KNOWN) == set(INTEGRATION_TO_CALLBACK)
-
-
 def test_one_name_needs_no_list_and_two_of_a_name_are_one() -> None:
-    assert parse_config({"train": {"report_to": "wandb"}}).train.report_to == ("wandb",)
-    assert parse_config({"train": {"report_to": "none"}}).train.report_to == ()
-    assert parse_config({"train": {"report_to": None}}).train.report_to == ()
-    assert parse_config({"train": {"report_to": ["wandb", "mlflow", "wandb"]}}).train.report_to == ("wandb", "mlflow")
+    both = ["wandb", "mlflow", "wandb"]
+    found = [parse_config({"train": {"report_to": asked}}).train.report_to for asked in ("wandb", "none", None, both)]
+    assert found == [("wandb",), (), (), ("wandb", "mlflow")]
     assert Config().train.report_to == ()
 
 
 def test_a_tracker_that_is_not_installed_is_refused_with_what_brings_it() -> None:
+    assert set(KNOWN) == set(INTEGRATION_TO_CALLBACK)
     require_trackers(["tensorboard", "trackio", "wandb", "kubeflow"])
     with pytest.raises(ConfigError) as caught:
         require_trackers(["tensorboard", "dvclive"])
@@ -346,12 +318,10 @@ def test_a_tracker_that_is_not_installed_is_refused_with_what_brings_it() -> Non
     )
 
 
-@pytest.mark.parametrize(
-    ("length", "count", "expected"),
-    [(0, 3, []), (2, 3, [0, 1]), (3, 3, [0, 1, 2]), (64, 4, [0, 16, 32, 48]), (5, 2, [0, 2]), (7, 1, [0])],
-)
-def test_a_sample_is_spread_over_the_step(length: int, count: int, expected: list[int]) -> None:
-    assert spread(range(length), count) == expected
+def test_a_sample_is_spread_over_the_step() -> None:
+    asked = [(0, 3), (2, 3), (3, 3), (64, 4), (5, 2), (7, 1)]
+    expected = [[], [0, 1], [0, 1, 2], [0, 16, 32, 48], [0, 2], [0]]
+    assert [spread(range(length), count) for length, count in asked] == expected
 
 
 def test_markdown_of_an_indented_block_is_the_text_itself() -> None:

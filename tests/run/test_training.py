@@ -18,20 +18,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from commands import begin, finish, is_complete, rollouts, rows, wait_until
+from commands import CONFIGS, begin, finish, is_complete, rollouts, rows, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 
 ROOT = Path(__file__).parents[2]
-SMALL = {
-    "name": "small",
-    "seed": 5,
-    "engine": {"context_tokens": 384, "places": 16},
-    "kernel": {"size": 16},
-    "budget": {"line_tokens": 32, "lines": 6, "tokens": 160},
-    "rewards": {"kinds": {"exception": -0.1, "syntax_error": -0.1}},
-    "train": {"steps": 4, "prompts_per_step": 4, "group_size": 4, "save_steps": 1, "micro_batch": 8},
-    "eval": {"problems": 4},
-}
+SMALL = CONFIGS["small"]
 
 
 def scratched(scratch: Path) -> dict[str, str]:
@@ -151,7 +142,7 @@ def test_killed_in_mid_training_it_resumes_with_the_same_problems_and_leaves_not
 
 @pytest.mark.slow
 def test_an_interrupt_saves_a_checkpoint_and_says_how_to_resume(tmp_path: Path, scratch: Path) -> None:
-    config = {**SMALL, "train": {**SMALL["train"], "steps": 50, "save_steps": 50}}  # type: ignore[dict-item]
+    config = {**SMALL, "train": {**SMALL["train"], "steps": 50, "save_steps": 50}}
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(config))
     run = tmp_path / "runs" / "small"
     process = begin(tmp_path, "train", "small.yaml", environment=scratched(scratch))

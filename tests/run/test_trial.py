@@ -50,11 +50,9 @@ def test_a_config_of_ones_own_is_shortened() -> None:
 
 @pytest.mark.more
 def test_a_run_that_fails_is_said_in_its_own_words(capsys: pytest.CaptureFixture[str]) -> None:
-    code = main(
-        ["doctor", "--train", "--config", "quickstart", "--set", "engine.backend=transformers", "--model", "./no"]
-    )
+    options = ["--config", "quickstart", "--set", "engine.backend=transformers", "--model", "./no"]
+    assert main(["doctor", "--train", *options]) == 1
     shown = capsys.readouterr().out
-    assert code == 1
     assert "transformers, float32: there is no folder './no'" in shown
 
 

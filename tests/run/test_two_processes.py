@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from commands import rollouts, rows
+from commands import CONFIGS, rollouts, rows
 from engine.serving import servers
 from sharded import DEEPSPEED, NO_DEEPSPEED
 from transformers import AutoModelForCausalLM
@@ -33,15 +33,7 @@ pytestmark = [
 
 SHARDED = str(Path(__file__).parents[1] / "sharded.py")
 DDP = ["-m", "repl_rl.cli"]
-SMALL: dict[str, Any] = {
-    "name": "through",
-    "seed": 5,
-    "kernel": {"size": 8},
-    "budget": {"line_tokens": 32, "lines": 3, "tokens": 96},
-    "eval": {"problems": 6},
-}
-ENGINE = {"backend": "transformers", "context_tokens": 384, "places": 16, "deterministic": True}
-TRAIN = {"steps": 2, "prompts_per_step": 4, "group_size": 4, "micro_batch": 4, "processes": 2, "save_steps": 1}
+SMALL = CONFIGS["two processes"]
 
 
 @dataclass(frozen=True)
@@ -76,9 +68,8 @@ def train(kind: Kind, folder: Path, *arguments: str) -> None:
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     command = [sys.executable, *launch, *kind.program, "train", *arguments]
     own = {"PYTHONPATH": str(DEEPSPEED)} if "zero3" in kind.program else {}
-    done = subprocess.run(
-        command, cwd=folder, env=os.environ | own, capture_output=True, text=True, timeout=900, check=False
-    )
+    env = os.environ | own
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -95,11 +86,11 @@ def runs(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """A run of two steps, and one that was resumed after the first."""
     folder = tmp_path_factory.mktemp("two")
     with servers(folder, 1) if kind.server else nullcontext() as running:
-        engine: dict[str, Any] = ENGINE
+        engine: dict[str, Any] = SMALL["engine"]
         if running is not None:
             engine = {"servers": [running[0].url], "context_tokens": 384, "weights_folder": str(folder / "weights")}
         lora = {"lora": {"r": 4}, "dtype": kind.dtype, "learning_rate": 2e-2} if kind.lora else {}
-        config = {**SMALL, "engine": engine, "train": TRAIN | lora, "model": {"dtype": kind.dtype}}
+        config = {**SMALL, "engine": engine, "train": SMALL["train"] | lora, "model": {"dtype": kind.dtype}}
         (folder / "c.yaml").write_text(yaml.safe_dump(config))
         train(kind, folder, "c.yaml")
         train(kind, folder, "c.yaml", "--set", "name=again", "--set", "train.steps=1")

@@ -16,24 +16,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 TRACKERS = ["wandb", "trackio", "tensorboard"]
-TINY: dict[str, Any] = {
-    "name": "tiny",
-    "seed": 5,
-    "tasks": {"train": 3},
-    "engine": {"context_tokens": 384, "places": 8, "backend": "transformers"},
-    "kernel": {"size": 4},
-    "budget": {"line_tokens": 24, "lines": 4, "tokens": 96},
-    "train": {
-        "steps": 2,
-        "prompts_per_step": 2,
-        "group_size": 2,
-        "save_steps": 1,
-        "report_to": TRACKERS,
-        "report_rollouts_every": 2,
-        "report_rollouts": 3,
-    },
-    "eval": {"problems": 2},
-}
 HOSTILE = "\ud800\x00\x1b[31m\x85\u202e</pre><script>alert(1)</script>\r\n    | --- |\n\n# not a heading\n```\n"
 
 
@@ -49,9 +31,11 @@ def hostile(task: Any, index: int) -> Any:
 
 
 def run_and_resume() -> None:
+    from commands import CONFIGS
+
     from repl_rl.cli import main
 
-    Path("tiny.yaml").write_text(json.dumps(TINY))
+    Path("tiny.yaml").write_text(json.dumps(CONFIGS["tracked"]))
     assert main(["train", "tiny.yaml"]) == 0
     Path("runs/tiny/checkpoints/checkpoint-2/trainer_state.json").write_text("{")
     assert main(["train", "tiny.yaml", "--set", "train.steps=3", "--resume", "runs/tiny"]) == 0

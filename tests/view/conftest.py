@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from repl_rl.config import Config, dump_config
 from repl_rl.dialect import PythonDialect
@@ -20,6 +21,8 @@ from repl_rl.view.session_cells import encodable
 BANNER = "Python 3.11.7 on linux\n"
 FAMILIES = ("binomial", "gcd", "modular_power", "product")
 STEPS = 24
+QUESTION = "What is the greatest common divisor of 12 and 18?"
+SESSIONS = yaml.safe_load(Path(__file__).with_name("sessions.yaml").read_text(encoding="utf-8"))
 Typed = tuple[str, LineKind, str | None, str]
 
 
@@ -66,30 +69,16 @@ def make_trajectory(
 
 
 def solved_trajectory(task_id: str = "gcd-heldout-12-18", credited: bool = True) -> Trajectory:
-    typed = [
-        (" # Euclid does this; math has it.\n", LineKind.COMMENT, None, ">>>"),
-        (" import math\n", LineKind.STATEMENT, None, ">>>"),
-        (" for k in (1, 2):\n", LineKind.OPEN, None, "..."),
-        ("     r = math.gcd(12, 18)\n", LineKind.OPEN, None, "..."),
-        ("\n", LineKind.STATEMENT, None, ">>>"),
-        (" r\n", LineKind.EXPRESSION, None, "6\n>>>"),
-        (" submit_final_answer(r)\n", LineKind.ANSWER, None, ""),
-    ]
-    question = "What is the greatest common divisor of 12 and 18?"
-    return make_trajectory(task_id, question, typed, answer=("6",), grade=1.0, credited=credited)
+    return make_trajectory(task_id, QUESTION, lines_of("solved"), answer=("6",), grade=1.0, credited=credited)
 
 
 def failed_trajectory(task_id: str = "gcd-heldout-12-18", credited: bool = True) -> Trajectory:
-    traceback = (
-        'Traceback (most recent call last):\n  File "<stdin>", line 1, in <module>\n'
-        "NameError: name 'math' is not defined. Did you forget to import 'math'?\n>>>"
-    )
-    typed = [
-        (" math.gcd(12, 18)\n", LineKind.EXCEPTION, "NameError", traceback),
-        (" submit_final_answer(12)\n", LineKind.ANSWER, None, ""),
-    ]
-    question = "What is the greatest common divisor of 12 and 18?"
-    return make_trajectory(task_id, question, typed, answer=("12",), grade=0.0, credited=credited)
+    return make_trajectory(task_id, QUESTION, lines_of("failed"), answer=("12",), grade=0.0, credited=credited)
+
+
+def lines_of(name: str) -> list[Typed]:
+    """The lines of a session in `sessions.yaml`."""
+    return [(text, LineKind(kind), error_name, output) for text, kind, error_name, output in SESSIONS[name]]
 
 
 def train_row(step: int) -> dict[str, Any]:
@@ -144,18 +133,31 @@ def chromium() -> str:
 
 
 @pytest.fixture
-def run_folder(tmp_path: Path) -> Path:
-    """Twenty-four steps with evaluations around them, all files whole."""
-    folder = tmp_path / "quickstart"
+def small_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exports of a page of a few lines in place of the real one and of plotly's 5 MB."""
+    folder = Path(__file__).with_name("small_page")
+    monkeypatch.setattr("repl_rl.view.viewer.export.page_folder", lambda: folder)
+    monkeypatch.setattr("repl_rl.view.viewer.export.plotly_path", lambda: folder / "plotly.min.js")
+
+
+def write_run(folder: Path) -> None:
+    """A run of twenty-four steps with evaluations around them, without rollouts of training."""
     folder.mkdir()
     config = Config.model_validate({"name": "quickstart", "seed": 7, "train": {"steps": STEPS}})
     (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
     write_metrics(folder, metric_rows())
+    ids = [f"{family}-heldout-{number}" for number in range(3) for family in FAMILIES]
+    write_jsonl(folder / "eval" / "step_00000.jsonl", [failed_trajectory(task_id, credited=False) for task_id in ids])
+    after = [(failed_trajectory if task_id == ids[1] else solved_trajectory)(task_id, False) for task_id in ids]
+    write_jsonl(folder / "eval" / f"step_{STEPS:05d}.jsonl", after)
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    """Such a run with rollouts of its first and its last step, all files whole."""
+    folder = tmp_path / "quickstart"
+    write_run(folder)
     for step, first in ((1, failed_trajectory("gcd-train-4-6")), (STEPS, solved_trajectory("gcd-train-8-20"))):
         other = solved_trajectory(first.task_id) if step == 1 else failed_trajectory("product-train-3-4")
         write_jsonl(folder / "rollouts" / f"step_{step:05d}.jsonl", [first, first, other])
-    ids = [f"{family}-heldout-{number}" for number in range(3) for family in FAMILIES]
-    write_jsonl(folder / "eval" / "step_00000.jsonl", [failed_trajectory(task_id, credited=False) for task_id in ids])
-    after = [failed_trajectory(ids[1], False), *(solved_trajectory(i, False) for i in ids if i != ids[1])]
-    write_jsonl(folder / "eval" / f"step_{STEPS:05d}.jsonl", after)
     return folder

@@ -1,8 +1,10 @@
-"""HTML fragments as tests look at them: parsed by html.parser, which knows nothing of how they were made."""
+"""Pages and parts of them as tests look at them: read by html.parser, which knows nothing of how they were made."""
 
 from __future__ import annotations
 
+import json
 from html.parser import HTMLParser
+from typing import Any
 
 HOSTILE = (
     "</style></code></details><script>hit()</script><img src=x onerror=hit()><svg onload=hit()>"
@@ -17,22 +19,26 @@ SHOWN = (
 
 
 class Fragment(HTMLParser):
-    """Tags with their attributes, and the text outside styles: whole, and as rows of a table's cells."""
+    """Tags with their attributes, the texts of scripts, and the text outside styles and scripts: whole, and as rows of
+    a table's cells."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.text, self.style = "", ""
+        self.scripts: list[tuple[dict[str, str | None], str]] = []
         self.rows: list[list[str]] = []
         self._inside: list[str] = []
         self.feed(html)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
-        if tag not in ("col", "br", "img"):
+        if tag not in ("col", "br", "img", "meta", "link", "input"):
             self._inside.append(tag)
         self.text += " " if tag in ("td", "th", "dt", "dd", "div") else ""
-        if tag == "tr":
+        if tag == "script":
+            self.scripts.append((dict(attrs), ""))
+        elif tag == "tr":
             self.rows.append([])
         elif tag in ("td", "th"):
             self.rows[-1].append("")
@@ -41,6 +47,10 @@ class Fragment(HTMLParser):
         assert self._inside.pop() == tag, f"</{tag}> closes something else"
 
     def handle_data(self, data: str) -> None:
+        if "script" in self._inside:
+            attributes, text = self.scripts[-1]
+            self.scripts[-1] = attributes, text + data
+            return
         if "style" in self._inside:
             self.style += data
             return
@@ -51,6 +61,11 @@ class Fragment(HTMLParser):
     @property
     def words(self) -> str:
         return " ".join(self.text.split())
+
+    @property
+    def data(self) -> Any:
+        """The run in an exported page."""
+        return json.loads(next(text for attributes, text in self.scripts if attributes.get("id") == "run-data"))
 
     def named(self, tag: str) -> list[dict[str, str | None]]:
         return [attributes for name, attributes in self.tags if name == tag]

@@ -8,7 +8,7 @@ from IPython.core.formatters import DisplayFormatter
 
 from repl_rl.trajectory import Branch, Group, LineKind, RecordedCell, StopReason, ToolCall, Trajectory
 from repl_rl.view.display import bundle, group_html, trajectory_html, transcript_html
-from tests.view.conftest import failed_trajectory, make_trajectory, solved_trajectory
+from tests.view.conftest import SESSIONS, failed_trajectory, make_trajectory, solved_trajectory
 from tests.view.fragments import HOSTILE, SHOWN, Fragment
 
 
@@ -31,17 +31,7 @@ def long_trajectory(lines: int = 10_000) -> Trajectory:
 
 def test_rows_say_who_wrote_them_and_what_the_lines_were_worth() -> None:
     page = Fragment(trajectory_html(failed_trajectory()))
-    names = ["who", "text", "line", "kind", "reward", "advantage", "logprob", "time"]
-    assert page.rows[:8] == [
-        names,
-        ["¶ prompt", "Python 3.11.7 on linux"],
-        ["¶ prompt", ">>> # What is the greatest common divisor of 12 and 18?"],
-        ["› typed", ">>> math.gcd(12, 18)", "1", "✗ exception: NameError", "-0.10", "-0.75", "-1.50", "4.2 ms"],
-        ["‹ interpreter", "Traceback (most recent call last):"],
-        ["‹ interpreter", '  File "<stdin>", line 1, in <module>'],
-        ["‹ interpreter", "NameError: name 'math' is not defined. Did you forget to import 'math'?"],
-        ["› typed", ">>> submit_final_answer(12)", "2", "answer", "0", "-0.75", "-1.50", "4.2 ms"],
-    ]
+    assert page.rows[:8] == SESSIONS["failed as a table"]
 
 
 def drawn_trajectory(*images: bytes) -> Trajectory:
@@ -73,6 +63,9 @@ def test_the_head_holds_verdict_task_and_totals() -> None:
         "tokens 21 typed, 12 interpreter's time 0.3 s (model 0.2 s, interpreter 0.1 s)"
     )
     assert "lines 2, ✗ 1 error tokens" in Fragment(trajectory_html(failed_trajectory())).words
+    long_prompt = Fragment(trajectory_html(replace(made, prompt="line\n" * 9 + ">>>")))
+    assert "the prompt, 9 rows" in long_prompt.words
+    assert len(long_prompt.named("details")) == len(Fragment(trajectory_html(made)).named("details")) + 1
 
 
 def test_what_nobody_assigned_is_a_dash_and_an_aborted_one_says_why() -> None:
@@ -107,26 +100,20 @@ def test_hostile_text_stays_text_wherever_it_stands() -> None:
     drawings = {
         "trajectory": (trajectory_html(made, token_texts=lambda ids: [HOSTILE] * len(ids)), 6, 20),
         "group": (group_html([made, replace(made, task_id=HOSTILE)]), 12, 22),
+        "tree": (group_html([made, replace(made, branch=Branch(0, 1, 0.5))]), 12, 21),
         "session": (transcript_html(HOSTILE, made.lines, pending=HOSTILE, note=HOSTILE), 6, 9),
     }
     for name, (html, *counts) in drawings.items():
         html.encode("utf-8")
         page = Fragment(html)
         allowed = {"article", "code", "col", "colgroup", "dd", "details", "div", "dl", "dt", "i", "p", "small", "span"}
-        allowed |= {"style", "summary", "table", "tbody", "td", "th", "thead", "tr"}
+        allowed |= {"caption", "style", "summary", "table", "tbody", "td", "th", "thead", "tr"}
         assert {tag for tag, _ in page.tags} <= allowed, name
         known = {"aria-label", "aria-level", "class", "colspan", "dir", "lang", "role", "scope", "tabindex", "title"}
         assert {attribute for _, attributes in page.tags for attribute in attributes} <= known, name
         assert (page.text.count(SHOWN), page.text.count("<script>hit()")) == tuple(counts), name
         assert "hit()" not in page.style
         assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b\u202e\u2066\ud800-\udfff]", html), name
-
-
-def test_a_long_prompt_is_folded_and_a_short_one_is_not() -> None:
-    page = Fragment(trajectory_html(replace(solved_trajectory(), prompt="line\n" * 9 + ">>>")))
-    assert "the prompt, 9 rows" in page.words
-    assert len(page.named("details")) == 2
-    assert len(Fragment(trajectory_html(solved_trajectory())).named("details")) == 1
 
 
 @pytest.mark.more
@@ -161,12 +148,9 @@ def test_a_group_has_a_heading_a_row_for_each_and_its_siblings() -> None:
         ["#1", "✓ solved", "answer", "6", "1", "+1.00", "7", "21 typed, 12 interpreter's", "0.3 s"],
         ["#2", "✗ not solved", "answer", "12", "0", "-0.10", "2, ✗ 1 error", "6 typed, 2 interpreter's", "0.3 s"],
     ]
-    labels = [article["aria-label"] for article in page.named("article")]
-    assert labels == [
+    assert [article["aria-label"] for article in page.named("article")] == [
         "group of rollouts, 2 of 3 solved",
-        "rollout 1, solved",
-        "rollout 2, not solved",
-        "rollout 3, solved",
+        *("rollout 1, solved", "rollout 2, not solved", "rollout 3, solved"),
     ]
     assert page.words.count("the prompt, 2 rows") == 3
     assert page.words.count("gcd-heldout-12-18") == 1
@@ -197,17 +181,7 @@ def test_a_session_in_the_making_shows_the_line_that_runs() -> None:
 
 
 def test_plain_text_has_the_marks_and_what_went_wrong() -> None:
-    assert bundle(failed_trajectory())["text/plain"] == (
-        "✗ not solved  task gcd-heldout-12-18\n"
-        "¶ Python 3.11.7 on linux\n"
-        "¶ >>> # What is the greatest common divisor of 12 and 18?\n"
-        "› >>> math.gcd(12, 18)    [✗ exception: NameError]\n"
-        "‹ Traceback (most recent call last):\n"
-        '‹   File "<stdin>", line 1, in <module>\n'
-        "‹ NameError: name 'math' is not defined. Did you forget to import 'math'?\n"
-        "› >>> submit_final_answer(12)\n"
-        "stopped: answer  answer: 12  graded 0  reward -0.10  2 lines, 6 tokens, 0.3 s"
-    )
+    assert bundle(failed_trajectory())["text/plain"] == SESSIONS["failed as text"]
 
 
 @pytest.mark.more
@@ -233,7 +207,6 @@ def test_ipython_shows_html_and_text(thing: Trajectory | Group) -> None:
     data, _ = DisplayFormatter().format(thing)
     html = trajectory_html(thing) if isinstance(thing, Trajectory) else group_html(thing)
     assert data == bundle(thing) == {"text/html": html, "text/plain": data["text/plain"]}
-    assert thing._repr_html_() == html
 
 
 def test_a_trajectory_of_nothing_is_drawn() -> None:
@@ -266,14 +239,5 @@ def test_a_group_that_forked_is_drawn_as_a_tree() -> None:
 
 def test_no_tree_where_nothing_forked_where_a_parent_is_missing_and_of_too_many_lines() -> None:
     plain, cut = [solved_trajectory(), failed_trajectory()], forked()[2:]
-    endless = [*forked(), long_trajectory(1000)]
-    for group in (plain, cut, endless):
+    for group in (plain, cut, [*forked(), long_trajectory(1000)]):
         assert "worth" not in group_html(group)
-
-
-def test_hostile_text_in_a_tree_stays_text() -> None:
-    hostile = hostile_trajectory()
-    group = [hostile, replace(hostile, branch=Branch(0, 1, 0.5))]
-    page = Fragment(group_html(group))
-    assert not {"script", "svg"} & {tag for tag, _ in page.tags}
-    assert all(not name.startswith("on") for _, attributes in page.tags for name in attributes)

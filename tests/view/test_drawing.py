@@ -48,12 +48,9 @@ def test_markers_opacity_and_dashes_are_drawn() -> None:
     assert (path.attrib["stroke-dasharray"], path.attrib["stroke-opacity"]) == ("2 4", "0.5")
 
 
-@pytest.mark.parametrize("y", [[0.3], [0.3, 0.3, 0.3]])
-def test_one_value_is_enough(y: list[float | None]) -> None:
-    assert len(paths(drawn(trace(y), layout={}))) == 1
-
-
-def test_names_are_text() -> None:
+def test_one_value_is_enough_and_names_are_text() -> None:
+    for y in ([0.3], [0.3, 0.3, 0.3]):
+        assert len(paths(drawn(trace(y), layout={}))) == 1
     svg = drawn(trace([0.0, 1.0], name="&lt;b&gt;"), title="<script>")
     assert labels(svg)[-1] == "<b>"
     assert [child.tag for child in svg.iter(f"{SVG}script")] == []

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from hypothesis import strategies as st
 from kernel_fakes import FakeKernel, FakeKernelPool
 from rich.console import Console
 from scripted import ScriptedEngine
+from view.conftest import make_trajectory
 
 from repl_rl.config import BudgetConfig, SamplingConfig
 from repl_rl.dialect import PythonDialect
@@ -34,7 +36,7 @@ from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.events import events_of
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.setup import RolloutSetup
-from repl_rl.trajectory import Group, Line, LineKind, StopReason, Task, Trajectory
+from repl_rl.trajectory import Group, LineKind, StopReason, Task, Trajectory
 from repl_rl.view import live, print_trajectory
 from repl_rl.view.watch import Board, LiveRollout, PipeCanvas, TerminalCanvas, canvas_here, watch
 
@@ -61,31 +63,26 @@ def rollout_of(lines: Sequence[str] = LINES, kernels: Any = None, engine: Any = 
     )
 
 
-class Gate(FakeKernel):
-    """Runs cells once it may."""
+class Gates(FakeKernelPool):
+    """Sessions that run cells once they may; counts those that are open."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.may_run = asyncio.Event()
-
-    async def execute(self, source: str, host: HostCalls | None = None) -> ExecResult:
-        await self.may_run.wait()
-        return await super().execute(source, host)
-
-
-class Gates:
-    """Sessions behind gates; counts those that are open."""
-
-    def __init__(self) -> None:
-        self.made: list[Gate] = []
-        self.open = 0
+        self.may_run, self.made, self.open = asyncio.Event(), 0, 0
 
     @asynccontextmanager
-    async def session(self) -> AsyncIterator[Gate]:
-        self.made.append(Gate())
+    async def session(self) -> AsyncIterator[FakeKernel]:
+        kernel = FakeKernel()
+        execute = kernel.execute
+
+        async def wait_and_execute(source: str, host: HostCalls | None = None) -> ExecResult:
+            await self.may_run.wait()
+            return await execute(source, host)
+
+        kernel.execute = wait_and_execute  # type: ignore[method-assign]
+        self.made += 1
         self.open += 1
         try:
-            yield self.made[-1]
+            yield kernel
         finally:
             self.open -= 1
 
@@ -105,20 +102,8 @@ class Kept:
 
 
 def trajectory_of(texts: Sequence[tuple[str, str]], prompt: str = ">>> # Six?\n>>>") -> Trajectory:
-    lines = tuple(
-        Line(2 * at, 2 * at + 1, text, LineKind.STATEMENT, None, output) for at, (text, output) in enumerate(texts)
-    )
-    length = max(0, 2 * len(texts) - 1)
-    return Trajectory(
-        "t1",
-        prompt,
-        (1, 2),
-        tuple(range(length)),
-        tuple(at % 2 == 0 for at in range(length)),
-        (0.0,) * length,
-        StopReason.EOS,
-        lines,
-    )
+    typed = [(text, LineKind.STATEMENT, None, output) for text, output in texts]
+    return replace(make_trajectory("t1", "", typed, stop=StopReason.EOS), prompt=prompt)
 
 
 def states_of(trajectory: Trajectory) -> Iterator[LiveRollout]:
@@ -134,14 +119,8 @@ def states_of(trajectory: Trajectory) -> Iterator[LiveRollout]:
 def test_a_rollout_told_bit_by_bit() -> None:
     trajectory = trajectory_of([(" x = 6\n", ">>>"), (" x\n", "6\n>>>")])
     states = list(states_of(trajectory))
-    assert [state.doing for state in states] == [
-        "the model types line 1",
-        "line 1 runs",
-        "the model types line 2",
-        "line 2 runs",
-        "the model types line 3",
-        "stopped: eos",
-    ]
+    doing = [form.format(number) for number in (1, 2) for form in ("the model types line {}", "line {} runs")]
+    assert [state.doing for state in states] == [*doing, "the model types line 3", "stopped: eos"]
     assert [row.text for row in states[1].rows] == ["¶ >>> # Six?", "› >>> x = 6"]
     assert [row.text for row in states[2].rows] == ["¶ >>> # Six?", "› >>> x = 6", "‹ >>>"]
     assert [row.text for row in states[2].finished_rows] == ["¶ >>> # Six?", "› >>> x = 6"]
@@ -176,7 +155,7 @@ async def test_a_line_that_runs_is_on_the_screen_before_it_has_run() -> None:
     watching = asyncio.ensure_future(watch(rollout_of(kernels=kernels), TASK, Board(canvas, 1)))
     while not canvas.drawn or canvas.drawn[-1][0][0].pending is None:
         await asyncio.sleep(0.01)
-    kernels.made[0].may_run.set()
+    kernels.may_run.set()
     trajectory = await watching
     assert any(seen.pending == " x = 42\n" and not seen.lines for (seen,), _ in canvas.drawn)
     assert isinstance(trajectory, Trajectory)
@@ -196,7 +175,7 @@ async def test_a_cancelled_show_says_so_and_frees_everything() -> None:
     kernels, canvas = Gates(), Kept()
 
     watching = asyncio.ensure_future(watch(rollout_of(kernels=kernels), TASK, Board(canvas, 2)))
-    while len(kernels.made) < 2:
+    while kernels.made < 2:
         await asyncio.sleep(0.01)
     watching.cancel()
     await asyncio.wait([watching])
@@ -218,11 +197,8 @@ async def test_a_failing_engine_is_shown_and_raised() -> None:
     engine = Broken(load_vocabulary(str(NANO_PATH)), lambda prompt: LINES)
     with pytest.raises(EngineError, match="the weights are broken"):
         await watch(rollout_of(engine=engine), TASK, Board(PipeCanvas(Console(file=file)), 1))
-    assert file.getvalue().splitlines()[-3:] == [
-        "› >>> x = 42",
-        "‹ >>>",
-        "ended by EngineError: the weights are broken",
-    ]
+    shown = ["› >>> x = 42", "‹ >>>", "ended by EngineError: the weights are broken"]
+    assert file.getvalue().splitlines()[-3:] == shown
 
 
 # A pipe

@@ -39,28 +39,26 @@ def test_each_cell_that_ran_is_a_code_cell() -> None:
         ("code", "submit_final_answer(r)"),
     ]
     assert [cell.execution_count for cell in notebook.cells[1:]] == [1, 2, 3, 4, 5]
-    assert [list(cell.outputs) for cell in notebook.cells[1:]] == [
-        [],
-        [],
-        [],
-        [{"output_type": "stream", "name": "stdout", "text": "6\n"}],
-        [],
-    ]
+    shown = {"output_type": "stream", "name": "stdout", "text": "6\n"}
+    assert [list(cell.outputs) for cell in notebook.cells[1:]] == [[], [], [], [shown], []]
     assert notebook.metadata.kernelspec.name == "repl_rl"
+    assert nbformat.writes(solved_trajectory().to_notebook()) == nbformat.writes(notebook), "to the byte"
 
 
-def test_thoughts_may_be_markdown() -> None:
+def test_thoughts_may_be_markdown_and_unknown_words_are_refused() -> None:
     notebook = to_notebook(solved_trajectory(), thoughts="markdown")
     assert cells_of(notebook)[0] == ("markdown", "Euclid does this; math has it.")
     assert [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"] == [1, 2, 3, 4]
     with pytest.raises(ConfigError, match="thoughts='prose': take one of code, markdown"):
         to_notebook(solved_trajectory(), thoughts="prose")
+    with pytest.raises(ConfigError, match=r"unknown dialect 'pyton'.*did you mean 'python'"):
+        to_notebook(solved_trajectory(), dialect="pyton")
 
 
 def test_what_a_cell_drew_follows_what_it_printed() -> None:
-    first, *others = told((" print(1); plt.show()\n", STATEMENT, None, "1\n>>>")).lines
-    line = replace(first, cells=(RecordedCell("print(1); plt.show()", "1\n", (b"\x89PNG", b"\x89PNG2")),))
-    notebook = to_notebook(replace(told((first.text, STATEMENT, None, first.output)), lines=(line, *others)))
+    made = told((" print(1); plt.show()\n", STATEMENT, None, "1\n>>>"))
+    line = replace(made.lines[0], cells=(RecordedCell("print(1); plt.show()", "1\n", (b"\x89PNG", b"\x89PNG2")),))
+    notebook = to_notebook(replace(made, lines=(line,)))
     assert [dict(output.get("data", {"text": output.get("text")})) for output in notebook.cells[1].outputs] == [
         {"text": "1\n"},
         {"image/png": "iVBORw=="},
@@ -71,13 +69,8 @@ def test_what_a_cell_drew_follows_what_it_printed() -> None:
 def test_metadata_keeps_what_jupyter_has_no_place_for() -> None:
     notebook = to_notebook(solved_trajectory())
     about = notebook.metadata.repl_rl
-    assert (about.task_id, about.stop_reason, about.answer, about.outcome_reward, about.dialect) == (
-        "gcd-heldout-12-18",
-        "answer",
-        ["6"],
-        1.0,
-        "python",
-    )
+    assert (about.task_id, about.stop_reason, about.answer) == ("gcd-heldout-12-18", "answer", ["6"])
+    assert (about.outcome_reward, about.dialect) == (1.0, "python")
     block, answer = notebook.cells[3].metadata.repl_rl, notebook.cells[5].metadata.repl_rl
     assert (block.lines, block.kind, block.reward, block.advantage) == ([2, 3, 4], "statement", 0.0, 1.25)
     assert block.tokens == [[10, 13], [15, 18], [20, 23]]
@@ -90,19 +83,10 @@ def test_an_error_is_shown_and_named() -> None:
     assert stream.text.endswith("NameError: name 'math' is not defined. Did you forget to import 'math'?\n")
     assert (error.output_type, error.ename, error.traceback) == ("error", "NameError", [])
     assert error.evalue == "name 'math' is not defined. Did you forget to import 'math'?"
-
-
-@pytest.mark.parametrize(
-    ("name", "shown", "value"),
-    [
-        ("JSONDecodeError", "x\njson.decoder.JSONDecodeError: Expecting value\n", "Expecting value"),
-        ("KeyboardInterrupt", "KeyboardInterrupt\n", ""),
-        ("E", "my words: E\n", "my words: E"),
-        ("E", "", ""),
-    ],
-)
-def test_the_value_of_an_exception_goes_without_its_name(name: str, shown: str, value: str) -> None:
-    assert value_of(name, shown) == value
+    decoding = "x\njson.decoder.JSONDecodeError: Expecting value\n"
+    assert value_of("JSONDecodeError", decoding) == "Expecting value", "without its name"
+    assert value_of("KeyboardInterrupt", "KeyboardInterrupt\n") == value_of("E", "") == ""
+    assert value_of("E", "my words: E\n") == "my words: E"
 
 
 def test_the_heading_says_what_and_how() -> None:
@@ -145,13 +129,6 @@ def recorded(trajectory: Trajectory, *cells: Sequence[tuple[str, str]]) -> Traje
     return replace(trajectory, lines=tuple(lines))
 
 
-def outputs_of(trajectory: Trajectory, dialect: str) -> list[tuple[str, str, str]]:
-    """Type, source and text of each cell."""
-    cells = to_notebook(trajectory, dialect=dialect).cells[1:]
-    shown = ["".join(out.get("text", "") for out in cell.get("outputs", [])) for cell in cells]
-    return [(cell.cell_type, cell.source, text) for cell, text in zip(cells, shown, strict=True)]
-
-
 def test_recorded_values_of_ipython_are_results() -> None:
     """Where the mark of a value was shown, and all of the value; printed text is a stream."""
     typed = [
@@ -161,10 +138,8 @@ def test_recorded_values_of_ipython_are_results() -> None:
     ]
     cells = [("print(4); 4", "4\n4\n")], [("print('Out[2]: 5')", "Out[2]: 5\n")], [("'x' * 99", "'xxx'\n")]
     first, second, third = to_notebook(recorded(told(*typed), *cells), dialect="ipython").cells[1:]
-    assert [(out.output_type, out.get("text") or out.data["text/plain"]) for out in first.outputs] == [
-        ("stream", "4\n"),
-        ("execute_result", "4"),
-    ]
+    shown = [(out.output_type, out.get("text") or out.data["text/plain"]) for out in first.outputs]
+    assert shown == [("stream", "4\n"), ("execute_result", "4")]
     assert [out.output_type for out in third.outputs] == ["stream"]
     assert second.source == "print('Out[2]: 5')"
 
@@ -173,11 +148,13 @@ def test_cells_that_the_reader_cannot_find_are_those_of_the_record() -> None:
     """A model whose calls look otherwise than Qwen's: its own template is not at hand."""
     typed = ('I ask. <|python_tag|>{"name": "python"}', EXPRESSION, None, "<|start|>tool\n42<|end|>")
     asked = recorded(told(typed), [("6 * 7", "42\n"), ("", "NameError: there is no tool 'search'")])
-    assert outputs_of(asked, "tool_call") == [
-        ("markdown", plain_markdown(typed[0]), ""),
-        ("code", "6 * 7", "42\n"),
-        ("raw", f"[not run: refused: NameError: there is no tool 'search']\n{typed[0]}", ""),
+    notebook = to_notebook(asked, dialect="tool_call")
+    assert cells_of(notebook) == [
+        ("markdown", plain_markdown(typed[0])),
+        ("code", "6 * 7"),
+        ("raw", f"[not run: refused: NameError: there is no tool 'search']\n{typed[0]}"),
     ]
+    assert [output.text for output in notebook.cells[2].outputs] == ["42\n"]
 
 
 @pytest.mark.parametrize(
@@ -197,11 +174,6 @@ def test_what_did_not_run_is_raw_with_the_reason(
     assert cells_of(to_notebook(made)) == [*before, ("raw", f"[not run: {left}]\nx = 2")]
 
 
-def test_line_endings_of_a_source_are_kept() -> None:
-    notebook = to_notebook(told((" x = '\x0c\x1c\u2028'\r\n", STATEMENT, None, ">>>")))
-    assert nbformat.reads(nbformat.writes(notebook), 4).cells[1].source == "x = '\x0c\x1c\u2028'"
-
-
 def test_no_markup_of_a_model_is_left() -> None:
     hostile = "<script>alert(1)</script> ![x](http://x/y.png) [a](javascript:b) $\\text{x}$ `c` **d** &amp;"
     written = plain_markdown(hostile)
@@ -215,13 +187,13 @@ def test_no_markup_of_a_model_is_left() -> None:
     assert "\n````text\n" in heading.source
 
 
-def test_lone_surrogates_and_numbers_that_are_none_can_be_written(tmp_path: Path) -> None:
-    line = (" x = '\udc80'\n", EXPRESSION, None, "\ud800\n")
-    trajectory = replace(make_trajectory("\udcff", "\ud801?", [line]), outcome_reward=float("nan"), duration_s=1e999)
+def test_lone_surrogates_odd_line_endings_and_numbers_that_are_none_can_be_written(tmp_path: Path) -> None:
+    lines = [(" x = '\udc80'\n", EXPRESSION, None, "\ud800\n"), (" x = '\x0c\x1c\u2028'\r\n", STATEMENT, None, ">>>")]
+    trajectory = replace(make_trajectory("\udcff", "\ud801?", lines), outcome_reward=float("nan"), duration_s=1e999)
     path = tmp_path / "deep" / "down.ipynb"
     notebook = to_notebook(trajectory, path)
     assert nbformat.read(path, 4) == notebook
-    assert notebook.cells[1].source == "x = '\\udc80'"
+    assert [cell.source for cell in notebook.cells[1:]] == ["x = '\\udc80'", "x = '\x0c\x1c\u2028'"]
     assert notebook.cells[1].outputs[0].text == "\\ud800\n"
     assert (notebook.metadata.repl_rl.outcome_reward, notebook.metadata.repl_rl.duration_s) == (None, None)
     json.loads(path.read_text(), parse_constant=pytest.fail)
@@ -233,18 +205,9 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
         to_notebook(solved_trajectory(), tmp_path / "x.ipynb")
 
 
-def test_the_same_trajectory_gives_the_same_bytes() -> None:
-    assert nbformat.writes(to_notebook(solved_trajectory())) == nbformat.writes(to_notebook(solved_trajectory()))
-
-
 def test_without_lines_there_is_the_heading() -> None:
     notebook = to_notebook(make_trajectory("t", "What?", [], stop=StopReason.ABORTED))
     assert [cell.cell_type for cell in notebook.cells] == ["markdown"]
-
-
-def test_an_unknown_dialect_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"unknown dialect 'pyton'.*did you mean 'python'"):
-        to_notebook(solved_trajectory(), dialect="pyton")
 
 
 KINDS = st.sampled_from([kind for kind in LineKind if kind is not LineKind.OVERLONG])

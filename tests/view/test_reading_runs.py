@@ -6,56 +6,37 @@ from pathlib import Path
 import pytest
 
 from repl_rl.errors import RunError
+from repl_rl.trajectory import write_jsonl
 from repl_rl.view.run import read_run
 from tests.view.conftest import STEPS, solved_trajectory, train_row, write_metrics
+
+TRAIN = '{"kind": "train"'
+TOO_MUCH = [f'{TRAIN}, "step": 1{"0" * 400}}}', "[" * 100_000]
+NO_ROWS = ["[1, 2]", "null", '{"step": 3}', f"{TRAIN}}}", f'{TRAIN}, "step": true}}', *TOO_MUCH]
 
 
 def test_a_whole_run_is_read_without_notes(run_folder: Path) -> None:
     run = read_run(run_folder)
     assert run.notes == ()
     assert [row["step"] for row in run.train] == list(range(1, STEPS + 1))
-    assert run.before is not None
-    assert run.after is not None
-    assert (run.before["step"], run.after["step"]) == (0, STEPS)
+    assert [row and row["step"] for row in (run.before, run.after)] == [0, STEPS]
     assert [rollouts.step for rollouts in run.rollouts] == [1, STEPS]
     assert run.evaluations[0].trajectories[1].task_id == "gcd-heldout-0"
-    assert (run.setting("name"), run.setting("train.steps"), run.setting("train.nothing.here")) == (
-        "quickstart",
-        24,
-        None,
-    )
+    names = ("name", "train.steps", "train.nothing.here")
+    assert [run.setting(name) for name in names] == ["quickstart", 24, None]
     assert run.train_seconds == 11.5 * STEPS
 
 
-def test_a_row_that_a_crash_cut_off_is_left_out_with_a_note(run_folder: Path) -> None:
-    path = run_folder / "metrics.jsonl"
-    path.write_text(path.read_text() + '{"kind": "train", "step": 25, "rew')
-    run = read_run(run_folder)
-    assert run.notes == (
-        f"metrics.jsonl, line {STEPS + 3}, is not a row and is left out (cut off, as a crash leaves it)",
-    )
-    assert len(run.train) == STEPS
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "[1, 2]",
-        '{"step": 3}',
-        '{"kind": "train"}',
-        '{"kind": "train", "step": true}',
-        "null",
-        '{"kind": "train", "step": 1' + "0" * 400 + "}",
-        "[" * 100_000,
-    ],
-    ids=range(7),
-)
-def test_what_is_json_but_no_row_is_left_out_with_a_note(tmp_path: Path, line: str) -> None:
+@pytest.mark.parametrize("line", NO_ROWS, ids=range(7))
+def test_what_is_json_but_no_row_or_was_cut_off_is_left_out_with_a_note(tmp_path: Path, line: str) -> None:
     (tmp_path / "config.yaml").write_text("name: x\n")
-    (tmp_path / "metrics.jsonl").write_text(f"{line}\n{json.dumps(train_row(2))}\n")
+    (tmp_path / "metrics.jsonl").write_text(f"{line}\n{json.dumps(train_row(2))}\n" + TRAIN + ', "step": 25, "rew')
     run = read_run(tmp_path)
     assert [row["step"] for row in run.train] == [2]
-    assert run.notes == ("metrics.jsonl, line 1, is not a row and is left out",)
+    assert run.notes == (
+        "metrics.jsonl, line 1, is not a row and is left out",
+        "metrics.jsonl, line 3, is not a row and is left out (cut off, as a crash leaves it)",
+    )
 
 
 def test_of_two_rows_for_one_step_the_later_counts(run_folder: Path) -> None:
@@ -81,8 +62,6 @@ def test_an_unusable_config_is_a_note(run_folder: Path, text: str) -> None:
 
 
 def test_a_rollout_file_without_a_trajectory_gives_way_to_the_next(run_folder: Path) -> None:
-    from repl_rl.trajectory import write_jsonl
-
     write_jsonl(run_folder / "rollouts" / "step_00007.jsonl", [solved_trajectory()])
     (run_folder / "rollouts" / f"step_{STEPS:05d}.jsonl").write_text("{")
     (run_folder / "rollouts" / "step_last.jsonl").write_text("{")
@@ -90,11 +69,10 @@ def test_a_rollout_file_without_a_trajectory_gives_way_to_the_next(run_folder: P
 
 
 def test_what_is_no_run_folder_says_what_a_run_holds(tmp_path: Path, run_folder: Path) -> None:
-    with pytest.raises(RunError, match="nothing is there"):
-        read_run(tmp_path / "absent")
-    with pytest.raises(RunError, match="it is a file"):
-        read_run(run_folder / "config.yaml")
-    with pytest.raises(
-        RunError, match=r"neither config.yaml nor metrics.jsonl; it holds runs, name one of them: quickstart"
+    for path, message in (
+        (tmp_path / "absent", "nothing is there"),
+        (run_folder / "config.yaml", "it is a file"),
+        (run_folder.parent, "neither config.yaml nor metrics.jsonl; it holds runs, name one of them: quickstart"),
     ):
-        read_run(run_folder.parent)
+        with pytest.raises(RunError, match=message):
+            read_run(path)

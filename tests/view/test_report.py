@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,24 +19,24 @@ from repl_rl.view import write_report
 from repl_rl.view.charts import charts, moving_average
 from repl_rl.view.run import read_run
 from repl_rl.view.viewer import export
-from repl_rl.view.words import duration
 from tests.view.conftest import STEPS, make_trajectory, solved_trajectory, train_row, write_metrics
-from tests.view.test_viewer_export import EVIL, Page, small_page
+from tests.view.fragments import Fragment
 
-__all__ = ["small_page"]
+pytestmark = pytest.mark.usefixtures("small_page")
+EVIL = "</script><script>alert(1)</script><!--<img src=x onerror=alert(2)>\u2028\udc80"
 
 
-def page_of(folder: Path) -> Page:
-    return Page(write_report(folder).read_text(encoding="utf-8"))
+def page_of(folder: Path) -> Fragment:
+    return Fragment(write_report(folder).read_text(encoding="utf-8"))
 
 
 def test_the_report_lies_in_the_run_folder_and_leaves_nothing_else(run_folder: Path) -> None:
     before = {path.name for path in run_folder.iterdir()}
-    assert write_report(run_folder) == run_folder / "report.html"
-    assert {path.name for path in run_folder.iterdir()} == before | {"report.html"}
-    (run_folder / "report.html").write_text("old")
-    assert write_report(run_folder).stat().st_size > 1000
-    assert {path.name for path in run_folder.iterdir()} == before | {"report.html"}
+    for _ in range(2):  # it replaces what was there
+        assert write_report(run_folder) == run_folder / "report.html"
+        assert (run_folder / "report.html").stat().st_size > 1000
+        assert {path.name for path in run_folder.iterdir()} == before | {"report.html"}
+        (run_folder / "report.html").write_text("old")
 
 
 def test_what_keeps_a_report_from_being_written_is_one_of_our_errors(
@@ -73,8 +73,12 @@ def test_a_training_whose_report_fails_ends_as_it_would_have(
     assert "go on with: repl-rl train --resume" in capsys.readouterr().out
 
 
-def test_the_head_says_what_training_did(run_folder: Path) -> None:
-    run = page_of(run_folder).data["run"]
+def test_the_head_says_what_training_did_and_a_small_run_is_below_it_as_a_whole(run_folder: Path) -> None:
+    page = page_of(run_folder)
+    run = page.data["run"]
+    assert len(page.data["rows"]) == len(page.data["trajectories"]) == len(page.data["tokens"]) == 30
+    [attributes] = [attributes for attributes, _ in page.scripts if attributes.get("id") == "run-data"]
+    assert (attributes["data-curves"], run["notes"], run["live"]) == ("all", [], False)
     assert run["summary"] == ["quickstart: 24 steps on nano", "92.5% of 240 held-out problems solved after training"]
     expected = (("model", "nano"), ("steps", "24"), ("training time", "4 min 36 s"), ("rollouts per step", "8 × 8"))
     assert [list(fact) for fact in expected] == [fact for fact in run["facts"] if tuple(fact) in expected]
@@ -84,15 +88,6 @@ def test_the_head_says_what_training_did(run_folder: Path) -> None:
     assert rates["gcd"] == (0.3, 0.95, None)
     assert run["families"][2]["change"] == pytest.approx(65.0)
     assert [chart["id"] for chart in run["charts"]][:2] == ["learning", "families"]
-    assert run["live"] is False
-
-
-def test_a_small_run_is_in_it_as_a_whole(run_folder: Path) -> None:
-    page = page_of(run_folder)
-    assert page.data["run"]["notes"] == []
-    assert len(page.data["rows"]) == len(page.data["trajectories"]) == len(page.data["tokens"]) == 30
-    attributes = next(attributes for attributes, _ in page.scripts if attributes.get("id") == "run-data")
-    assert attributes["data-curves"] == "all"
 
 
 @pytest.mark.more
@@ -117,32 +112,27 @@ def test_a_long_run_is_sampled_over_its_steps_and_says_so(run_folder: Path) -> N
 def test_every_step_has_fewer_where_trajectories_are_large(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export, "REPORT_BYTES", 30_000)
     data = page_of(run_folder).data
-    counts = dict.fromkeys((("eval", 0), ("eval", STEPS), ("train", 1), ("train", STEPS)), 0)
-    for row in data["rows"]:
-        counts[row["split"], row["step"]] += 1
-    assert 4 <= sum(counts.values()) < 30
-    assert min(counts.values()) >= 1
+    counts = Counter((row["split"], row["step"]) for row in data["rows"])
+    assert counts.keys() == {("eval", 0), ("eval", STEPS), ("train", 1), ("train", STEPS)}
+    assert 4 <= counts.total() < 30
     assert max(counts.values()) <= min(counts.values()) + 1
     assert "This report holds" in data["run"]["notes"][0]
 
 
 def test_hostile_text_stays_text_wherever_it_stands(run_folder: Path) -> None:
     typed = [(f" # {EVIL}\n", LineKind.COMMENT, None, f"{EVIL}\n>>>"), (" x\n", LineKind.EXCEPTION, EVIL, EVIL)]
-    hostile = make_trajectory(f"t-{EVIL}", EVIL, typed, answer=(EVIL,), grade=1.0)
-    hostile = replace(hostile, error=EVIL)
+    hostile = replace(make_trajectory(f"t-{EVIL}", EVIL, typed, answer=(EVIL,), grade=1.0), error=EVIL)
     for step in (1, STEPS):
         write_jsonl(run_folder / "rollouts" / f"step_{step:05d}.jsonl", [hostile])
         write_jsonl(run_folder / "eval" / f"step_{step:05d}.jsonl", [hostile])
-    families = {EVIL: 0.5}
-    rows = [
-        {"kind": "eval", "step": step, "solve_rate": 0.5, "problems": EVIL, "families": families} for step in (0, 9)
-    ]
+    evaluation = {"kind": "eval", "solve_rate": 0.5, "problems": EVIL, "families": {EVIL: 0.5}}
+    rows = [{**evaluation, "step": step} for step in (0, 9)]
     write_metrics(run_folder, [*rows, {**train_row(3), f"errors/{EVIL}": 0.5, f"rewards/{EVIL}/mean": 1.0}])
     (run_folder / "config.yaml").write_text(json.dumps({"name": EVIL, "model": {"path": EVIL}, "seed": EVIL}))
     page = page_of(run_folder)
     assert len(page.scripts) == 3
     assert not any("alert" in text for attributes, text in page.scripts if attributes.get("id") != "run-data")
-    assert "img" not in page.tags
+    assert not page.named("img")
     html = (run_folder / "report.html").read_text(encoding="utf-8")
     assert html.count("alert(1)") > 15
     assert "<img" not in html.partition("<style>")[0]
@@ -197,19 +187,9 @@ def test_charts_of_the_machine_s_side(run_folder: Path) -> None:
     assert [trace["y"] for trace in drawn["speed"].data] == [[1412.0, 1412.0]]
 
 
-def test_a_gap_in_a_series_stays_a_gap_and_leaves_its_mean_alone() -> None:
-    assert moving_average([1.0, None, 3.0, 5.0], 2) == [1.0, None, 3.0, 4.0]
-
-
 def test_an_exception_that_a_step_does_not_name_counts_zero(run_folder: Path) -> None:
     rows = [{"kind": "train", "step": 1, "errors/A": 0.5}, {"kind": "train", "step": 2, "errors/B": 0.25}]
     write_metrics(run_folder, rows)
     (chart,) = [chart for chart in charts(read_run(run_folder)) if chart.id == "errors"]
     assert {trace["name"]: trace["y"] for trace in chart.data} == {"A": [0.5, 0.0], "B": [0.0, 0.25]}
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(8.44, "8.4 s"), (192.0, "3 min 12 s"), (7500.0, "2 h 05 min"), (math.inf, "–")]
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert moving_average([1.0, None, 3.0, 5.0], 2) == [1.0, None, 3.0, 4.0], "a gap in a series stays a gap"

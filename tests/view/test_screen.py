@@ -40,15 +40,12 @@ def test_typed_ahead_text_opens_the_next_line_on_the_same_row() -> None:
     ]
 
 
-def test_a_line_of_nothing_visible_still_has_a_row() -> None:
+def test_a_line_of_nothing_visible_still_has_a_row_and_blank_rows_of_output_stay() -> None:
     trajectory = make_trajectory("t", "q", [("", LineKind.BLANK, None, "")], stop=StopReason.EOS)
     assert screen_rows(trajectory)[-1].lines == trajectory.lines
     assert screen_rows(trajectory)[-1].origin is Origin.TYPED
-
-
-def test_blank_rows_of_output_stay() -> None:
-    trajectory = make_trajectory("t", "q", [(" print('\\n')\n", LineKind.STATEMENT, None, "\n\n>>>")])
-    assert [row.mark for row in screen_rows(trajectory)[-3:]] == ["‹", "‹", "‹"]
+    blank = make_trajectory("t", "q", [(" print('\\n')\n", LineKind.STATEMENT, None, "\n\n>>>")])
+    assert [row.mark for row in screen_rows(blank)[-3:]] == ["‹", "‹", "‹"]
 
 
 @given(TURNS)

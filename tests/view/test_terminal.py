@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,33 +11,27 @@ from rich.console import Console
 from repl_rl.errors import RunError
 from repl_rl.trajectory import LineKind, SubCall, write_jsonl
 from repl_rl.view import before_after_table, print_trajectory, view
-from repl_rl.view.words import signed
-from tests.view.conftest import eval_row, failed_trajectory, make_trajectory, solved_trajectory
+from repl_rl.view.words import duration, signed
+from tests.view.conftest import SESSIONS, eval_row, failed_trajectory, make_trajectory, solved_trajectory
 
 
 def console(width: int = 120, colour: bool = False) -> Console:
     return Console(file=io.StringIO(), width=width, force_terminal=colour, color_system="standard" if colour else None)
 
 
-def shown(target: Console) -> list[str]:
+def written(target: Console) -> str:
     assert isinstance(target.file, io.StringIO)
-    return [" ".join(row.split()) for row in target.file.getvalue().splitlines() if row.strip()]
+    return target.file.getvalue()
+
+
+def shown(target: Console) -> list[str]:
+    return [" ".join(row.split()) for row in written(target).splitlines() if row.strip()]
 
 
 def test_a_trajectory_with_its_marks_and_worth() -> None:
     screen = console()
     print_trajectory(screen, failed_trajectory())
-    assert shown(screen) == [
-        "task gcd-heldout-12-18 kind reward adv.",
-        "¶ Python 3.11.7 on linux",
-        "¶ >>> # What is the greatest common divisor of 12 and 18?",
-        "› >>> math.gcd(12, 18) NameError -0.10 -0.75",
-        "‹ Traceback (most recent call last):",
-        '‹ File "<stdin>", line 1, in <module>',
-        "‹ NameError: name 'math' is not defined. Did you forget to import 'math'?",
-        "› >>> submit_final_answer(12) answer 0 -0.75",
-        "stopped: answer answer: 12 graded 0 reward -0.10 2 lines, 6 tokens, 0.3 s",
-    ]
+    assert shown(screen) == SESSIONS["failed in a terminal"]
 
 
 def test_what_a_line_asked_follows_it_with_the_answers() -> None:
@@ -63,10 +58,7 @@ def test_print_shows_the_transcript_and_repr_stays_short(monkeypatch: pytest.Mon
     monkeypatch.setenv("COLUMNS", "40")
     trajectory, screen = failed_trajectory(), console(width=100)
     print_trajectory(screen, trajectory)
-    assert isinstance(screen.file, io.StringIO)
-    rows = [row.rstrip() for row in screen.file.getvalue().rstrip().split("\n")]
-    assert str(trajectory) == "\n".join(rows)
-    assert rows[3].split() == ["›", ">>>", "math.gcd(12,", "18)", "NameError", "-0.10", "-0.75"]
+    assert str(trajectory) == "\n".join(row.rstrip() for row in written(screen).rstrip().split("\n"))
     assert repr(trajectory) == "<Trajectory of task 'gcd-heldout-12-18': 2 lines, stopped: answer>"
     assert "\x1b" not in str(make_trajectory("\x1b[2J", "\x1b[2J", [(" \x1b[2J\n", LineKind.COMMENT, None, "\x1b]0;")]))
 
@@ -75,8 +67,7 @@ def test_markup_and_escapes_in_a_trajectory_are_only_text() -> None:
     screen = console(colour=True)
     typed = [(" [red]x[/red]\x1b[2J\n", LineKind.EXCEPTION, "[bold]E\x1b]0;t\x07", "\udc80[/]\x1b[2J")]
     print_trajectory(screen, make_trajectory("[blink]", "[/oops]", typed, answer=("\x1b[2J",)))
-    assert isinstance(screen.file, io.StringIO)
-    text = screen.file.getvalue()
+    text = written(screen)
     text.encode("utf-8")
     for harmful in ("\x1b[2J", "\x1b]0", "\x07"):
         assert harmful not in text
@@ -96,9 +87,9 @@ def test_the_table_counts_where_it_can() -> None:
     assert "all 240 99 (41.2%) 222 (92.5%) +51 pt" in rows
 
 
-@pytest.mark.parametrize(("value", "text"), [(None, "–"), (0.0, "0"), (-0.0, "0"), (1.0, "+1.00"), (-0.126, "-0.13")])
-def test_signed(value: float | None, text: str) -> None:
-    assert signed(value) == text
+def test_numbers_and_times_in_words() -> None:
+    assert [signed(value) for value in (None, 0.0, -0.0, 1.0, -0.126)] == ["–", "0", "0", "+1.00", "-0.13"]
+    assert [duration(s) for s in (8.44, 192.0, 7500.0, math.inf)] == ["8.4 s", "3 min 12 s", "2 h 05 min", "–"]
 
 
 def test_viewing_a_file_that_was_cut_off_prints_what_is_there(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,12 +38,8 @@ def test_rows_say_whose_each_token_is() -> None:
         TokenRow(5, 15, "e", -1.5, True, 1),
         TokenRow(6, 16, "f", None, False, 1),
     ]
-
-
-def test_without_texts_ids_are_all_there_is() -> None:
-    made = trajectory_of((7, 8), Line(0, 1, "x", LineKind.STATEMENT))
-    assert [(row.id, row.text) for row in token_rows(made, None)] == [(7, None), (8, None)]
-    assert token_rows(replace(made, completion_ids=(), sampled_mask=(), logprobs=(), lines=()), None) == []
+    assert [(row.id, row.text) for row in token_rows(made, None)] == [(id, None) for id in range(10, 17)]
+    assert token_rows(trajectory_of(()), None) == []
 
 
 @pytest.mark.parametrize(
@@ -93,13 +87,10 @@ def test_texts_are_the_bytes_that_the_engine_goes_by(kind: str, tmp_path: Path) 
 
 
 def test_what_has_no_tokenizer_that_can_be_read_has_no_texts(tmp_path: Path) -> None:
-    bare = tmp_path / "bare"
-    bare.mkdir()
-    assert load_token_texts(str(bare)) is None
-    (bare / "config.json").write_text("{}")
-    assert load_token_texts(str(bare)) is None
-    (bare / "tokenizer.json").write_text(json.dumps({"model": "none"}))
-    assert load_token_texts(str(bare)) is None
+    assert load_token_texts(str(tmp_path)) is None
+    for name, text in (("config.json", "{}"), ("tokenizer.json", '{"model": "none"}')):
+        (tmp_path / name).write_text(text)
+        assert load_token_texts(str(tmp_path)) is None
     assert load_token_texts("no such model") is None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -21,14 +22,12 @@ def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, 
     return code, " ".join((captured.out + captured.err).split())
 
 
-def test_a_file_is_printed(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, shown = run([str(run_folder / "rollouts" / "step_00001.jsonl")], capsys)
+def test_a_file_is_printed_or_summed_up(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(run_folder / "rollouts" / "step_00001.jsonl")
+    code, shown = run([file], capsys)
     assert code == 0
     assert shown.endswith("3 trajectories, 1 of 3 graded ones solved")
-
-
-def test_a_summary_of_a_file(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["view", str(run_folder / "rollouts" / "step_00001.jsonl"), "--summary"]) == 0
+    assert main(["view", file, "--summary"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "rollouts: 3 of 1 task",
         "solved: 1 of 3 graded (33.3%)",
@@ -65,11 +64,20 @@ def test_rollouts_without_grades_rewards_or_lines_have_a_summary_too() -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["--summary"], ["--export"], ["--serve", "--no-browser"]])
-def test_an_empty_file_is_said(tmp_path: Path, options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "empty.jsonl").touch()
-    code, shown = run([str(tmp_path / "empty.jsonl"), *options], capsys)
-    assert (code, shown) == (2, f"repl-rl: {tmp_path}/empty.jsonl is empty: it holds no trajectory")
-    assert [path.name for path in tmp_path.iterdir()] == ["empty.jsonl"]
+def test_what_is_empty_is_not_there_or_holds_runs(
+    run_folder: Path, tmp_path: Path, options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty = run_folder / "empty.jsonl"
+    empty.touch()
+    for target, message in (
+        (empty, f"repl-rl: {empty} is empty: it holds no trajectory"),
+        (run_folder / "absent", "nothing to view at"),
+        (tmp_path, "it holds runs, name one of them: quickstart"),
+    ):
+        code, shown = run([str(target), *options], capsys)
+        assert code == 2
+        assert message in shown
+    assert not list(run_folder.glob("*.html"))
 
 
 def test_a_file_of_blank_lines_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,27 +85,20 @@ def test_a_file_of_blank_lines_is_said(tmp_path: Path, capsys: pytest.CaptureFix
     assert run([str(tmp_path / "blank.jsonl")], capsys) == (2, f"repl-rl: {tmp_path}/blank.jsonl holds no trajectory")
 
 
-def test_an_export_lies_in_the_run_or_where_it_is_wanted(
-    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, shown = run([str(run_folder), "--export"], capsys)
-    assert code == 0
-    assert "30 of 30 trajectories" in shown
-    assert (run_folder / "viewer.html").stat().st_size > 4_000_000
-    code, shown = run([str(run_folder), "--export", str(tmp_path / "x.html"), "--most", "3"], capsys)
-    assert "3 of 30 trajectories" in shown
-    assert (tmp_path / "x.html").is_file()
-
-
-def test_an_export_of_a_file_lies_beside_it(
+def test_an_export_lies_in_the_run_beside_the_file_or_where_it_is_wanted(
     run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     file = run_folder / "eval" / f"step_{STEPS:05d}.jsonl"
-    code, shown = run([str(file), "--export"], capsys)
-    assert code == 0
-    assert "12 of 12 trajectories" in shown
-    assert file.with_suffix(".html").is_file()
+    for arguments, said, page in (
+        ([str(run_folder), "--export"], "30 of 30 trajectories", run_folder / "viewer.html"),
+        ([str(run_folder), "--export", str(tmp_path / "x.html"), "--most", "3"], "3 of 30", tmp_path / "x.html"),
+        ([str(file), "--export"], "12 of 12 trajectories", file.with_suffix(".html")),
+    ):
+        code, shown = run(arguments, capsys)
+        assert code == 0
+        assert said in shown
+        assert page.stat().st_size > 4_000_000
 
 
 def test_an_export_does_not_replace_what_it_is_of(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,45 +121,23 @@ def test_a_summary_needs_no_report(run_folder: Path, capsys: pytest.CaptureFixtu
     assert not (run_folder / "report.html.part").exists()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--most", "3"], "--most 3: it takes a number from 1 on, and goes with --export"),
-        (["--export", "--most", "0"], "--most 0: it takes a number from 1 on"),
-        (["--port", "99999"], "port 99999 can't be had: there is no such port; give another, or leave out --port"),
-    ],
-)
-def test_options_that_mean_nothing(
-    run_folder: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+def test_options_that_mean_nothing_and_a_port_that_is_taken(
+    run_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, shown = run([str(run_folder), *options], capsys)
-    assert code == 2
-    assert message in shown
-
-
-@pytest.mark.parametrize("options", [[], ["--summary"], ["--export"], ["--serve"]])
-def test_what_is_not_there_or_holds_runs(
-    run_folder: Path, options: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, shown = run([str(run_folder / "absent"), *options], capsys)
-    assert code == 2
-    assert "nothing to view at" in shown
-    code, shown = run([str(run_folder.parent), *options], capsys)
-    assert code == 2
-    assert "it holds runs, name one of them: quickstart" in shown
-
-
-def test_a_port_that_is_taken_is_said(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import socket
-
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        port = taken.getsockname()[1]
-        code, shown = run([str(run_folder), "--port", str(port)], capsys)
-    assert code == 2
-    assert f"port {port} can't be had:" in shown
-    assert "give another, or leave out --port" in shown
+        port = str(taken.getsockname()[1])
+        for options, message in (
+            (["--most", "3"], "--most 3: it takes a number from 1 on, and goes with --export"),
+            (["--export", "--most", "0"], "--most 0: it takes a number from 1 on"),
+            (["--port", "99999"], "port 99999 can't be had: there is no such port; give another, or leave out --port"),
+            (["--port", port], f"port {port} can't be had: "),
+        ):
+            code, shown = run([str(run_folder), *options], capsys)
+            assert code == 2
+            assert message in shown
+    assert shown.endswith("give another, or leave out --port")
 
 
 @pytest.mark.more

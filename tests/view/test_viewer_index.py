@@ -21,6 +21,8 @@ from repl_rl.view.viewer.index import index_path, opened, revision
 from repl_rl.view.viewer.indexer import lock, update
 from tests.view.conftest import STEPS, failed_trajectory, solved_trajectory
 
+BOTH = ["train-3-0", "train-3-1"]
+
 
 def ids(folder: Path) -> list[str]:
     with opened(index_path(folder)) as connection:
@@ -92,7 +94,7 @@ def test_only_what_is_new_in_a_file_is_read(small: Path, monkeypatch: pytest.Mon
     before = state(small)[0]
     with step_file(small, 3).open("a") as file:
         file.write(text_of([failed_trajectory("a-2")]))
-    assert refreshed(small) == ["train-3-0", "train-3-1", "train-3-2"]
+    assert refreshed(small) == [*BOTH, "train-3-2"]
     assert len(read) == 1
     assert state(small)[0] > before
 
@@ -101,7 +103,7 @@ def test_a_file_that_was_written_anew_is_read_anew(small: Path) -> None:
     refreshed(small)
     longer = [replace(solved_trajectory(f"b-{number}"), version=9) for number in range(3)]
     write(step_file(small, 3), text_of(longer), 0)
-    assert refreshed(small) == ["train-3-0", "train-3-1", "train-3-2"]
+    assert refreshed(small) == [*BOTH, "train-3-2"]
     with opened(index_path(small)) as connection:
         rows = queries.rows(connection, queries.parse({}))["rows"]
         assert queries.choices(connection)["errors"] == []
@@ -110,9 +112,9 @@ def test_a_file_that_was_written_anew_is_read_anew(small: Path) -> None:
 
 def test_a_file_that_is_gone_is_forgotten(small: Path) -> None:
     write(step_file(small, 4), text_of([solved_trajectory()]))
-    assert refreshed(small) == ["train-3-0", "train-3-1", "train-4-0"]
+    assert refreshed(small) == [*BOTH, "train-4-0"]
     step_file(small, 4).unlink()
-    assert refreshed(small) == ["train-3-0", "train-3-1"]
+    assert refreshed(small) == BOTH
     step_file(small, 3).unlink()
     assert refreshed(small) == []
 
@@ -122,24 +124,21 @@ def test_a_line_in_the_writing_waits_until_it_is_complete(small: Path) -> None:
     path = step_file(small, 3)
     before = path.read_text()
     write(path, before + whole[:100], 0)
-    assert refreshed(small) == ["train-3-0", "train-3-1"]
-    assert notes(small) == []
+    assert (refreshed(small), notes(small)) == (BOTH, [])
     write(path, before + whole[:100])
     refreshed(small)
     assert notes(small) == ["rollouts/step_00003.jsonl: the last line is cut off, as a crash leaves it, and left out"]
     write(path, before + whole)
-    assert refreshed(small) == ["train-3-0", "train-3-1", "train-3-2"]
-    assert notes(small) == []
+    assert (refreshed(small), notes(small)) == ([*BOTH, "train-3-2"], [])
 
 
 def test_a_whole_last_line_needs_no_newline(small: Path) -> None:
     path = step_file(small, 3)
     write(path, path.read_text().rstrip("\n"))
-    assert refreshed(small) == ["train-3-0", "train-3-1"]
-    assert notes(small) == []
+    assert (refreshed(small), notes(small)) == (BOTH, [])
     with path.open("a") as file:
         file.write("\n\n" + text_of([solved_trajectory()]))
-    assert refreshed(small) == ["train-3-0", "train-3-1", "train-3-2"]
+    assert refreshed(small) == [*BOTH, "train-3-2"]
 
 
 def test_garbage_keeps_its_place_and_becomes_a_note(small: Path) -> None:
@@ -158,7 +157,7 @@ def test_a_single_file_has_an_index_in_the_cache(small: Path, tmp_path: Path, mo
     assert refreshed(lone) == ["train-0-0", "train-0-1"]
     assert index_path(lone).is_relative_to(tmp_path / "cache")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "small", "x.jsonl"]
-    assert refreshed(step_file(small, 3)) == ["train-3-0", "train-3-1"]
+    assert refreshed(step_file(small, 3)) == BOTH
 
 
 def test_where_the_run_can_t_be_written_to_the_cache_is_used(
@@ -167,7 +166,7 @@ def test_where_the_run_can_t_be_written_to_the_cache_is_used(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (small / ".view").write_text("a file where the folder would be")
     assert index_path(small).is_relative_to(tmp_path / "cache" / "repl-rl")
-    assert refreshed(small) == ["train-3-0", "train-3-1"]
+    assert refreshed(small) == BOTH
     (tmp_path / "blocked").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "blocked"))
     with pytest.raises(RunError, match=r"can.t be kept: neither it nor"):
@@ -183,7 +182,7 @@ def test_a_damaged_index_is_made_again(small: Path, damage: bytes) -> None:
     index.write_bytes(damage)
     with pytest.raises(sqlite3.DatabaseError):
         ids(small)
-    assert refreshed(small) == ["train-3-0", "train-3-1"]
+    assert refreshed(small) == BOTH
 
 
 def test_a_run_that_was_deleted_does_not_come_back_for_its_index(small: Path) -> None:
@@ -219,7 +218,7 @@ def test_what_a_killed_indexer_left_is_gone_on_with(small: Path, monkeypatch: py
     monkeypatch.setattr(indexer, "read_record", dying)
     with pytest.raises(KeyboardInterrupt):
         update(small, index_path(small))
-    assert ids(small) == ["train-3-0", "train-3-1"]
+    assert ids(small) == BOTH
     assert state(small)[1]["complete"] is False
     assert refreshed(small) == [f"train-3-{position}" for position in range(5)]
     assert len(read) == 3 + 3

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repl_rl.trajectory import LineKind, RecordedCell, StopReason, ToolCall, read_record
+from repl_rl.trajectory import LineKind, Record, RecordedCell, StopReason, ToolCall, read_record
 from tests.view.conftest import failed_trajectory, solved_trajectory
 
 
@@ -20,13 +20,8 @@ def record() -> dict[str, Any]:
     return read
 
 
-def stored(**changes: Any) -> bytes:
-    return json.dumps({**solved_trajectory().to_dict(), **changes}).encode()
-
-
-def without(*names: str) -> bytes:
-    record = solved_trajectory().to_dict()
-    return json.dumps({name: value for name, value in record.items() if name not in names}).encode()
+def read(record: dict[str, Any], **changes: Any) -> Record:
+    return read_record(json.dumps({**record, **changes}).encode())
 
 
 @pytest.mark.parametrize("trajectory", [solved_trajectory(), failed_trajectory(credited=False)])
@@ -37,9 +32,10 @@ def test_what_is_whole_comes_back_as_it_is(trajectory: Any) -> None:
 
 @pytest.mark.parametrize("name", ["completion_ids", "sampled_mask", "logprobs"])
 def test_without_token_lists_the_text_is_shown(name: str) -> None:
-    found = read_record(without(name))
-    assert [line.text for line in found.trajectory.lines] == [line.text for line in solved_trajectory().lines]
-    assert [line.reward for line in found.trajectory.lines] == [line.reward for line in solved_trajectory().lines]
+    raw, lines = record(), solved_trajectory().lines
+    del raw[name]
+    found = read(raw)
+    assert [(line.text, line.reward) for line in found.trajectory.lines] == [(line.text, line.reward) for line in lines]
     assert not found.has_tokens
     assert found.note == (
         "its token lists are missing or don't fit its lines: text and rewards are shown, tokens are not"
@@ -47,16 +43,17 @@ def test_without_token_lists_the_text_is_shown(name: str) -> None:
 
 
 def test_lists_that_fit_no_line_are_the_same_as_none() -> None:
-    assert not read_record(stored(sampled_mask=[True])).has_tokens
-    lines = [{"text": " x\n", "kind": "statement"}, "garbage", {"text": " y\n", "start": 0, "end": 0}]
-    found = read_record(stored(lines=lines))
+    assert not read(record(), sampled_mask=[True]).has_tokens
+    found = read(
+        record(), lines=[{"text": " x\n", "kind": "statement"}, "garbage", {"text": " y\n", "start": 0, "end": 0}]
+    )
     assert [line.text for line in found.trajectory.lines] == [" x\n", " y\n"]
 
 
 def test_what_this_version_has_no_word_for_is_noted() -> None:
     raw = record()
     raw["lines"][0]["kind"] = "telepathy"
-    found = read_record(json.dumps({**raw, "stop_reason": "bored"}).encode())
+    found = read(raw, stop_reason="bored")
     assert found.trajectory.lines[0].kind is LineKind.STATEMENT
     assert found.trajectory.stop_reason is StopReason.UNFINISHED
     assert found.note == (
@@ -65,31 +62,22 @@ def test_what_this_version_has_no_word_for_is_noted() -> None:
     )
 
 
-def test_fields_of_a_wrong_type_become_text_or_nothing() -> None:
+def test_fields_of_a_wrong_type_become_text_or_nothing_and_numbers_that_are_not_finite_none() -> None:
     raw = record()
     raw["lines"][0] |= {"text": None, "output": 7, "reward": "much", "advantage": True, "error_name": ["x"]}
-    raw["lines"][1]["calls"] = ["x", {"name": 3}]
-    changes = {"task_id": 5, "prompt_ids": "x", "answer": "6", "version": 1e300, "duration_s": None, "error": {"a": 1}}
-    trajectory = read_record(json.dumps(raw | changes).encode()).trajectory
-    assert (trajectory.task_id, trajectory.prompt_ids, trajectory.answer) == ("5", (), ("6",))
-    assert (trajectory.version, trajectory.duration_s, trajectory.error) == (0, 0.0, "{'a': 1}")
-    first = trajectory.lines[0]
-    assert (first.text, first.output, first.reward, first.advantage) == ("", "7", None, None)
-    assert first.error_name == "['x']"
-    assert trajectory.lines[1].calls == (ToolCall("?"), ToolCall("3"))
-
-
-def test_numbers_that_are_not_finite_are_none() -> None:
-    raw = record()
-    raw["lines"][0] |= {"reward": math.nan, "advantage": math.inf}
+    raw["lines"][1] |= {"calls": ["x", {"name": 3}], "reward": math.nan, "advantage": math.inf}
     raw["logprobs"][0] = -math.inf
-    trajectory = read_record(json.dumps({**raw, "outcome_reward": math.nan}).encode()).trajectory
-    assert (trajectory.lines[0].reward, trajectory.lines[0].advantage, trajectory.outcome_reward) == (None, None, None)
-    assert trajectory.logprobs[0] == 0.0
+    changes = {"task_id": 5, "prompt_ids": "x", "answer": "6", "version": 1e300, "duration_s": None, "error": {"a": 1}}
+    made = read(raw, **changes, outcome_reward=math.nan).trajectory
+    assert (made.task_id, made.prompt_ids, made.answer, made.version) == ("5", (), ("6",), 0)
+    assert (made.duration_s, made.error, made.outcome_reward, made.logprobs[0]) == (0.0, "{'a': 1}", None, 0.0)
+    first, second = made.lines[:2]
+    assert (first.text, first.output, first.reward, first.advantage, first.error_name) == ("", "7", None, None, "['x']")
+    assert (second.calls, second.reward, second.advantage) == ((ToolCall("?"), ToolCall("3")), None, None)
 
 
 def test_bytes_that_are_no_utf_8_are_shown_as_such() -> None:
-    found = read_record(stored(task_id="caf")[:-1] + b', "error": "\xff\xfe"}')
+    found = read_record(json.dumps(record()).encode()[:-1] + b', "error": "\xff\xfe"}')
     assert found.trajectory.error == "\ufffd\ufffd"
     assert found.note == "it holds bytes that are not UTF-8, shown as \ufffd"
 
@@ -107,13 +95,8 @@ def test_cells_come_back_and_what_is_not_a_list_of_them_is_left_out() -> None:
     raw["lines"][0]["cells"] = [{"source": "1 + 1", "output": "2\n"}]
     raw["lines"][1]["cells"] = [{"source": 3}, "x"]
     raw["lines"][2]["cells"] = "x = 1"
-    found = read_record(json.dumps(raw).encode())
-    assert [line.cells for line in found.trajectory.lines[:4]] == [
-        (RecordedCell("1 + 1", "2\n"),),
-        (RecordedCell("3", ""), RecordedCell("", "")),
-        (),
-        (),
-    ]
+    told, odd = (RecordedCell("1 + 1", "2\n"),), (RecordedCell("3", ""), RecordedCell("", ""))
+    assert [line.cells for line in read(raw).trajectory.lines[:4]] == [told, odd, (), ()]
 
 
 VALUES = st.recursive(
@@ -141,6 +124,6 @@ def test_whatever_stands_in_a_field_the_rest_is_shown(path: tuple[Any, ...], val
     for key in path[:-1]:
         part = part[key]
     part[path[-1]] = value
-    found = read_record(json.dumps(raw).encode())
+    found = read(raw)
     json.dumps(found.trajectory.to_dict(), allow_nan=False)
     assert abs(found.trajectory.version) < 2**63

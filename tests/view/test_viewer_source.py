@@ -20,9 +20,10 @@ from repl_rl.view.viewer.api import NotFound, RunApi
 from repl_rl.view.viewer.indexer import update
 from repl_rl.view.viewer.transcript import state_changes
 from tests.made_trajectories import line
-from tests.view.conftest import STEPS, make_trajectory, solved_trajectory, train_row, write_metrics
+from tests.view.conftest import SESSIONS, STEPS, make_trajectory, solved_trajectory, train_row, write_metrics
 
 EVIL = "</script><img src=x onerror=alert(1)>\x1b[31m\udc80\u2028\x00"
+STEP_1 = "rollouts/step_00001.jsonl"
 
 
 def opened(folder: Path) -> RunApi:
@@ -43,7 +44,7 @@ def test_the_revision_changes_with_what_is_told_and_only_then(run_folder: Path) 
     with (run_folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(train_row(STEPS + 1)) + "\n")
     seen.append(source.run()["revision"])
-    with (run_folder / "rollouts" / "step_00001.jsonl").open("a") as file:
+    with (run_folder / STEP_1).open("a") as file:
         file.write(json.dumps(solved_trajectory().to_dict()) + "\n")
     assert source.run()["revision"] == seen[-1]
     update(run_folder, source.index)
@@ -70,21 +71,11 @@ def test_a_trajectory_on_its_screen(run_folder: Path) -> None:
     shown = opened(run_folder).trajectory("train-1-0")
     assert shown["question"] == "What is the greatest common divisor of 12 and 18?"
     assert (shown["answer"], shown["error"], shown["screen_total"]) == (["12"], None, 7)
-    assert shown["times"] == {"engine_s": 0.0, "kernel_s": 0.0, "queue_s": 0.0, "own_s": 0.31, "duration_s": 0.31}
-    row = {"id": "train-1-0", "split": "train", "step": 1, "position": 0, "task_id": "gcd-train-4-6", "family": "gcd"}
-    row |= {"status": "not solved", "stop_reason": "answer", "reward": -0.1, "outcome": 0.0, "lines": 2, "tokens": 6}
-    assert shown["row"] == {**row, "duration_s": 0.31, "version": 0, "note": None, "errors": ["NameError"]}
-    assert shown["screen"][2] == {
-        "origin": "typed",
-        "mark": "›",
-        "pieces": [{"origin": "prompt", "text": ">>>"}, {"origin": "typed", "text": " math.gcd(12, 18)"}],
-        "lines": [0],
-    }
+    assert shown["times"] == SESSIONS["times"]
+    assert shown["row"] == SESSIONS["row"]
+    assert shown["screen"][2] == SESSIONS["screen row"]
     assert [row["mark"] for row in shown["screen"]] == ["¶", "¶", "›", "‹", "‹", "‹", "›"]
-    line = {"index": 0, "text": "math.gcd(12, 18)", "kind": "exception", "error_name": "NameError", "fault": True}
-    line |= {"reward": -0.1, "return_to_go": -0.1, "advantage": -0.75, "logprob_sum": -1.5, "logprob_mean": -0.5}
-    line |= {"tokens": 3, "duration_s": 0.0042, "calls": [], "subcalls": [], "subcalls_left_out": 0}
-    assert shown["lines"]["0"] == {**line, "state_changed": None, "images": [], "images_left_out": 0}
+    assert shown["lines"]["0"] == SESSIONS["line"]
 
 
 def test_a_window_holds_its_rows_and_the_lines_that_begin_in_them(run_folder: Path) -> None:
@@ -111,16 +102,15 @@ def test_returns_are_discounted_by_the_run_s_own_gamma(run_folder: Path) -> None
     (run_folder / "config.yaml").write_text("credit: {gamma: 0.5}\n")
     trajectory = make_trajectory("t", "q", [(f" {n}\n", LineKind.EXPRESSION, None, ">>>") for n in range(3)])
     rewarded = [replace(one, reward=reward) for one, reward in zip(trajectory.lines, (1.0, 2.0, 4.0), strict=True)]
-    write_jsonl(run_folder / "rollouts" / "step_00001.jsonl", [replace(trajectory, lines=tuple(rewarded))])
+    write_jsonl(run_folder / STEP_1, [replace(trajectory, lines=tuple(rewarded))])
     lines = opened(run_folder).trajectory("train-1-0")["lines"]
     assert [lines[index]["return_to_go"] for index in "012"] == [3.0, 4.0, 4.0]
 
 
 def test_a_line_changed_the_state_if_it_is_other_than_before() -> None:
     marks = [None, "a", None, "a", "b", "b", None, "a"]
-    assert state_changes([line(fingerprint=mark) for mark in marks]) == [
-        *(None, None, None, False, True, False, None, True)
-    ]
+    changes = [None, None, None, False, True, False, None, True]
+    assert state_changes([line(fingerprint=mark) for mark in marks]) == changes
 
 
 def test_tokens_of_a_line_and_of_all(run_folder: Path) -> None:
@@ -143,18 +133,13 @@ def in_nano_s_tokens(texts: list[str]) -> Trajectory:
     for text in texts:
         start, ids = len(ids), [*ids, *tokenizer.encode(text, add_special_tokens=False).ids]
         lines.append(Line(start, len(ids), text, LineKind.STATEMENT))
-    return replace(
-        solved_trajectory(),
-        completion_ids=tuple(ids),
-        sampled_mask=(True,) * len(ids),
-        logprobs=(-0.5,) * len(ids),
-        lines=tuple(lines),
-    )
+    tokens: Any = {"completion_ids": tuple(ids), "sampled_mask": (True,) * len(ids), "logprobs": (-0.5,) * len(ids)}
+    return replace(solved_trajectory(), **tokens, lines=tuple(lines))
 
 
 def test_tokens_are_spelled_by_the_run_s_own_vocabulary(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [" x = 12\n", " submit_final_answer(x)\n"]
-    write_jsonl(run_folder / "rollouts" / "step_00001.jsonl", [in_nano_s_tokens(texts)])
+    write_jsonl(run_folder / STEP_1, [in_nano_s_tokens(texts)])
     source = opened(run_folder)
     for number, text in enumerate(texts):
         shown = source.tokens("train-1-0", number)["tokens"]
@@ -171,14 +156,14 @@ def test_tokens_are_spelled_by_a_checkpoint_where_the_model_is_gone(run_folder: 
     checkpoint.mkdir(parents=True)
     for name in ("tokenizer.json", "config.json"):
         shutil.copy(NANO_PATH / name, checkpoint)
-    write_jsonl(run_folder / "rollouts" / "step_00001.jsonl", [in_nano_s_tokens([" x\n"])])
+    write_jsonl(run_folder / STEP_1, [in_nano_s_tokens([" x\n"])])
     assert "".join(token["text"] for token in opened(run_folder).tokens("train-1-0")["tokens"]) == " x\n"
 
 
 def test_hostile_text_steers_nothing_and_is_utf_8(run_folder: Path) -> None:
     typed = [(f" # {EVIL}\n", LineKind.COMMENT, None, f"{EVIL}\n>>>"), (" x\n", LineKind.EXCEPTION, EVIL, EVIL)]
     hostile = replace(make_trajectory(f"t-{EVIL}", EVIL, typed, answer=(EVIL,), grade=1.0), error=EVIL)
-    write_jsonl(run_folder / "rollouts" / "step_00001.jsonl", [hostile])
+    write_jsonl(run_folder / STEP_1, [hostile])
     (run_folder / "config.yaml").write_text(json.dumps({"name": EVIL, "model": {"path": EVIL}, "seed": EVIL}))
     write_metrics(run_folder, [{**train_row(3), f"errors/{EVIL}": 0.5, "reward": 1e400}])
     source = opened(run_folder)
@@ -197,15 +182,12 @@ def test_hostile_text_steers_nothing_and_is_utf_8(run_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "note"),
     [
-        (lambda folder: (folder / "metrics.jsonl").unlink(), "there is no metrics.jsonl yet"),
-        (lambda folder: (folder / "config.yaml").write_bytes(b"\xff\xfe\x00"), "config.yaml can't be read"),
-        (lambda folder: (folder / "config.yaml").unlink(), "config.yaml can't be read"),
-        (lambda folder: (folder / "metrics.jsonl").write_bytes(b"\xff{\n"), "metrics.jsonl, line 1, is not a row"),
-        (
-            lambda folder: (folder / "rollouts" / "step_00001.jsonl").write_bytes(b"\xff\n{}\n"),
-            "rollouts/step_00001.jsonl: 2 lines are left out; the first: trajectory 0: ",
-        ),
-        (lambda folder: (folder / "rollouts" / "step_00009.jsonl").mkdir(), "rollouts/step_00009.jsonl: it can't be"),
+        (lambda run: (run / "metrics.jsonl").unlink(), "there is no metrics.jsonl yet"),
+        (lambda run: (run / "config.yaml").write_bytes(b"\xff\xfe\x00"), "config.yaml can't be read"),
+        (lambda run: (run / "config.yaml").unlink(), "config.yaml can't be read"),
+        (lambda run: (run / "metrics.jsonl").write_bytes(b"\xff{\n"), "metrics.jsonl, line 1, is not a row"),
+        (lambda run: (run / STEP_1).write_bytes(b"\xff\n{}\n"), f"{STEP_1}: 2 lines are left out; the first: traj"),
+        (lambda run: (run / "rollouts/step_00009.jsonl").mkdir(), "rollouts/step_00009.jsonl: it can't be"),
     ],
 )
 def test_what_is_broken_is_a_note_and_the_rest_is_shown(run_folder: Path, change: Any, note: str) -> None:
@@ -219,7 +201,7 @@ def test_what_is_broken_is_a_note_and_the_rest_is_shown(run_folder: Path, change
 
 def test_a_trajectory_whose_file_is_other_than_indexed_is_said_to_be_so(run_folder: Path) -> None:
     source = opened(run_folder)
-    path = run_folder / "rollouts" / "step_00001.jsonl"
+    path = run_folder / STEP_1
     write_jsonl(path, [make_trajectory("other-1", "q", [(" x\n", LineKind.STATEMENT, None, ">>>")])] * 3)
     with pytest.raises(NotFound, match="is not what it was when train-1-2 was indexed"):
         source.trajectory("train-1-2")

@@ -47,17 +47,13 @@ def rows_of(trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
     return [list(trajectories[start : start + size]) for start in range(0, 3 * size, size)]
 
 
-def test_every_model_gets_the_same_problems_in_the_same_order(
-    compared: Compared,
-) -> None:
+def test_every_model_gets_the_same_problems_in_the_same_order(compared: Compared) -> None:
     tasks = heldout_tasks(load_config("quickstart", (f"eval.problems={PROBLEMS}",)))
     expected = [task.id for task in tasks for _ in range(SAMPLES)]
     assert [[one.task_id for one in row] for row in rows_of(compared[1])] == [expected] * 3
 
 
-def test_one_seed_repeats_every_token_and_another_model_types_others(
-    compared: Compared,
-) -> None:
+def test_one_seed_repeats_every_token_and_another_model_types_others(compared: Compared) -> None:
     first, noisy, again = rows_of(compared[1])
     assert [*map(without_times, first)] == [*map(without_times, again)]
     assert sum(a.completion_ids != b.completion_ids for a, b in zip(first, noisy, strict=True)) > len(first) / 2
@@ -67,10 +63,8 @@ def test_one_seed_repeats_every_token_and_another_model_types_others(
 def test_the_figures_are_those_of_the_rollouts(compared: Compared) -> None:
     tasks = heldout_tasks(load_config("quickstart", (f"eval.problems={PROBLEMS}",)))
     for row, trajectories in zip(compared[0]["rows"], rows_of(compared[1]), strict=True):
-        right = [
-            sum(grade(task, one.answer) for one in trajectories[index * SAMPLES : (index + 1) * SAMPLES])
-            for index, task in enumerate(tasks)
-        ]
+        samples = [trajectories[start : start + SAMPLES] for start in range(0, PROBLEMS * SAMPLES, SAMPLES)]
+        right = [sum(grade(task, one.answer) for one in own) for task, own in zip(tasks, samples, strict=True)]
         for k in (1, 2, 3):
             expected = sum(pass_at_k(SAMPLES, int(count), k) for count in right) / PROBLEMS
             assert row["pass_at"][str(k)]["value"] == pytest.approx(expected)
@@ -101,8 +95,6 @@ def test_two_models_one_after_the_other_on_the_default_engine(tmp_path: Path) ->
     noisy_nano(tmp_path / "noisy")
     evaluate(tmp_path, "--problems", "4", "--model", "noisy", "nano")
     report = json.loads((tmp_path / "out/e.json").read_text())
-    assert [(row["model"], row["graded"], row["aborted"]) for row in report["rows"]] == [
-        ("noisy", 4, 0),
-        ("nano", 4, 0),
-    ]
+    found = [(row["model"], row["graded"], row["aborted"]) for row in report["rows"]]
+    assert found == [("noisy", 4, 0), ("nano", 4, 0)]
     assert len(list(read_jsonl(tmp_path / "out/e.jsonl"))) == 8

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from rich.console import Console
 
 from repl_rl.config import load_config
@@ -30,6 +30,7 @@ from repl_rl.run.evaluation.statistics import Estimate, Tally, wilson
 from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory, write_jsonl
 from tests.made_trajectories import line, made
 
+CASES = yaml.safe_load(Path(__file__).with_name("comparisons.yaml").read_text(encoding="utf-8"))
 TASKS = tuple(Task(f"{family}-{n}", "?", "1", family) for n in (1, 2) for family in ("gcd", "lcm"))
 RIGHT = replace(made([line(), line(kind=LineKind.ANSWER)]), outcome_reward=1.0)
 WRONG = replace(made([line(kind=LineKind.EXCEPTION), line(kind=LineKind.ANSWER)]), outcome_reward=0.0)
@@ -45,29 +46,12 @@ def typed(*kinds: str, right: bool = False, stop: StopReason = StopReason.ANSWER
 ABORTED = typed("exception", "statement", right=False, stop=StopReason.ABORTED)
 
 
-@pytest.mark.parametrize(
-    ("kinds", "expected"),
-    [
-        ("statement answer", Share(0, 0)),
-        ("exception statement", Share(1, 1)),
-        ("syntax_error expression", Share(1, 1)),
-        ("timeout answer", Share(1, 1)),
-        ("exception", Share(0, 1)),
-        ("exception comment blank open statement", Share(1, 1)),
-        ("exception comment", Share(0, 1)),
-        ("exception exception statement", Share(1, 2)),
-        ("exception statement exception", Share(1, 2)),
-        ("exception killed", Share(0, 1)),
-        ("exception overlong", Share(0, 1)),
-        ("killed", Share(0, 0)),
-        ("open syntax_error statement timeout expression", Share(2, 2)),
-    ],
-)
-def test_an_error_line_is_repaired_by_the_next_line_that_runs(kinds: str, expected: Share) -> None:
-    assert repaired_lines([typed(*kinds.split())]) == expected
-    assert repaired_lines([typed("exception"), typed("statement"), typed(*kinds.split())]) == Share(
-        expected.count, expected.of + 1
-    ), "not across two trajectories"
+@pytest.mark.parametrize(("kinds", "expected"), CASES["repaired"].items())
+def test_an_error_line_is_repaired_by_the_next_line_that_runs(kinds: str, expected: list[int]) -> None:
+    count, of = expected
+    assert repaired_lines([typed(*kinds.split())]) == Share(count, of)
+    two = [typed("exception"), typed("statement"), typed(*kinds.split())]
+    assert repaired_lines(two) == Share(count, of + 1), "not across two trajectories"
 
 
 def test_a_trajectory_is_repaired_by_a_right_answer() -> None:
@@ -92,9 +76,8 @@ def test_aborted_trajectories_are_no_failures() -> None:
 
 def test_the_figures_of_a_set_of_problems() -> None:
     quick = replace(typed("expression", "answer", right=True), duration_s=3.0, queue_s=2.0)
-    slow = replace(
-        typed("exception", "comment", "blank", "statement", stop=StopReason.MAX_LINES), duration_s=5.0, queue_s=2.0
-    )
+    slow = typed("exception", "comment", "blank", "statement", stop=StopReason.MAX_LINES)
+    slow = replace(slow, duration_s=5.0, queue_s=2.0)
     found = summarize([[quick, slow], [quick, replace(ABORTED, duration_s=99.0)]], ks=(1, 2))
     assert (found.problems, found.graded, found.aborted) == (2, 3, 1)
     assert found.pass_at[1] == Estimate(0.75, *wilson(0.75, 3), 2)
@@ -157,43 +140,20 @@ def test_each_rollout_says_whose_it_is_and_reads_back(tmp_path: Path) -> None:
     records = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
     assert [record["sample"] for record in records] == [0, 1] * 4
     assert {(record["model"], record["dialect"]) for record in records} == {("[red]other[/red]", "python")}
-    assert [Trajectory.from_dict(record) for record in records] == [
-        replace(trajectory, dialect="python") for trajectory in second.trajectories
-    ]
+    told = [replace(trajectory, dialect="python") for trajectory in second.trajectories]
+    assert [Trajectory.from_dict(record) for record in records] == told
 
 
 def shown(made_plan: EvaluationPlan, rows: list[Row], width: int = 120) -> list[str]:
-    screen = Console(file=io.StringIO(), width=width)
+    file = io.StringIO()
     for table in tables(made_plan, rows):
-        screen.print(table)
-    assert isinstance(screen.file, io.StringIO)
-    return list(_cells(screen.file.getvalue()))
-
-
-def _cells(text: str) -> Iterator[str]:
-    for row in text.splitlines():
-        if row.startswith(("│", "┃")):
-            yield " ".join(row.replace("┃", "│").replace("│", " ").split())
+        Console(file=file, width=width).print(table)
+    cells = [row for row in file.getvalue().splitlines() if row.startswith(("│", "┃"))]
+    return [" ".join(row.replace("┃", "│").replace("│", " ").split()) for row in cells]
 
 
 def test_the_tables_of_two_rows() -> None:
-    made_plan, rows = two_rows()
-    assert shown(made_plan, rows) == [
-        "# model dialect pass@1 pass@2 over #1",
-        "1 nano python 16.7% 33.3% –",
-        "[2.6,59.7] [6.1,79.2]",
-        "2 [red]other[/red] python 87.5% 100.0% +66.7",
-        "[50.5,98.0] [43.9,100.0] [-30.0,+90.0]",
-        "solved after error lines",
-        "# lines tokens seconds an error repaired aborted ended by",
-        "1 2.0 2 0.00 0 of 5 (0%) 5 of 5 (100%) 2 answer 100%",
-        "2 2.0 2 0.00 0 of 1 (0%) 1 of 1 (100%) 1 answer 100%",
-        "family # problems pass@1 pass@2 lines tokens",
-        "gcd 1 2 0.0% [0.0,65.8] 0.0% [0.0,65.8] 2.0 2",
-        "2 2 75.0% [25.6,96.3] 100.0% [34.2,100.0] 2.0 2",
-        "lcm 1 2 50.0% [5.5,94.5] 100.0% [20.7,100.0] 2.0 2",
-        "2 2 100.0% [34.2,100.0] 100.0% [20.7,100.0] 2.0 2",
-    ]
+    assert shown(*two_rows()) == CASES["tables"]
 
 
 def test_a_row_alone_is_compared_to_nothing_and_what_is_not_known_is_a_dash() -> None:
@@ -206,8 +166,7 @@ def test_a_row_alone_is_compared_to_nothing_and_what_is_not_known_is_a_dash() ->
 
 
 def test_no_number_is_broken_in_a_terminal_of_80_columns() -> None:
-    made_plan, rows = two_rows()
-    text = " ".join(shown(made_plan, rows, width=80))
+    text = " ".join(shown(*two_rows(), width=80))
     assert "…" not in text
     for number in ("[50.5,98.0]", "[43.9,100.0]", "[-30.0,+90.0]", "[25.6,96.3]", "aborted"):
         assert number in text

@@ -39,10 +39,8 @@ def test_every_model_meets_every_dialect_on_the_same_problems(tmp_path: Path) ->
 
 def test_without_models_and_dialects_it_is_the_config_s_own() -> None:
     plan = make_plan("quickstart", ["eval.problems=2"])
-    assert [(one.model, one.config) for one in plan.combinations] == [
-        ("nano", load_config("quickstart", ("eval.problems=2",)))
-    ]
-    assert plan.ks == (1,)
+    own = load_config("quickstart", ("eval.problems=2",))
+    assert ([(one.model, one.config) for one in plan.combinations], plan.ks) == ([("nano", own)], (1,))
 
 
 def test_a_name_that_yaml_would_read_as_a_number_stays_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,31 +50,18 @@ def test_a_name_that_yaml_would_read_as_a_number_stays_a_name(tmp_path: Path, mo
 
 
 def test_a_run_stands_for_its_newest_complete_checkpoint(run: RunFolder) -> None:
+    add_checkpoint(run, 30, is_complete=False)
+    with pytest.raises(RunError, match="no complete checkpoint and no model yet"):
+        checkpoint_of(str(run.path))
     shutil.copytree(NANO_PATH, run.path / "model")
     assert checkpoint_of(str(run.path)) == str(run.path / "model")
     newest = add_checkpoint(run, 20)
     add_checkpoint(run, 9)
-    add_checkpoint(run, 30, is_complete=False)
     assert checkpoint_of(str(run.path)) == str(newest)
+    assert make_plan("quickstart", ["eval.problems=1", f"model.path={run.path}"]).config.model.path == str(newest)
     plan = make_plan("quickstart", ["eval.problems=1"], [str(run.path), str(run.checkpoints / "checkpoint-9")])
     assert [one.model for one in plan.combinations] == [str(run.path), str(run.checkpoints / "checkpoint-9")]
     assert plan.config.model.path == str(newest)
-
-
-def test_a_run_in_the_config_itself_is_one_too(run: RunFolder) -> None:
-    checkpoint = add_checkpoint(run, 5)
-    assert make_plan("quickstart", ["eval.problems=1", f"model.path={run.path}"]).config.model.path == str(checkpoint)
-
-
-def test_names_that_are_no_paths_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert [checkpoint_of(name) for name in ("nano", "owner/model")] == ["nano", "owner/model"]
-
-
-def test_a_run_without_weights_says_so(run: RunFolder) -> None:
-    add_checkpoint(run, 30, is_complete=False)
-    with pytest.raises(RunError, match="no complete checkpoint and no model yet"):
-        checkpoint_of(str(run.path))
 
 
 def test_a_run_that_is_not_there_names_those_that_are(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,15 +69,15 @@ def test_a_run_that_is_not_there_names_those_that_are(run: RunFolder, monkeypatc
     with pytest.raises(RunError, match="there is no run 'runs/quikstart'; in runs there are quickstart"):
         checkpoint_of("runs/quikstart")
     add_checkpoint(run, 20)
-    with pytest.raises(
-        ModelError, match=r"there is no checkpoint '.*-30'; in runs/quickstart/checkpoints there are che"
-    ):
+    message = r"there is no checkpoint '.*-30'; in runs/quickstart/checkpoints there are che"
+    with pytest.raises(ModelError, match=message):
         checkpoint_of("runs/quickstart/checkpoints/checkpoint-30")
 
 
-def test_a_run_is_not_looked_for_on_the_hub_where_there_are_no_runs(
+def test_a_run_is_not_looked_for_on_the_hub_where_there_are_no_runs_and_other_names_are_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    assert [checkpoint_of(name) for name in ("nano", "owner/model")] == ["nano", "owner/model"]
     with pytest.raises(RunError, match="there is no run 'runs/quickstart'; there is nothing in runs"):
         checkpoint_of("runs/quickstart")

@@ -10,17 +10,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect, sync_playwright
 
-from repl_rl.config import Config, dump_config
 from repl_rl.trajectory import LineKind, RecordedCell, StopReason, SubCall, ToolCall, Trajectory, write_jsonl
-from tests.view.conftest import (
-    FAMILIES,
-    STEPS,
-    failed_trajectory,
-    make_trajectory,
-    metric_rows,
-    solved_trajectory,
-    write_metrics,
-)
+from tests.view.conftest import failed_trajectory, make_trajectory, solved_trajectory, write_run
 from tests.view.test_viewer_server import Viewer, viewing
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
@@ -31,7 +22,6 @@ TWO_PIXELS = base64.b64decode(
 )
 """A PNG file, 2 wide and 1 high."""
 LONG_ID, LONG_LINES = "train-13-1", 10_000
-IDS = [f"{family}-heldout-{number}" for number in range(3) for family in FAMILIES]
 Visit = Callable[..., Page]
 expect.set_options(timeout=200_000)
 
@@ -86,20 +76,6 @@ def _is_inside(url: str, home: str) -> bool:
     return url == home or url.startswith(("data:", "blob:")) or (home.startswith("http") and url.startswith(home))
 
 
-def write_run(folder: Path) -> None:
-    """122 trajectories: 12 steps of 2 groups of 4, evaluations at steps 0 and 24, a failure, and a very long one."""
-    folder.mkdir(parents=True)
-    config = Config.model_validate({"name": "quickstart", "seed": 7, "train": {"steps": STEPS}})
-    (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
-    write_metrics(folder, metric_rows())
-    for step in range(1, TRAINED + 1):
-        write_jsonl(folder / "rollouts" / f"step_{step:05d}.jsonl", step_of(step))
-    write_jsonl(folder / "rollouts" / "step_00013.jsonl", [aborted_trajectory(), long_trajectory()])
-    write_jsonl(folder / "eval" / "step_00000.jsonl", [failed_trajectory(task_id, credited=False) for task_id in IDS])
-    after = [(failed_trajectory if task_id == IDS[1] else solved_trajectory)(task_id, False) for task_id in IDS]
-    write_jsonl(folder / "eval" / f"step_{STEPS:05d}.jsonl", after)
-
-
 def step_of(step: int) -> list[Trajectory]:
     """Two groups of four, half of each solved."""
     names = [f"gcd-train-{step}-{number}" for number in (1, 2)]
@@ -111,10 +87,8 @@ def aborted_trajectory() -> Trajectory:
     made = make_trajectory("gcd-train-13-1", "Look it up.", typed, stop=StopReason.ABORTED)
     calls = (ToolCall("look", None, 0.012), ToolCall("look", "TimeoutError", 1.5))
     cells = (RecordedCell("look('gcd')", "'a divisor'\n", (TWO_PIXELS,)),)
-    asked = (
-        SubCall("Which?", "this one", tokens=7, lines=2, duration_s=0.25),
-        SubCall("Sure?", "yes", tokens=1, depth=2),
-    )
+    first = SubCall("Which?", "this one", tokens=7, lines=2, duration_s=0.25)
+    asked = (first, SubCall("Sure?", "yes", tokens=1, depth=2))
     line = replace(made.lines[0], calls=calls, subcalls=asked, cells=cells)
     return replace(made, lines=(line,), error="the kernel went away")
 
@@ -126,8 +100,12 @@ def long_trajectory() -> Trajectory:
 
 @pytest.fixture(scope="session")
 def shown_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """122 trajectories: 12 steps of 2 groups of 4, evaluations at steps 0 and 24, a failure, and a very long one."""
     folder = tmp_path_factory.mktemp("shown") / "quickstart"
     write_run(folder)
+    for step in range(1, TRAINED + 1):
+        write_jsonl(folder / "rollouts" / f"step_{step:05d}.jsonl", step_of(step))
+    write_jsonl(folder / "rollouts" / "step_00013.jsonl", [aborted_trajectory(), long_trajectory()])
     return folder
 
 

@@ -21,19 +21,8 @@ from tests.view.test_viewer_server import viewing
 pytestmark = pytest.mark.more
 
 RUN = "window.ran=(window.ran||0)+1"
-PAYLOADS = [
-    f"<script>{RUN}</script>",
-    f"<img src=x onerror='{RUN}'>",
-    f"</script><script>{RUN}</script><!--",
-    f"</code></div><svg onload='{RUN}'>",
-    f"javascript:{RUN}",
-    f"<a href=\"javascript:{RUN}\" autofocus onfocus='{RUN}'>x</a>",
-    f"{{{{constructor.constructor('{RUN}')()}}}}${{{RUN}}}<%= {RUN} %>",
-    f"\"'`--></title></style></textarea><iframe srcdoc='<script>parent.{RUN}</script>'>",
-    "\u202egnp.exe\u2066\u200b\u2028\u2029\x1b]8;;http://a.invalid/\x07link\x1b[31m\udc80",
-    "__proto__",
-    "&lt;b&gt;&#60;script&#62;",
-]
+STORED: list[str] = json.loads(Path(__file__).with_name("payloads.json").read_text(encoding="utf-8"))
+PAYLOADS = [text.replace("RUN", RUN) for text in STORED]
 EVIL = " ".join(PAYLOADS)
 CANARY = "<script>window.ran"
 HIDDEN = "\u202e\u2066\u200b\u2028\u2029\x1b\x07"
@@ -59,9 +48,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "config.yaml").write_text(yaml.safe_dump(config, allow_unicode=False), encoding="utf-8")
     rates = dict.fromkeys(PAYLOADS, 0.5)
     evals = [{"kind": "eval", "step": step, "solve_rate": 0.5, "problems": 9, "families": rates} for step in (0, 2)]
-    named = {f"errors/{payload}": 0.2 for payload in PAYLOADS} | {
-        f"rewards/{payload}/mean": 0.1 for payload in PAYLOADS
-    }
+    named = {f"errors/{payload}": 0.2 for payload in PAYLOADS}
+    named |= {f"rewards/{payload}/mean": 0.1 for payload in PAYLOADS}
     write_metrics(folder, [evals[0], *({**train_row(step), **named} for step in (1, 2)), evals[1]])
     many = [evil_trajectory(number) for number in range(len(PAYLOADS))]
     write_jsonl(folder / "rollouts" / "step_00001.jsonl", [*many, *many])

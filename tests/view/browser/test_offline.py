@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import yaml
 from playwright.sync_api import expect
 
 from repl_rl.view import write_report
@@ -16,22 +16,7 @@ from tests.view.browser.conftest import Visit, row_texts, screen_texts
 
 pytestmark = pytest.mark.slow
 
-QUERIES: list[Mapping[str, str]] = [
-    {},
-    {"order": "asc"},
-    {"status": "solved", "sort": "reward"},
-    {"status": "not solved", "sort": "reward", "order": "asc"},
-    {"q": "GCD-h", "sort": "task_id", "order": "asc"},
-    {"q": "look it", "sort": "duration_s"},
-    {"split": "eval", "sort": "tokens"},
-    {"step": "3-5", "sort": "lines", "order": "asc"},
-    {"error": "NameError", "max_reward": "-0.1", "sort": "position"},
-    {"family": "gcd", "stop": "answer", "min_reward": "0.5", "sort": "outcome"},
-    {"task": "gcd-heldout-0", "sort": "status"},
-    {"sort": "errors"},
-    {"sort": "reward", "order": "asc", "limit": "122"},
-    {"sort": "outcome", "limit": "122"},
-]
+QUERIES = yaml.safe_load(Path(__file__).with_name("queries.yaml").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")

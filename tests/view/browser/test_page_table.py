@@ -123,14 +123,10 @@ def test_the_keyboard_reaches_table_search_and_help(page: Page) -> None:
 
 def test_a_phone_scrolls_one_way_only(visit: Visit, address: str) -> None:
     page = visit(address, width=390, height=844)
-    for fragment in ("curves=all", "open=train-12-1&line=0", "open=train-12-1&mode=group", "open=eval-24-0&mode=steps"):
+    opened = "open=train-12-1&line=0", "open=train-12-1&mode=group", "open=eval-24-0&mode=steps"
+    signs = {"curves=all": "#charts .main-svg"} | dict.fromkeys(opened, "#pane .screen .row, #pane .diff")
+    for fragment, sign in signs.items():
         page.evaluate(f"location.hash = {fragment!r}")
-        expect(
-            page.locator(
-                {"curves": "#charts .main-svg", "open": "#pane .screen .row, #pane .diff"}[
-                    fragment[: fragment.index("=")]
-                ]
-            ).first
-        ).to_be_visible()
+        expect(page.locator(sign).first).to_be_visible()
         page.wait_for_load_state("networkidle")
         assert page.evaluate("document.documentElement.scrollWidth") == 390, fragment

@@ -54,14 +54,8 @@ def test_rows_marks_and_what_lines_are_worth(visit: Visit, address: str) -> None
     assert screen_texts(page) == [mark + text for mark, text in zip("¶¶›‹‹‹›", texts, strict=True)]
     assert page.locator("#pane .verdict").inner_text().split("\n")[0].startswith("✗ not solved")
     first = page.locator("#pane .row.acted").first.locator(".worth > *")
-    assert [text.split()[-1] for text in first.all_text_contents()] == [
-        "NameError",
-        "−0.1",
-        "−0.1",
-        "−0.75",
-        "−1.50",
-        "ms",
-    ]
+    worth = [text.split()[-1] for text in first.all_text_contents()]
+    assert worth == ["NameError", "−0.1", "−0.1", "−0.75", "−1.50", "ms"]
     assert first.nth(4).get_attribute("title") == "−0.50 a token over 3 tokens"
     assert first.nth(0).get_attribute("class") == "kind fault"
     page.goto(f"{address}#open=train-3-1")
@@ -112,12 +106,8 @@ def test_siblings_stand_side_by_side(visit: Visit, address: str) -> None:
     page.get_by_role("link", name="Group").click()
     columns = page.locator("#pane .column")
     expect(columns).to_have_count(4)
-    assert [text.split("\n")[0] for text in columns.all_inner_texts()] == [
-        "#4 ✗ not solved",
-        "#5 ✓ solved",
-        "#6 ✗ not solved",
-        "#7 ✓ solved",
-    ]
+    heads = [text.split("\n")[0] for text in columns.all_inner_texts()]
+    assert heads == ["#4 ✗ not solved", "#5 ✓ solved", "#6 ✗ not solved", "#7 ✓ solved"]
     expect(columns.nth(3).locator(".row")).to_have_count(8)
     assert columns.nth(0).locator(".value").all_text_contents() == ["advantage −0.75"] * 2
     expect(columns.nth(1)).to_have_class("column chosen")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from repl_rl.kernel.limits import Limits
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.trajectory import RecordedCell, StopReason, Task, Trajectory, read_jsonl, write_jsonl
+from repl_rl.utils.threads import BackgroundLoop
 from repl_rl.view.replay.notebooks import read_notebooks
 
 GUIDE = (Path(__file__).parents[3] / "docs" / "dialects.md").read_text(encoding="utf-8")
@@ -74,39 +75,35 @@ def test_a_run_folder_says_dialect_and_limits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("config", ["dialect: 3\nkernel: 4\n", "- a list", "{", "kernel: {line_s: -1}", ""])
-def test_a_config_that_says_nothing_usable(tmp_path: Path, config: str) -> None:
+def test_a_config_that_says_nothing_usable_and_void_rollouts_are_left_out(tmp_path: Path, config: str) -> None:
     (tmp_path / "config.yaml").write_text(config)
-    write_jsonl(tmp_path / "eval" / "x.jsonl", [solved_trajectory()])
+    void = replace(solved_trajectory(), stop_reason=StopReason.ABORTED, error="gone")
+    write_jsonl(tmp_path / "eval" / "x.jsonl", [void, solved_trajectory()])
     [source], _ = read_notebooks([tmp_path / "eval" / "x.jsonl"])
+    assert source.name == "eval-x-00001"
     assert (source.limits, source.notebook.metadata.repl_rl.dialect) == (Limits(), "python")
 
 
-def test_void_rollouts_are_left_out(tmp_path: Path) -> None:
-    void = replace(solved_trajectory(), stop_reason=StopReason.ABORTED, error="gone")
-    write_jsonl(tmp_path / "x.jsonl", [void, solved_trajectory()])
-    assert [source.name[-5:] for source in read_notebooks([tmp_path / "x.jsonl"])[0]] == ["00001"]
-
-
 def test_what_cannot_be_replayed_is_refused(tmp_path: Path) -> None:
-    names = ("foreign.ipynb", "broken.ipynb", "unreadable.jsonl", "empty.jsonl")
-    foreign, broken, unreadable, empty = (tmp_path / name for name in names)
-    foreign.write_text(nbformat.writes(nbformat.v4.new_notebook()))
-    broken.write_text("[]")
-    unreadable.write_text("no\n")
-    empty.write_text("")
-    for path, message in (
-        (foreign, "is not an exported rollout"),
-        (broken, "can't be read as a notebook"),
-        (unreadable, "holds no trajectory that can be read"),
-        (empty, "nothing to replay: no session that ran in .*empty.jsonl"),
-        (tmp_path / "nowhere.jsonl", "nothing to replay at"),
+    for name, text, message in (
+        ("foreign.ipynb", nbformat.writes(nbformat.v4.new_notebook()), "is not an exported rollout"),
+        ("broken.ipynb", "[]", "can't be read as a notebook"),
+        ("unreadable.jsonl", "no\n", "holds no trajectory that can be read"),
+        ("empty.jsonl", "", "nothing to replay: no session that ran in .*empty.jsonl"),
     ):
+        (tmp_path / name).write_text(text)
         with pytest.raises(RunError, match=message):
-            read_notebooks([path])
+            read_notebooks([tmp_path / name])
+    with pytest.raises(RunError, match="nothing to replay at"):
+        read_notebooks([tmp_path / "nowhere.jsonl"])
 
 
 def test_a_dialect_of_ones_own_travels_with_the_rollout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    kernel_pools: Callable[..., KernelPool],
+    loop: BackgroundLoop,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Outside its run folder too: with the module at hand it is read as it was written, without it nothing runs."""
     home, path = tmp_path / "home", tmp_path / "elsewhere" / "some.jsonl"
@@ -114,7 +111,7 @@ def test_a_dialect_of_ones_own_travels_with_the_rollout(
     (home / "own_calculator.py").write_text(re.findall(r"^```python\n(.*?)^```$", GUIDE, re.M | re.S)[-1])
     monkeypatch.setattr(sys, "path", [str(home), *sys.path])
     typed = ["6 * 7\n", "7 / 0\n", "submit_final_answer(42)\n"]
-    write_jsonl(path, [rolled_out("own_calculator:Calculator", typed)])
+    write_jsonl(path, loop.run(rolled_out(kernel_pools(Limits(line_s=60)), "own_calculator:Calculator", typed)))
     [trajectory] = read_jsonl(path)
     assert (trajectory.dialect, trajectory.answer) == ("own_calculator:Calculator", ("42",))
     assert main(["replay", str(path)]) == 0
@@ -144,18 +141,11 @@ def test_a_dialect_of_ones_own_travels_with_the_rollout(
     assert read_notebooks([path], dialect="python")[0][0].notebook.metadata.repl_rl.dialect == "python"
 
 
-def rolled_out(dialect: str, typed: list[str]) -> Trajectory:
+async def rolled_out(pool: KernelPool, dialect: str, typed: list[str]) -> list[Trajectory]:
     """What a policy makes that types these lines in this dialect."""
-
-    async def go() -> Trajectory:
-        async with KernelPool(1, Limits(line_s=60)) as pool:
-            setup = RolloutSetup(nano(), DialectConfig(name=dialect), context_tokens=1024)
-            [trajectory] = await Rollout(ScriptedEngine(nano(), lambda prompt: typed), pool, setup).many(
-                [Task("t", "What is 6 * 7?", "42")]
-            )
-        return trajectory
-
-    return asyncio.run(go())
+    setup = RolloutSetup(nano(), DialectConfig(name=dialect), context_tokens=1024)
+    tasks = [Task("t", "What is 6 * 7?", "42")]
+    return await Rollout(ScriptedEngine(nano(), lambda prompt: typed), pool, setup).many(tasks)
 
 
 def test_useless_options_are_refused_beforehand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
