@@ -25,7 +25,7 @@ from repl_rl.models.nano import NANO_PATH
 from repl_rl.models.nano.sessions import load_interpreter
 from repl_rl.tools import as_tools
 
-STEPS, IMITATED = 20, 150
+STEPS, IMITATED = 30, 150
 
 
 def multiply(a: int, b: int) -> int:
