@@ -478,18 +478,14 @@ class StockKernels:
         client = manager.client()
         client.start_channels()
         try:
-            await _ready(client)
+            try:
+                await client.wait_for_ready(timeout=_PATIENCE_S)
+            except RuntimeError as error:
+                raise KernelStartError(f"a stock kernel did not come up: {error}") from error
             yield StockKernel(client)
         finally:
             client.stop_channels()
             await manager.shutdown_kernel(now=True)
-
-
-async def _ready(client: AsyncKernelClient) -> None:
-    try:
-        await client.wait_for_ready(timeout=_PATIENCE_S)
-    except RuntimeError as error:
-        raise KernelStartError(f"a stock kernel did not come up: {error}") from error
 
 
 def _text(kind: str, content: dict[str, Any]) -> str:

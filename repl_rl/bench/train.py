@@ -175,7 +175,7 @@ def _trainer(kind: type[GRPOTrainer], checkpoint: Path, settings: TrainSettings)
     trainer = kind(
         model=str(checkpoint),
         args=arguments,
-        reward_funcs=[_no_reward],
+        reward_funcs=[no_reward],
         train_dataset=Dataset.from_list([{"prompt": "."}]),
         processing_class=AutoTokenizer.from_pretrained(checkpoint),
     )
@@ -184,7 +184,7 @@ def _trainer(kind: type[GRPOTrainer], checkpoint: Path, settings: TrainSettings)
     return trainer
 
 
-def _no_reward(completions: Sequence[Any], **_: Any) -> list[float]:
+def no_reward(completions: Sequence[Any], **_: Any) -> list[float]:
     return [0.0] * len(completions)
 
 

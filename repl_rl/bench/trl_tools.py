@@ -28,6 +28,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 
 from repl_rl.bench.open_ended import LINE_S
+from repl_rl.bench.train import no_reward
 from repl_rl.config import DialectConfig, KernelConfig
 from repl_rl.dialect import CellRun, Dialect, make_dialect
 from repl_rl.engine import Vocabulary
@@ -139,7 +140,7 @@ class TRLRollouts:
         self._trainer = GRPOTrainer(
             model=model,
             args=arguments,
-            reward_funcs=[_no_reward],
+            reward_funcs=[no_reward],
             train_dataset=Dataset.from_list([{"prompt": [{"role": "user", "content": "."}]}]),
             processing_class=_tokenizer(model),
             tools=[python],
@@ -209,7 +210,3 @@ def _tokenizer(model: str | Path) -> Any:
 
     tokenizer.parse_response = parse_response
     return tokenizer
-
-
-def _no_reward(completions: Sequence[Any], **_: Any) -> list[float]:
-    return [0.0] * len(completions)

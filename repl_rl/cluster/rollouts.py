@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import logging
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -257,8 +257,11 @@ class RolloutCluster(RolloutService):
     async def _numbers(self) -> dict[str, float]:
         up = [worker for worker in self._workers if worker.is_open]
         given = await asyncio.gather(*(_answer(worker.actor.kernel_numbers.remote()) for worker in up))
-        workers = {"workers": float(len(up)), "workers_lost": float(len(self._workers) - len(up))}
-        return {**_merged([numbers for numbers in given if numbers]), **workers}
+        names = dict.fromkeys(name for numbers in given if numbers for name in numbers)
+        found = {name: [numbers[name] for numbers in given if numbers and name in numbers] for name in names}
+        merge: dict[str, Callable[[list[float]], float]] = {"p50": statistics.median, "p99": max}
+        merged = {name: merge.get(name.rpartition("_")[2], sum)(values) for name, values in found.items()}
+        return merged | {"workers": float(len(up)), "workers_lost": float(len(self._workers) - len(up))}
 
     async def _close(self) -> None:
         import ray
@@ -289,13 +292,6 @@ def _units(batch: RolloutBatch) -> Iterator[RolloutBatch]:
             own = sampling.model_copy(update={"first": sampling.first + first})
         yield replace(batch, tasks=group, sampling=own)
         first += len(group)
-
-
-def _merged(given: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    merge: dict[str, Callable[[list[float]], float]] = {"p50": statistics.median, "p99": max}
-    names = dict.fromkeys(name for numbers in given for name in numbers)
-    found = {name: [numbers[name] for numbers in given if name in numbers] for name in names}
-    return {name: merge.get(name.rpartition("_")[2], sum)(values) for name, values in found.items()}
 
 
 async def _answer(asked: Any) -> Any:

@@ -7,6 +7,7 @@ Not covered: servers (see the server engine), and vLLM's own multiprocess mode.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 import math
@@ -15,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from vllm import LLM, SamplingParams
@@ -62,6 +64,7 @@ class VLLMEngine(ThreadedEngine[str]):
         capacity_tokens = int(sequences * vllm_config.model_config.max_model_len)
         admission = Admission(Room(capacity_tokens), learns=True)
         super().__init__(self.stepper, "vLLM", admission, config.context_tokens, threads)
+        _open.add(self)
 
     def make_sequence(self, tokens: int) -> str:
         return f"slot-{next(self._names)}"
@@ -100,9 +103,20 @@ class VLLMEngine(ThreadedEngine[str]):
     def close(self) -> None:
         if hasattr(self, "llm"):
             super().close()
-            # Left to the garbage collector, vLLM would take down what the next engine of this process has set up.
-            self.llm.llm_engine.engine_core.shutdown()
-            del self.stepper, self._stepper, self.llm
+            _open.discard(self)
+            client = self.llm.llm_engine.engine_core
+            # vLLM's shutdown, now or by the garbage collector, takes down what all engines of this process share.
+            if _open:
+                client._finalizer.detach()
+                client.engine_core.model_executor.shutdown()
+            else:
+                client.shutdown()
+            del self.stepper, self._stepper, self.llm, client
+            gc.collect()
+
+
+_open: WeakSet[VLLMEngine] = WeakSet()
+"""Those of this process."""
 
 
 def load_llm(path: str, dtype: str, config: EngineConfig, seed: int, extra: dict[str, Any]) -> LLM:

@@ -87,7 +87,11 @@ class RunApi:
     def tokens(self, id: str, line: int | None = None) -> Answer:
         """The tokens of one line, or the first ones of the completion."""
         _, record = self._read(id)
-        return plain_members({"tokens": tokens(self._models(), record, line)})
+        model = self._about_run(self._stamp())["model"]
+        found = sorted(self.target.glob("checkpoints/checkpoint-*/tokenizer.json"), key=lambda path: _stat(path)[1])
+        # where this run's vocabulary may be: the model that it started from, then its newest checkpoint
+        models = [*([model] if isinstance(model, str) else []), *(str(path.parent) for path in found[-1:])]
+        return plain_members({"tokens": tokens(models, record, line)})
 
     def group(self, id: str) -> Answer:
         with opened(self.index) as connection:
@@ -127,12 +131,6 @@ class RunApi:
             return False
         newest_ns = max(mtime_ns for _, mtime_ns in self._stamp())
         return time.time() - newest_ns / 1e9 < _LIVE_FOR_S
-
-    def _models(self) -> list[str]:
-        """Where this run's vocabulary may be: the model that it started from, then its newest checkpoint."""
-        model = self._about_run(self._stamp())["model"]
-        found = sorted(self.target.glob("checkpoints/checkpoint-*/tokenizer.json"), key=lambda path: _stat(path)[1])
-        return [*([model] if isinstance(model, str) else []), *(str(path.parent) for path in found[-1:])]
 
 
 def plain(value: Any) -> Any:
