@@ -58,15 +58,15 @@ def is_compared_by_text(cell: Any) -> bool:
     "name", [pytest.param(name, marks=pytest.mark.more if name == SMALL else pytest.mark.slow) for name in NAMES]
 )
 def test_it_runs_and_gives_what_is_committed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if name == "07_other_languages":
-        r_kernel()
-        pari_kernel(tmp_path / "pari", lambda key, path: monkeypatch.setenv(key, f"{os.environ[key]}:{path}"))
     spec, here = tmp_path / "jupyter" / "kernels" / "tested", tmp_path / "here"
     spec.mkdir(parents=True)
     here.mkdir()
     argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     (spec / "kernel.json").write_text(json.dumps({"argv": argv, "display_name": "tested", "language": "python"}))
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
+    if name == "07_other_languages":
+        r_kernel()
+        pari_kernel(tmp_path / "pari", lambda key, path: monkeypatch.setenv(key, f"{os.environ[key]}:{path}"))
     notebook = committed(name)
     for cell in code_cells(notebook):
         cell.outputs, cell.execution_count = [], None
