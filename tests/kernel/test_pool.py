@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kernel.conftest import LIMITS, in_one_session
+from kernel.conftest import HASTY, LIMITS, in_one_session
 from waiting import until_async as until
 
 from repl_rl.errors import DependencyError, KernelDiedError, KernelError, KernelStartError
@@ -197,3 +197,10 @@ async def test_sessions_that_wait_for_others_leave_them_a_place() -> None:
         assert came == [0, 1, 1, 0]
         with pytest.raises(KernelError, match="a session at depth 2, and this pool keeps places down to depth 1"):
             await come(2, end)
+
+
+@pytest.mark.more
+async def test_without_a_sandbox_an_endless_line_is_interrupted_too() -> None:
+    async with KernelPool(size=1, sandbox="none", limits=HASTY) as pool:
+        stopped, alive, answer = await in_one_session(pool, "while True: pass\n", "'alive'", "submit_final_answer(3)")
+    assert (stopped.status, alive.output, answer.answer) == (ExecStatus.TIMEOUT, "'alive'\n", ("3",))
