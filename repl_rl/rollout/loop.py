@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import reprlib
 import time
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from functools import lru_cache
@@ -140,9 +140,9 @@ class Rollout:
         trees = None if branch is None else Trees(branch, tasks, setup.budget.lines, sampling)
         asked = time.monotonic()
 
-        def run(index: int, scope: CutScope) -> Coroutine[Any, Any, Trajectory]:
+        async def run(index: int, scope: CutScope) -> Trajectory:
             own = sampling.of_trajectory(index) if isinstance(sampling, SeededSampling) else sampling
-            return self._trajectory(_Request(tasks[index], index, own, scope, Clock(asked), listener), trees)
+            return await self._trajectory(_Request(tasks[index], index, own, scope, Clock(asked), listener), trees)
 
         try:
             async with aclosing(Scheduler(run, len(tasks), setup.at_once, batch.cut).stream()) as ended:
