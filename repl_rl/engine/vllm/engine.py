@@ -116,7 +116,7 @@ class VLLMEngine(ThreadedEngine[str]):
 
 
 _open: WeakSet[VLLMEngine] = WeakSet()
-"""Those of this process."""
+"""The engines of this process that are not closed."""
 
 
 def load_llm(path: str, dtype: str, config: EngineConfig, seed: int, extra: dict[str, Any]) -> LLM:

@@ -358,9 +358,9 @@ class ForkedKernel:
 
     def _held_elsewhere_mb(self) -> float:
         """What it holds in the group that it has just left: the first line may run before a session has its own."""
-        held_mb = grown_mb(self.pid, self._inherited_mb)
+        held_mb = grown_mb(self.pid, self._inherited_mb) + shared_mb(self.pid)
         if self._kind == "bwrap":
-            held_mb += max(shared_mb(self.pid), folder_mb(self.pid, _FOLDERS)) + sockets_mb(self.pid)
+            held_mb += folder_mb(self.pid, _FOLDERS) + sockets_mb(self.pid)
         return held_mb
 
     def memory_mb(self) -> float:
