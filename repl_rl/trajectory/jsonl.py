@@ -50,9 +50,7 @@ def write_jsonl(
             file.write(json.dumps({**record, **label}, allow_nan=False) + "\n")
 
 
-def read_jsonl(
-    path: Path | str, notes: list[str] | None = None, *, inside: Path | None = None
-) -> Iterator[Trajectory]:
+def read_jsonl(path: Path | str, notes: list[str] | None = None, *, inside: Path | None = None) -> Iterator[Trajectory]:
     """The trajectories of one file, in order; with `inside`, of one that no link below that folder leads to.
 
     Raises RunError naming the file and the line that can't be read.

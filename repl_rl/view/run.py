@@ -102,7 +102,8 @@ def read_run(path: Path, with_rollouts: bool = True) -> Run:
     # Rates at other temperatures can't be compared: those that had the settings of the newest one count.
     alike = [row.get("settings") == evals[-1].get("settings") for row in evals]
     others = [row["step"] for row, is_alike in zip(evals, alike, strict=True) if not is_alike]
-    notes += [f"the evaluation at step {step} had other settings (eval) and is left out" for step in others[:_MOST_NOTES]]
+    told = "had other settings (eval) and is left out"
+    notes += [f"the evaluation at step {step} {told}" for step in others[:_MOST_NOTES]]
     return Run(
         path=path,
         config=read_config(path / "config.yaml", notes),
