@@ -8,9 +8,11 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -44,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     if not options.verbose:
         silence_libraries(python_warnings=True)
+    kept = signal.signal(signal.SIGTERM, _interrupt)
     try:
         return int(options.command(options, console))
     except ReplRLError as error:
@@ -53,6 +56,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted", style="bold")
         return 130
+    finally:
+        signal.signal(signal.SIGTERM, kept)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """SIGTERM, by which schedulers end a job, does what Ctrl-C does now. Some send it twice: only the first counts."""
+    signal.signal(signal.SIGTERM, lambda *_: None)  # not SIG_IGN, which processes that are started would inherit
+    handler = signal.getsignal(signal.SIGINT)
+    (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)
 
 
 def make_parser() -> argparse.ArgumentParser:
