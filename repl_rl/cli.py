@@ -10,8 +10,9 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from threading import Lock
 from types import FrameType
 from typing import Any
 
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     if not options.verbose:
         silence_libraries(python_warnings=True)
-    kept = signal.signal(signal.SIGTERM, _interrupt)
+    kept = signal.signal(signal.SIGTERM, interrupting())
     try:
         return int(options.command(options, console))
     except ReplRLError as error:
@@ -60,11 +61,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, kept)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    """SIGTERM, by which schedulers end a job, does what Ctrl-C does now. Some send it twice: only the first counts."""
-    signal.signal(signal.SIGTERM, lambda *_: None)  # not SIG_IGN, which processes that are started would inherit
-    handler = signal.getsignal(signal.SIGINT)
-    (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)
+def interrupting() -> Callable[[int, FrameType | None], None]:
+    """A handler by which SIGTERM, the way schedulers end a job, does what Ctrl-C would do. Some send it several times:
+    the first one counts."""
+    first = Lock()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if first.acquire(blocking=False):
+            handler = signal.getsignal(signal.SIGINT)
+            (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)
+
+    return handle
 
 
 def make_parser() -> argparse.ArgumentParser:

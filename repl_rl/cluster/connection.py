@@ -150,7 +150,7 @@ def connect(config: ClusterConfig) -> Iterator[Connection]:
         options["runtime_env"] = config.runtime_env
     if config.address == "local":
         options["include_dashboard"] = False
-    _keep_token_private()
+    keep_token_private(config.address == "local")
     try:
         host, _, port = config.address.rpartition(":")
         if host:  # Ray itself would try for some minutes
@@ -167,9 +167,9 @@ def connect(config: ClusterConfig) -> Iterator[Connection]:
         ray.shutdown()
 
 
-def _keep_token_private() -> None:
-    """Ray lets anybody who can read ~/.ray/auth_token run code as this user. It makes the file by itself where there is
-    none, readable for all; so it is made here first, and one that is there is closed."""
+def keep_token_private(will_make: bool) -> None:
+    """Whoever can read ~/.ray/auth_token can run code as this user. Ray makes it with a cluster of its own, readable
+    for all; so it is made here first, and one that is there is closed to others."""
     if (
         os.environ.get("RAY_AUTH_MODE", "token") != "token"
         or {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
@@ -177,11 +177,11 @@ def _keep_token_private() -> None:
         return
     file = Path.home() / ".ray" / "auth_token"
     with suppress(OSError):
-        file.parent.mkdir(mode=0o700, exist_ok=True)
-        file.touch(mode=0o600)
-        file.chmod(0o600)
-        if not file.stat().st_size:
+        if will_make and not file.exists():
+            file.parent.mkdir(mode=0o700, exist_ok=True)
+            file.touch(mode=0o600)
             file.write_text(secrets.token_hex(32), encoding="ascii")
+        file.chmod(0o600)
 
 
 def actor_at(node: Node, kind: type, resources: Mapping[str, float], *, soft: bool, **options: Any) -> Any:

@@ -58,7 +58,7 @@ def read_notebooks(
         if path.suffix == ".ipynb":
             notebooks.append(ExportedNotebook(path.name, _notebook(path)))
             continue
-        if not path.is_file():
+        if not path.exists():
             raise RunError(f"nothing to replay at {path}: give files of rollouts (.jsonl) or notebooks (.ipynb)")
         found: list[str] = []
         trajectories = list(read_jsonl(path, found))
