@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -67,6 +66,8 @@ def lines_of(file: BinaryIO, most_bytes: int = MOST_LINE_BYTES) -> Iterator[byte
 
 def replace_file(path: Path, text: str) -> None:
     """Put a file of this text at `path`, in place of a file or a link there; on failure that stays. Raises OSError."""
+    import tempfile  # only for this, and `import repl_rl` comes here
+
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
     try:
         with open(handle, "w", encoding="utf-8") as file:

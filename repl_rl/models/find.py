@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import importlib
-import json
 import os
 import re
 import sys
@@ -21,7 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from repl_rl.errors import DependencyError, ModelError, ReplRLError
-from repl_rl.files import open_file, read_file
+from repl_rl.files import open_file
 from repl_rl.models.nano import SHIPPED
 from repl_rl.utils.folders import cache_home, is_local_path, made_once
 
@@ -105,16 +104,14 @@ def loading(what: str, only_from: str = "") -> Iterator[None]:
 def _require_plain(folder: Path) -> None:
     """Raises ModelError for a checkpoint whose reader would wait for ever, or whose small files are not small."""
     for path in folder.iterdir():
+        if path.is_dir() or not path.exists():
+            continue
         try:
-            if path.exists() and not path.is_dir():
-                with open_file(path) as file:
-                    if path.suffix in _SMALL and os.fstat(file.fileno()).st_size > _MOST_BYTES:
-                        raise OSError(errno.EFBIG, f"it is larger than {_MOST_BYTES >> 20} MiB")
-            if path.name == "config.json" and not isinstance(json.loads(read_file(path)), dict):
-                raise ValueError("it holds no settings")
-        except (OSError, ValueError, RecursionError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise ModelError(f"{path} of a checkpoint can't be used: {reason}") from error
+            with open_file(path) as file:
+                if path.suffix in _SMALL and os.fstat(file.fileno()).st_size > _MOST_BYTES:
+                    raise OSError(errno.EFBIG, f"it is larger than {_MOST_BYTES >> 20} MiB")
+        except OSError as error:
+            raise ModelError(f"{path} of a checkpoint can't be used: {error.strerror}") from error
 
 
 def _convert(folder: Path) -> None:

@@ -25,7 +25,7 @@ from repl_rl.config.train import KAHAN
 from repl_rl.engine.environment import has_gpu_driver, prepare_environment
 from repl_rl.engine.factory import engine_backend
 from repl_rl.errors import ModelError
-from repl_rl.files import open_file
+from repl_rl.files import open_file, read_file
 from repl_rl.kernel.memory import default_budget_mb
 from repl_rl.models.find import GEMMA
 from repl_rl.models.nano import NANO_PATH
@@ -216,8 +216,11 @@ def _memory(config: Config, inputs: Inputs, prompt_tokens: int | None, gpu_gib: 
 
 def _model_config(path: Path) -> dict[str, Any]:
     """transformers' config of the checkpoint, or of the language model in it."""
-    config: dict[str, Any] = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    return config.get("text_config") or config
+    try:
+        config: dict[str, Any] = json.loads(read_file(path / "config.json"))
+        return config.get("text_config") or config
+    except (OSError, ValueError, RecursionError, AttributeError) as error:
+        raise ModelError(f"{path / 'config.json'} can't be read: {error}; save the model again") from error
 
 
 def _shapes(folder: Path) -> dict[str, list[int]]:

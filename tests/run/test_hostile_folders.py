@@ -181,9 +181,6 @@ def test_a_strangers_run(
 
 
 CHECKPOINTS = [
-    ("config.json", "text []", "it holds no settings"),
-    ("config.json", "text {", "can't be used"),
-    ("config.json", "brackets", "can't be used"),
     ("tokenizer.json", "pipe", "it is a pipe"),
     ("model.safetensors", "link /dev/zero", "it is a device"),
     ("generation_config.json", "zeros 1000000000000", "it is larger than 256 MiB"),
