@@ -28,6 +28,7 @@ _MAX_CHARS = 2_000
 _MAX_VALUES = 100
 _REMEMBERED = 10_000
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?(e[+-]?[0-9]{1,3})?")
+_NO_REPR = re.compile(r"[+-]?0[0-9]")
 _EXTRA_CHARS = 40
 """How much longer than the expected answer a number may be: sign, quotes, ".0", an exponent, a float's digits."""
 _FLOAT_NOISE = Decimal("1e-9")
@@ -109,7 +110,12 @@ def _at_once(task: Task, answer: Sequence[str] | None, forms: Forms) -> float | 
     verdict = _same_number_or_text(answer[0], expected) if len(answer) == 1 else None
     if verdict is not None:
         return float(verdict)
-    if task.family in FAMILIES or not expected or sum(map(len, answer)) > _MAX_CHARS + 4 * len(expected):
+    is_text = len(answer) == 1 and answer[0][:1] in ("'", '"')
+    if (
+        (task.family in FAMILIES and not is_text)
+        or not expected
+        or sum(map(len, answer)) > _MAX_CHARS + 4 * len(expected)
+    ):
         return 0.0
     return expected, tuple(answer), "", ()
 
@@ -150,6 +156,8 @@ def _same_number_or_text(submitted: str, expected: str) -> bool | None:
     text = submitted.strip() if is_short else ""
     if len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"":
         text = text[1:-1].strip()
+    elif _NO_REPR.match(text):
+        return False
     if not _NUMBER.fullmatch(expected):
         return True if text == expected != "" else None
     if not is_short or not _NUMBER.fullmatch(text):
