@@ -36,9 +36,9 @@ _FOR_PARSER = [rule(entry) for entry in TABLE["parser"]]
 _SYNONYMS = {word: text for text, words in TABLE["words"].items() for word in words}
 _SYNONYMS |= {word: str(number) for number, word in enumerate(TABLE["numerals"].split())}
 _NAMES = re.compile("|".join(f"(?:{entry['find']})" for entry in TABLE["names"]))
-_NO_WORDS = frozenset(TABLE["no_units"].split())
+_NO_WORDS = frozenset(TABLE["functions_in_texts"].split())
 _TEXT = re.compile(r"\\text\s*\{([^{}\\]*)\}")
-_WORDS = re.compile(r"[^\W\d_][^\W\d_ .,'-]*|[^\W\d_]{3,}( [\w.,'()-]+)+|[^\W\d_]+( [^\W\d_.,'()-]+)*")
+_WORDS = re.compile(r"[^\W\d_]+(?:[.,'’-]+[^\W\d_]+)*[.,]?(?: [\w.,'’()-]+)*")
 _LETTER = re.compile(
     r"(?:(?i:option|choice|answer):?\s+)?(?:\(\s*([A-Z])\s*\)(?:[.:]?\s*[^\s=].*)?|([A-Z])(?:[.):]\s*\S.*|[.):])?|\[([A-Z])\])"
 )
@@ -46,7 +46,7 @@ _LETTERS = re.compile(r"(?=[A-J]{2,10}$)A?B?C?D?E?F?G?H?I?J?")
 _TIME = re.compile(r"(\d{1,2})(?::(\d\d))?(?::(\d\d))?\s*(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
 _VERBATIM = re.compile(r"\d+_(\d+|\{\d+\})|\d+(\s*:\s*\d+)+|[+-]?0[xXbBoO][0-9a-fA-F]+|[IVX]{2,4}")
 _PERCENT = re.compile(r"(.*?)\s*(?:\\%|\\text\{ ?percent(?:age)? ?\}|per ?cent(?:age)?|pct)", re.DOTALL)
-_UNIT_CHARS = r"(?:\\text\s*\{[^{}]*\}|[^\W\d_]+\.?|[$€£¥¢°(]|[ /·*)]|(?<=[\w})])\s*\^\s*\{?-?\d\}?)"
+_UNIT_CHARS = r"(?:\\text\s*\{[^{}]*\}|[^\W\d_.]|(?<=[^\W\d_])\.|[$€£¥¢°(]|[ /·*)]|(?<=[\w})])\s*\^\s*\{?-?\d\}?)"
 _QUANTITY = re.compile(
     rf"(.*?[\d)}}\]]|.*?\\pi|.+?(?=\s*\\text))(\s*)((?=\\text|[^\W\d_]|[$€£¥¢°(]){_UNIT_CHARS}+)", re.DOTALL
 )
@@ -62,7 +62,7 @@ _OPENING, _CLOSING = "([{⟨⦃", ")]}⟩⦄"
 def read_text(text: str) -> Value:
     """The value of a text. Raises Unreadable, and what the parsers raise."""
     require_readable(text)
-    text = extract_boxed_content(text).translate(_CHARACTERS)
+    text = " ".join(extract_boxed_content(text).translate(_CHARACTERS).split())
     text = _COMMAND.sub(lambda found: "\\" + TABLE["commands"].get(found[1], found[1]), text)
     for clean in _CLEAN:
         text = clean(text)
@@ -87,7 +87,7 @@ def _read(text: str) -> Value:
         return _read(synonym)
     if (sign := _as_it_stands(bare)) is not None:
         return sign
-    parts, is_either = _parts(text)
+    parts, is_either = _parts(bare if _TEXT.fullmatch(text) else text)
     if len(parts) > 1:
         return _side_by_side([_read(part) for part in parts], is_either)
     if text[0] in _OPENING and text[-1] in _CLOSING and min(_depths(text)[:-1]) > 0:
@@ -126,11 +126,12 @@ def _as_it_stands(text: str) -> Value | None:
 
 def _words(text: str, bare: str) -> Value | None:
     is_marked = bare != text
-    if not _WORDS.fullmatch(bare) or bare.split(" ")[0] in _NO_WORDS:
+    letters = re.findall(r"[^\W\d_]+", bare)
+    if not _WORDS.fullmatch(bare) or not _NO_WORDS.isdisjoint(letters):
         return _read(bare) if _TEXT.fullmatch(text) and is_marked else None
     if bare.casefold() == "nan":
         raise Unreadable("not a number")
-    longest = max(map(len, re.findall(r"[^\W\d_]+", bare)))
+    longest = max(map(len, letters))
     if longest >= 3 or (is_marked and longest == 2) or bare.lower() == "no":
         return Str(re.sub(r"^(the|an?) ", "", bare.casefold()))
     return _expression(bare) if is_marked else None

@@ -17,7 +17,7 @@ for _definition in TABLE["units"]:
     _REGISTRY.define(_definition)
 _RADIAN, _DEGREE = map(_REGISTRY.parse_units, ("radian", "degree"))
 _SHORT = frozenset(TABLE["short_units"].split())
-_NO_UNITS = frozenset(TABLE["no_units"].split())
+_NO_UNITS = frozenset((TABLE["no_units"] + " " + TABLE["functions_in_texts"]).split())
 _SMALL = frozenset(TABLE["small_words"].split())
 _SPELLINGS: dict[str, str] = TABLE["unit_spellings"]
 _WORD = re.compile(r"°?[^\W\d_]+|[$€£¥¢°]")
