@@ -228,7 +228,7 @@ class _Past:
     took_s: float = 0.0
 
     def remembers(self, source: str, result: ExecResult) -> bool:
-        """Note a cell. False if it can't be repeated: where it was interrupted was chance, or its state is not known."""
+        """Note a cell. False if it can't be repeated: it was interrupted somewhere, or its state is not known."""
         if result.status is ExecStatus.INCOMPLETE:
             return True
         self.sources.append(source)
