@@ -10,6 +10,7 @@ nothing closer.
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -95,10 +96,31 @@ def make_schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:
         schema: dict[str, Any] = get_json_schema(_described(name, function, signature))
     except Exception as error:  # transformers and json have many exception classes
         raise ToolError(f"tool {name!r} has no JSON schema: {error}") from error
-    for entry in schema["function"]["parameters"]["properties"].values():
+    for key, entry in schema["function"]["parameters"]["properties"].items():
         if entry.get("description") == _STAND_IN:
             del entry["description"]
+        if '"object"' in json.dumps(entry):  # what transformers says of any class
+            with contextlib.suppress(
+                PydanticUserError, PydanticInvalidForJsonSchema, TypeError, NameError, RecursionError
+            ):
+                made = _adapter(signature.parameters[key].annotation).json_schema()
+                if "$defs" in made or not {"enum", "format"}.isdisjoint(made):
+                    entry.pop("type", None)
+                    entry |= _inlined(made, made.pop("$defs", {}))
     return schema
+
+
+def _inlined(part: Any, definitions: Mapping[str, Any]) -> Any:
+    """A schema of pydantic's with its definitions where they are used, and without titles."""
+    if isinstance(part, list):
+        return [_inlined(each, definitions) for each in part]
+    if not isinstance(part, dict):
+        return part
+    if "$ref" in part:
+        part = definitions[part["$ref"].rpartition("/")[2]] | {key: part[key] for key in part if key != "$ref"}
+    return {
+        key: _inlined(each, definitions) for key, each in part.items() if not (key == "title" and isinstance(each, str))
+    }
 
 
 def _described(name: str, function: Callable[..., Any], signature: inspect.Signature) -> Callable[..., Any]:
