@@ -13,10 +13,10 @@ only while that code runs:
     repl_tools.cells_are_whole()
 
 What these bind belongs to the session; all other names of set-up code are dropped. A tool is not part of the session's
-state as long as its name is bound to it; what `bind` binds is, unless it is hidden. What a tool with `ends=True` returns
-is handed in as the final answer. After every cell, functions given to `after_cell` are called, and then reserved names
-are bound again to what they were bound to when `reserve` was called. After `cells_are_whole`, a cell is read as a file
-is: a block needs no empty line after it, and an unfinished statement is an error. IPython always does so.
+state as long as its name is bound to it; what `bind` binds is, unless it is hidden. With `ends=True`, what a tool
+returns is handed in as the final answer. After every cell, functions given to `after_cell` are called, and then
+reserved names are bound again to what they were bound to when `reserve` was called. After `cells_are_whole`, a cell is
+read as a file is: a block needs no empty line after it, and an unfinished statement is an error. IPython always does so.
 
 A call is recorded when it ends, with or without an exception: name, name of the exception's class, seconds. Calls that
 one registered function makes to another by a global name are recorded too if its globals are not those of an imported
@@ -80,8 +80,8 @@ class Tools:
     def register(self, function, name, ends=False):
         """Bind `name` to `function`, and record its calls. Coroutines that it returns are run to their end.
 
-        Where an annotation is a class that JSON has nothing for, such as a dataclass, an Enum or a date, alone or inside
-        of others, an argument may be what JSON has for it: an object, the value, or text.
+        Where an annotation is a class that JSON has nothing for, such as a dataclass, an Enum or a date, or holds one,
+        an argument may be what JSON has for it: an object, the value, or text.
         """
         tool = self._recorded(_reading_arguments(function), name, ends)
         _look_like(tool, function, name)
@@ -179,7 +179,7 @@ class Tools:
 
 
 def _reading_arguments(function):
-    """The function, around which arguments are converted if its annotations ask for that. Raises TypeError in a call."""
+    """The function, with its arguments converted first if the annotations ask for that. A call may raise TypeError."""
     import inspect
     import typing
 
@@ -234,8 +234,7 @@ def _maker(kind):
         return str, kind.fromisoformat
     if dataclasses.is_dataclass(kind) or hasattr(kind, "_fields"):
         hints = typing.get_type_hints(kind)
-        fields = lambda value: {name: _made(hints.get(name), each) for name, each in value.items()}
-        return dict, lambda value: kind(**fields(value))
+        return dict, lambda value: kind(**{name: _made(hints.get(name), each) for name, each in value.items()})
     return (dict, kind.model_validate) if hasattr(kind, "model_validate") else None
 
 

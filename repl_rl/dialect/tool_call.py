@@ -5,8 +5,9 @@ through its template. Only what comes after the model's turn is ever taken from 
 ids token by token, even if the template would rewrite earlier turns (Qwen3's drops their thoughts).
 
 Besides the user's tools, the model is offered `python(code)`, which runs in the session like a line of the interpreter,
-unless one of the user's has that name, and `submit_final_answer(value)`. The answer to a call is what the function returns, as `print` shows it,
-or the last line of its traceback, or what was wrong with the call; the model may then correct it.
+and `submit_final_answer(value)`; a tool of the user's takes the place of one of the same name. The answer to a call is
+what the function returns, as `print` shows it, or the last line of its traceback, or what was wrong with the call; the
+model may then correct it.
 """
 
 from __future__ import annotations

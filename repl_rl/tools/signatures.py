@@ -26,6 +26,9 @@ from repl_rl.errors import ToolError
 _STAND_IN = "undescribed"
 _BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 _SHOWN_CHARS = 80
+_NO_SCHEMA = (PydanticUserError, PydanticInvalidForJsonSchema, TypeError, NameError)
+_OF_CLASSES = frozenset({"$defs", "enum", "format", "properties", "prefixItems"})
+"""In pydantic's schema of a type that holds a class, such as a dataclass or an Enum."""
 
 
 def typed_signature(name: str, function: Callable[..., Any]) -> Signature:
@@ -100,11 +103,9 @@ def make_schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:
         if entry.get("description") == _STAND_IN:
             del entry["description"]
         if '"object"' in json.dumps(entry):  # what transformers says of any class
-            with contextlib.suppress(
-                PydanticUserError, PydanticInvalidForJsonSchema, TypeError, NameError, RecursionError
-            ):
+            with contextlib.suppress(*_NO_SCHEMA, RecursionError):
                 made = _adapter(signature.parameters[key].annotation).json_schema()
-                if "$defs" in made or not {"enum", "format"}.isdisjoint(made):
+                if not _OF_CLASSES.isdisjoint(made):
                     entry.pop("type", None)
                     entry |= _inlined(made, made.pop("$defs", {}))
     return schema
@@ -148,7 +149,7 @@ def check_json_types(name: str, signature: Signature) -> None:
     for parameter in signature.parameters.values():
         try:
             _adapter(parameter.annotation).json_schema()
-        except (PydanticUserError, PydanticInvalidForJsonSchema, TypeError, NameError) as error:
+        except _NO_SCHEMA as error:
             raise ToolError(
                 f"tool {name!r} runs on the host, so its arguments travel as JSON, and that has nothing for parameter "
                 f"{str(parameter)!r}; use str, int, float, bool, list, dict or a dataclass of them, or where='sandbox'"
