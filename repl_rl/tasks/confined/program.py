@@ -29,8 +29,8 @@ _MEMORY_BYTES = 2 << 30
 _CPU_S = 2
 _WALL_S = 60
 """Far above the limit of processor time, so that a loaded machine does not change verdicts."""
-_MOST_CALLS = 16
-"""In one fork, which costs as much as several calls."""
+_FEW_CALLS, _PARTS = 16, 8
+"""In one fork, which costs as much as several calls; and parts for each core, where there are more calls than that."""
 
 
 def confine() -> Callable[[], None]:
@@ -91,7 +91,7 @@ def _verdicts(calls: Sequence[Sequence[Any]], wall: Callable[[], None]) -> list[
     """
     verdicts: list[bool | None] = [None] * len(calls)
     cores = os.cpu_count() or 1
-    size = min(_MOST_CALLS, len(calls) // cores + 1)
+    size = max(min(_FEW_CALLS, len(calls) // cores + 1), len(calls) // (cores * _PARTS))
     waiting = deque((range(first, min(first + size, len(calls))), 0) for first in range(0, len(calls), size))
     """Parts of the calls, and how often the first one has ended its fork."""
     running: dict[int, tuple[range, int, int]] = {}
