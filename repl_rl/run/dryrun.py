@@ -60,10 +60,14 @@ def dry_run(config: Config | None, runs: Path, resume: Path | None = None, overr
     folder, config, notes = choose_run(config, runs, resume, overrides)
     files = f"{folder.path}/: config.yaml, metrics.jsonl, rollouts/, checkpoints/, eval/, model/, report.html"
     if resume is not None:
-        remaining = config.train.steps - folder.reached()
-        files = (
-            f"{folder.path}/, resumed from step {folder.reached()}: {remaining} of {config.train.steps} steps remain"
-        )
+        folder.require_free()
+        steps = config.train.steps
+        remain = f"{steps - folder.reached()} of {steps} steps remain"
+        if folder.is_finished(config):
+            remain = "the run is finished, and nothing would be done"
+        elif folder.reached() == steps:
+            remain += "; what is missing would be measured and saved"
+        files = f"{folder.path}/, resumed from step {folder.reached()}: {remain}"
     inputs = check_inputs(config, asks_hub=False)
     prepare_environment(config.engine.kv_cache_gib)
     gpus, gpu_gib = gpus_here()

@@ -37,6 +37,8 @@ from repl_rl.trajectory import Trajectory
 if TYPE_CHECKING:
     import torch
 
+    from repl_rl.run.training import Prepared
+
 _SMALL = """
 name=doctor model.path=nano engine.context_tokens=512 engine.places=32 kernel.size=32 budget.line_tokens=48
 budget.lines=8 budget.tokens=256 train.prompts_per_step=4 train.group_size=8 train.learning_rate=1e-6
@@ -138,12 +140,20 @@ def off(trial: Trial, config: Config) -> list[str]:
 def measure(config: Config, runs: Path) -> Trial:
     """Train two steps in this process. Raises a ReplRLError, or whatever the training raises."""
     prepare_environment(config.engine.kv_cache_gib)
+    from repl_rl.run.training import prepare
+
+    with prepare(config, runs) as prepared:
+        return _measured(prepared)
+
+
+def _measured(prepared: Prepared) -> Trial:
     import torch
 
-    from repl_rl.run.training import open_trainer, prepare
+    from repl_rl.run.training import open_trainer
 
+    config = prepared.config
     started = time.perf_counter()
-    trainer = open_trainer(prepare(config, runs), line_rewards=[_by_its_tokens])
+    trainer = open_trainer(prepared, line_rewards=[_by_its_tokens])
     watch = _Watch()
     try:
         watch.peaks_mb["load"] = _peak_mb()
