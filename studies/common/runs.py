@@ -58,11 +58,11 @@ def run_once(run: PlannedRun, file: Path) -> None:
     from repl_rl.run.progress import Progress
     from repl_rl.run.training import prepare, train
 
-    with tempfile.TemporaryDirectory(prefix="repl_rl_bench_") as folder:
-        with prepare(load_config(run.config, run.overrides), Path(folder)) as prepared:
-            with Path(folder, "output.txt").open("w") as output:
-                train(prepared, Progress(Console(file=output)), **run.trainer)
-            figures = run.read(prepared)
+    config = load_config(run.config, run.overrides)
+    with tempfile.TemporaryDirectory(prefix="repl_rl_bench_") as folder, prepare(config, Path(folder)) as prepared:
+        with Path(folder, "output.txt").open("w") as output:
+            train(prepared, Progress(Console(file=output)), **run.trainer)
+        figures = run.read(prepared)
     new = file.with_suffix(".new")
     new.write_text(json.dumps({**run.facts, **figures}) + "\n", encoding="utf-8")
     new.replace(file)

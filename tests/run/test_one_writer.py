@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import filelock
 import pytest
@@ -75,17 +76,14 @@ def test_what_a_file_system_can_not_promise_is_said(
         pass
     assert caplog.messages == []
 
-    def refuse(*arguments: object, **named: object) -> None:
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(filelock.FileLock, "acquire", refuse)
-    for code in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+    refusals = [OSError(code, os.strerror(code)) for code in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)]
+    monkeypatch.setattr(filelock.FileLock, "acquire", Mock(side_effect=[*refusals, OSError(errno.EROFS, "read-only")]))
+    for _ in refusals:
         with folder.locked():
             pass
         assert "has no locks: see to it that no other command writes it" in caplog.text
         caplog.clear()
-    code = errno.EROFS
-    with pytest.raises(RunError, match=r"\.lock can't be locked: Read-only"), folder.locked():
+    with pytest.raises(RunError, match=r"\.lock can't be locked: read-only"), folder.locked():
         pass
 
 
