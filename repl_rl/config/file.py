@@ -26,7 +26,7 @@ from repl_rl.config.rollout import (
     SubcallsConfig,
     ToolsConfig,
 )
-from repl_rl.config.section import Excluding, Section, nearest
+from repl_rl.config.section import Excluding, Section, nearest, read_yaml
 from repl_rl.config.tasks import TasksConfig
 from repl_rl.config.train import EvalConfig, TrainConfig
 from repl_rl.errors import ConfigError
@@ -189,8 +189,8 @@ def load_config(source: str, overrides: tuple[str, ...] = ()) -> Config:
             )
         path = resource_folder("configs") / f"{source}.yaml"
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), _Loader) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        values = read_yaml(path.read_text(encoding="utf-8"), _Loader) or {}
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path} can't be read as YAML: {error}") from error
     config = parse_config(values, overrides, path.parent)
     if not config.import_paths or (is_shipped and config.import_from is None):
@@ -211,6 +211,8 @@ def parse_config(values: Any, overrides: tuple[str, ...] = (), folder: Path | No
         return Config.model_validate(values, context=None if folder is None else {"folder": folder})
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(problem) for problem in error.errors())) from error
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"half a character can't be encoded as UTF-8: {error.object!r}") from error
 
 
 def dump_config(config: Config) -> str:
@@ -241,8 +243,8 @@ def _with_override(values: dict[str, Any], override: str) -> dict[str, Any]:
     if not equals or not key:
         raise ConfigError(f"--set {override!r}: write it as section.key=value")
     try:
-        leaf = yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
+        leaf = read_yaml(text, _Loader)
+    except ValueError as error:
         raise ConfigError(f"--set {override!r}: the value is not YAML ({error})") from error
     quoted = "--set " + shlex.quote(f"{key}={json.dumps(text, ensure_ascii=False)}")
     if not text.strip():
@@ -259,8 +261,8 @@ def _with_override(values: dict[str, Any], override: str) -> dict[str, Any]:
 def _ends_in_comment(text: str, value: Any) -> bool:
     """Whether the end of `text`, which YAML reads as `value`, is a comment: then whatever follows changes nothing."""
     try:
-        return "#" in text and bool(yaml.load(f"{text}x", _Loader) == value)
-    except yaml.YAMLError:
+        return "#" in text and bool(read_yaml(f"{text}x", _Loader) == value)
+    except ValueError:
         return False
 
 

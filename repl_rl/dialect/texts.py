@@ -17,10 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from repl_rl.config import DialectConfig
-from repl_rl.config.section import nearest
+from repl_rl.config.section import nearest, read_yaml
 from repl_rl.dialect.base import CellRun, ChatPrompt, OfferedTool, Reader
 from repl_rl.errors import ConfigError
 from repl_rl.trajectory import Message
@@ -183,8 +181,8 @@ def _file_of(path: str) -> Path:
 
 def _read(path: Path) -> Mapping[str, Any]:
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        values = read_yaml(path.read_text(encoding="utf-8")) or {}
+    except (OSError, ValueError) as error:
         raise ConfigError(f"the texts of a dialect, {path}, can't be read: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"the texts of a dialect, {path}, are not a mapping of names to texts")

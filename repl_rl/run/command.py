@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from repl_rl.errors import ConfigError, ReplRLError
+from repl_rl.errors import ConfigError, ReplRLError, RunError
 from repl_rl.utils.distributed import is_main_process, leave
+from repl_rl.utils.folders import full_disk
 
 if TYPE_CHECKING:
     from repl_rl.config import Config
@@ -77,6 +78,15 @@ def run(options: argparse.Namespace, console: Console) -> int:
             else:
                 _say_how_to_resume(console, prepared.folder.path)
             return 130
+        except Exception as error:
+            said = str(error) if isinstance(error, ReplRLError) else full_disk(error, prepared.folder.path)
+            if said is None or prepared.folder.is_unused:
+                raise
+            kind = type(error) if isinstance(error, ReplRLError) else RunError
+            raise kind(
+                f"{said}\nThe run is saved up to step {prepared.folder.reached()}. Once that is mended, go on with: "
+                f"repl-rl train --resume {prepared.folder.path}"
+            ) from error
         leave()
         if not is_main_process():
             return 0

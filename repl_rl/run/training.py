@@ -360,7 +360,7 @@ def _fit(trainer: ReplGRPOTrainer, prepared: Prepared, progress: Progress) -> bo
     """Train, and return False if `train.max_minutes` ended it, else True."""
     from transformers import PrinterCallback
 
-    from repl_rl.run.callbacks import FollowArguments, RecordMetrics, StopEarly, WarnWhenFlat
+    from repl_rl.run.callbacks import FollowArguments, RecordMetrics, StopEarly, WarnWhenFlat, WarnWithoutTrees
 
     if prepared.checkpoint is not None:
         if is_main_process():
@@ -373,6 +373,7 @@ def _fit(trainer: ReplGRPOTrainer, prepared: Prepared, progress: Progress) -> bo
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(RecordMetrics(prepared.folder, progress))
     trainer.add_callback(WarnWhenFlat(config.prompts_per_step, progress))
+    trainer.add_callback(WarnWithoutTrees(progress))
     trainer.add_callback(stop)
     trainer.add_callback(FollowArguments())
     said = "stopping after this step, with a checkpoint; press Ctrl-C again to stop at once"
