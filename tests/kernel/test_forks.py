@@ -19,7 +19,7 @@ from kernel.conftest import HASTY, LIMITS, SOAK, in_pool, open_descriptors
 from waiting import until_async as until
 
 from repl_rl.errors import ForkRefusedError, KernelDiedError
-from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, Limits
+from repl_rl.kernel import ExecResult, ExecStatus, KernelPool
 from repl_rl.kernel.pool import PooledKernel
 from repl_rl.kernel.processes import tree
 from repl_rl.utils.threads import BackgroundLoop
@@ -127,15 +127,15 @@ async def test_what_a_fork_could_not_have_exactly_is_refused(pool: KernelPool, c
 
 
 @pytest.mark.more
-@in_pool(limits=replace(LIMITS, tmp_mb=32, file_mb=32))
 @pytest.mark.more
-async def test_a_session_with_pandas_has_no_thread_and_forks() -> None:
-    async with KernelPool(size=2, limits=Limits(line_s=120)) as kernels, kernels.session() as session:
-        await session.execute("import pandas; frame = pandas.DataFrame({'a': ['x', 'y', 'x']})")
-        async with kernels.fork(session) as child:
-            assert (await child.execute("frame.groupby('a').size().to_dict()")).output == "{'x': 2, 'y': 1}\n"
+@in_pool(size=2, limits=replace(LIMITS, line_s=120.0))
+async def test_a_session_with_pandas_has_no_thread_and_forks(pool: KernelPool) -> None:
+    before = "import pandas", "frame = pandas.DataFrame({'a': ['x', 'y', 'x']})"
+    async with forked(pool, *before) as (_, fork):
+        assert await shown(fork, "frame.groupby('a').size().to_dict()") == "{'x': 2, 'y': 1}\n"
 
 
+@in_pool(limits=replace(LIMITS, tmp_mb=32, file_mb=32))
 async def test_files_beyond_a_size_are_not_copied(pool: KernelPool) -> None:
     async with pool.session() as kernel:
         await typed(kernel, "open('/tmp/large', 'wb').write(bytes(20 << 20))")
