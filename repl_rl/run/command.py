@@ -92,7 +92,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
             return 0
         try:
             report = str(write_report(outcome.folder.path))
-        except ReplRLError as error:  # the run is complete without it
+        except (ReplRLError, OSError) as error:  # the run is complete without it
             report = f"not written: {error}"
     if outcome.stopped_at is not None:
         console.print(f"stopped at step {outcome.stopped_at}; everything up to there is saved", highlight=False)
