@@ -90,10 +90,10 @@ def config_of_model(path: str) -> dict[str, Any] | None:
     if not file.is_file():
         from huggingface_hub import try_to_load_from_cache
 
-        known = json.loads(_KNOWN.read_text(encoding="utf-8")).get(path)
+        known: dict[str, dict[str, Any]] = json.loads(_KNOWN.read_text(encoding="utf-8"))
         file = None if path == GEMMA else try_to_load_from_cache(path, "config.json")
         if not isinstance(file, str):
-            return known
+            return known.get(path)
     config: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf-8"))
     return config.get("text_config") or config
 

@@ -55,6 +55,11 @@ def read_jsonl(path: Path | str, notes: list[str] | None = None) -> Iterator[Tra
     With `notes` the file is read leniently and nothing is raised. Lines that are not trajectories, or whose tokens
     don't fit, are left out. At the end of the file, sentences on what was left out or changed are added to `notes`.
     """
+    return (trajectory for _, trajectory in read_labelled(path, notes))
+
+
+def read_labelled(path: Path | str, notes: list[str] | None = None) -> Iterator[tuple[str, Trajectory]]:
+    """As `read_jsonl`, each with the model and the dialect that `repl-rl eval` keeps beside it; "" without a model."""
     path = Path(path)
     left_out, changed = list[str](), list[str]()
     try:
@@ -72,7 +77,7 @@ def read_jsonl(path: Path | str, notes: list[str] | None = None) -> Iterator[Tra
                 if record.note is not None:
                     (changed if record.has_tokens else left_out).append(f"line {number}: {record.note}")
                 if record.has_tokens:
-                    yield record.trajectory
+                    yield _label_of(line), record.trajectory
     except OSError as error:
         if notes is None:
             raise RunError(f"{path} can't be read: {error.strerror}") from error
@@ -81,6 +86,21 @@ def read_jsonl(path: Path | str, notes: list[str] | None = None) -> Iterator[Tra
         for what, reasons in (("left out", left_out), ("not shown as stored", changed)):
             lines = "1 line is" if len(reasons) == 1 else f"{len(reasons)} lines are"
             notes += [f"{path.name}: {lines} {what} ({reason})" for reason in reasons[:1]]
+
+
+class _Label(msgspec.Struct):
+    model: str | None = None
+    dialect: str | None = None
+
+
+_LABELS = msgspec.json.Decoder(_Label)
+
+
+def _label_of(line: bytes) -> str:
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        label = _LABELS.decode(line)
+        return ", ".join(filter(None, (label.model, label.dialect))) if label.model else ""
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
