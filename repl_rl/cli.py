@@ -8,9 +8,12 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from threading import Lock
+from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -44,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     if not options.verbose:
         silence_libraries(python_warnings=True)
+    kept = signal.signal(signal.SIGTERM, interrupting())
     try:
         return int(options.command(options, console))
     except ReplRLError as error:
@@ -55,6 +59,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted", style="bold")
         return 130
+    finally:
+        signal.signal(signal.SIGTERM, kept)
+
+
+def interrupting() -> Callable[[int, FrameType | None], None]:
+    """A handler by which SIGTERM, the way schedulers end a job, does what Ctrl-C would do. Some send it several times:
+    the first one counts."""
+    first = Lock()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if first.acquire(blocking=False):
+            handler = signal.getsignal(signal.SIGINT)
+            (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)
+
+    return handle
 
 
 def _failed(message: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import typing
 from pathlib import Path
@@ -26,12 +25,14 @@ from repl_rl.config.rollout import (
     SubcallsConfig,
     ToolsConfig,
 )
-from repl_rl.config.section import Excluding, Section, nearest, read_yaml
+from repl_rl.config.section import Excluding, Section, nearest
 from repl_rl.config.tasks import TasksConfig
 from repl_rl.config.train import EvalConfig, TrainConfig
 from repl_rl.errors import ConfigError
+from repl_rl.files import read_file
 from repl_rl.utils.folders import resource_folder, shipped_configs
 from repl_rl.utils.import_path import look_in
+from repl_rl.utils.yaml import MOST_BYTES, read_yaml, write_yaml
 
 
 class Config(Section):
@@ -189,8 +190,8 @@ def load_config(source: str, overrides: tuple[str, ...] = ()) -> Config:
             )
         path = resource_folder("configs") / f"{source}.yaml"
     try:
-        values = read_yaml(path.read_text(encoding="utf-8"), _Loader) or {}
-    except (OSError, ValueError) as error:
+        values = read_yaml(read_file(path, most_bytes=MOST_BYTES).decode()) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} can't be read as YAML: {error}") from error
     config = parse_config(values, overrides, path.parent)
     if not config.import_paths or (is_shipped and config.import_from is None):
@@ -217,25 +218,11 @@ def parse_config(values: Any, overrides: tuple[str, ...] = (), folder: Path | No
 
 def dump_config(config: Config) -> str:
     """YAML that `load_config` reads back to an equal Config; with import paths, only `import_from` becomes absolute."""
-    return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False)
+    return write_yaml(config.model_dump(mode="json"))
 
 
 _SHORT_FOR = {"engine": "backend", "rewards": "preset"}
 """Sections that may be given as the value of one of their keys."""
-
-
-class _Loader(yaml.SafeLoader):
-    """Reads `1e-3` as a number, as YAML 1.2 and JSON do. PyYAML follows YAML 1.1 and reads it as a string."""
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes the strings that `_Loader` would take for numbers."""
-
-
-for _yaml in (_Loader, _Dumper):
-    _yaml.add_implicit_resolver(
-        "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-    )
 
 
 def _with_override(values: dict[str, Any], override: str) -> dict[str, Any]:
@@ -243,8 +230,8 @@ def _with_override(values: dict[str, Any], override: str) -> dict[str, Any]:
     if not equals or not key:
         raise ConfigError(f"--set {override!r}: write it as section.key=value")
     try:
-        leaf = read_yaml(text, _Loader)
-    except ValueError as error:
+        leaf = read_yaml(text)
+    except yaml.YAMLError as error:
         raise ConfigError(f"--set {override!r}: the value is not YAML ({error})") from error
     quoted = "--set " + shlex.quote(f"{key}={json.dumps(text, ensure_ascii=False)}")
     if not text.strip():
@@ -261,8 +248,8 @@ def _with_override(values: dict[str, Any], override: str) -> dict[str, Any]:
 def _ends_in_comment(text: str, value: Any) -> bool:
     """Whether the end of `text`, which YAML reads as `value`, is a comment: then whatever follows changes nothing."""
     try:
-        return "#" in text and bool(read_yaml(f"{text}x", _Loader) == value)
-    except ValueError:
+        return "#" in text and bool(read_yaml(f"{text}x") == value)
+    except yaml.YAMLError:
         return False
 
 

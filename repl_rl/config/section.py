@@ -6,7 +6,6 @@ import difflib
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, ClassVar, Self
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
 from repl_rl.errors import ConfigError
@@ -62,16 +61,6 @@ def refuse_excluding(excluding: Iterable[Excluding], value_of: Callable[[str], A
         ]
         listed = f"{', '.join(shown[:-1])} and {shown[-1]}"
         raise ConfigError(f"{listed} exclude one another: {reason}; leave one of them out")
-
-
-def read_yaml(text: str, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> Any:
-    """What YAML holds. Raises ValueError for whatever can't be read: dates that are none, nesting without end, too."""
-    try:
-        return yaml.load(text, loader)
-    except (yaml.YAMLError, ValueError) as error:
-        raise ValueError(str(error)) from error
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
 
 
 def nearest(name: str, known: list[str]) -> str:

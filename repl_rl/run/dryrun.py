@@ -25,6 +25,7 @@ from repl_rl.config.train import KAHAN
 from repl_rl.engine.environment import has_gpu_driver, prepare_environment
 from repl_rl.engine.factory import engine_backend
 from repl_rl.errors import ModelError
+from repl_rl.files import open_file
 from repl_rl.kernel.memory import available_mb, default_budget_mb
 from repl_rl.models.find import GEMMA, config_of_model
 from repl_rl.models.nano import NANO_PATH
@@ -45,6 +46,8 @@ _LIBRARIES_GIB = 1.5
 """What torch, vLLM and TRL hold before there is a model."""
 Shapes = dict[str, list[int]]
 """A model's parameters by name."""
+_HEADER_BYTES = 100_000_000
+"""The most that a safetensors header may have, by the format."""
 
 PLAIN = ("adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "epsilon", "epsilon_high")
 """Arguments of TRL's that are plain numbers: it takes any, so they are checked without loading it."""
@@ -267,9 +270,9 @@ def _stored_shapes(folder: Path) -> Shapes:
     shapes: Shapes = {}
     for path in files:
         try:
-            with path.open("rb") as file:
+            with open_file(path) as file:
                 (length,) = struct.unpack("<Q", file.read(8))
-                header = json.loads(file.read(length))
+                header = json.loads(file.read(min(length, _HEADER_BYTES)))
             shapes |= {name: list(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
         except (OSError, ValueError, struct.error, KeyError, TypeError, MemoryError) as error:
             raise ModelError(f"{path} can't be read as safetensors: {error!r}; save the model again") from error

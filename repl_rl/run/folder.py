@@ -12,17 +12,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
 from repl_rl.config import Config, dump_config, load_config
 from repl_rl.errors import ConfigError, RunError
+from repl_rl.files import lines_of, open_file, read_file, replace_file
 from repl_rl.trajectory import Trajectory, write_jsonl
 
 logger = logging.getLogger(__name__)
 
 _HAS_NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
+_STATE_BYTES = 1 << 30
+"""Of trainer_state.json, which keeps the numbers of each step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,15 +129,22 @@ class RunFolder:
 
     def config(self) -> Config:
         """The run's config. Raises RunError if the folder is not a run."""
-        if not self.config_path.is_file():
+        if not self.config_path.exists():
             raise RunError(f"{self.path} is not a run: it has no config.yaml")
-        return load_config(str(self.config_path))
+        with self._opened(self.config_path):  # nor is it a stranger's link
+            return load_config(str(self.config_path))
+
+    @contextmanager
+    def _opened(self, path: Path) -> Iterator[BinaryIO]:
+        try:
+            with open_file(path, self.path) as file:
+                yield file
+        except OSError as error:
+            raise RunError(f"{path} can't be read: {error.strerror}") from error
 
     def keep_config(self, config: Config) -> None:
         """Store the config, atomically replacing an earlier one."""
-        new = self.config_path.with_suffix(".new")
-        new.write_text(dump_config(config), encoding="utf-8")
-        new.replace(self.config_path)
+        replace_file(self.config_path, dump_config(config))
 
     def append(self, row: dict[str, Any]) -> None:
         """Add a row to metrics.jsonl."""
@@ -145,17 +155,17 @@ class RunFolder:
         """The rows of metrics.jsonl; a line that a crash cut off is left out."""
         if not self.metrics_path.exists():
             return
-        with self.metrics_path.open(encoding="utf-8") as file:
-            for line in file:
-                with suppress(ValueError):
-                    yield json.loads(line)
+        with self._opened(self.metrics_path) as file:
+            for line in lines_of(file):
+                with suppress(ValueError, RecursionError):
+                    row = json.loads(line)
+                    if isinstance(row, dict) and isinstance(row.get("step"), int) and "kind" in row:
+                        yield row
 
     def forget_after(self, step: int) -> None:
         """Drop what was written after the checkpoint of `step`: a resumed run repeats those steps."""
         kept = [row for row in self.rows() if row["step"] <= step]
-        new = self.metrics_path.with_suffix(".new")
-        new.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
-        new.replace(self.metrics_path)
+        replace_file(self.metrics_path, "".join(json.dumps(row) + "\n" for row in kept))
         for path in self.rollouts.glob("step_*.jsonl"):
             if int(path.stem.removeprefix("step_")) > step:
                 path.unlink()
@@ -190,8 +200,9 @@ class RunFolder:
         """The newest checkpoint that was written completely."""
         complete = []
         for checkpoint in self.checkpoints.glob("checkpoint-*"):
-            with suppress(OSError, ValueError):  # trainer_state.json is written last
-                json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+            with suppress(OSError, ValueError, RecursionError):  # trainer_state.json is written last
+                json.loads(read_file(checkpoint / "trainer_state.json", most_bytes=_STATE_BYTES))
+                checkpoint_step(checkpoint)
                 complete.append(checkpoint)
         return max(complete, key=checkpoint_step, default=None)
 

@@ -213,7 +213,7 @@ def _train(prepared: Prepared, progress: Progress, extra: dict[str, Any]) -> Tra
     from repl_rl.run.trackers import open_trackers
 
     with ExitStack() as stack:
-        registry = stack.enter_context(serve(config.train.metrics_port if is_main_process() else None))
+        registry = stack.enter_context(serve(config.train))
         with progress.stage("loading the model, vLLM and the first kernels"):
             trainer = open_trainer(prepared, **extra)
         stack.callback(trainer.close)

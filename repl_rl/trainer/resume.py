@@ -32,6 +32,7 @@ from trl.trainer.utils import RepeatSampler
 from repl_rl.config import SeededSampling
 from repl_rl.credit.critic import Critic
 from repl_rl.engine import Engine, SharedEngine
+from repl_rl.files import open_file
 from repl_rl.trainer.asynchronous import GroupQueue, Ticket
 
 
@@ -122,7 +123,8 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
             return
         device = self.accelerator.device
         where = "cpu" if device.type == "cpu" else device  # torch can't load to cpu:0, as it is in several processes
-        stored = torch.load(self._position_path(checkpoint), map_location=where, weights_only=True)
+        with open_file(self._position_path(checkpoint)) as file:
+            stored = torch.load(file, map_location=where, weights_only=True)
         self._step, self._buffered_inputs = stored["micro_step"], stored["batch"]
         self._last_loaded_step = -1
         self.critic.sums = stored["critic"].cpu().numpy()

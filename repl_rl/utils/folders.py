@@ -8,12 +8,16 @@ them. Two processes that want the same folder make it once. Not covered: network
 from __future__ import annotations
 
 import errno
+import fcntl
+import glob
 import os
+import secrets
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -24,6 +28,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _LEAST_BYTES = 2**20
 """With less than this, a disk is full."""
 _PACKAGE = Path(__file__).resolve().parents[1]
+_IN_USE = ".in-use"
 
 
 def resource_folder(name: str) -> Path:
@@ -98,6 +103,34 @@ def full_disk(error: BaseException, folder: Path) -> str | None:
 def cache_home() -> Path:
     """The folder of all caches of this package; it may not exist yet."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "repl-rl"
+
+
+@contextmanager
+def scratch_folder(prefix: str, parent: Path | None = None, mode: int = 0o700) -> Iterator[Path]:
+    """A new folder in `parent` (default: where temporary folders go), removed at the end.
+
+    Also removes those of this prefix that processes of this machine have left there when they were killed: each holds
+    the lock on a file in its own for as long as it lives. Not covered: file systems without locks, where what is left
+    stays.
+    """
+    parent = Path(tempfile.gettempdir()) if parent is None else parent
+    prefix = f"{prefix}{socket.gethostname()}-"
+    for left in parent.glob(f"{glob.escape(prefix)}*/{_IN_USE}"):
+        with suppress(OSError), left.open("r+") as file:
+            if os.fstat(file.fileno()).st_uid != os.getuid():
+                continue
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left.parent, ignore_errors=True)
+    folder = parent / f"{prefix}{secrets.token_hex(6)}"
+    folder.mkdir(mode=mode, parents=True)
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        part = folder / f"{_IN_USE}.part"
+        file = stack.enter_context(part.open("w"))
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            part.rename(folder / _IN_USE)  # under this name it is locked at any time
+        yield folder
 
 
 def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
