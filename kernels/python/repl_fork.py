@@ -26,6 +26,7 @@ _MIB = 1 << 20
 _MOST_BYTES, _MOST_ENTRIES = 16 * _MIB, 2_000
 """Of the files in /tmp and in /dev/shm, each."""
 _FOLDERS = ("/tmp", "/dev/shm")
+_REASON_CHARS = 500
 _OWN_DESCRIPTORS = 4
 """Standard input, two outputs, and the channel."""
 _FLAGS = os.O_ACCMODE | os.O_APPEND | os.O_NONBLOCK | os.O_DIRECTORY | os.O_SYNC | os.O_NOATIME
@@ -44,13 +45,21 @@ _at_childs_end = []
 
 def objection(for_fork=()):
     """Why this session can't be forked exactly, or None. `for_fork` are descriptors that the fork gets."""
-    return objection_at_fork(for_fork) or _memory()
+    return objection_at_fork(for_fork, _memory)
 
 
-def objection_at_fork(for_fork):
+def objection_at_fork(for_fork, *further):
     """`objection` without a look at the memory, where the host looks after the fork."""
-    looks = (_threads, _processes, _timers, lambda: _descriptors(for_fork), _files)
-    return next((reason for look in looks if (reason := look()) is not None), None)
+    looks = (_threads, _processes, _timers, lambda: _descriptors(for_fork), _files, *further)
+    try:
+        return next((reason for look in looks if (reason := look()) is not None), None)
+    except BaseException as error:  # noqa: BLE001 - what it holds, or has changed, may keep this from looking
+        return told(error)
+
+
+def told(error):
+    """Why this session can't be forked: what was raised when that was tried."""
+    return f"what it holds can't be looked through or copied ({type(error).__name__}: {error})"[:_REASON_CHARS]
 
 
 def clone(is_last=False):

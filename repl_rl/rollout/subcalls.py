@@ -13,9 +13,7 @@ ended, the engine holds nothing of theirs, and weights may change. If weights ch
 
 from __future__ import annotations
 
-import ast
 import asyncio
-import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -27,7 +25,7 @@ from repl_rl.engine import Engine, Finish, Vocabulary
 from repl_rl.errors import ModelError
 from repl_rl.rollout.state import Transcript
 from repl_rl.trajectory import Line, LineKind, StopReason, SubCall, Task, Trajectory
-from repl_rl.utils.text import cut_middle
+from repl_rl.utils.text import cut_middle, string_of
 
 _RECORDED_CHARS = 4000
 MOST_CHARS_PER_TOKEN = 16
@@ -377,10 +375,8 @@ def _completion(session: Trajectory) -> Completion:
 
 def _value_as_text(written: str) -> str:
     """A submitted value, given as its `repr`; a string without its quotes."""
-    if written[:1] in ("'", '"'):
-        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):  # it may be cut, or prose
-            return str(ast.literal_eval(written))
-    return written
+    text = string_of(written)  # None if it was cut, or is another value, or prose
+    return written if text is None else text
 
 
 def _cut(text: str) -> str:

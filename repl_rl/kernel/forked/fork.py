@@ -47,6 +47,8 @@ _KCMP_NUMBERS = {"x86_64": 312, "aarch64": 272}
 _KCMP_FILE = 0
 DEEPEST = 28
 """Levels of PID namespaces; Linux ends at 32."""
+MOST_AT_ONCE = 100
+"""Each needs two descriptors in one message, and Linux takes 253."""
 _NICENESS = "10"
 _STOP_S = 5.0
 _SOON_S, _BRIEFLY_S, _POLL_S = 0.002, 0.00005, 0.001
@@ -201,7 +203,7 @@ async def fork_session(
     async def asked() -> None:
         ends = [descriptor for child in children for descriptor in child.descriptors()]
         with listener.allowing(pid, len(children)):
-            reply = await channel.ask({"fork": True}, patience_s, ends)
+            reply = await channel.ask({"fork": len(children)}, patience_s, ends)
         for child in children:
             child.close_ends()
         if reply is None:

@@ -95,7 +95,7 @@ class EnvironmentSession:
             raise ForkRefusedError(str(error)) from error
         names: dict[str, Any] = {}
         for name, value in self._names.items():
-            if getattr(value, "__self__", None) is instance:
+            if getattr(value, "__self__", None) is instance and hasattr(copied, value.__name__):
                 names[name] = getattr(copied, value.__name__)
             elif isinstance(value, Tool) or inspect.isfunction(value) or inspect.ismethod(value):
                 raise ForkRefusedError(f"tool {name!r} is not a method of environment {self._name}")
@@ -103,7 +103,11 @@ class EnvironmentSession:
         child._thread, child._names = OneThread("repl-rl-environment"), names
         made = self._environment
         child._environment = made.around(copied) if isinstance(made, TrlEnvironment) else copied
-        return child, child._toolbox()
+        try:
+            return child, child._toolbox()
+        except EnvironmentFailure as error:
+            await child.close()
+            raise ForkRefusedError(str(error)) from error
 
     async def after_line(self) -> str:
         """What the model sees after a line, "" for nothing; it ends with a newline. Raises EnvironmentFailure."""
