@@ -28,7 +28,7 @@ from typing import ClassVar, NamedTuple
 
 from repl_rl.config import BranchConfig, SamplingConfig, SeededSampling
 from repl_rl.dialect import Reader
-from repl_rl.errors import ConfigError, ForkRefusedError, KernelDiedError
+from repl_rl.errors import BrokenStateError, ConfigError, ForkRefusedError, KernelDiedError
 from repl_rl.kernel import KernelSession
 from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.execute import TrajectoryKernel, TurnResult, read_turn, run_turn
@@ -82,8 +82,10 @@ class Start:
             read = await read_turn(reader, kernel, turn.text, turn.at_eos)
             if self.fork is None:
                 again = await run_turn(kernel, read)
-                if again.stop is None:
-                    again = again.observing(await episode.observed(read))
+                try:
+                    again = again.observing(await episode.observed(read)) if again.stop is None else again
+                except BrokenStateError:
+                    raise ReplayDiffersError from None
                 if _seen(again) != _seen(turn.ran):
                     raise ReplayDiffersError
             reader.show(turn.ran.cells, goes_on=True)
