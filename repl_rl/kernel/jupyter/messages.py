@@ -15,7 +15,7 @@ from typing import Any
 
 from jupyter_client.asynchronous import AsyncKernelClient
 
-from repl_rl.kernel.border import MOST_IMAGES, BorderError, forms_of, images_of, parsed, result_of, text_of
+from repl_rl.kernel.border import MOST_IMAGES, NAME_CHARS, BorderError, forms_of, images_of, parsed, result_of, text_of
 from repl_rl.kernel.output import CellText
 from repl_rl.kernel.paths import program_folder
 from repl_rl.kernel.results import ExecResult, ExecStatus
@@ -177,7 +177,8 @@ def judge(reply: Mapping[str, Any] | None, output: CellOutput) -> ExecResult:
         return ExecResult(ExecStatus.KILLED, error_name="SystemExit", **said)
     if reply.get("status") == "ok":
         return ExecResult(ExecStatus.OK, **said)
-    name = text_of(str(reply.get("ename") or ("Interrupted" if reply.get("status") == "abort" else "Error"))) or "Error"
+    name = str(reply.get("ename") or ("Interrupted" if reply.get("status") == "abort" else "Error"))
+    name = text_of(name, NAME_CHARS) or "Error"
     compiled = name not in SYNTAX_ERRORS or _ANY_FRAME in traceback_text(reply)
     message = text_of(f"{name}: {reply['evalue']}" if reply.get("evalue") else name)
     return ExecResult(ExecStatus.ERROR, error_name=name, compiled=compiled, error_message=message, **said)
