@@ -27,7 +27,7 @@ _MOST_CALLS = 1_000
 _MOST_ANSWERS = 1_000
 _TEXT_CHARS = 10_000
 NAME_CHARS = 200
-_NUMBER_CHARS = 400
+_NUMBER_CHARS = 4_300
 _MOST_S = 1e6
 """Of a call. The sum of all that are reported is a number then, too."""
 _PNG = b"\x89PNG\r\n\x1a\n"
