@@ -30,7 +30,7 @@ _REASON_CHARS = 500
 _OWN_DESCRIPTORS = 4
 """Standard input, two outputs, and the channel."""
 _FLAGS = os.O_ACCMODE | os.O_APPEND | os.O_NONBLOCK | os.O_DIRECTORY | os.O_SYNC | os.O_NOATIME
-_SHARED = re.compile(r"^\S+ (\S{3}s) \S+ (\S+) \d+ *(.*)$", re.MULTILINE)
+_MAPPED = re.compile(r"^\S+ (\S{4}) \S+ (?!00:00)(\S+) \d+ *(.*)$", re.MULTILINE)
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 _python = ctypes.PyDLL(None, use_errno=True)  # calls keep the interpreter's lock
@@ -193,17 +193,17 @@ def _descriptors(for_fork):
             return f"{what}, and the file was deleted"
         if not os.path.samestat(there, status):
             return f"{what}, and another file has that name now"
-        if path.startswith("/dev/pts"):
-            return f"{what}: a terminal can't be copied"
+        if path.startswith(("/dev/pts", "/proc")):
+            return f"{what}, which can't be copied"
     return None
 
 
 def _memory():
-    """A mapping that is shared would be shared with the fork too, unless nothing can change it."""
+    """A mapping of a file that can change would be shared with the fork, even a private one until it is written to."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
-        shared = _SHARED.findall(maps.read())
-    for access, device, name in shared:
-        if "w" in access or device == "00:01" or name.startswith(_FOLDERS):
+        mapped = _MAPPED.findall(maps.read())
+    for access, device, name in mapped:
+        if (access.endswith("s") and "w" in access) or device == "00:01" or name.startswith(_FOLDERS):
             return f"it shares memory ({name or 'without a file'}), and its fork would share it too"
     return None
 
