@@ -32,10 +32,10 @@ from repl_rl.rollout.score import reward_table
 from repl_rl.rollout.setup import environment_of, limits_of, load_extensions
 from repl_rl.rollout.tree import fork_rule
 from repl_rl.run.folder import RunFolder, checkpoint_step, free_folder, new_run
-from repl_rl.run.held_out import evaluate, heldout_tasks
+from repl_rl.run.held_out import evaluate
 from repl_rl.run.resume import open_run, what_changes
 from repl_rl.run.trackers import keep_trackio_in, require_trackers
-from repl_rl.tasks import load_tasks
+from repl_rl.tasks import load_splits
 from repl_rl.trajectory import Task
 from repl_rl.utils.distributed import WAIT_S, from_main, is_main_process, join, process_rank, require_processes
 from repl_rl.utils.folders import require_folder
@@ -146,8 +146,10 @@ def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
         raise DependencyError(f"train.trl.optim: {KAHAN} is torch-optimi's; bring it with: pip install torch-optimi")
     if config.tasks.is_from_hub and not asks_hub:
         return Inputs(model_path, [], [], table)
-    train_tasks = load_tasks(config.tasks, "train", config.seed, config.tasks.train)
-    return Inputs(model_path, train_tasks, heldout_tasks(config), table)
+    train_tasks, heldout = load_splits(
+        config.tasks, ("train", config.seed, config.tasks.train), ("heldout", 0, config.eval.problems)
+    )
+    return Inputs(model_path, train_tasks, heldout, table)
 
 
 def train(prepared: Prepared, progress: Progress, **extra: Any) -> TrainingOutcome:

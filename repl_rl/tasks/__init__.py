@@ -1,6 +1,6 @@
 """Problems, from generated families and data sets, and the grader that reads submitted answers of every form."""
 
-from repl_rl.tasks.datasets import PRESETS, Preset, load_tasks
+from repl_rl.tasks.datasets import PRESETS, Preset, load_splits, load_tasks
 from repl_rl.tasks.families import FAMILIES, Family
 from repl_rl.tasks.grading import grade, grade_many, require_gradable
 from repl_rl.tasks.make import Split, environment_of, make_tasks, split_of
@@ -16,6 +16,7 @@ __all__ = [
     "environment_of",
     "grade",
     "grade_many",
+    "load_splits",
     "load_tasks",
     "make_tasks",
     "require_gradable",

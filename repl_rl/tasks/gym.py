@@ -204,7 +204,6 @@ def _family(name: str) -> Family:
         lambda index: str(entry(name, index)["answer"]),
         ("{0}",),
         present=lambda index: (entry(name, index)["question"],),
-        identity=lambda index: " ".join(entry(name, index)["question"].split()),
         accepts=partial(accepts, name),
         needs_gym=True,
     )

@@ -39,22 +39,24 @@ _cloudpickle_lock = threading.Lock()
 _SETUP = """\
 def _set_up():
     import base64, pickle
-    functions, values, proxies = {functions!r}, {values!r}, {proxies!r}
+    functions, values, proxies, ends = {functions!r}, {values!r}, {proxies!r}, {ends!r}
     try:
         from repl_tools import bind, host_proxy, register
     except ImportError:
         bind = globals().__setitem__
-        register = lambda function, name: bind(name, function)
+        register = lambda function, name, ends: bind(name, function)
         if proxies:
             raise RuntimeError("this kernel has no repl_tools, which tools that run on the host need") from None
+        if ends:
+            raise RuntimeError("this kernel has no repl_tools, which tools that end the session need") from None
     if functions or values:
         packed = pickle.loads(base64.b64decode({packed!r}))
     for name in values:
         bind(name, packed[name])
     for name in functions:
-        register(packed[name], name)
+        register(packed[name], name, ends=name in ends)
     for proxy in proxies:
-        host_proxy(*proxy)
+        host_proxy(*proxy, ends=proxy[0] in ends)
 
 try:
     _set_up()
@@ -111,7 +113,9 @@ class Toolbox:
         if not carried and not proxies:
             return ""
         text = _packed(carried, "tools and values for the sandbox") if carried else ""
-        return _SETUP.format(functions=tuple(functions), values=tuple(self.values), proxies=proxies, packed=text)
+        ends = tuple(tool.name for tool in self.tools if tool.ends)
+        names = {"functions": tuple(functions), "values": tuple(self.values), "proxies": proxies, "ends": ends}
+        return _SETUP.format(**names, packed=text)
 
     def __reduce__(self) -> tuple[Any, ...]:
         import cloudpickle

@@ -40,7 +40,17 @@ from repl_rl.kernel.limits import Limits, Profile
 from repl_rl.kernel.memory import folder_mb, grown_mb, shared_mb, sockets_mb, tree_mb
 from repl_rl.kernel.output import SessionPipe
 from repl_rl.kernel.paths import CHANNELS, Home, listening, remove_sockets, remove_tree
-from repl_rl.kernel.processes import ended, kill_family, pid_of, send_signal, threads, tree
+from repl_rl.kernel.processes import (
+    INSIST,
+    ended,
+    interrupt,
+    kill_descendants,
+    kill_family,
+    pid_of,
+    send_signal,
+    threads,
+    tree,
+)
 from repl_rl.kernel.results import ExecResult, ExecStatus, HostCalls
 from repl_rl.kernel.sandbox import Sandbox, SandboxKind, require_sandbox
 
@@ -457,8 +467,12 @@ class ForkedKernel:
                 return ExecStatus.KILLED, {}
             calls.refuse("the line is out of time")
             self._output.unblock()
-            send_signal(self._pidfd, signal.SIGINT)
-            reply = await self._channel.reply(self._limits.grace_s)
+            await asyncio.to_thread(interrupt, self.pid)
+            reply = await self._channel.reply(self._limits.grace_s / 2)
+            if reply is None and not self._channel.has_ended:  # what it waits for may have ignored that
+                send_signal(self._pidfd, INSIST)
+                await asyncio.to_thread(kill_descendants, self.pid)
+                reply = await self._channel.reply(self._limits.grace_s / 2)
             return (ExecStatus.KILLED, {}) if reply is None else (ExecStatus.TIMEOUT, reply)
 
     def _result(self, status: ExecStatus | None, reply: dict[str, Any], duration_s: float) -> ExecResult:

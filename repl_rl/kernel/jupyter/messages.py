@@ -35,7 +35,7 @@ def submit_final_answer():
     own = types.ModuleType("repl_answer")
     exec(compile({answer!r}, "<repl_answer>", "exec"), own.__dict__)
     publish, show, text, length, form = get_ipython().display_pub.publish, repr, str, 10_000, own.form
-    def submit_final_answer(value, /, *values):
+    def submit_final_answer(value, *values):
         """Hand in the final answer; this ends the session."""
         __tracebackhide__ = True
         texts, forms = [], []

@@ -28,9 +28,11 @@ _MAX_CHARS = 2_000
 _MAX_VALUES = 100
 _REMEMBERED = 10_000
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?(e[+-]?[0-9]{1,3})?")
+_NO_REPR = re.compile(r"[+-]?0[0-9]")
 _EXTRA_CHARS = 40
 """How much longer than the expected answer a number may be: sign, quotes, ".0", an exponent, a float's digits."""
 _FLOAT_NOISE = Decimal("1e-9")
+_MOST_LISTED, _LISTED_CHARS = 20, 200
 EQUAL = "repl_rl.tasks.grading.compare:equal"
 
 __all__ = ["grade", "grade_many", "require_gradable"]
@@ -73,21 +75,43 @@ def grade_many(
     return grades
 
 
-def require_gradable(tasks: Iterable[Task]) -> None:
-    """Raises ConfigError naming the first task whose reference answer can't be read and has to be."""
-    doubtful = []
+def unreadable(tasks: Iterable[Task]) -> list[Task]:
+    """The tasks whose reference answers can't be read as mathematics or words, and have to be. One pass over them all:
+    some ten milliseconds of a core for each answer that is not a number, and equal answers count once."""
+    doubtful: dict[str, list[Task]] = {}
     for task in tasks:
         is_compared = task.metadata.get("graded_as") != "text" and not _decides(task)
         if is_compared and not _NUMBER.fullmatch(task.answer.strip()):
-            doubtful.append(task)
-    verdicts = ask([(EQUAL, [task.answer, None]) for task in doubtful]) if doubtful else []
-    for task, is_gradable in zip(doubtful, verdicts, strict=True):
-        if not is_gradable:
-            where = f"{row}: " if (row := task.metadata.get("where")) else ""
-            raise ConfigError(
-                f"{where}task {task.id!r}: the reference answer {task.answer[:200]!r} can't be read as mathematics or "
-                "words; mend or drop it, or take out the answer with tasks.answer_pattern"
-            )
+            doubtful.setdefault(task.answer, []).append(task)
+    verdicts = ask([(EQUAL, [answer, None]) for answer in doubtful]) if doubtful else []
+    return [
+        task for same, is_readable in zip(doubtful.values(), verdicts, strict=True) if not is_readable for task in same
+    ]
+
+
+def require_gradable(tasks: Iterable[Task]) -> None:
+    """Raises ConfigError listing the tasks whose reference answers can't be read and have to be."""
+    refuse_rows([(f"task {task.id!r}", unreadable_because(task)) for task in unreadable(tasks)])
+
+
+def unreadable_because(task: Task) -> str:
+    return f"the reference answer {task.answer[:_LISTED_CHARS]!r} can't be read as mathematics or words"
+
+
+def refuse_rows(rows: Sequence[tuple[str, str]], of: int | None = None) -> None:
+    """Raises ConfigError listing problems that can't be graded, each with where it is and why, if there are any."""
+    if not rows:
+        return
+    ways = (
+        "mend or drop {0}, take out the answer with tasks.answer_pattern, or set tasks.unreadable: skip to leave {0} "
+        "out, or text to compare answers that can't be read as texts"
+    )
+    if len(rows) == 1:
+        raise ConfigError(f"{rows[0][0]}: {rows[0][1]}; {ways.format('it')}")
+    left = [f"and {len(rows) - _MOST_LISTED} more"] if len(rows) > _MOST_LISTED else []
+    listed = "\n  ".join([*(f"{where}: {why}" for where, why in rows[:_MOST_LISTED]), *left])
+    counted = f"{len(rows)}{'' if of is None else f' of {of}'} problems can't be graded"
+    raise ConfigError(f"{counted}; {ways.format('them')}:\n  {listed}")
 
 
 def _at_once(task: Task, answer: Sequence[str] | None, forms: Forms) -> float | Question:
@@ -109,7 +133,12 @@ def _at_once(task: Task, answer: Sequence[str] | None, forms: Forms) -> float | 
     verdict = _same_number_or_text(answer[0], expected) if len(answer) == 1 else None
     if verdict is not None:
         return float(verdict)
-    if task.family in FAMILIES or not expected or sum(map(len, answer)) > _MAX_CHARS + 4 * len(expected):
+    is_text = len(answer) == 1 and answer[0][:1] in ("'", '"')
+    if (
+        (task.family in FAMILIES and not is_text)
+        or not expected
+        or sum(map(len, answer)) > _MAX_CHARS + 4 * len(expected)
+    ):
         return 0.0
     return expected, tuple(answer), "", ()
 
@@ -147,6 +176,8 @@ def _same_number_or_text(submitted: str, expected: str) -> bool | None:
     text = submitted.strip() if is_short else ""
     if len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"":
         text = text[1:-1].strip()
+    elif _NO_REPR.match(text):
+        return False
     if not _NUMBER.fullmatch(expected):
         return True if text == expected != "" else None
     if not is_short or not _NUMBER.fullmatch(text):
