@@ -20,7 +20,7 @@ from typing import Any
 from repl_rl.config import BranchConfig, BudgetConfig, SamplingConfig, SeededSampling
 from repl_rl.dialect import Shown
 from repl_rl.engine import Engine, Finish, SampledLine, Slot, Vocabulary
-from repl_rl.errors import ConfigError, KernelError
+from repl_rl.errors import BrokenStateError, ConfigError, KernelError
 from repl_rl.kernel import KernelSource, NestingSource
 from repl_rl.rollout.batch import RolloutBatch, refuse_if_all_aborted
 from repl_rl.rollout.compact import Compactor
@@ -324,7 +324,11 @@ class Rollout:
             ran = await run_turn(kernel, turn)
             state.answer, state.answer_forms, state.stop = ran.answer, ran.answer_forms, ran.stop
             if state.stop is None:
-                ran = ran.observing(await episode.observed(turn))
+                try:
+                    ran = ran.observing(await episode.observed(turn))
+                except BrokenStateError as failure:
+                    state.lost(failure)
+            if state.stop is None:
                 if turn.answer is not None and state.answer is None:
                     state.answer, state.stop = turn.answer, StopReason.ANSWER
                 elif at_eos and not turn.waits:

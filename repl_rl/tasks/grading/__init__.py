@@ -9,7 +9,6 @@ Families whose problems have many right answers, or a scorer of their own, decid
 
 from __future__ import annotations
 
-import ast
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -21,6 +20,7 @@ from repl_rl.tasks.families import FAMILIES
 from repl_rl.tasks.gym import PREFIX, home
 from repl_rl.tasks.make import KNOWN
 from repl_rl.trajectory import Task
+from repl_rl.utils.text import string_of
 
 _MAX_CHARS = 2_000
 """How much longer a submission may be than four times its reference."""
@@ -113,13 +113,10 @@ def _at_once(task: Task, answer: Sequence[str] | None, forms: Forms) -> float | 
 
 def _words_of(text: str, expected_chars: int) -> list[str] | None:
     """The words of a submitted string; None for anything else, and for what is much longer than expected."""
-    if len(text) > _MAX_CHARS + 4 * expected_chars or text[:1] not in ("'", '"'):
+    if len(text) > _MAX_CHARS + 4 * expected_chars:
         return None
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return None
-    return value.split() if isinstance(value, str) else None
+    value = string_of(text)
+    return None if value is None else value.split()
 
 
 def _decides(task: Task) -> bool:
