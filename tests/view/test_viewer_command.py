@@ -15,7 +15,7 @@ from repl_rl.trajectory import StopReason, write_jsonl
 from repl_rl.view.run import rollouts_summary
 from repl_rl.view.viewer.api import RunApi
 from repl_rl.view.viewer.indexer import update
-from tests.view.conftest import STEPS, make_trajectory
+from tests.view.conftest import STEPS, failed_trajectory, make_trajectory, solved_trajectory
 
 
 def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
@@ -48,7 +48,7 @@ def test_an_evaluation_of_several_models_is_told_of_each(tmp_path: Path, capsys:
         ("nano", "fenced", 0, 4),
         ("other", "python", 1, 2),
     ):
-        made = [replace(make_trajectory("t", "Q", []), outcome_reward=float(n < solved)) for n in range(count)]
+        made = [(solved_trajectory if n < solved else failed_trajectory)("t") for n in range(count)]
         write_jsonl(file, made, labels=[{"model": model, "dialect": dialect}] * count, append=True)
     told = [
         "nano, python: 4 trajectories, 3 of 4 graded ones solved",
