@@ -26,7 +26,7 @@ from repl_rl.run import rollouts
 from repl_rl.run.evaluation import command as evaluation
 from repl_rl.run.push import command as push
 from repl_rl.utils.distributed import is_main_process
-from repl_rl.utils.folders import require_folder, shipped_configs
+from repl_rl.utils.folders import full_disk, require_folder, shipped_configs
 from repl_rl.view import command as viewing
 from repl_rl.view.replay import command as replay
 
@@ -51,9 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(options.command(options, console))
     except ReplRLError as error:
-        message = f"repl-rl: {error}"
-        Console(stderr=True).print(message, style="bold red", markup=False, highlight=False, soft_wrap=True)
-        return 2
+        return _failed(str(error))
+    except Exception as error:
+        if (said := full_disk(error, Path.cwd())) is None:
+            raise
+        return _failed(said)
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted", style="bold")
         return 130
@@ -72,6 +74,12 @@ def interrupting() -> Callable[[int, FrameType | None], None]:
             (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)
 
     return handle
+
+
+def _failed(message: str) -> int:
+    text = f"repl-rl: {message}"
+    Console(stderr=True).print(text, style="bold red", markup=False, highlight=False, soft_wrap=True)
+    return 2
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -212,6 +212,8 @@ def parse_config(values: Any, overrides: tuple[str, ...] = (), folder: Path | No
         return Config.model_validate(values, context=None if folder is None else {"folder": folder})
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(problem) for problem in error.errors())) from error
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"half a character can't be encoded as UTF-8: {error.object!r}") from error
 
 
 def dump_config(config: Config) -> str:

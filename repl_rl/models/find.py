@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import json
 import os
 import re
 import sys
@@ -18,9 +19,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from repl_rl.errors import DependencyError, ModelError, ReplRLError
-from repl_rl.files import open_file
+from repl_rl.files import open_file, read_file
 from repl_rl.models.nano import SHIPPED
 from repl_rl.utils.folders import cache_home, is_local_path, made_once
 
@@ -34,6 +36,10 @@ _SMALL = (".json", ".txt", ".model", ".jinja")
 _MOST_BYTES = 256 << 20
 _CONVERSION = 2
 """Counts up with each change to what is made from the package: checkpoints of earlier ones are not used."""
+
+
+_KNOWN = Path(__file__).with_name("architectures.json")
+"""What the `config.json` of models says of their shapes, by hub id."""
 
 
 def resolve_model(path: str) -> str:
@@ -83,6 +89,24 @@ def find_model(path: str) -> str:
     if folder.exists() or not _HUB_ID.fullmatch(path):
         raise ModelError(f"{path!r} is not a model: give a checkpoint folder, a hub id (owner/name), or {names}")
     return path
+
+
+def config_of_model(path: str) -> dict[str, Any] | None:
+    """transformers' config of a model, or of the language model in it: of a folder, or from the hub's cache; for the
+    models of configs that ship, what is known of it here. None where there is none of these. Asks no hub."""
+    file: Any = Path(find_model(path)) / "config.json"
+    if not file.is_file():
+        from huggingface_hub import try_to_load_from_cache
+
+        known: dict[str, dict[str, Any]] = json.loads(_KNOWN.read_text(encoding="utf-8"))
+        file = None if path == GEMMA else try_to_load_from_cache(path, "config.json")
+        if not isinstance(file, str):
+            return known.get(path)
+    try:
+        config: dict[str, Any] = json.loads(read_file(Path(file)))
+        return config.get("text_config") or config
+    except (OSError, ValueError, RecursionError, AttributeError) as error:
+        raise ModelError(f"{file} can't be read: {error}; save the model again") from error
 
 
 @contextmanager

@@ -364,7 +364,8 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
 
     def _begin_group(self, ticket: Ticket, on_end: Callable[[], None]) -> Future[list[Trajectory]]:
         tasks = [task_of(row) for row in self._rows_of(ticket)]
-        return self.service.begin(RolloutBatch(tasks, self.group_sampling(ticket), None, self.args.branch), on_end)
+        batch = RolloutBatch(tasks, self.group_sampling(ticket), None, self.args.branch)
+        return self.service.begin(batch, lambda index, trajectory: on_end())
 
     def _rows_of(self, ticket: Ticket) -> list[dict[str, Any]]:
         row = self.train_dataset[self._order.row(ticket.number)]

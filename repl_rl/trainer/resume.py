@@ -56,6 +56,13 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
         with _deterministic_algorithms(self.args.engine.deterministic):
             return super().train(*arguments, **named)
 
+    def _run_epoch(self, *arguments: Any, **named: Any) -> None:
+        """As transformers', but none of a run that has all its steps already: it would train one more."""
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return
+        super()._run_epoch(*arguments, **named)
+
     def batch_sampling(self) -> SeededSampling:
         """The sampling of the next batch: no two batches of a run have the same seed, in any of its processes."""
         step, mode = self.state.global_step, "train" if self.model.training else "eval"

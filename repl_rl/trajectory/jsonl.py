@@ -58,6 +58,13 @@ def read_jsonl(path: Path | str, notes: list[str] | None = None, *, inside: Path
     With `notes` the file is read leniently and nothing is raised. Lines that are not trajectories, or whose tokens
     don't fit, are left out. At the end of the file, sentences on what was left out or changed are added to `notes`.
     """
+    return (trajectory for _, trajectory in read_labelled(path, notes, inside=inside))
+
+
+def read_labelled(
+    path: Path | str, notes: list[str] | None = None, *, inside: Path | None = None
+) -> Iterator[tuple[str, Trajectory]]:
+    """As `read_jsonl`, each with its `label_of`."""
     path = Path(path)
     left_out, changed = list[str](), list[str]()
     try:
@@ -78,7 +85,7 @@ def read_jsonl(path: Path | str, notes: list[str] | None = None, *, inside: Path
                 if record.note is not None:
                     (changed if record.has_tokens else left_out).append(f"line {number}: {record.note}")
                 if record.has_tokens:
-                    yield record.trajectory
+                    yield label_of(line), record.trajectory
     except OSError as error:
         if notes is None:
             raise RunError(f"{path} can't be read: {error.strerror}") from error
@@ -87,6 +94,22 @@ def read_jsonl(path: Path | str, notes: list[str] | None = None, *, inside: Path
         for what, reasons in (("left out", left_out), ("not shown as stored", changed)):
             lines = "1 line is" if len(reasons) == 1 else f"{len(reasons)} lines are"
             notes += [f"{path.name}: {lines} {what} ({reason})" for reason in reasons[:1]]
+
+
+class _Label(msgspec.Struct):
+    model: str | None = None
+    dialect: str | None = None
+
+
+_LABELS = msgspec.json.Decoder(_Label)
+
+
+def label_of(line: bytes) -> str:
+    """The model and the dialect that `repl-rl eval` keeps beside a trajectory; "" without a model."""
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        label = _LABELS.decode(line)
+        return ", ".join(filter(None, (label.model, label.dialect))) if label.model else ""
+    return ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ them. Two processes that want the same folder make it once. Not covered: network
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import glob
 import os
@@ -19,8 +20,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from repl_rl.errors import ConfigError, DependencyError
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_LEAST_BYTES = 2**20
+"""With less than this, a disk is full."""
 _PACKAGE = Path(__file__).resolve().parents[1]
 _IN_USE = ".in-use"
 
@@ -73,6 +79,25 @@ def require_folder(flag: str, path: Path) -> None:
         raise ConfigError(f"{flag} {path} can't be a folder: {there} is a file; give another folder")
     if not os.access(there, os.W_OK | os.X_OK):
         raise ConfigError(f"{flag} {path} can't be written: {there} is not writable; give another folder")
+
+
+def full_disk(error: BaseException, folder: Path) -> str | None:
+    """What to say of an error that a full disk led to, of `folder` or of temporary files; None for any other.
+
+    torch and safetensors raise errors of their own then, some of which don't say why.
+    """
+    temporary = Path(tempfile.gettempdir())
+    cause: BaseException | None = error
+    is_full = any(each.is_dir() and shutil.disk_usage(each).free < _LEAST_BYTES for each in (folder, temporary))
+    while cause is not None and not is_full:
+        is_full = isinstance(cause, OSError) and cause.errno in _FULL
+        is_full = is_full or any(os.strerror(number) in str(cause) for number in _FULL)
+        cause = cause.__cause__ or cause.__context__
+    if not is_full:
+        return None
+    return (
+        f"a disk is full: that of {folder}, or of {temporary} with temporary files (TMPDIR). {error}; free some space"
+    )
 
 
 def cache_home() -> Path:
@@ -137,10 +162,13 @@ def _make(folder: Path, make: Callable[[Path], None]) -> None:
 @contextmanager
 def _alone(lock: Path, folder: Path) -> Iterator[None]:
     """Hold the lock file; the system lets go of it when the process ends, however it ends."""
-    with lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f"another process is making {folder}; waiting for it", file=sys.stderr, flush=True)
-            fcntl.flock(file, fcntl.LOCK_EX)
+    held = FileLock(lock)
+    try:
+        held.acquire(blocking=False)
+    except Timeout:
+        print(f"another process is making {folder}; waiting for it", file=sys.stderr, flush=True)
+        held.acquire()
+    try:
         yield
+    finally:
+        held.release()

@@ -379,7 +379,17 @@ def test_questions_families_and_ids_in_a_format():
 
 
 @pytest.mark.parametrize(
-    "text", ["'theorem own_let : let y := 2; y + y = 5'", "theorem", "'", "['theorem']", "'\\ud800'", "1"]
+    "text",
+    [
+        "'theorem own_let : let y := 2; y + y = 5'",
+        "theorem",
+        "'",
+        "['theorem']",
+        "'\\ud800'",
+        "1",
+        "'a', {[]}",
+        "'a' % []",
+    ],
 )
 def test_a_theorem_is_compared_as_text(text):
     task = _formatted("minif2f", heldout=1e-9)[2]
