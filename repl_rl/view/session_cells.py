@@ -124,7 +124,7 @@ class _Hermes:
     tools: tuple[()] = ()
 
     def reader(self) -> ToolCallReader:
-        return ToolCallReader(cast(ToolCallDialect, self), frozenset({"python", "submit_final_answer"}))
+        return ToolCallReader(cast(ToolCallDialect, self))
 
 
 class _SessionReader:

@@ -159,7 +159,7 @@ async def test_a_session_has_an_end() -> None:
         executions = await execute(nbformat.v4.new_notebook(cells=cells), "")
         assert [execution.status for execution in executions.values()][-1] == "killed"
         assert len(executions) < 50
-        with pytest.raises(KernelStartError, match="could not be set up"):
+        with pytest.raises(KernelStartError, match="the notebook could not be run"):
             await execute(nbformat.v4.new_notebook(cells=cells[:1]), "while True: pass")
 
 
