@@ -11,13 +11,15 @@ only while that code runs:
     repl_tools.hide("data")
     repl_tools.after_cell(function)
     repl_tools.cells_are_whole()
+    repl_tools.cells_may_await()
 
 What these bind belongs to the session; all other names of set-up code are dropped. A tool is not part of the session's
 state as long as its name is bound to it; what `bind` binds is, unless it is hidden. With `ends=True`, what a tool
 returns is handed in as the final answer. After every cell, functions given to `after_cell` are called, and then
 reserved names are bound again to what they were bound to when `reserve` was called. After `cells_are_whole`, a cell is
-read as a file is: a block needs no empty line after it, and an unfinished statement is an error.
-IPython always does so.
+read as a file is: a block needs no empty line after it, and an unfinished statement is an error. After
+`cells_may_await`, `await` needs no function around it; it runs in an event loop that the session's cells share. IPython
+always does both.
 
 A call is recorded when it ends, with or without an exception: name, name of the exception's class, seconds. Calls that
 one registered function makes to another by a global name are recorded too if its globals are not those of an imported
@@ -63,7 +65,7 @@ class Tools:
         self._reserved = {}
         self._hidden = set()
         self._after_cell = []
-        self.has_whole_cells = False
+        self.has_whole_cells = self.has_awaits = False
 
     def module(self):
         """What set-up code imports."""
@@ -71,12 +73,16 @@ class Tools:
         module.register, module.host_proxy, module.bind = self.register, self.host_proxy, self.bind
         module.reserve, module.after_cell = self.reserve, self._after_cell.append
         module.hide = lambda *names: self._hidden.update(names)
-        module.cells_are_whole = self.cells_are_whole
+        module.cells_are_whole, module.cells_may_await = self.cells_are_whole, self.cells_may_await
         return module
 
     def cells_are_whole(self):
         """Read cells as files are read, rather than line by line as at a terminal."""
         self.has_whole_cells = True
+
+    def cells_may_await(self):
+        """Run cells with `await` outside of functions."""
+        self.has_awaits = True
 
     def register(self, function, name, ends=False, kinds=None, fields=None):
         """Bind `name` to `function`, and record its calls. Coroutines that it returns are run to their end.
