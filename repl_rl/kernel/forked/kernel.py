@@ -20,6 +20,7 @@ from typing import Any
 
 from repl_rl.errors import ForkRefusedError, KernelDiedError, KernelError, KernelStartError
 from repl_rl.kernel.border import BorderError, result_of
+from repl_rl.kernel.caches import home_caches
 from repl_rl.kernel.cgroups import PoolGroup, SessionGroup
 from repl_rl.kernel.forked.channel import LineCalls, PrivateChannel
 from repl_rl.kernel.forked.fork import (
@@ -87,7 +88,9 @@ class ForkBackend:
         self.group = await asyncio.to_thread(PoolGroup.make, limit_bytes, self._limits.session_bytes())
         try:
             self.home = await asyncio.to_thread(Home, None if self.group is None else self.group.folder)
-            self._sandbox = Sandbox(kind, self._profile, self._limits, self.home, divides=True)
+            makes = Sandbox(kind, self._profile, self._limits, self.home)
+            caches = await asyncio.to_thread(home_caches, makes, self._profile.caches)
+            self._sandbox = Sandbox(kind, self._profile, self._limits, self.home, divides=True, caches=caches)
             await asyncio.to_thread(self._sandbox.readable)
         except BaseException:
             await self.close()
