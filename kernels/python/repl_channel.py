@@ -16,7 +16,9 @@ _HEADER = struct.Struct("!I")
 _CHUNK_BYTES = 1 << 16
 # What json.dumps and json.loads do beside these costs more than these, in a process that runs one line now and then.
 _encoded, _decoded = json.JSONEncoder(default=lambda value: _plain(value)).encode, json.JSONDecoder().raw_decode
-_ANCILLARY_BYTES = socket.CMSG_SPACE(32 * array.array("i").itemsize)
+_MOST_DESCRIPTORS = 253
+"""In one message, by Linux's own limit."""
+_ANCILLARY_BYTES = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
 
 
 class SessionChannel:

@@ -199,9 +199,10 @@ class SamplingConfig(Section):
 
 
 class SeededSampling(SamplingConfig):
-    """Sampling of a batch. Random numbers depend only on `seed`, the trajectory's index and the token's position.
+    """Sampling of a batch. Random numbers depend only on `seed`, the trajectory's index and the token's position, so
+    no two lines share them, whichever engine, server or process samples them.
 
-    Not a section of the file. Engines use the seed where that costs nothing; with `engine.deterministic`, all do.
+    Not a section of the file. Batches of other shapes may still round logits in another way: `engine.deterministic`.
     """
 
     seed: str

@@ -13,6 +13,7 @@ from repl_rl.engine.base import Engine
 from repl_rl.engine.environment import prepare_environment, require_arguments, require_vllm
 from repl_rl.engine.vocabulary import Vocabulary
 from repl_rl.errors import ConfigError
+from repl_rl.utils.distributed import process_rank
 from repl_rl.utils.import_path import imported
 
 EngineMaker = Callable[[str, Vocabulary, ModelConfig, EngineConfig, int], Engine]
@@ -53,13 +54,14 @@ def require_engine(config: EngineConfig) -> None:
 def make_engine(path: str, vocabulary: Vocabulary, model: ModelConfig, config: EngineConfig, seed: int = 0) -> Engine:
     """Load the checkpoint at `path` into an engine, or connect to the servers that have it.
 
-    Raises DependencyError, ModelError, EngineError or ConfigError before it loads anything.
+    Lines that have no seed of their own (`SeededSampling`) draw by `seed` and this process's rank. Raises
+    DependencyError, ModelError, EngineError or ConfigError before it loads anything.
     """
     require_engine(config)
     backend = engine_backend(config)
     if backend != "server":
         prepare_environment(config.kv_cache_gib)
-    engine = _maker(ENGINES.get(backend, backend))(path, vocabulary, model, config, seed)
+    engine = _maker(ENGINES.get(backend, backend))(path, vocabulary, model, config, seed + process_rank())
     missing = [name for name in ("version", "slot", "close") if not hasattr(engine, name)]
     if missing:
         raise ConfigError(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from repl_rl.config import BudgetConfig
+from repl_rl.config import BudgetConfig, SeededSampling
 from repl_rl.engine import Vocabulary
 from repl_rl.kernel import ExecResult
 from repl_rl.rollout.execute import TrajectoryKernel
@@ -80,6 +80,8 @@ class Compactor:
             if len(ids) <= most:
                 text = state.prompt.text + text + "".join(line.text + line.output for line in kept)
                 transcript.compactions.append(Compaction(len(transcript.completion_ids), text, ids))
+                if isinstance(state.sampling, SeededSampling):  # lengths, by which lines draw, may come again
+                    state.sampling = state.sampling.of_trajectory(len(transcript.compactions))
                 break
         return result
 

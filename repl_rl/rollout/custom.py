@@ -7,13 +7,15 @@ while-loop that uses them. The result is checked: there must be one trajectory p
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
-from repl_rl.config import SamplingConfig
-from repl_rl.engine import Engine, Slot, Vocabulary
+from repl_rl.config import SamplingConfig, SeededSampling
+from repl_rl.engine import Engine, SampledLine, Slot, Vocabulary
 from repl_rl.errors import ConfigError
 from repl_rl.kernel import KernelSource
 from repl_rl.trajectory import Task, Trajectory
@@ -33,15 +35,34 @@ class SamplerEngine:
     """How lines are sampled in this batch."""
     context_tokens: int
     """The limit on prompt and completion together."""
+    _numbers: Iterator[int] = field(default_factory=itertools.count, init=False, repr=False)
 
     @property
     def version(self) -> int:
         """How many weight updates the policy has had, for `Trajectory.version`."""
         return self.engine.version
 
-    def slot(self, tokens: int | None = None) -> AbstractAsyncContextManager[Slot]:
-        """A slot for one trajectory of at most `tokens` tokens, prompt included; None takes the whole context."""
-        return self.engine.slot(self.context_tokens if tokens is None else tokens)
+    @asynccontextmanager
+    async def slot(self, tokens: int | None = None) -> AsyncIterator[Slot]:
+        """A slot for one trajectory of at most `tokens` tokens, prompt included; None takes the whole context.
+
+        Each slot draws random numbers of its own.
+        """
+        number = next(self._numbers)
+        async with self.engine.slot(self.context_tokens if tokens is None else tokens) as slot:
+            yield _SeededSlot(slot, number)
+
+
+class _SeededSlot:
+    """A `Slot` whose lines are those of the batch's trajectory `number`, if the batch has a seed."""
+
+    def __init__(self, slot: Slot, number: int) -> None:
+        self._slot = slot
+        self._own = lru_cache(1)(lambda sampling: sampling.of_trajectory(number))
+
+    async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
+        own = self._own(sampling) if isinstance(sampling, SeededSampling) else sampling
+        return await self._slot.sample_line(ids, max_tokens, own)
 
 
 async def run_sampler(

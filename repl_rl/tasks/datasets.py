@@ -2,9 +2,9 @@
 
 A set's rows come from the hub (or its cache), from a file or a folder of files, or from what `save_to_disk` wrote.
 Columns are selected by name, and answers are extracted by a pattern. The seed determines the order. If a share of a
-split is held out, a stable hash of the question decides which side a problem is on, in every run; if two splits are
-named, they are trusted to be disjoint; with dates, problems from before one are trained on, those from another one on
-held out. Reference answers that can't be graded are found here, before a run starts.
+split is held out, a stable hash of the question, with its context, decides which side a problem is on, in every run;
+if two splits are named, they are trusted to be disjoint; with dates, problems from before one are trained on, those
+from another one on held out. Reference answers that can't be graded are found here, before a run starts.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from typing import Any
 from repl_rl.config.tasks import DATA_FILES, ColumnsConfig, TasksConfig
 from repl_rl.errors import ConfigError
 from repl_rl.tasks.formats import FORMATS, Format, Problem, Row, read_problems, rows_of, taken_out
-from repl_rl.tasks.grading import refuse_rows, unreadable, unreadable_because
+from repl_rl.tasks.grading import unreadable
 from repl_rl.tasks.make import Split, make_tasks
+from repl_rl.tasks.unreadable import refuse_rows, unreadable_because
 from repl_rl.trajectory import Task
 
 _HELDOUT_SHARE = 1 / 8
@@ -165,7 +166,8 @@ def _problems_of(config: TasksConfig, wanted: Split) -> list[tuple[Problem, Task
             return last < config.before if wanted == "train" else first >= config.after
         if isinstance(heldout, str):
             return True
-        digest = hashlib.sha256(" ".join(problem.question.split()).encode()).digest()
+        content = [problem.question, *([repr(context)] if (context := problem.metadata.get("context")) else [])]
+        digest = hashlib.sha256(" ".join(" ".join(content).split()).encode(errors="surrogatepass")).digest()
         return (int.from_bytes(digest[:8], "big") < heldout * 2**64) == (wanted == "heldout")
 
     if config.format is None:

@@ -39,7 +39,8 @@ class Family:
     context: Callable[..., Any] | None = None
     """Makes a problem's context from its operands, for `environment: rlm`. It is made when a session begins."""
     identity: Callable[..., str] | None = None
-    """What two equal problems have in common, from their operands. None: the operands, in any order."""
+    """What two equal problems have in common, from their operands, where more counts than a session is given at first,
+    or less. None: the values in the question, its context, and how the environment begins (`tasks.identity`)."""
     accepts: Callable[..., bool] | None = None
     """Says whether the `repr`s that were submitted solve the problem: `accepts(submitted, *operands)`. Called in a
     confined process, in place of a comparison with the answer, on text that nobody has checked."""

@@ -1,8 +1,7 @@
 """Task sets: seeded, balanced over families, and split so that no held-out problem is ever trained on.
 
-A problem is its family and its operands, in any order, or what its family says that equal problems share; the phrasing
-doesn't count. A stable hash of the problem decides which split it belongs to, so train and held-out sets are disjoint
-for any two seeds.
+A problem is its content (`identity`); the phrasing doesn't count. A stable hash of it decides which split the problem
+belongs to, so train and held-out sets are disjoint for any two seeds.
 
 A family of your own is named by its import path: `package.module:NAME` is a `Family` of that module, and
 `package.module:NAME-10` is what the module's function NAME returns for 10, a `Family` too. Its tasks bear that path as
@@ -12,37 +11,36 @@ their family; its own `name` is in their ids and decides their split.
 from __future__ import annotations
 
 import difflib
-import hashlib
+from collections import Counter
 from collections.abc import Sequence
-from itertools import cycle, islice
 from random import Random
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from repl_rl.errors import ConfigError
 from repl_rl.tasks.documents import DOCUMENT_FAMILIES
 from repl_rl.tasks.families import EASY_FAMILIES, FAMILIES, Family
 from repl_rl.tasks.gym import GYM_FAMILIES
+from repl_rl.tasks.identity import Split, identity_of, split_by
 from repl_rl.tasks.proofs import PROOF_FAMILIES
 from repl_rl.tasks.puzzles import PUZZLE_FAMILIES
 from repl_rl.tasks.symbolic import SYMBOLIC_FAMILIES
 from repl_rl.trajectory import Task
 from repl_rl.utils.import_path import imported
 
-Split = Literal["train", "heldout"]
-
 KNOWN: dict[str, Family] = (
     FAMILIES | EASY_FAMILIES | SYMBOLIC_FAMILIES | PUZZLE_FAMILIES | DOCUMENT_FAMILIES | PROOF_FAMILIES | GYM_FAMILIES
 )
 """The families that ship, and those that were named by import path in this process."""
-_HELDOUT_ONE_IN = 8
-_MAX_DRAWS = 10_000
+_MAX_DRAWS = 1_000
+"""A family whose next draws, so many of them, bring no new problem has run out of them."""
 
 
 def make_tasks(families: Sequence[str] | str | None, count: int, seed: int, split: Split) -> list[Task]:
     """`count` different problems, with the families taking turns; None means the number families.
 
-    With the same seed, a longer list begins with the shorter one. Raises ConfigError for an unknown family or split, an
-    empty task set, and a family that has run out of new problems.
+    With the same seed, a longer list begins with the shorter one. Families that have run out of problems to train on
+    leave their turns to the others, and the list is shorter once all have. Raises ConfigError for an unknown family or
+    split, an empty task set, and a family that has fewer held-out problems than are asked for.
     """
     if count < 1:
         raise ConfigError(f"empty task set: the number of tasks is {count}, it has to be at least 1")
@@ -52,11 +50,26 @@ def make_tasks(families: Sequence[str] | str | None, count: int, seed: int, spli
     names = list(FAMILIES) if families is None else list(dict.fromkeys(families))
     if not names:
         raise ConfigError("empty task set: the list of families is empty")
-    members = [family_of(name) for name in names]
+    left = {name: family_of(name) for name in names}
     rng = Random(f"{seed}/{split}")
-    seen: set[str] = set()
-    turns = islice(cycle(zip(names, members, strict=True)), count)
-    return [_new_task(name, family, rng, split, seen) for name, family in turns]
+    seen: set[bytes] = set()
+    tasks: list[Task] = []
+    while left and len(tasks) < count:
+        for name, family in list(left.items())[: count - len(tasks)]:
+            task = _new_task(name, family, rng, split, seen)
+            if task is not None:
+                tasks.append(task)
+                continue
+            made = Counter(task.family for task in tasks)[name]
+            if split == "heldout" or not (tasks or len(left) > 1):
+                raise ConfigError(
+                    f"family {name!r} has no {split} problem left after {made}; ask for fewer tasks or more families: "
+                    f"{count} were asked for ({'eval.problems' if split == 'heldout' else 'tasks.train'}), of "
+                    f"{len(names)} {'family' if len(names) == 1 else 'families'} in turn, and {_MAX_DRAWS:,} further "
+                    "draws brought no new one"
+                )
+            del left[name]
+    return tasks
 
 
 def family_of(name: str) -> Family:
@@ -108,8 +121,7 @@ def environment_of(families: Sequence[str] | None) -> str | None:
 
 def split_of(family: str, operands: Sequence[int]) -> Split:
     """The split that a problem belongs to, for every seed."""
-    digest = hashlib.sha256(_problem(family, operands).encode()).digest()
-    return "heldout" if int.from_bytes(digest[:8], "big") % _HELDOUT_ONE_IN == 0 else "train"
+    return split_by(identity_of(family, KNOWN.get(family), operands))
 
 
 def accepts(family: str, submitted: Sequence[str], operands: Sequence[int]) -> bool:
@@ -118,12 +130,13 @@ def accepts(family: str, submitted: Sequence[str], operands: Sequence[int]) -> b
     return decide is not None and decide(submitted, *operands)
 
 
-def _new_task(name: str, family: Family, rng: Random, split: Split, seen: set[str]) -> Task:
+def _new_task(name: str, family: Family, rng: Random, split: Split, seen: set[bytes]) -> Task | None:
+    """A problem that is new, which adds it to `seen`; None if the family has none left."""
     for _ in range(_MAX_DRAWS):
         operands = family.draw(rng)
-        problem = _problem(name, operands)
-        if problem not in seen and split_of(name, operands) == split:
-            seen.add(problem)
+        identity = identity_of(name, family, operands)
+        if identity not in seen and split_by(identity) == split:
+            seen.add(identity)
             return Task(
                 id="-".join([family.name, split, *map(str, operands)]),
                 question=rng.choice(family.phrasings).format(*family.present(*operands)),
@@ -131,12 +144,4 @@ def _new_task(name: str, family: Family, rng: Random, split: Split, seen: set[st
                 family=name,
                 metadata={"operands": list(operands)},
             )
-    used = sum(problem.startswith(f"{family.name} ") for problem in seen)
-    raise ConfigError(f"family {name!r} has no {split} problem left after {used}; ask for fewer tasks or more families")
-
-
-def _problem(name: str, operands: Sequence[int]) -> str:
-    family = KNOWN.get(name)
-    identity = None if family is None else family.identity
-    shared = map(str, sorted(operands)) if identity is None else [identity(*operands)]
-    return " ".join([family.name if family else name, *shared])
+    return None

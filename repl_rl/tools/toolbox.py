@@ -16,6 +16,7 @@ import pickle
 import sys
 import sysconfig
 import threading
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import PurePath
@@ -32,6 +33,7 @@ from repl_rl.trajectory import ToolCall, Trajectory
 MOST_BYTES = 2 << 20
 """The most bytes of packed functions and values. There is a limit because every kernel gets them."""
 
+_MOST_NAMES = 50
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 _cloudpickle_lock = threading.Lock()
 
@@ -202,7 +204,7 @@ def _is_own(file: str | None) -> bool:
 
 
 def tool_metrics(trajectories: Iterable[Trajectory], names: Iterable[str] = ()) -> dict[str, float]:
-    """Metrics of every tool that was called or is in `names`, and of all together. Void trajectories are left out.
+    """Metrics of every tool that is in `names` or was called, and of all together. Void trajectories are left out.
 
         tools/call_frequency          share of trajectories that called any tool
         tools/failure_frequency       failed calls per call
@@ -212,24 +214,32 @@ def tool_metrics(trajectories: Iterable[Trajectory], names: Iterable[str] = ()) 
         tools/NAME/seconds            mean time of a call
 
     All are 0.0 if nothing was called. TRL's `tools/call_frequency` counts calls per trajectory, which may exceed 1.
+    Sessions report the names that they call, and may invent some: of those that are not in `names`, the 50 that most
+    trajectories called have metrics of their own.
     """
     called = [[call for line in each.lines for call in line.calls] for each in trajectories if not each.is_void]
-    frequency, _, failures, _ = _rates(called)
+    calls, callers = defaultdict[str, list[ToolCall]](list), Counter[str]()
+    for each in called:
+        callers.update({call.name for call in each})
+        for call in each:
+            calls[call.name].append(call)
+    known, sessions = set(names), max(1, len(called))
+    invented = Counter({name: count for name, count in sorted(callers.items()) if name not in known})
+    frequency, _, failures, _ = _rates([call for each in called for call in each], sum(map(bool, called)), sessions)
     metrics = {"tools/call_frequency": frequency, "tools/failure_frequency": failures}
-    for name in sorted({*names, *(call.name for calls in called for call in calls)}):
-        own = [[call for call in calls if call.name == name] for calls in called]
+    for name in sorted(known.union(name for name, _ in invented.most_common(_MOST_NAMES))):
         keys = ("call_frequency", "calls", "failure_frequency", "seconds")
-        metrics |= {f"tools/{name}/{key}": rate for key, rate in zip(keys, _rates(own), strict=True)}
+        rates = _rates(calls[name], callers[name], sessions)
+        metrics |= {f"tools/{name}/{key}": rate for key, rate in zip(keys, rates, strict=True)}
     return metrics
 
 
-def _rates(called: Sequence[Sequence[ToolCall]]) -> tuple[float, float, float, float]:
-    """The share of trajectories with calls, calls per trajectory, the share of calls that failed, mean seconds."""
-    flat = [call for calls in called for call in calls]
-    sessions, count = max(1, len(called)), max(1, len(flat))
+def _rates(calls: Sequence[ToolCall], callers: int, sessions: int) -> tuple[float, float, float, float]:
+    """The share of sessions with calls, calls per session, the share of calls that failed, mean seconds."""
+    count = max(1, len(calls))
     return (
-        sum(bool(calls) for calls in called) / sessions,
-        len(flat) / sessions,
-        sum(call.error_name is not None for call in flat) / count,
-        sum(call.duration_s for call in flat) / count,
+        callers / sessions,
+        len(calls) / sessions,
+        sum(call.error_name is not None for call in calls) / count,
+        sum(call.duration_s for call in calls) / count,
     )

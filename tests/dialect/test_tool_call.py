@@ -156,4 +156,4 @@ def test_a_turn_with_calls_waits_and_one_without_ends() -> None:
     reader = tool_calls("qwen3").reader()
     turns = [reader.read(f"<think>\nHm.\n</think>\n\n{call_of('1')}", True), reader.read("It is \\boxed{1}.", True)]
     assert [turn.waits for turn in turns] == [True, False]
-    assert [turn.answer for turn in turns] == [None, ("1",)]
+    assert [turn.answer for turn in turns] == [None, ("'1'",)]

@@ -348,6 +348,11 @@ def test_a_column_may_hold_the_context_of_a_problem(tmp_path):
     _write(file, rows)
     tasks = _load(file, heldout=1e-9, columns={"context": "doc"})
     assert {task.question: task.metadata["context"] for task in tasks} == {row["question"]: row["doc"] for row in rows}
+    _write(file, [{"question": "How many?", "answer": str(n % 40), "doc": ["x"] * (n % 40)} for n in range(200)])
+    sides = [_load(file, side, heldout=0.3, columns={"context": "doc"}) for side in ("train", "heldout")]
+    train, heldout = ({task.answer for task in side} for side in sides)
+    assert min(len(train), len(heldout)) > 0
+    assert not train & heldout
     with pytest.raises(ConfigError, match=r"no column 'document' for tasks\.columns\.context; it has question, answer"):
         _load(file, columns={"context": "document"})
 
@@ -374,7 +379,17 @@ def test_questions_families_and_ids_in_a_format():
 
 
 @pytest.mark.parametrize(
-    "text", ["'theorem own_let : let y := 2; y + y = 5'", "theorem", "'", "['theorem']", "'\\ud800'", "1"]
+    "text",
+    [
+        "'theorem own_let : let y := 2; y + y = 5'",
+        "theorem",
+        "'",
+        "['theorem']",
+        "'\\ud800'",
+        "1",
+        "'a', {[]}",
+        "'a' % []",
+    ],
 )
 def test_a_theorem_is_compared_as_text(text):
     task = _formatted("minif2f", heldout=1e-9)[2]

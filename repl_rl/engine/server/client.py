@@ -188,8 +188,15 @@ class ServerFacts:
     """Of its keys and values; `auto` is the weights' own."""
     transfer: str | None = None
     """The backend of vLLM's weight transfer that it was started with."""
+    device: str | None = None
+    """`cpu`, `cuda`, ..."""
     stop_digest: str | None = None
     """`Vocabulary.digest` of the table by which it ends lines, or why it has none; None without our scheduler."""
+
+
+def takes_seeds(facts: ServerFacts) -> bool:
+    """Whether its requests may have seeds. On a CPU, plain vLLM ends over one whose prompt is split."""
+    return facts.device != "cpu" or facts.worker_extension == WORKER_EXTENSION or facts.stop_digest is not None
 
 
 def serve_flags(dtype: str, context_tokens: int) -> list[str]:
@@ -234,6 +241,7 @@ async def inspect(client: ServerClient, wanted: Wanted) -> ServerFacts:
             quantization=config.get("model_config", {}).get("quantization"),
             cache_dtype=config.get("cache_config", {}).get("cache_dtype"),
             transfer=(config.get("weight_transfer_config") or {}).get("backend"),
+            device=config.get("device_config", {}).get("device_type"),
         )
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise EngineError(f"{client.url} answers in a form that vLLM 0.32 does not have: {error!r}") from error
@@ -348,9 +356,17 @@ def line_end(facts: ServerFacts, vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 def line_request(
-    ids: Sequence[int], max_tokens: int, sampling: SamplingConfig, end: Mapping[str, Any], label: str
+    ids: Sequence[int],
+    max_tokens: int,
+    sampling: SamplingConfig,
+    end: Mapping[str, Any],
+    label: str,
+    seed: int | None = None,
 ) -> dict[str, Any]:
-    """The request body for one line. `label` names the weights; what was cached with other weights is not reused."""
+    """The request body for one line. `label` names the weights; what was cached with other weights is not reused.
+
+    Without a `seed`, servers that were started alike answer alike: they all begin with the same random numbers.
+    """
     return {
         "token_ids": list(ids),
         "cache_salt": label,
@@ -361,6 +377,7 @@ def line_request(
             "max_tokens": max_tokens,
             "logprobs": 0,
             "detokenize": False,
+            "seed": seed,
             **end,
         },
     }

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -22,9 +23,10 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 
-from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig
+from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig, SeededSampling
 from repl_rl.engine.base import SampledLine, Slot, check_line, check_trajectory
 from repl_rl.engine.server.client import (
+    SCHEDULER,
     WORKER_EXTENSION,
     ServerClient,
     ServerFacts,
@@ -39,6 +41,7 @@ from repl_rl.engine.server.client import (
     line_request,
     read_answer,
     serve_command,
+    takes_seeds,
 )
 from repl_rl.engine.server.fleet import Fleet, Locate, Server, Weights, WeightsFolder
 from repl_rl.engine.server.transfer import Transfer, can_transfer
@@ -54,6 +57,7 @@ logger = logging.getLogger(__name__)
 _REMEMBERED_PREFIXES = 4096
 _TRIES_PER_SERVER = 2
 _LONGEST_BACKOFF_S = 5.0
+_chance = random.SystemRandom()
 _KEEP_ALIVE_S = 4.0
 """vLLM closes idle connections after 5 s; a request on a connection that is being closed is lost."""
 
@@ -63,7 +67,7 @@ class VLLMServerEngine:
 
     Raises ConfigError, ModelError or EngineError if one of them is down or is not what it has to be. An engine that
     follows another one takes those that are up, one at least. A server may name the model by its path or as the config
-    does. `seed` is not used: servers draw their own random numbers.
+    does. `seed` is not used: each line has a seed of its own, from its sampling's or by chance.
     """
 
     def __init__(
@@ -223,6 +227,13 @@ class VLLMServerEngine:
             )
         if can_transfer(self._facts.transfer):
             self._transfer = Transfer(str(self._facts.transfer), self._loop.run)
+        self._takes_seeds = all(takes_seeds(own) for _, own in named)
+        if not self._takes_seeds and len(named) > 1:
+            logger.warning(
+                "the servers run on CPUs without our scheduler, so lines can't have seeds, and servers that were "
+                "started alike give the same sessions; start them with --scheduler-cls %s",
+                SCHEDULER,
+            )
         self._end_of_line = line_end(self._facts, self._wanted.vocabulary)
         await asyncio.gather(*(self._fleet.check(server) for server in self._fleet.servers))
         if leads and len(self._fleet.up) < len(clients):
@@ -240,6 +251,7 @@ class VLLMServerEngine:
         self, slot: _ServerSlot, ids: list[int], max_tokens: int, sampling: SamplingConfig
     ) -> SampledLine:
         troubles: list[str] = []
+        seed = sampling.line_seed(len(ids)) if isinstance(sampling, SeededSampling) else _chance.getrandbits(63)
         for tries in range(_TRIES_PER_SERVER * (len(self._fleet.servers) + 1)):
             if tries:
                 await asyncio.sleep(min(self._timeouts.backoff_s * 2 ** (tries - 1), _LONGEST_BACKOFF_S))
@@ -258,7 +270,8 @@ class VLLMServerEngine:
             try:
                 async with server.requests, self._fleet.request():
                     asked = self.weights
-                    body = line_request(ids, max_tokens, sampling, self._end_of_line, asked.label)
+                    own_seed = seed if self._takes_seeds else None
+                    body = line_request(ids, max_tokens, sampling, self._end_of_line, asked.label, own_seed)
                     line, labels = read_answer(server.url, await _unless_gone(server, body), self._wanted.vocabulary)
                     used = self._fleet.usable(next(iter(labels)), asked) if len(labels) == 1 else None
                     if used is not None:

@@ -8,7 +8,8 @@ several data-parallel engines, vLLM passes on what the first returns, and what a
 vLLM depends on too.
 
 On a CPU, oneDNN repacks linear weights when the model is built, and nothing can be loaded into them afterwards. vLLM
-imports this module before it builds the model, so importing it switches that off.
+imports this module before it builds the model, so importing it switches that off. Nor can long prompts have seeds
+there, until `repl_rl.engine.vllm.scheduler` is imported.
 
 Not covered: quantised weights, which vLLM repacks on a GPU too; such a server is refused.
 """
@@ -23,6 +24,7 @@ import vllm._custom_ops as custom_ops
 
 if not torch.cuda.is_available():
     custom_ops._supports_onednn = False
+    import repl_rl.engine.vllm.scheduler  # noqa: F401 - lets requests have seeds
 
 
 class WeightsFromFiles:

@@ -31,7 +31,8 @@ from repl_rl.engine.environment import engine_threads
 from repl_rl.engine.threaded import ThreadedEngine
 from repl_rl.engine.vllm.scheduler import AsyncLineScheduler, LineRequest, LineScheduler, stop_table
 from repl_rl.engine.vocabulary import Vocabulary
-from repl_rl.errors import EngineError, ModelError
+from repl_rl.errors import EngineError
+from repl_rl.models.find import loading
 from repl_rl.utils.admission import Admission, Room
 
 _ATTEMPTS = 3
@@ -150,12 +151,9 @@ def load_llm(path: str, dtype: str, config: EngineConfig, seed: int, extra: dict
         "scheduler_cls": LineScheduler if on_cpu else AsyncLineScheduler,
     }
     logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # without a GPU, vLLM asks for Triton in vain
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "`torch.distributed.reduce_op` is deprecated", FutureWarning)
-            return LLM(**{**arguments, **device, **config.vllm, **extra})
-    except (ValueError, OSError, RuntimeError) as error:
-        raise ModelError(f"vLLM can't load {path!r}: {error}") from error
+    with loading(f"vLLM can't load {path!r}"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`torch.distributed.reduce_op` is deprecated", FutureWarning)
+        return LLM(**{**arguments, **device, **config.vllm, **extra})
 
 
 @dataclass(slots=True)
@@ -176,8 +174,8 @@ class LineStepper:
     first, as if each were one long sequence. With each line's own arrival time, all trajectories would advance together
     and end at the same time, each holding its kernel until then.
 
-    If it `is_deterministic`, lines follow their seeds, and each line computes its whole prefix, whatever was computed
-    before: keys and values from a batch of another shape differ in their last bits on some processors.
+    Lines follow their seeds, if they have any. If it `is_deterministic`, each line computes its whole prefix, whatever
+    was computed before: keys and values from a batch of another shape differ in their last bits on some processors.
 
     Apart from copying ids, the cost of a line does not grow with its transcript.
     """
@@ -185,7 +183,6 @@ class LineStepper:
     def __init__(self, engine: VLLMEngine, vocabulary: Vocabulary, is_deterministic: bool = False) -> None:
         llm = engine.llm.llm_engine
         self._engine = engine
-        self._is_deterministic = is_deterministic
         self._stop_ids = vocabulary.stop_ids
         self._client: Any = llm.engine_core
         self._core: Any = self._client.engine_core
@@ -214,7 +211,7 @@ class LineStepper:
 
     def add(self, slot: str, ids: list[int], max_tokens: int, sampling: SamplingConfig) -> None:
         params = _params(max_tokens, sampling.temperature, sampling.top_p, sampling.top_k)
-        if self._is_deterministic and isinstance(sampling, SeededSampling):
+        if isinstance(sampling, SeededSampling):
             params = params.clone()
             params.seed = sampling.line_seed(len(ids))
         self._asked_tokens += len(ids)

@@ -23,6 +23,7 @@ from vllm.platforms import current_platform
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from repl_rl.engine.vocabulary import LINE_KEY, Vocabulary, load_vocabulary
 from repl_rl.utils.processes import end_with_parent
@@ -208,6 +209,34 @@ def _asked(request: Request) -> Any:
 class _AsyncServerScheduler(AsyncScheduler, _ServerScheduler):  # type: ignore[misc]
     pass
 
+
+def allow_seeds_on_cpu() -> None:
+    """Let requests with seeds have prompts that don't fit into one step, of which vLLM throws away what it samples.
+
+    It then sets their generators back by an offset, which a CPU's generators don't have. They begin again instead.
+    """
+    bookkeeping: Any = GPUModelRunner._bookkeeping_sync
+    if getattr(bookkeeping, "takes_seeds", False):
+        return
+
+    def with_seeds(runner: Any, *arguments: Any, **named: Any) -> Any:
+        batch = runner.input_batch
+        partial = runner.discard_request_mask.np[: batch.num_reqs].nonzero()[0].tolist()
+        unfinished = {index: batch.generators.pop(index) for index in partial if index in batch.generators}
+        try:
+            return bookkeeping(runner, *arguments, **named)
+        finally:
+            for index, generator in unfinished.items():
+                if not runner.requests[batch.req_ids[index]].output_token_ids:
+                    generator.manual_seed(generator.initial_seed())
+            batch.generators.update(unfinished)
+
+    with_seeds.takes_seeds = True  # type: ignore[attr-defined]
+    GPUModelRunner._bookkeeping_sync = with_seeds
+
+
+if current_platform.is_cpu():
+    allow_seeds_on_cpu()
 
 ServerLineScheduler = _ServerScheduler if current_platform.is_cpu() else _AsyncServerScheduler
 """For `vllm serve --scheduler-cls`."""

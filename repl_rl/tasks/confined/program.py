@@ -26,7 +26,7 @@ from typing import Any
 from repl_rl.utils.folders import resource_folder
 
 _MEMORY_BYTES = 2 << 30
-_CPU_S = 4
+_CPU_S = 2
 _WALL_S = 60
 """Far above the limit of processor time, so that a loaded machine does not change verdicts."""
 _FEW_CALLS, _PARTS = 16, 8
@@ -76,7 +76,8 @@ def _answer(calls: Sequence[Sequence[Any]], pipe: int, wall: Callable[[], None])
         signal.alarm(_WALL_S)
         try:
             verdict = bool(_function(name)(*arguments))
-        except MemoryError:
+        except MemoryError:  # what is left of this process is not worth much
+            os.write(pipe, bytes([False]))
             return
         except Exception:  # noqa: BLE001  # sympy raises all sorts on hostile text, and all of it means no
             verdict = False

@@ -95,4 +95,5 @@ def lock(length: int) -> Family:
         _digits,
         ("Open the lock: turn(digit) turns the next dial. Then submit.",),
         environment="studies.branching.worlds.lock:Lock",
+        identity=lambda number, length: str(LockWorld(number, length).dials),  # the first dial alone is seen
     )

@@ -1,0 +1,101 @@
+"""No two sessions of a batch draw the same random numbers, whichever engine or server samples them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from real_rollouts import opened as opened_servers
+from serving import servers
+
+from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig, SeededSampling
+from repl_rl.engine import Engine, Vocabulary, make_engine
+from repl_rl.models.nano import NANO_PATH
+from repl_rl.rollout.custom import SamplerEngine
+
+CONTEXT_TOKENS = 512
+MANY = 32
+"""Prompts of 300 tokens: more than vLLM computes in a step, so that some are split."""
+HOT = SamplingConfig(temperature=1.5)
+
+
+def opened(backend: Any, vocabulary: Vocabulary) -> Engine:
+    config = EngineConfig(backend=backend, context_tokens=CONTEXT_TOKENS, kv_cache_gib=1)
+    return make_engine(str(NANO_PATH), vocabulary, ModelConfig(), config, seed=3)
+
+
+def prompt(vocabulary: Vocabulary) -> list[int]:
+    ids = vocabulary.encode_prompt(">>> # What is 3 * 17?\n" + ">>> 1\n1\n" * 100)
+    return list(ids[:300])
+
+
+async def session(engine: Engine, ids: list[int], sampling: SamplingConfig, tokens: int = 60) -> tuple[int, ...]:
+    """Lines until there are `tokens` tokens."""
+    typed = list(ids)
+    async with engine.slot(len(ids) + tokens) as slot:
+        while (left := len(ids) + tokens - len(typed)) > 0:
+            typed += (await slot.sample_line(typed, left, sampling)).ids
+    return tuple(typed[len(ids) :])
+
+
+async def group(engines: Sequence[Engine], ids: list[int], sampling: SamplingConfig) -> list[tuple[int, ...]]:
+    """Siblings, spread over the engines, one engine after the other: two of a process don't compute at once."""
+
+    def own(index: int) -> SamplingConfig:
+        return sampling.of_trajectory(index) if isinstance(sampling, SeededSampling) else sampling
+
+    made: dict[int, tuple[int, ...]] = {}
+    for first, engine in enumerate(engines):
+        indices = range(first, MANY, len(engines))
+        typed = await asyncio.gather(*(session(engine, ids, own(index)) for index in indices))
+        made.update(zip(indices, typed, strict=True))
+    return [made[index] for index in range(MANY)]
+
+
+@pytest.mark.parametrize("backend", [pytest.param("vllm", marks=pytest.mark.more), "transformers"])
+async def test_siblings_of_two_fresh_engines_differ_and_follow_their_seeds(
+    backend: str, vocabulary: Vocabulary
+) -> None:
+    engines = [opened(backend, vocabulary) for _ in range(2)]
+    try:
+        ids, batch = prompt(vocabulary), HOT.seeded("0/train/1/0/0")
+        first = await group(engines, ids, batch)
+        assert len(set(first)) == MANY
+        assert len({*first, *await group(engines, ids, HOT.seeded("0/train/1/0/1"))}) == 2 * MANY, "another rank"
+        again = await group(engines[::-1], ids, batch)
+        assert sum(one == other for one, other in zip(first, again, strict=True)) > MANY // 2, "but for rounding"
+    finally:
+        for engine in engines:
+            engine.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.covers("two fresh vLLM servers", "siblings differ, and follow their seeds")
+async def test_siblings_of_two_fresh_servers_differ_and_follow_their_seeds(
+    vocabulary: Vocabulary, tmp_path: Path
+) -> None:
+    with servers(tmp_path, 2, "--max-num-batched-tokens=600") as running:
+        ids, batch = prompt(vocabulary), HOT.seeded("0/train/1/0/0")
+        with opened_servers(running, vocabulary) as both:
+            first = await group([both], ids, batch)
+            assert len(set(first)) == MANY
+            assert len(set(await group([both], ids, HOT))) == MANY, "a sampling without a seed"
+        with opened_servers(running[:1], vocabulary) as one, opened_servers(running[1:], vocabulary) as other:
+            again = await group([one, other], ids, batch)
+            assert sum(a == b for a, b in zip(first, again, strict=True)) > MANY // 2
+            assert len(set(await group([one, other], ids, HOT))) == MANY
+
+
+async def test_slots_of_a_loop_of_ones_own_differ(vocabulary: Vocabulary) -> None:
+    engine = opened("transformers", vocabulary)
+    try:
+        sampling = HOT.seeded("0/train/1/0/0")
+        seen = SamplerEngine(engine, vocabulary, sampling, CONTEXT_TOKENS)
+        ids = list(vocabulary.encode_prompt(">>> # What is 3 * 17?\n>>>"))
+        assert len(set(await asyncio.gather(*(session(seen, ids, sampling) for _ in range(6))))) == 6
+    finally:
+        engine.close()

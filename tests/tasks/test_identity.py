@@ -1,0 +1,126 @@
+"""No held-out problem is trained on: what a session can find out about the problems of both sides, compared as text."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from repl_rl.errors import ConfigError
+from repl_rl.tasks import Family, make_tasks, split_of
+from repl_rl.tasks.documents import DOCUMENT_FAMILIES, SIZES
+from repl_rl.tasks.families import EASY_FAMILIES, FAMILIES
+from repl_rl.tasks.make import KNOWN, family_of
+from repl_rl.trajectory import Task
+from repl_rl.utils.import_path import imported
+from studies.branching.worlds.bughunt import cases
+from studies.branching.worlds.lock import LockWorld
+from studies.branching.worlds.maze import MazeWorld
+from studies.branching.worlds.table import made_rows
+
+NUMBERS = FAMILIES | EASY_FAMILIES
+WORLDS = [
+    f"studies.branching.worlds.{name}:{name}-{n}" for name in ("lock", "maze", "table", "bughunt") for n in (3, 10)
+]
+DRAWS = 5_000
+FEWER = {"quantum_lock-10": 1_000, "quantum_lock-20": 1_000} | {
+    name: 60_000_000 // size for name in DOCUMENT_FAMILIES for key, size in SIZES.items() if name.endswith(f"-{key}")
+}
+"""Draws of families that take up to 0.8 s to make a problem."""
+HIDDEN = {
+    "lock": lambda number, length: LockWorld(number, length).dials,
+    "maze": lambda number, length: MazeWorld(number, length).content,
+    "table": made_rows,
+    "bughunt": cases,
+}
+"""What worlds hold that isn't shown when a session begins."""
+
+
+def _content(name: str, family: Family, operands: tuple[int, ...]) -> str:
+    """A problem's question, its context, and the world that it is in."""
+    if name in NUMBERS:  # two phrasings are one problem, and so are two orders
+        return " ".join(sorted(map(str, operands)))
+    said: list[Any] = [family.phrasings[0].format(*family.present(*operands))]
+    if family.context is not None:
+        said.append(family.context(*operands))
+    elif ":" in name:
+        said.append(HIDDEN[re.split(r"[:-]", name)[1]](*operands))
+    elif family.environment is not None:
+        environment = imported(family.environment, "", "")()
+        environment.reset(Task("t", "", "", name, {"operands": list(operands)}))
+        said.append(environment.observe())
+    return str(said)
+
+
+def _sides(name: str, draws: int) -> tuple[set[int], set[int]]:
+    """Hashes of the contents that were drawn, of those to train on and of those held out."""
+    family, rng = family_of(name), Random(f"draws of {name}")
+    train, heldout = set[int](), set[int]()
+    for _ in range(draws):
+        operands = family.draw(rng)
+        side = heldout if split_of(name, operands) == "heldout" else train
+        side.add(hash(_content(name, family, operands)))
+    return train, heldout
+
+
+@pytest.mark.parametrize(
+    ("name", "draws"),
+    [
+        *(pytest.param(name, DRAWS, marks=pytest.mark.more) for name in NUMBERS),
+        *(pytest.param(name, 300, marks=pytest.mark.more) for name in ("jugs-3", "jugs-10", "maze-3", "rush_hour-10")),
+        *(
+            pytest.param(name, FEWER.get(name, DRAWS), marks=pytest.mark.slow)
+            for name in [*KNOWN, *WORLDS]
+            if name not in NUMBERS
+        ),
+    ],
+)
+def test_no_problem_is_on_both_sides(name: str, draws: int, reasoning_gym: None) -> None:
+    name = f"studies.branching.worlds.maze:{name}" if name.startswith("maze") else name
+    train, heldout = _sides(name, draws)
+    assert not train & heldout
+    assert train
+    assert heldout  # the smallest families have six problems
+
+
+@pytest.fixture
+def own_families(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copy(Path(__file__).with_name("own_families.py.txt"), tmp_path / "own_families.py")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["coins", "later", "said", "piles", "rests"])
+def test_a_family_that_says_nothing_is_told_apart_by_content_too(name: str, own_families: None) -> None:
+    """It draws a number of 10**9, of which it makes one of 40 problems."""
+    name = f"own_families:{name}"
+    train = make_tasks(name, 2048, 3, "train")
+    made = {task.metadata["operands"][0] % 40 for task in train}
+    assert len(made) == len(train) < 40
+    held = 40 - len(made)
+    heldout = make_tasks(name, held, 4, "heldout")
+    assert {task.metadata["operands"][0] % 40 for task in heldout} == set(range(40)) - made
+    with pytest.raises(ConfigError, match=rf"no heldout problem left after {held}; .*: {held + 1} were asked for"):
+        make_tasks(name, held + 1, 5, "heldout")
+
+
+def test_the_others_go_on_when_a_family_has_run_out(own_families: None) -> None:
+    tasks = make_tasks(["own_families:rests", "gcd"], 200, 0, "train")
+    rests = sum(task.family == "own_families:rests" for task in tasks)
+    assert (len(tasks), len({task.id for task in tasks})) == (200, 200)
+    assert 30 < rests < 40
+    assert make_tasks(["own_families:rests", "gcd"], 90, 0, "train") == tasks[:90]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("chance", "begins differently each time"), ("needs", r"can't be begun .*OSError: no session.*identity")],
+)
+def test_an_environment_that_does_not_say_what_its_problems_are_is_refused(
+    name: str, message: str, own_families: None
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_tasks(f"own_families:{name}", 1, 0, "train")
