@@ -51,7 +51,7 @@ def test_the_environment_is_scrubbed(typed: Typed, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("A_SECRET_TOKEN", "s3cret")
     _, names, home = typed("import os", "sorted(os.environ)", "os.path.expanduser('~')")
     known = {"HOME", "LANG", "LD_LIBRARY_PATH", "LOGNAME", "MALLOC_ARENA_MAX", "MPLBACKEND", "PATH", "PWD", "TERM"}
-    known |= {"TMPDIR", "TZ", "USER"}
+    known |= {"JE_ARROW_MALLOC_CONF", "TMPDIR", "TZ", "USER"}
     assert {name for name in eval(value(names)) if not name.endswith("_NUM_THREADS")} == known
     assert value(home) == "'/tmp'"
 
