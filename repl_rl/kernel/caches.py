@@ -42,11 +42,11 @@ def home_caches(sandbox: Sandbox, code: str) -> Path | None:
     if not code.strip():
         return None
     packages = sandbox.installation.packages
-    stamps = [code, sandbox.python, *((str(path), path.stat().st_mtime_ns) for path in packages if path.exists())]
-    key = hashlib.sha256(repr(stamps).encode()).hexdigest()[:16]
     try:
+        stamps = [code, sandbox.python, *((str(path), path.stat().st_mtime_ns) for path in packages if path.exists())]
+        key = hashlib.sha256(repr(stamps).encode()).hexdigest()[:16]
         return made_once(cache_home() / "homes" / key, lambda folder: _make(folder, sandbox, code))
-    except (OSError, subprocess.SubprocessError, tarfile.TarError) as error:
+    except (OSError, RuntimeError, subprocess.SubprocessError, tarfile.TarError) as error:  # such as: there is no home
         _log.warning("what libraries build at their first use could not be built once, so each session does: %s", error)
         return None
 
