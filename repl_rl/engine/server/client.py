@@ -377,7 +377,7 @@ def line_request(
             "max_tokens": max_tokens,
             "logprobs": 0,
             "detokenize": False,
-            "seed": seed,
+            **({} if seed is None else {"seed": seed}),
             **end,
         },
     }
