@@ -197,8 +197,8 @@ class SamplingConfig(Section):
             raise ConfigError(
                 f"sampling.top_p {self.top_p:g} and sampling.top_k {self.top_k} (of TRL's arguments too) leave out "
                 "tokens that the trainer's probabilities count, so the ratio between the two, and the gradient, would "
-                "be biased; train with top_p 1 and top_k 0. Evaluation and rollouts may have others: `repl-rl eval` and "
-                "`repl-rl rollout` with --set sampling.top_p=..."
+                "be biased; train with top_p 1 and top_k 0. Evaluation and rollouts may have others: `repl-rl eval` "
+                "and `repl-rl rollout` with --set sampling.top_p=..."
             )
 
     def seeded(self, seed: str) -> SeededSampling:
