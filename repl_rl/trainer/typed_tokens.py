@@ -56,7 +56,7 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         """TRL's loss. `row_share`, if the inputs have it, is the share of the step's rows that are in the loss: what is
         a mean over rows is one over these. Such losses are proportional to advantages and to the weight of the KL term,
         so these are scaled; an entropy bonus and a router's loss are no means over rows."""
-        inputs, beta = dict(inputs), self.beta
+        inputs, beta = dict(inputs), float(getattr(self, "beta"))  # noqa: B009 - TRL has no types for mypy
         share = float(inputs["row_share"]) if "row_share" in inputs and self.loss_type in _MEANS_OVER_ROWS else 1.0
         if 0 < share < 1:
             inputs["advantages"], self.beta = inputs["advantages"] / share, beta / share
