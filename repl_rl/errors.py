@@ -15,6 +15,7 @@
         ├── ForkRefusedError   a session can't be forked so that the copy is exact
         ├── SandboxError       this machine can't isolate a kernel
         └── EnvironmentFailure the code of the user's environment failed
+            └── BrokenStateError in a state that the session had brought about
 
 Code that a model typed never raises here: an exception, a time-out or a kill in the interpreter is an
 `ExecResult` with a status. All of these pickle, so they cross process boundaries whole.
@@ -78,4 +79,12 @@ class SandboxError(KernelError):
 
 
 class EnvironmentFailure(KernelError):
-    """The code of a user's environment failed, or did not return what it promised: its trajectory is aborted."""
+    """The code of a user's environment failed, or did not return what it promised: its trajectory is aborted.
+
+    An environment may raise it itself, at any time, if what it stands on is gone (a server, a browser).
+    """
+
+
+class BrokenStateError(EnvironmentFailure):
+    """It failed after the session had acted on it. A session may bring that about, so it counts: as one that
+    was killed, or without a reward."""

@@ -21,6 +21,7 @@ class Cells:
         self._handler = signal.default_int_handler
         self._pid = os.getpid()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGRTMAX, _insist)
 
     def run(self, source):
         """The `Outcome` of one cell. Never raises, and never returns in a process that the cell has forked."""
@@ -52,3 +53,10 @@ class Cells:
                 resource.setrlimit(_RLIMIT_AS, (self._memory_bytes[soft_index], self._memory_bytes[1]))
             except (OSError, ValueError):  # the session may have lowered its own hard limit
                 pass
+
+
+def _insist(_number, frame):
+    """Do as on SIGINT, which `os.system` ignores while it waits, so that it is not even pending afterwards."""
+    handler = _signal.getsignal(_SIGINT)
+    if callable(handler):
+        handler(_SIGINT, frame)

@@ -15,8 +15,10 @@ from select import select
 _HEADER = struct.Struct("!I")
 _CHUNK_BYTES = 1 << 16
 # What json.dumps and json.loads do beside these costs more than these, in a process that runs one line now and then.
-_encoded, _decoded = json.JSONEncoder().encode, json.JSONDecoder().raw_decode
-_ANCILLARY_BYTES = socket.CMSG_SPACE(32 * array.array("i").itemsize)
+_encoded, _decoded = json.JSONEncoder(default=lambda value: _plain(value)).encode, json.JSONDecoder().raw_decode
+_MOST_DESCRIPTORS = 253
+"""In one message, by Linux's own limit."""
+_ANCILLARY_BYTES = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
 
 
 class SessionChannel:
@@ -75,6 +77,23 @@ class SessionChannel:
                 if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                     self._descriptors += array.array("i", payload)
         return received
+
+
+def _plain(value):
+    """What JSON has for an argument of a host tool. The host makes it into what the tool's annotations ask for."""
+    import dataclasses
+    import enum
+
+    if isinstance(value, enum.Enum):
+        return value.value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+    if isinstance(value, (set, frozenset)):
+        return list(value)
+    for name in ("isoformat", "model_dump", "tolist"):  # dates, pydantic's models, arrays and numbers of numpy
+        if callable(method := getattr(value, name, None)) and not isinstance(value, type):
+            return method()
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
 def frame(message):

@@ -26,10 +26,11 @@ _MIB = 1 << 20
 _MOST_BYTES, _MOST_ENTRIES = 16 * _MIB, 2_000
 """Of the files in /tmp and in /dev/shm, each."""
 _FOLDERS = ("/tmp", "/dev/shm")
+_REASON_CHARS = 500
 _OWN_DESCRIPTORS = 4
 """Standard input, two outputs, and the channel."""
 _FLAGS = os.O_ACCMODE | os.O_APPEND | os.O_NONBLOCK | os.O_DIRECTORY | os.O_SYNC | os.O_NOATIME
-_SHARED = re.compile(r"^\S+ (\S{3}s) \S+ (\S+) \d+ *(.*)$", re.MULTILINE)
+_MAPPED = re.compile(r"^\S+ (\S{4}) \S+ (?!00:00)(\S+) \d+ *(.*)$", re.MULTILINE)
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 _python = ctypes.PyDLL(None, use_errno=True)  # calls keep the interpreter's lock
@@ -44,13 +45,21 @@ _at_childs_end = []
 
 def objection(for_fork=()):
     """Why this session can't be forked exactly, or None. `for_fork` are descriptors that the fork gets."""
-    return objection_at_fork(for_fork) or _memory()
+    return objection_at_fork(for_fork, _memory)
 
 
-def objection_at_fork(for_fork):
+def objection_at_fork(for_fork, *further):
     """`objection` without a look at the memory, where the host looks after the fork."""
-    looks = (_threads, _processes, _timers, lambda: _descriptors(for_fork), _files)
-    return next((reason for look in looks if (reason := look()) is not None), None)
+    looks = (_threads, _processes, _timers, lambda: _descriptors(for_fork), _files, *further)
+    try:
+        return next((reason for look in looks if (reason := look()) is not None), None)
+    except BaseException as error:  # noqa: BLE001 - what it holds, or has changed, may keep this from looking
+        return told(error)
+
+
+def told(error):
+    """Why this session can't be forked: what was raised when that was tried."""
+    return f"what it holds can't be looked through or copied ({type(error).__name__}: {error})"[:_REASON_CHARS]
 
 
 def clone(is_last=False):
@@ -184,17 +193,17 @@ def _descriptors(for_fork):
             return f"{what}, and the file was deleted"
         if not os.path.samestat(there, status):
             return f"{what}, and another file has that name now"
-        if path.startswith("/dev/pts"):
-            return f"{what}: a terminal can't be copied"
+        if path.startswith(("/dev/pts", "/proc")):
+            return f"{what}, which can't be copied"
     return None
 
 
 def _memory():
-    """A mapping that is shared would be shared with the fork too, unless nothing can change it."""
+    """A mapping of a file that can change would be shared with the fork, even a private one until it is written to."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
-        shared = _SHARED.findall(maps.read())
-    for access, device, name in shared:
-        if "w" in access or device == "00:01" or name.startswith(_FOLDERS):
+        mapped = _MAPPED.findall(maps.read())
+    for access, device, name in mapped:
+        if (access.endswith("s") and "w" in access) or device == "00:01" or name.startswith(_FOLDERS):
             return f"it shares memory ({name or 'without a file'}), and its fork would share it too"
     return None
 

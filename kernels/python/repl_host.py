@@ -14,6 +14,7 @@ raise while a message is being read or sent; they break the channel, which ends 
 
 import builtins
 import itertools
+import re
 from _signal import SIGINT, signal
 from _thread import get_ident
 from os import _exit, getpid
@@ -22,8 +23,10 @@ from repl_channel import frame
 
 _MOST_BYTES = 1 << 20
 _MOST_CALLS = 1_000
-_MARKS, _MOST_MARKS = b'[{,:"\\', 120_000
-"""As in repl_rl/kernel/border.py: the host takes no call of more parts."""
+_MARKS, _MOST_MARKS, _MOST_DEPTH, _NUMBER_CHARS = b'[{,:"\\', 120_000, 100, 4_300
+"""As in repl_rl/kernel/border.py: the host takes no call of more parts, of deeper ones, or with longer numbers."""
+_STRINGS, _LONG_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*"'), re.compile(rb"[0-9]{%d}" % (_NUMBER_CHARS + 1))
+_STEPS = {**dict.fromkeys(b"[{", 1), **dict.fromkeys(b"]}", -1)}
 
 
 class HostLine:
@@ -142,6 +145,12 @@ def _message(request, number, name, args, kwargs):
         raise ValueError(f"{name}() runs on the host and takes {_MOST_BYTES} bytes; its arguments have {len(message)}")
     if len(message) > _MOST_MARKS and sum(map(message.count, _MARKS)) > _MOST_MARKS:
         raise ValueError(f"{name}() runs on the host, and its arguments have too many parts: send fewer at a time")
+    if len(message) > _NUMBER_CHARS or sum(map(message.count, (b"[", b"{"))) > _MOST_DEPTH:
+        bare = _STRINGS.sub(b"", message[4:])  # without its length
+        if _LONG_NUMBER.search(bare):
+            raise ValueError(f"{name}() runs on the host and takes numbers of {_NUMBER_CHARS} digits; send it as text")
+        if max(itertools.accumulate(map(_STEPS.get, bare, itertools.repeat(0)))) > _MOST_DEPTH:
+            raise ValueError(f"{name}() runs on the host, and its arguments are nested too deeply")
     return message
 
 

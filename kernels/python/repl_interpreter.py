@@ -120,7 +120,7 @@ class PythonInterpreter:
         )
 
     def _make_submit(self):
-        def submit_final_answer(value, /, *values):
+        def submit_final_answer(value, *values):
             """Hand in the final answer; this ends the session."""
             answers = []
             for each in (value, *values):

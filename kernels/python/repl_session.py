@@ -8,7 +8,7 @@ Sends {"id": "ready"}, then answers each request with one result that carries th
                                             repl_interpreter.Outcome) those that there are
     {"id": id, "jupyter": connection}      {"id"}; comes with a listening socket for each of `CHANNELS`
     {"id": id, "can_fork": true}           {"id", "refused"}: why it can't be forked, or null
-    {"id": id, "fork": true}               {"id", "refused"}; comes with the channel and the output of each fork
+    {"id": id, "fork": count}              {"id", "refused"}; comes with the channel and the output of each fork
     {"id": id, "stay": true}               {"id"}; nothing came of the forks
 
 `ready` comes with the descriptor that repl_rl/kernel/forked/fork.py listens on, where there is one. A fork sends
@@ -144,13 +144,15 @@ class Session:
     def _fork(self, request, descriptors):
         try:
             refused = repl_fork.objection_at_fork(descriptors)
+            if refused is None and len(descriptors) != 2 * request["fork"]:
+                refused = "it has so many files open that a fork's don't fit in"
             pairs = list(zip(descriptors[::2], descriptors[1::2], strict=True)) if refused is None else []
             for pair in pairs:
                 if repl_fork.clone(is_last=pair is pairs[-1]) == 0:
                     self._become_fork(*pair, descriptors)
                     return
-        except OSError as error:
-            refused = str(error)
+        except BaseException as error:  # noqa: BLE001 - typed code may have changed what this goes by
+            refused = repl_fork.told(error)
         for descriptor in descriptors:
             os.close(descriptor)
         self._channel.send({"id": request["id"], "refused": refused})

@@ -13,10 +13,10 @@ only while that code runs:
     repl_tools.cells_are_whole()
 
 What these bind belongs to the session; all other names of set-up code are dropped. A tool is not part of the session's
-state as long as its name is bound to it; what `bind` binds is, unless it is hidden. After every cell, functions given
-to `after_cell` are called, and then reserved names are bound again to what they were bound to when `reserve` was
-called. After `cells_are_whole`, a cell is read as a file is: a block needs no empty line after it, and an unfinished
-statement is an error. IPython always does so.
+state as long as its name is bound to it; what `bind` binds is, unless it is hidden. With `ends=True`, what a tool
+returns is handed in as the final answer. After every cell, functions given to `after_cell` are called, and then
+reserved names are bound again to what they were bound to when `reserve` was called. After `cells_are_whole`, a cell is
+read as a file is: a block needs no empty line after it, and an unfinished statement is an error. IPython always does.
 
 A call is recorded when it ends, with or without an exception: name, name of the exception's class, seconds. Calls that
 one registered function makes to another by a global name are recorded too if its globals are not those of an imported
@@ -77,14 +77,18 @@ class Tools:
         """Read cells as files are read, rather than line by line as at a terminal."""
         self.has_whole_cells = True
 
-    def register(self, function, name):
-        """Bind `name` to `function`, and record its calls. Coroutines that it returns are run to their end."""
-        tool = self._recorded(function, name)
+    def register(self, function, name, ends=False):
+        """Bind `name` to `function`, and record its calls. Coroutines that it returns are run to their end.
+
+        Where an annotation is a class that JSON has nothing for, such as a dataclass, an Enum or a date, or holds one,
+        an argument may be what JSON has for it: an object, the value, or text.
+        """
+        tool = self._recorded(_reading_arguments(function), name, ends)
         _look_like(tool, function, name)
         self._bind_tool(name, tool)
         self._link(function, name, tool)
 
-    def host_proxy(self, name, signature_text, doc):
+    def host_proxy(self, name, signature_text, doc, ends=False):
         """Bind `name` to a function that calls the host's tool of that name.
 
         `signature_text` is "(a: int, b: int = 2) -> int", with or without the name before it. Raises RuntimeError where
@@ -100,7 +104,7 @@ class Tools:
 
         proxy.__doc__, proxy.__module__ = doc, "__main__"
         proxy.__signature__ = _signature(name, signature_text)
-        tool = self._recorded(proxy, name)
+        tool = self._recorded(proxy, name, ends)
         _look_like(tool, proxy, name)
         self._bind_tool(name, tool)
 
@@ -136,8 +140,9 @@ class Tools:
     def _bind_tool(self, name, tool):
         self._namespace[name] = self._bound[name] = tool
 
-    def _recorded(self, function, name):
+    def _recorded(self, function, name, ends):
         calls, running = self._calls, set()
+        submit = self._namespace["submit_final_answer"] if ends else None
 
         def tool(*args, **kwargs):
             __tracebackhide__ = True
@@ -149,7 +154,11 @@ class Tools:
             began = perf_counter()
             try:
                 result = function(*args, **kwargs)
-                return run_to_end(result) if type(result) is types.CoroutineType else result
+                if type(result) is types.CoroutineType:
+                    result = run_to_end(result)
+                if submit is not None:
+                    submit(result)
+                return result
             except BaseException as error:
                 error_name = _class_name(type(error))[:_NAME_CHARS]
                 raise
@@ -167,6 +176,90 @@ class Tools:
             _replace(other, name, code, tool)
             _replace(function, other_name, other_code, other_tool)
         self._functions.append((function, code, name, tool))
+
+
+def _reading_arguments(function):
+    """The function, with its arguments converted first if the annotations ask for that. A call may raise TypeError."""
+    import inspect
+    import typing
+
+    try:
+        kinds = typing.get_type_hints(function)
+        signature = inspect.signature(function)
+    except Exception:  # noqa: BLE001 - annotations may be anything, and then they ask for nothing
+        return function
+    kinds.pop("return", None)
+    if not any(map(_is_made, kinds.values())):
+        return function
+
+    def reading(*args, **kwargs):
+        __tracebackhide__ = True
+        bound = signature.bind(*args, **kwargs)
+        for name, value in bound.arguments.items():
+            kind, form = kinds.get(name), signature.parameters[name].kind
+            try:
+                if form is inspect.Parameter.VAR_POSITIONAL:
+                    bound.arguments[name] = tuple(_made(kind, each) for each in value)
+                elif form is inspect.Parameter.VAR_KEYWORD:
+                    bound.arguments[name] = {key: _made(kind, each) for key, each in value.items()}
+                else:
+                    bound.arguments[name] = _made(kind, value)
+            except (TypeError, ValueError) as error:
+                raise TypeError(f"{function.__name__}() argument {name!r}: {error}") from None
+        return function(*bound.args, **bound.kwargs)
+
+    reading.__dict__.update(__wrapped__=function, __doc__=function.__doc__)
+    return reading
+
+
+def _is_made(kind):
+    """Whether values of an annotation are made from what JSON has: of a class of this kind, or holding such."""
+    import typing
+
+    if parts := typing.get_args(kind):
+        return typing.get_origin(kind) is not typing.Literal and any(map(_is_made, parts))
+    return isinstance(kind, type) and _maker(kind) is not None
+
+
+def _maker(kind):
+    """The type in JSON that a class is made from, and the function that makes it; None for other classes."""
+    import dataclasses
+    import datetime
+    import enum
+    import typing
+
+    if issubclass(kind, enum.Enum):
+        return object, kind
+    if issubclass(kind, (datetime.date, datetime.time)):
+        return str, kind.fromisoformat
+    if dataclasses.is_dataclass(kind) or hasattr(kind, "_fields"):
+        hints = typing.get_type_hints(kind)
+        return dict, lambda value: kind(**{name: _made(hints.get(name), each) for name, each in value.items()})
+    return (dict, kind.model_validate) if hasattr(kind, "model_validate") else None
+
+
+def _made(kind, value):
+    """The value as an annotation asks for it. Left as it is where it is not what JSON has for that."""
+    import types
+    import typing
+
+    outer, parts = typing.get_origin(kind), typing.get_args(kind)
+    if outer in (typing.Union, types.UnionType):
+        fits = [each for each in parts if isinstance(each, type) and isinstance(value, each)]
+        for each in [] if fits else parts:
+            with contextlib.suppress(TypeError, ValueError):
+                if (made := _made(each, value)) is not value:
+                    return made
+        return value
+    if type(value) in (list, tuple) and isinstance(outer, type) and not issubclass(outer, dict):
+        each = parts if outer is tuple and parts[-1:] != (...,) else (*parts[:1],) * len(value)
+        made = [_made(part, item) for part, item in zip(each, value, strict=False)] + list(value[len(each) :])
+        return outer(made) if outer in (list, tuple, set, frozenset) else made
+    if type(value) is dict and len(parts) == 2 and isinstance(outer, type):
+        return {_made(parts[0], key): _made(parts[1], item) for key, item in value.items()}
+    if not isinstance(kind, type) or isinstance(value, kind) or (maker := _maker(kind)) is None:
+        return value
+    return maker[1](value) if isinstance(value, maker[0]) else value
 
 
 def _replace(caller, name, code, tool):

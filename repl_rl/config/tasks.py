@@ -67,10 +67,11 @@ class TasksConfig(Section):
     split: str | None = None
     """Split to train on; null is the preset's, or `train`."""
     heldout: float | str | None = None
-    """Name of a split, another preset, or the share of the training split to hold out; null is the preset's, or 1/8."""
+    """Name of a split, another preset, or the share of the training split to hold out. null is the preset's; else, of a
+    folder, its split `test` or `validation` if it has one; else 1/8."""
     format: Literal["gsm8k", "math", "aime", "olympiadbench", "minif2f"] | None = None
     """How the rows of a file are written (docs/tasks.md): names of columns, and how the answer is found. Rows that
-    don't fit are named with their line."""
+    don't fit are listed with their lines."""
     before: Date | None = None
     """Train on problems from before this date, and hold out the others. null: as `after`."""
     after: Date | None = None
@@ -78,6 +79,10 @@ class TasksConfig(Section):
     columns: ColumnsConfig = ColumnsConfig()
     answer_pattern: str | None = None
     """Regular expression; the one group of its last match is the answer. `boxed`: what the last \\boxed{} holds."""
+
+    unreadable: Literal["refuse", "skip", "text"] = "refuse"
+    """Problems of a data set whose question or reference answer can't be read. `refuse`: an error lists them. `skip`:
+    they are left out, and the log says how many. `text`: where that is so of the answer, it is compared as a text."""
 
     EXCLUDING: ClassVar[tuple[Excluding, ...]] = (
         (("families", "dataset"), "problems are made, or read from a data set"),
@@ -97,7 +102,9 @@ class TasksConfig(Section):
     @property
     def path(self) -> str | None:
         """The folder or file of this machine that the problems are read from, if there is one."""
-        is_file = self.dataset is not None and (self.dataset.endswith(DATA_FILES) or is_local_path(self.dataset))
+        is_file = self.dataset is not None and (
+            self.dataset.lower().endswith(DATA_FILES) or is_local_path(self.dataset)
+        )
         return self.dataset if self.folder is None and is_file else self.folder
 
     @property
@@ -112,7 +119,7 @@ class TasksConfig(Section):
                 f"dataset {self.dataset!r} and folder {self.folder!r} are two places; leave one of them out"
             )
         of_sets = self.model_fields_set & {
-            *("subset", "split", "heldout", "columns", "answer_pattern", "format", "before", "after")
+            *("subset", "split", "heldout", "columns", "answer_pattern", "format", "before", "after", "unreadable")
         }
         given = sorted(name for name in of_sets if getattr(self, name) != type(self).model_fields[name].default)
         if self.is_generated and given:

@@ -29,12 +29,14 @@ from repl_rl.dialect.decoder import LineReader
 from repl_rl.dialect.foreign import cells_of
 from repl_rl.dialect.prose import WHOLE_CELLS
 from repl_rl.dialect.python import idle_kind
-from repl_rl.dialect.syntax import holds_code, kind_of
+from repl_rl.dialect.syntax import holds_code, is_complete, is_deep, kind_of
 from repl_rl.dialect.texts import PromptDialect
 from repl_rl.trajectory import LineKind
 
 _ECHO, _ECHO_END = "\x02out\x03", "\x02end\x03"
 """Marks around an echoed value, until `Out[n]:` replaces them."""
+_MARKED, _MOST_MARKED = re.compile(r"^\s*[%!?]|=\s*[%!](?!=)|\?\s*$", re.MULTILINE), 60
+"""Magics, shell commands and questions, and how many of them IPython is asked about in one cell."""
 _ECHOED = re.compile(f"{_ECHO}(.*?)(?:{_ECHO_END}|\\Z)", re.DOTALL)
 _SETUP = f"""
 def _show_echoes():
@@ -121,7 +123,10 @@ class IPythonReader(LineReader):
             return None
         self._pending.append(line)
         # A cell runs if it is complete or invalid, as at a terminal after Enter. An empty line ends a block.
-        status = _asked("check_complete", "\n".join(self._pending), ("invalid", None))[0]
+        source = "\n".join(self._pending)
+        if is_deep(source):
+            return self._end_cell() if is_complete(source) else None
+        status = _asked("check_complete", source, ("invalid", None))[0]
         return None if status == "incomplete" else self._end_cell()
 
     def _end_cell(self) -> Cell:
@@ -149,7 +154,10 @@ def _transformer() -> Any:
 
 
 def _asked(question: str, source: str, otherwise: Any) -> Any:
-    """IPython's answer; `otherwise` if it fails on the source (as on \\x1c, to parts of it a newline)."""
+    """IPython's answer; `otherwise` if it fails on the source (as on \\x1c, to parts of it a newline), or would take
+    long: it reads the whole source again for each line with a mark of its own."""
+    if len(_MARKED.findall(source)) > _MOST_MARKED:
+        return otherwise
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

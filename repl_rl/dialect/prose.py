@@ -1,8 +1,8 @@
 """The base of the dialects in which a model writes prose with code in it, and `text`, which is prose only.
 
-Prose counts as a comment: a thought. A final answer in prose is on a line of its own, `Answer: 42`, which ends the
-trajectory, or in the last `\\boxed{...}` of a text that has ended. A number after `####` is an answer too, as in GSM8K;
-words after it are a heading. Code comes as a whole, so incomplete code is an error and does not wait for more.
+Prose counts as a comment: a thought. A final answer in prose is text: on a line of its own, `Answer: 42`, which ends
+the trajectory, or in the last `\\boxed{...}` of a text that has ended. A number after `####` is an answer too, as in
+GSM8K; words after it are a heading. Code comes as a whole, so incomplete code is an error and does not wait for more.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from repl_rl.dialect.syntax import kind_of, missing_end
 from repl_rl.dialect.texts import TextDialect
 from repl_rl.trajectory import LineKind
 
-_ANSWER = re.compile(r"\s*\**(?:Final )?[Aa]nswer:\**\s*(\S.*?)\s*|\s*#{4}\s*([-+]?[$€£]?\.?\d[\d,./%]*)\s*")
+_ANSWER = re.compile(
+    r"\s*(?:#{2,6}|[>*-])?[\s*_]*(?i:(?:final )?answer|the (?:final )?answer is)[\s*_]*:[\s*_]*([^\s*_].*?)[\s*_]*"
+    r"|\s*#{4}\s*([-+]?[$€£]?\.?\d[\d,./%]*)\s*"
+)
 _BOXED = "\\boxed{"
 
 
@@ -49,7 +52,7 @@ def whole_cell(source: str) -> Cell:
 def answer_in_line(line: str) -> str | None:
     """The text after `Answer:` or `####`, if the line holds nothing else."""
     found = _ANSWER.fullmatch(line)
-    return None if found is None else (found[1] or found[2]).removesuffix("**").strip() or None
+    return None if found is None else found[1] or found[2]
 
 
 def boxed_answer(text: str) -> str | None:
@@ -64,11 +67,11 @@ def boxed_answer(text: str) -> str | None:
 
 
 def answer_in_prose(lines: Sequence[str], text: str, ends: bool) -> tuple[str, ...] | None:
-    """The final answer that these lines give. If they give none and the text `ends`, the last box in `text`."""
+    """The `repr` of the answer that these lines give. If they give none and the text `ends`, the last box in `text`."""
     given = [answer for line in lines if (answer := answer_in_line(line))]
     if not given and ends and (boxed := boxed_answer(text)):
         given = [boxed]
-    return (given[0],) if given else None
+    return (repr(given[0]),) if given else None
 
 
 class PlainTextDialect(ProseDialect):

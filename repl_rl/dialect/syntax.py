@@ -8,13 +8,20 @@ import io
 import tokenize
 import traceback
 import warnings
+from itertools import accumulate
 
 from repl_rl.trajectory import LineKind
 
 _PARSE_FLAGS: int = (
     ast.PyCF_ONLY_AST | codeop.PyCF_DONT_IMPLY_DEDENT | codeop.PyCF_ALLOW_INCOMPLETE_INPUT  # type: ignore[attr-defined]
 )
+_BREAKS_OFF = "SyntaxError: the code breaks off\n"
 _WHOLE_FLAGS: int = ast.PyCF_ONLY_AST | codeop.PyCF_ALLOW_INCOMPLETE_INPUT  # type: ignore[attr-defined]
+
+_DEEP = range(65, 201)
+"""Brackets within brackets. What is nested so deep is left to the kernel: here, parsing it could hold up all sessions.
+Beyond that, CPython refuses it at once."""
+_STEPS = {**dict.fromkeys("([{", 1), **dict.fromkeys(")]}", -1)}
 
 
 def is_blank(line: str) -> bool:
@@ -48,6 +55,8 @@ def is_complete(source: str) -> bool:
         return False
     if is_blank(last_line) and at_margin and not _continues(source):
         return True
+    if is_deep(source):
+        return sum(map(source.count, "([{")) < sum(map(source.count, ")]}")) or not _continues(source)
     if _parse_error(source) is None:
         return True
     error = _parse_error(f"{source}\n")
@@ -56,6 +65,8 @@ def is_complete(source: str) -> bool:
 
 def kind_of(source: str) -> LineKind:
     """The kind of a cell that runs without an error: its last statement decides."""
+    if is_deep(source):
+        return LineKind.STATEMENT
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -71,6 +82,8 @@ def missing_end(source: str) -> str | None:
 
     A kernel would wait for the rest of such a source. None for any other source, valid or not.
     """
+    if is_deep(source):
+        return _BREAKS_OFF if _continues(source) else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -86,7 +99,14 @@ def missing_end(source: str) -> str | None:
             compile(source, "<stdin>", "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
         except SyntaxError as error:
             return "".join(traceback.format_exception_only(error))
-    return "SyntaxError: the code breaks off\n"
+    return _BREAKS_OFF
+
+
+def is_deep(source: str) -> bool:
+    """Whether brackets, those in strings included, are nested so deep that a source is not parsed here."""
+    if sum(map(source.count, "([{")) < _DEEP.start:
+        return False
+    return max(accumulate(_STEPS.get(character, 0) for character in source)) in _DEEP
 
 
 def _continues(source: str) -> bool:

@@ -4,9 +4,10 @@ How a model writes its calls, and how results are presented to it, is found by r
 through its template. Only what comes after the model's turn is ever taken from a rendering, so the sequence keeps its
 ids token by token, even if the template would rewrite earlier turns (Qwen3's drops their thoughts).
 
-Without tools from the user, the model is offered `python(code)`, which runs in the session like a line of the
-interpreter, and `submit_final_answer(value)`. The answer to a call is what the function returns, as `print` shows it,
-or the last line of its traceback, or what was wrong with the call; the model may then correct it.
+Besides the user's tools, the model is offered `python(code)`, which runs in the session like a line of the interpreter,
+and `submit_final_answer(value)`; a tool of the user's takes the place of one of the same name. The answer to a call is
+what the function returns, as `print` shows it, or the last line of its traceback, or what was wrong with the call; the
+model may then correct it.
 """
 
 from __future__ import annotations
@@ -24,8 +25,6 @@ from repl_rl.dialect.prose import ProseDialect, answer_in_prose, prose_kind, who
 from repl_rl.dialect.texts import filled
 from repl_rl.errors import ConfigError
 from repl_rl.trajectory import LineKind, Message
-
-_OWN_TOOLS = ("python", "submit_final_answer")
 
 
 class ToolCallDialect(ProseDialect):
@@ -45,8 +44,12 @@ class ToolCallDialect(ProseDialect):
                 "model, or the dialect inline or fenced"
             )
         self._template = template
-        self._schemas = tuple(tool.schema for tool in tools) or tuple(self.texts["own_tools"])
-        self.texts["system"] = filled(self.texts["system"], submit="" if tools else self.texts["submit"])
+        self.names = frozenset(tool.name for tool in tools)
+        """Of the user's tools."""
+        own = [schema for schema in self.texts["own_tools"] if schema["function"]["name"] not in self.names]
+        self._schemas = (*own, *(tool.schema for tool in tools))
+        self.offered = sorted(schema["function"]["name"] for schema in self._schemas)
+        self.texts["system"] = filled(self.texts["system"], submit=self.texts["submit"])
         self.form = call_form(template, self._schemas)
         self._frames: dict[int, tuple[str, ...]] = {}
         before, after = self.frame(1)
@@ -72,16 +75,15 @@ class ToolCallDialect(ProseDialect):
         return json.dumps(cut, ensure_ascii=False)[1:-1] if self._results_are_json else cut
 
     def reader(self) -> ToolCallReader:
-        return ToolCallReader(self, frozenset(tool.name for tool in self.tools) or frozenset(_OWN_TOOLS))
+        return ToolCallReader(self)
 
 
 class ToolCallReader(ProseReader):
     """Typed bytes to calls, once the model's turn is over."""
 
-    def __init__(self, dialect: ToolCallDialect, names: frozenset[str]) -> None:
+    def __init__(self, dialect: ToolCallDialect) -> None:
         super().__init__()
         self._dialect = dialect
-        self._names = names
         self._message = ""
 
     @property
@@ -117,18 +119,18 @@ class ToolCallReader(ProseReader):
     def _cell(self, call: str) -> Cell:
         try:
             name, arguments = parse_call(call, self._dialect.form)
-            if name not in self._names:
-                raise _BadCall("NameError", f"there is no tool {name!r}; there are {', '.join(sorted(self._names))}")
-            if name == "python" and not self._dialect.tools:
+            if name not in self._dialect.offered:
+                raise _BadCall("NameError", f"there is no tool {name!r}; there are {', '.join(self._dialect.offered)}")
+            if name in self._dialect.names:
+                return Cell(f"print({name}(**{arguments!r}))", LineKind.EXPRESSION)
+            if name == "python":
                 code = arguments.get("code")
                 if not isinstance(code, str) or len(arguments) != 1:
                     raise _BadCall("TypeError", "python takes one argument, code, which is a string")
                 return whole_cell(code)
-            if name == "submit_final_answer" and not self._dialect.tools:
-                if list(arguments) != ["value"]:
-                    raise _BadCall("TypeError", "submit_final_answer takes one argument, value")
-                return Cell(f"submit_final_answer({arguments['value']!r})", LineKind.EXPRESSION)
-            return Cell(f"print({name}(**{arguments!r}))", LineKind.EXPRESSION)
+            if list(arguments) != ["value"]:
+                raise _BadCall("TypeError", "submit_final_answer takes one argument, value")
+            return Cell(f"submit_final_answer({arguments['value']!r})", LineKind.EXPRESSION)
         except _BadCall as bad:
             return Cell("", LineKind.SYNTAX_ERROR, Refusal(bad.name, f"{bad.name}: {bad}"))
 

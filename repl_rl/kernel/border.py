@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import math
 import re
 from collections.abc import Mapping
 from itertools import accumulate
@@ -27,8 +26,10 @@ _MOST_IMAGE_BYTES = 2 << 20
 _MOST_CALLS = 1_000
 _MOST_ANSWERS = 1_000
 _TEXT_CHARS = 10_000
-_NAME_CHARS = 200
-_NUMBER_CHARS = 400
+NAME_CHARS = 200
+_NUMBER_CHARS = 4_300
+_MOST_S = 1e6
+"""Of a call. The sum of all that are reported is a number then, too."""
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 _MARKS = b'[{,:"\\'
@@ -79,7 +80,7 @@ def result_of(report: Mapping[str, Any], **known: Any) -> ExecResult:
     answers = None if answer is None else tuple(text_of(text) or "" for text in answer[:_MOST_ANSWERS])
     return ExecResult(
         _STATUSES[status],
-        error_name=text_of(report.get("error_name")),
+        error_name=text_of(report.get("error_name"), NAME_CHARS),
         compiled=report.get("compiled") is not False,
         answer=answers,
         answer_forms=forms_of(report.get("answer_forms"), answers),
@@ -91,12 +92,12 @@ def result_of(report: Mapping[str, Any], **known: Any) -> ExecResult:
     )
 
 
-def text_of(value: object) -> str | None:
+def text_of(value: object, most_chars: int = _TEXT_CHARS) -> str | None:
     """A reported text, cut if it is long, or None. Raises BorderError if it is neither."""
     if value is None:
         return None
     if isinstance(value, str):
-        return value[:_TEXT_CHARS].encode("utf-8", "backslashreplace").decode()[:_TEXT_CHARS]
+        return value[:most_chars].encode("utf-8", "backslashreplace").decode()[:most_chars]
     raise BorderError("a text is not a string")
 
 
@@ -122,9 +123,8 @@ def calls_of(reported: object) -> tuple[ToolCall, ...]:
     calls = []
     for entry in reported[:_MOST_CALLS] if isinstance(reported, list) else ():
         match entry:
-            case [str(name), str() | None as error_name, float(duration_s)] if 0 <= duration_s < math.inf:
-                error_name = None if error_name is None else _name_of(error_name)
-                calls.append(ToolCall(_name_of(name), error_name, duration_s))
+            case [str(name), str() | None as error_name, float(duration_s)] if 0 <= duration_s <= _MOST_S:
+                calls.append(ToolCall(text_of(name, NAME_CHARS) or "", text_of(error_name, NAME_CHARS), duration_s))
     return tuple(calls)
 
 
@@ -143,10 +143,6 @@ def images_of(reported: object) -> tuple[bytes, ...]:
         if image.startswith(_PNG) and sum(map(len, images)) + len(image) <= _MOST_IMAGE_BYTES:
             images.append(image)
     return tuple(images)
-
-
-def _name_of(text: str) -> str:
-    return text[:_NAME_CHARS].encode("utf-8", "backslashreplace").decode()[:_NAME_CHARS]
 
 
 def _limited(text: str) -> str:

@@ -20,7 +20,7 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
@@ -33,7 +33,9 @@ from repl_rl.kernel.results import (
     ExecResult,
     ExecStatus,
     ForeignSession,
+    HostCall,
     HostCalls,
+    HostReply,
     Kernel,
     KernelSession,
 )
@@ -115,11 +117,19 @@ def require_backend(name: str, sandbox: SandboxKind) -> None:
 
 
 class PooledKernel:
-    """The kernel of one session; counts what it does."""
+    """The kernel of one session; counts what it does.
 
-    def __init__(self, kernel: Kernel, pool: KernelPool) -> None:
+    A line that no interrupt ends, such as `sum(range(10**12))`, costs its kernel. If the lines before it, run again in
+    a fresh one, show the same and leave the same state, the session goes on there, and the line has only timed out.
+    """
+
+    def __init__(self, kernel: Kernel, pool: KernelPool, past: _Past | None = None) -> None:
+        """`past` is what the kernel has run, or None if that could not be repeated."""
         self.kernel = kernel
         self._pool = pool
+        self._past = past
+        self.ends_at = time.monotonic() + pool.limits.session_s
+        """When the pool kills it, by the monotonic clock."""
         self._is_in_block = False
 
     @property
@@ -139,6 +149,7 @@ class PooledKernel:
 
     async def open_jupyter(self) -> Path:
         """A connection file for any Jupyter client on this machine. Raises KernelDiedError if the kernel is gone."""
+        self._past = None
         return await self.kernel.open_jupyter()
 
     async def can_fork(self) -> str | None:
@@ -151,6 +162,8 @@ class PooledKernel:
         """Run set-up code before the first cell. Raises KernelStartError, with what it printed, if it fails."""
         try:
             await self.kernel.prepare(source)
+            if self._past is not None:
+                self._past.setup.append(source)
         finally:
             if not self.kernel.is_alive:
                 self._pool._forget(self.kernel)
@@ -159,16 +172,72 @@ class PooledKernel:
         """Run one cell; `host` answers its calls of host tools. Raises KernelDiedError as `KernelSession.execute`."""
         result: ExecResult | None = None
         try:
-            result = await self.kernel.execute(source, host)
+            result = await self.kernel.execute(source, host and self._unrepeatable(host))
         finally:
             if (result is None or result.state_lost) and not self.kernel.is_alive:
                 self._pool._forget(self.kernel)
+        if result.state_lost and result.error_name is None and not result.by_machinery:
+            result = await self._restored(result)
+        elif self._past is not None and not self._past.remembers(source, result):
+            self._past = None
         self._is_in_block = result.status is ExecStatus.INCOMPLETE
         stats = self._pool.stats
         stats.executions += 1
         stats.statuses[result.status] += 1
         stats.execution_s.append(result.duration_s)
         return result
+
+    def _unrepeatable(self, host: HostCalls) -> HostCalls:
+        async def call(call: HostCall) -> HostReply:
+            self._past = None
+            return await host(call)
+
+        return call
+
+    async def _restored(self, lost: ExecResult) -> ExecResult:
+        """Go on in a fresh kernel if the line was killed for its time, and all before it can be repeated in as much."""
+        past, line_s = self._past, self._pool.limits.line_s
+        if past is None or lost.duration_s < line_s or past.took_s > line_s or time.monotonic() > self.ends_at:
+            return lost
+        again = _Past()
+        try:
+            self.kernel = await self._pool._take(is_waited_for=True)
+            for source in past.setup:
+                await self.kernel.prepare(source)
+            for source in past.sources:
+                if not again.remembers(source, await self.kernel.execute(source)):
+                    break
+        except KernelError as error:
+            _log.debug("a session could not be restored: %s", error)
+        if again.seen != past.seen:
+            self._past = None
+            await self._pool._discard(self.kernel)
+            return lost
+        shown = f"{lost.output}KeyboardInterrupt\n"
+        return replace(lost, status=ExecStatus.TIMEOUT, error_name="KeyboardInterrupt", output=shown)
+
+
+@dataclass(slots=True)
+class _Past:
+    """What a kernel has run since its start, as far as it can be repeated."""
+
+    setup: list[str] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    seen: list[int] = field(default_factory=list)
+    """Hashes of what the cells did."""
+    took_s: float = 0.0
+
+    def remembers(self, source: str, result: ExecResult) -> bool:
+        """Note a cell. False if it can't be repeated: it was interrupted somewhere, or its state is not known."""
+        if result.status is ExecStatus.INCOMPLETE:
+            return True
+        self.sources.append(source)
+        self.seen.append(hash((result.status, result.output, result.error_message, result.answer, result.fingerprint)))
+        self.took_s += result.duration_s
+        return result.status in (ExecStatus.OK, ExecStatus.ERROR) and result.fingerprint is not None
+
+    def copy(self) -> _Past:
+        return _Past([*self.setup], [*self.sources], [*self.seen], self.took_s)
 
 
 class KernelPool:
@@ -208,6 +277,7 @@ class KernelPool:
         loaded = Profile.load(profile)
         self.limits = limits or loaded.limits
         self.backend = make_backend(backend, loaded, self.limits, sandbox)
+        self._may_repeat = sandbox != "none"  # without walls, the effects of lines are those on this machine
         self._memory_mb = memory_mb
         self._warm = size if warm is None else min(warm, size)
         self._few = start_concurrency or os.cpu_count() or 1
@@ -273,7 +343,7 @@ class KernelPool:
             self.stats.queue_s.append(time.monotonic() - asked)
             self._top_up()
             self.stats.sessions += 1
-            yield await stack.enter_async_context(self._handed_out(kernel))
+            yield await stack.enter_async_context(self._handed_out(kernel, _Past() if self._may_repeat else None))
 
     @asynccontextmanager
     async def fork(
@@ -325,19 +395,23 @@ class KernelPool:
             self._let_forks_on()
             self._top_up()
         self.stats.forks += len(forks)
-        given = zip(stacks, forks, strict=False)
-        return [await stack.enter_async_context(self._handed_out(fork)) for stack, fork in given]
+        past = None if reseed else kernel._past
+        return [
+            await stack.enter_async_context(self._handed_out(fork, past and past.copy()))
+            for stack, fork in zip(stacks, forks, strict=False)
+        ]
 
     @asynccontextmanager
-    async def _handed_out(self, kernel: Kernel) -> AsyncIterator[PooledKernel]:
+    async def _handed_out(self, kernel: Kernel, past: _Past | None) -> AsyncIterator[PooledKernel]:
         self._open_sessions += 1
-        end = asyncio.get_running_loop().call_later(self.limits.session_s, kernel.kill)
+        pooled = PooledKernel(kernel, self, past)
+        end = asyncio.get_running_loop().call_later(self.limits.session_s, lambda: pooled.kernel.kill())
         try:
-            yield PooledKernel(kernel, self)
+            yield pooled
         finally:
             end.cancel()
             self._open_sessions -= 1
-            await asyncio.shield(self._spawn(self._discard(kernel)))
+            await asyncio.shield(self._spawn(self._discard(pooled.kernel)))
 
     async def _reserve(self, count: int, wait: bool) -> int:
         """Wait until so many slots are free at once. Kernels that nobody has asked for give theirs up.

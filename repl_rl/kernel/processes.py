@@ -20,6 +20,8 @@ from pathlib import Path
 MARK = "REPL_RL_KERNEL"
 """The environment variable that holds the mark."""
 
+INSIST = signal.SIGRTMAX
+"""For our kernels, an interrupt that waits until a call in C returns that ignores SIGINT, such as `os.system`."""
 _LONGEST_DEATH_S = 5.0
 _GUARD = """
 trap '' HUP INT TERM
@@ -75,6 +77,23 @@ def tree(pid: int) -> Iterator[int]:
         with contextlib.suppress(OSError):
             for task in os.listdir(f"/proc/{each}/task"):
                 waiting += map(int, Path(f"/proc/{each}/task/{task}/children").read_text().split())
+
+
+def interrupt(pid: int) -> None:
+    """SIGINT to a process and to its descendants in its process group, as from Ctrl-C at a terminal."""
+    with contextlib.suppress(OSError):
+        group = os.getpgid(pid)
+        for each in tree(pid):
+            with contextlib.suppress(OSError):
+                if os.getpgid(each) == group:
+                    os.kill(each, signal.SIGINT)
+
+
+def kill_descendants(pid: int) -> None:
+    """Kill what a process has started, and leave it to go on without."""
+    for each in [*tree(pid)][1:]:
+        with contextlib.suppress(OSError):
+            os.kill(each, signal.SIGKILL)
 
 
 def threads(pid: int) -> int:

@@ -10,7 +10,6 @@ Not covered: a failing engine, which ends the run, because all trajectories shar
 from __future__ import annotations
 
 import asyncio
-import reprlib
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
@@ -21,7 +20,7 @@ from typing import Any
 from repl_rl.config import BranchConfig, BudgetConfig, SamplingConfig, SeededSampling
 from repl_rl.dialect import Shown
 from repl_rl.engine import Engine, Finish, SampledLine, Slot, Vocabulary
-from repl_rl.errors import ConfigError, KernelError
+from repl_rl.errors import BrokenStateError, ConfigError, KernelError
 from repl_rl.kernel import KernelSource, NestingSource
 from repl_rl.rollout.batch import RolloutBatch, refuse_if_all_aborted
 from repl_rl.rollout.compact import Compactor
@@ -86,11 +85,10 @@ class Rollout:
 
         Raises what `as_completed` raises. Closing the iterator cancels what is still running.
         """
-        if not isinstance(task, Task):  # a list of tasks, as `many` takes, or a question
-            raise ConfigError(f"{reprlib.repr(task)} is not a task: give Task(id, question, answer) of repl_rl")
+        batch = RolloutBatch([task], sampling)
 
         async def roll(listener: Listener) -> Trajectory:
-            async with aclosing(self.as_completed(RolloutBatch([task], sampling), listener)) as ended:
+            async with aclosing(self.as_completed(batch, listener)) as ended:
                 [(_, trajectory)] = [each async for each in ended]
             return trajectory
 
@@ -326,7 +324,11 @@ class Rollout:
             ran = await run_turn(kernel, turn)
             state.answer, state.answer_forms, state.stop = ran.answer, ran.answer_forms, ran.stop
             if state.stop is None:
-                ran = ran.observing(await episode.observed(turn))
+                try:
+                    ran = ran.observing(await episode.observed(turn))
+                except BrokenStateError as failure:
+                    state.lost(failure)
+            if state.stop is None:
                 if turn.answer is not None and state.answer is None:
                     state.answer, state.stop = turn.answer, StopReason.ANSWER
                 elif at_eos and not turn.waits:

@@ -21,6 +21,7 @@ _COUNTED_AS_RUN = frozenset(
         LineKind.ANSWER,
     }
 )
+_MOST_ERRORS = 20
 
 
 def batch_metrics(trajectories: Sequence[Trajectory], seconds: float) -> dict[str, float]:
@@ -29,7 +30,7 @@ def batch_metrics(trajectories: Sequence[Trajectory], seconds: float) -> dict[st
     Void trajectories (aborted, unfinished or empty) count only in `stops/*`. `time/*_s` is the average time per
     trajectory, queue included, so the four add up to the mean duration. Where sessions were forked, `branches/fork`,
     `branches/replay` and `branches/anew` are the shares of all branches that began so (`repl_rl.trajectory.Branch`).
-    Where sessions asked a language model, `subcalls/*` say how much.
+    Where sessions asked a language model, `subcalls/*` say how much. `errors/*` names the 20 most frequent exceptions.
     """
     stops = Counter(trajectory.stop_reason for trajectory in trajectories)
     values = {f"stops/{reason}": count / len(trajectories) for reason, count in stops.items()}
@@ -40,7 +41,10 @@ def batch_metrics(trajectories: Sequence[Trajectory], seconds: float) -> dict[st
     kinds = Counter(line.kind for line in lines)
     errors = Counter(line.error_name for line in lines if line.error_name)
     values |= {f"kinds/{kind}": kinds[kind] / len(lines) for kind in LineKind}
-    values |= {f"errors/{name}": count / len(lines) for name, count in sorted(errors.items())}
+    frequent = dict(errors.most_common(_MOST_ERRORS))  # sessions make up exceptions, too
+    if rare := errors.total() - sum(frequent.values()):
+        frequent["other"] = frequent.get("other", 0) + rare
+    values |= {f"errors/{name}": count / len(lines) for name, count in sorted(frequent.items())}
     values["error_rate"] = sum(errors.values()) / len(lines)
     times_ms = [line.duration_s * 1000 for line in lines if line.kind in _COUNTED_AS_RUN]
     if times_ms:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,9 +12,11 @@ from enum import Enum
 from repl_rl.config import SamplingConfig
 from repl_rl.dialect import Dialect, Reader, Turn, dialect_name
 from repl_rl.engine import SampledLine, Versions
-from repl_rl.errors import KernelError
+from repl_rl.errors import BrokenStateError, KernelError
 from repl_rl.rollout import events
 from repl_rl.trajectory import Branch, Compaction, Line, LineKind, StopReason, Task, Trajectory
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +169,8 @@ class TrajectoryState:
     """The weights of the engine before its first token is sampled."""
     lines: list[Line] = field(default_factory=list)
     stop: StopReason | None = None
+    error: str | None = None
+    """What has failed, if that ended it."""
     answer: tuple[str, ...] | None = None
     answer_forms: tuple[str | None, ...] | None = None
     reader: Reader = field(init=False)
@@ -197,10 +202,15 @@ class TrajectoryState:
 
     def aborted(self, failure: KernelError) -> Trajectory:
         """The trajectory that this failure of the machinery has ended."""
-        self.stop = StopReason.ABORTED
-        return self.trajectory(f"{type(failure).__name__}: {failure}")
+        self.stop, self.error = StopReason.ABORTED, f"{type(failure).__name__}: {failure}"
+        return self.trajectory()
 
-    def trajectory(self, error: str | None = None) -> Trajectory:
+    def lost(self, failure: BrokenStateError) -> None:
+        """End it as a session that was killed: it has brought about what its environment can't go on from."""
+        _log.warning("a session is ended: %s", failure)
+        self.stop, self.error = StopReason.KILLED, str(failure)
+
+    def trajectory(self) -> Trajectory:
         """The trajectory so far.
 
         Output after the last line is left out, because nothing was sampled after it. A line that was running when the
@@ -228,7 +238,7 @@ class TrajectoryState:
             answer_forms=self.answer_forms,
             version=transcript.version,
             updates=tuple(transcript.updates),
-            error=error,
+            error=self.error,
             duration_s=self.clock.duration_s,
             engine_s=self.clock.waited_s[Wait.ENGINE],
             kernel_s=self.clock.waited_s[Wait.KERNEL],

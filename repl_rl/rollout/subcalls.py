@@ -13,13 +13,12 @@ ended, the engine holds nothing of theirs, and weights may change. If weights ch
 
 from __future__ import annotations
 
-import ast
 import asyncio
-import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 from repl_rl.config import SamplingConfig, SeededSampling, SubcallsConfig
@@ -27,9 +26,13 @@ from repl_rl.engine import Engine, Finish, Vocabulary
 from repl_rl.errors import ModelError
 from repl_rl.rollout.state import Transcript
 from repl_rl.trajectory import Line, LineKind, StopReason, SubCall, Task, Trajectory
-from repl_rl.utils.text import cut_middle
+from repl_rl.utils.text import cut_middle, string_of
 
 _RECORDED_CHARS = 4000
+_MOST_AT_ONCE = 1_000
+"""Questions in one call, unless the budget has more."""
+_MOST_REFUSED = 100
+"""Questions beyond its budgets of which a trajectory keeps a record."""
 MOST_CHARS_PER_TOKEN = 16
 """More characters than a token has on average in any sensible text. A prompt that is too long even by this measure is
 refused without being encoded, because encoding a whole context would hold up all trajectories."""
@@ -196,6 +199,7 @@ class _Left:
 
     calls: int
     tokens: int
+    refused: int = _MOST_REFUSED
     batches: int = 0
 
 
@@ -242,29 +246,29 @@ class SubCalls:
         """The answers, in the order of the prompts. They are sampled together, `subcalls.at_once` at a time.
 
         The tokens for each answer are set aside in that order before the first is asked, so that the budgets end at
-        the same prompt whatever is answered first. Raises EngineError if the policy's engine can't go on.
+        the same prompt whatever is answered first. Raises EngineError if the policy's engine can't go on, and
+        ValueError for more prompts than anybody needs at once.
         """
-        return await self._ask_all([Question(prompt) for prompt in prompts])
+        return await self._ask_all(len(prompts), map(Question, prompts))
 
     async def ask_sessions(self, prompts: Sequence[str], contexts: Sequence[Any] | None = None) -> list[str]:
         """As `ask`, but a session answers each prompt. Its variable `context` holds the prompt's context, or else the
         prompt.
 
         At the greatest depth, `subcalls.depth`, no session begins: prompt and context are asked as by `ask`. Raises
-        ValueError unless there is a context for each prompt.
+        what `ask` raises, and ValueError unless there is a context for each prompt.
         """
         given = [None] * len(prompts) if contexts is None else contexts
         if len(given) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts and {len(given)} contexts; give each prompt one, or None")
         is_session = self.has_sessions and self.depth < self._config.depth
-        return await self._ask_all(
-            [
-                Question(prompt, prompt if context is None else context, True)
-                if is_session
-                else Question(prompt if context is None else f"{prompt}\n\n{context}")
-                for prompt, context in zip(prompts, given, strict=True)
-            ]
+        questions = (
+            Question(prompt, prompt if context is None else context, True)
+            if is_session
+            else Question(prompt if context is None else f"{prompt}\n\n{context}")
+            for prompt, context in zip(prompts, given, strict=True)
         )
+        return await self._ask_all(len(prompts), questions)
 
     async def take(self) -> tuple[SubCall, ...]:
         """The calls since the last time, in order. Texts that are too long for a record are cut. The calls of a session
@@ -280,23 +284,38 @@ class SubCalls:
         self._is_closed = True
         await self._end()
 
-    async def _ask_all(self, questions: Sequence[Question]) -> list[str]:
+    async def _ask_all(self, count: int, questions: Iterator[Question]) -> list[str]:
+        """`count` questions are there. Once one is beyond the budgets, so are those after it, which cost nothing."""
+        if count > (most := max(_MOST_AT_ONCE, self._config.calls)):
+            raise ValueError(f"{count} questions at once, and {most} are the most; ask fewer at a time")
         task = asyncio.current_task()
         assert task is not None
         self._asking.add(task)
         batch, self._left.batches = self._left.batches, self._left.batches + 1
+        refused = ""
         try:
             async with asyncio.TaskGroup() as group:
                 asked = []
                 for question in questions:
                     tokens = self._set_aside(question)
+                    if isinstance(tokens, NoAnswerError):
+                        refused = f"[no answer: {tokens}]"
+                        self._record_refused([question, *islice(questions, self._left.refused)], tokens, batch)
+                        break
                     asked.append(group.create_task(self._call(question, tokens, batch, self._calls)))
                     self._calls += 1
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
         finally:
             self._asking.discard(task)
-        return [each.result() for each in asked]
+        return [each.result() for each in asked] + [refused] * (count - len(asked))
+
+    def _record_refused(self, questions: Sequence[Question], why: NoAnswerError, batch: int) -> None:
+        for question in questions[: self._left.refused]:
+            self._left.refused -= 1
+            call = SubCall(_cut(_whole(question.prompt)), f"[no answer: {why}]", batch=batch, depth=self.depth)
+            self._recorded[self._calls] = (replace(call, error_name=why.kind),)
+            self._calls += 1
 
     async def _end(self) -> None:
         for task in (under_way := list(self._asking)):
@@ -324,17 +343,15 @@ class SubCalls:
         left.tokens -= tokens
         return tokens
 
-    async def _call(self, question: Question, tokens: int | NoAnswerError, batch: int, number: int) -> str:
+    async def _call(self, question: Question, tokens: int, batch: int, number: int) -> str:
         sampling, spent, began_s = self._sampling, 0, time.monotonic()
         if isinstance(sampling, SeededSampling):
             sampling = sampling.model_copy(update={"seed": f"{sampling.seed}/sub-call {number}"})
-        prompt = question.prompt.encode("utf-8", "replace").decode()  # a session may send halves of characters
+        prompt = _whole(question.prompt)
         call = SubCall(_cut(prompt), "", batch=batch, depth=self.depth, error_name="cancelled")
         name = f"{self._name}/{number}"
         inner = SubCalls(self._model, self._config, sampling, name, self._sessions, self)
         try:
-            if isinstance(tokens, NoAnswerError):
-                raise tokens
             async with self._permits:
                 began_s = time.monotonic()
                 if question.is_session:
@@ -358,8 +375,7 @@ class SubCalls:
             text = f"[no answer: {error}]"
             call = replace(call, text=_cut(text), error_name=error.kind)
         finally:
-            if isinstance(tokens, int):
-                self._left.tokens += max(0, tokens - spent)
+            self._left.tokens += max(0, tokens - spent)
             inner._flushed()
             self._recorded[number] = (replace(call, duration_s=time.monotonic() - began_s), *inner._taken)
         return text
@@ -377,10 +393,13 @@ def _completion(session: Trajectory) -> Completion:
 
 def _value_as_text(written: str) -> str:
     """A submitted value, given as its `repr`; a string without its quotes."""
-    if written[:1] in ("'", '"'):
-        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):  # it may be cut, or prose
-            return str(ast.literal_eval(written))
-    return written
+    text = string_of(written)  # None if it was cut, or is another value, or prose
+    return written if text is None else text
+
+
+def _whole(text: str) -> str:
+    """The text without halves of characters, which a session may send."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _cut(text: str) -> str:

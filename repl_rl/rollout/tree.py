@@ -28,7 +28,7 @@ from typing import ClassVar, NamedTuple
 
 from repl_rl.config import BranchConfig, SamplingConfig, SeededSampling
 from repl_rl.dialect import Reader
-from repl_rl.errors import ConfigError, ForkRefusedError
+from repl_rl.errors import BrokenStateError, ConfigError, ForkRefusedError, KernelDiedError
 from repl_rl.kernel import KernelSession
 from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.execute import TrajectoryKernel, TurnResult, read_turn, run_turn
@@ -82,8 +82,10 @@ class Start:
             read = await read_turn(reader, kernel, turn.text, turn.at_eos)
             if self.fork is None:
                 again = await run_turn(kernel, read)
-                if again.stop is None:
-                    again = again.observing(await episode.observed(read))
+                try:
+                    again = again.observing(await episode.observed(read)) if again.stop is None else again
+                except BrokenStateError:
+                    raise ReplayDiffersError from None
                 if _seen(again) != _seen(turn.ran):
                     raise ReplayDiffersError
             reader.show(turn.ran.cells, goes_on=True)
@@ -151,12 +153,14 @@ class Root:
         return self.rule.is_due(self)
 
     async def fork(self, kernel: TrajectoryKernel, episode: Episode) -> None:
-        """Let branches begin here. Raises KernelError if the session was lost over it."""
+        """Let branches begin here. A session that does not survive this is found dead by its next line, as one is that
+        has ended in another way between two lines: what happens to it is its own doing.
+        """
         starts = [self._start(len(self._turns)) for _ in range(self.config.branches - 1)]
         try:
             if self.config.by == "fork":
                 await _fork(starts, kernel, episode)
-        except ForkRefusedError as error:
+        except (ForkRefusedError, KernelDiedError) as error:
             _log.debug("the branches of root %d run its lines again: %s", self.index, error)
         except BaseException:
             for start in starts:

@@ -10,9 +10,12 @@ from another one on held out. Reference answers that can't be graded are found h
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain, pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,15 +23,22 @@ from typing import Any
 from repl_rl.config.tasks import DATA_FILES, ColumnsConfig, TasksConfig
 from repl_rl.errors import ConfigError
 from repl_rl.tasks.formats import FORMATS, Format, Problem, Row, read_problems, rows_of, taken_out
-from repl_rl.tasks.grading import require_gradable
+from repl_rl.tasks.grading import unreadable
 from repl_rl.tasks.identity import Split
 from repl_rl.tasks.make import make_tasks
+from repl_rl.tasks.unreadable import refuse_rows, unreadable_because
 from repl_rl.trajectory import Task
 
 _HELDOUT_SHARE = 1 / 8
 _SAVED = ("dataset_dict.json", "dataset_info.json", "state.json")
 """In a folder that `save_to_disk` wrote."""
-_ALIASES = {"validation": ("validation", "valid", "val", "dev")}
+_log = logging.getLogger(__name__)
+_SPLITS = {
+    "train": ("train", "training"),
+    "test": ("test", "testing", "heldout", "holdout"),
+    "validation": ("validation", "valid", "val", "dev", "eval", "evaluation"),
+}
+"""Words for each in names of files and folders. If a path has several, the first split counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,28 +88,68 @@ PRESETS: dict[str, Preset] = {
 def load_tasks(config: TasksConfig, split: Split, seed: int, count: int) -> list[Task]:
     """`count` problems in an order that `seed` determines. A data set with fewer problems gives all of them.
 
-    Raises ConfigError for anything that is missing, empty, unreadable or can't be graded.
+    Raises ConfigError for anything that is missing, empty or unreadable, and, unless `tasks.unreadable` says
+    otherwise, listing all problems among these that can't be graded.
     """
-    if config.is_generated:
-        tasks = make_tasks(config.families, count, seed, split)
-    else:
-        tasks = _tasks_of(config, split)
-        Random(f"{seed}/{split}").shuffle(tasks)
-        tasks = tasks[:count]
-    require_gradable(tasks)
-    return tasks
+    return load_splits(config, (split, seed, count))[0]
 
 
-def _tasks_of(config: TasksConfig, wanted: Split) -> list[Task]:
-    """All problems of a data set on one side."""
+def load_splits(config: TasksConfig, *asked: tuple[Split, int, int]) -> list[list[Task]]:
+    """As `load_tasks` for several (split, seed, count) at once, with one error for all that can't be graded."""
+    sets: list[tuple[list[Task], int]] = []
+    where: dict[int, str] = {}
+    left_out: list[tuple[str, str]] = []
+    for split, seed, count in asked:
+        if config.is_generated:
+            tasks = make_tasks(config.families, count, seed, split)
+        else:
+            problems = _problems_of(config, split)
+            left_out += [(problem.where, problem.error) for problem, _ in problems if problem.error is not None]
+            tasks = [task for problem, task in problems if problem.error is None]
+            where |= {id(task): problem.where for problem, task in problems}
+            Random(f"{seed}/{split}").shuffle(tasks)
+        sets.append((tasks, count))
+    rows = len(left_out)
+    kept: list[list[Task]] = [[] for _ in sets]
+    taken = [tasks[:count] for tasks, count in sets]
+    while any(taken):
+        rows += sum(map(len, taken))
+        found = {id(task): task for task in unreadable(chain(*taken))}
+        if config.unreadable != "text":
+            left_out += [(where.get(key, f"task {task.id!r}"), unreadable_because(task)) for key, task in found.items()]
+        for (tasks, count), own, new in zip(sets, kept, taken, strict=True):
+            for task in new:
+                if id(task) not in found:
+                    own.append(task)
+                elif config.unreadable == "text":
+                    own.append(replace(task, metadata={**task.metadata, "graded_as": "text"}))
+            del tasks[: len(new)]
+            new[:] = tasks[: count - len(own)] if config.unreadable == "skip" else []
+    left_out.sort(key=lambda row: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", row[0])])
+    if config.unreadable != "skip":
+        refuse_rows(left_out, rows)
+    elif left_out:
+        first = ": ".join(left_out[0])
+        _log.warning("tasks.unreadable: skip leaves out %d of %d problems, such as %s", len(left_out), rows, first)
+    for (split, _, _), own in zip(asked, kept, strict=True):
+        if not own:
+            raise ConfigError(f"no problem of split {split!r} can be graded; the first of {rows}: {left_out[0]}")
+    return kept
+
+
+def _problems_of(config: TasksConfig, wanted: Split) -> list[tuple[Problem, Task]]:
+    """All problems of a data set on one side, those that can't be read included."""
     plain = ColumnsConfig(question="question", answer="answer")
     preset = PRESETS.get(config.dataset or "", Preset(config.dataset or "", None, "train", _HELDOUT_SHARE, plain))
     heldout = preset.heldout if config.heldout is None else config.heldout
+    if config.heldout is None and config.path is not None and config.dataset not in PRESETS:
+        others = _splits_in(_found(config.path), config.subset)
+        heldout = next((name for name in ("test", "validation") if name in others and name != config.split), heldout)
     if config.is_split_by_date:  # both sides are of one split
         config = config.model_copy(update={"split": config.split or preset.split or preset.heldout})
         heldout = _HELDOUT_SHARE
     if wanted == "heldout" and isinstance(heldout, str) and heldout in PRESETS:
-        return _tasks_of(TasksConfig(dataset=heldout), "heldout")
+        return _problems_of(TasksConfig(dataset=heldout), "heldout")
     split = heldout if wanted == "heldout" and isinstance(heldout, str) else config.split or preset.split
     if split is None:
         raise ConfigError(
@@ -128,7 +178,7 @@ def _tasks_of(config: TasksConfig, wanted: Split) -> list[Task]:
     else:
         form = FORMATS[config.format]
     name = (config.dataset or str(config.folder)).rstrip("/").rpartition("/")[2]
-    name = name.removesuffix(Path(name).suffix) if name.endswith(DATA_FILES) else name
+    name = name.removesuffix(Path(name).suffix) if name.lower().endswith(DATA_FILES) else name
     if config.path is None:
         rows = _numbered(load_hub(preset.hub, config.subset or preset.subset, split), name, split)
     elif any((path := _found(config.path)).joinpath(saved).exists() for saved in _SAVED):
@@ -136,7 +186,7 @@ def _tasks_of(config: TasksConfig, wanted: Split) -> list[Task]:
     else:
         rows = rows_of(_files_of(path, config.subset or preset.subset, split))
     columns = config.columns.model_dump(exclude_none=True)
-    tasks: dict[str, Task] = {}
+    tasks: dict[str, tuple[Problem, Task]] = {}
     for number, problem in enumerate(read_problems(rows, form, columns, config.format)):
         if not is_wanted(problem):
             continue
@@ -144,7 +194,7 @@ def _tasks_of(config: TasksConfig, wanted: Split) -> list[Task]:
         if task_id in tasks:
             raise ConfigError(f"data set {name!r} has two problems of the id {task_id!r}; see tasks.columns.id")
         metadata = dict(problem.metadata) | ({"where": problem.where} if config.format else {})
-        tasks[task_id] = Task(task_id, problem.question, problem.answer, problem.family or name, metadata)
+        tasks[task_id] = problem, Task(task_id, problem.question, problem.answer, problem.family or name, metadata)
     if not tasks:
         raise ConfigError(f"data set {name!r} has no problem in split {split!r} on the side that is asked for")
     return list(tasks.values())
@@ -180,32 +230,57 @@ def _found(name: str) -> Path:
     """A file or folder that is there. Raises ConfigError."""
     path = Path(os.path.expanduser(name))  # Path.expanduser raises for an unknown user's home
     if not path.exists():
-        raise ConfigError(
-            f"there is no {'file' if name.endswith(DATA_FILES) else 'folder'} {name!r} to read problems from; the "
-            f"working directory is {Path.cwd()}"
-        )
-    if path.is_file() and path.suffix not in DATA_FILES:
+        what = "file" if _is_data(path) else "folder"
+        raise ConfigError(f"there is no {what} {name!r} to read problems from; the working directory is {Path.cwd()}")
+    if path.is_file() and not _is_data(path):
         raise ConfigError(f"{name!r} is not a file of problems: its name has to end in {', '.join(DATA_FILES)}")
     return path
 
 
-def _files_of(path: Path, subset: str | None, split: str) -> list[Path]:
-    """A split's files. File or folder names say which split a file is; without one in its name it belongs to `train`.
+def _splits_in(path: Path, subset: str | None) -> Collection[str]:
+    """The splits of a folder, by the names in it. Raises ConfigError for a file that is named as one and can't be read.
 
-    Raises ConfigError naming the splits that are there.
+    One file has none but its own.
     """
-    root, files = path, [file for file in sorted(path.rglob("*")) if file.suffix in DATA_FILES and file.is_file()]
+    if path.is_file():
+        return ()
+    if any((path / saved).exists() for saved in _SAVED):
+        loaded = _loaded_from_disk(path)
+        return loaded if hasattr(loaded, "keys") else ()
+    splits = _files_by_split(path, subset)
+    for file in sorted(path.rglob("*")):
+        name = _split_of(file.relative_to(path).with_suffix(""))
+        if name is not None and name not in splits and file.is_file() and not _is_data(file):
+            raise ConfigError(
+                f"{file} is not read: its name has to end in {', '.join(DATA_FILES)}; convert it, take it out of the "
+                f"folder, or say with tasks.heldout what is held out"
+            )
+    return splits
+
+
+def _files_by_split(path: Path, subset: str | None) -> dict[str, list[Path]]:
+    """A folder's files, or the one file. Names say which split a file is; without one in them it belongs to `train`."""
+    root, files = path, [file for file in sorted(path.rglob("*")) if _is_data(file) and file.is_file()]
     if path.is_file():
         root, files = path.parent, [path]
     if not files:
         raise ConfigError(f"{path} holds no file that ends in {', '.join(DATA_FILES)}")
     if subset is not None and any(subset in file.relative_to(root).parts for file in files):
         files = [file for file in files if subset in file.relative_to(root).parts]
-    splits = ("train", "test", "validation")  # if a path names several, the first of these counts
-    named = {file: next((name for name in splits if _says(file.relative_to(root), name)), None) for file in files}
-    chosen = [file for file in files if (named[file] or "train") == split or _says(file.relative_to(root), split)]
+    splits: dict[str, list[Path]] = {}
+    for file in files:
+        splits.setdefault(_split_of(file.relative_to(root)) or "train", []).append(file)
+    return splits
+
+
+def _files_of(path: Path, subset: str | None, split: str) -> list[Path]:
+    """A split's files. Raises ConfigError naming the splits that are there."""
+    splits = _files_by_split(path, subset)
+    root = path.parent if path.is_file() else path
+    name = next((name for name, words in _SPLITS.items() if split in words), split)
+    chosen = splits.get(name) or [f for files in splits.values() for f in files if split in _words(f.relative_to(root))]
     if not chosen:
-        held = sorted({name for name in named.values() if name} or {"train"})
+        held = sorted(splits)
         if path.is_file():
             own = "" if held == ["train"] else f"set tasks.split: {held[0]}, "
             raise ConfigError(
@@ -213,23 +288,40 @@ def _files_of(path: Path, subset: str | None, split: str) -> list[Path]:
                 "tasks.heldout to a share such as 0.1, or give a folder with a file for each split"
             )
         raise ConfigError(f"{path} holds no split {split!r}; it holds {_listed(held)}")
-    if len(kinds := sorted({file.suffix[1:].removesuffix("l") for file in chosen})) > 1:
+    if len(kinds := sorted({file.suffix[1:].lower().removesuffix("l") for file in chosen})) > 1:
         raise ConfigError(f"{path} holds split {split!r} as {' and '.join(kinds)}; leave one kind of file in it")
     return chosen
 
 
-def _says(file: Path, split: str) -> bool:
-    words = {file.stem, *file.stem.replace("_", "-").replace(".", "-").split("-"), *file.parts[:-1]}
-    return any(alias in words for alias in _ALIASES.get(split, (split,)))
+def _is_data(file: Path) -> bool:
+    return file.suffix.lower() in DATA_FILES
+
+
+def _words(file: Path) -> set[str]:
+    """What the names in a path say: "held_out-1.jsonl" says held, out, 1 and heldout; a folder is one word."""
+    said = re.findall(r"[a-z]+|\d+", file.stem.lower())
+    words = {*said, *map("".join, pairwise(said)), *(re.sub(r"[\W_]", "", part.lower()) for part in file.parts[:-1])}
+    return words | {word.removesuffix("set") for word in words} | {file.stem, *file.parts[:-1]}
+
+
+def _split_of(file: Path) -> str | None:
+    words = _words(file)
+    return next((name for name, aliases in _SPLITS.items() if words.intersection(aliases)), None)
+
+
+def _loaded_from_disk(path: Path) -> Any:
+    from datasets import load_from_disk
+
+    try:
+        return load_from_disk(str(path))
+    except Exception as error:
+        raise ConfigError(f"{path} can't be read as what save_to_disk wrote: {_first_line(error)}") from error
 
 
 def _from_disk(path: Path, split: str) -> Any:
-    from datasets import DatasetDict, load_from_disk
+    from datasets import DatasetDict
 
-    try:
-        loaded = load_from_disk(str(path))
-    except Exception as error:
-        raise ConfigError(f"{path} can't be read as what save_to_disk wrote: {_first_line(error)}") from error
+    loaded = _loaded_from_disk(path)
     if not isinstance(loaded, DatasetDict):
         if split != "train":
             raise ConfigError(f"{path} holds no split {split!r}: it is a set without splits, which counts as 'train'")

@@ -6,10 +6,10 @@ is written:
     gsm8k           the number after the last `####`
     math            the content of the last \boxed{} of the solution
     aime            an integer from 0 to 999
-    olympiadbench   a list of final answers, in any order
+    olympiadbench   a list of final answers, in any order, as in OpenBMB's files and in copies of them on the hub
     minif2f         the statement of a theorem, without its proof; graded as text, since nothing here checks proofs
 
-Rows are checked when they are read, and an error names the file and the line of a row that doesn't fit.
+Rows are checked when they are read. A problem whose question or answer doesn't fit says why, and where it is.
 """
 
 from __future__ import annotations
@@ -43,17 +43,19 @@ class Problem:
     period: tuple[datetime.date, datetime.date] | None = None
     """The first and the last day that its date may mean: a year means all of its days."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    error: str | None = None
+    """Why its question or its answer can't be read, and is empty or raw here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
     """Names of columns by role, the likeliest first, and how the answer's column is read.
 
-    `answer` raises ValueError that says what is wrong; `question` may put a row's other columns before it.
+    Both functions also get the row, and raise ValueError that says what is wrong.
     """
 
     columns: Mapping[str, tuple[str, ...]]
-    answer: Callable[[Any], str]
+    answer: Callable[[Any, Row], str]
     question: Callable[[str, Row], str] = lambda text, row: text
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
@@ -83,7 +85,7 @@ def _text(value: Any) -> str:
     return str(value).strip()
 
 
-def _after_hashes(value: Any) -> str:
+def _after_hashes(value: Any, row: Row) -> str:
     _, mark, answer = _text(value).rpartition("####")
     if not mark:
         raise ValueError("no '#### ANSWER' is in it")
@@ -93,29 +95,31 @@ def _after_hashes(value: Any) -> str:
     return number
 
 
-def _in_last_box(value: Any) -> str:
+def _in_last_box(value: Any, row: Row) -> str:
     answer = last_box(_text(value))
     if not (answer and answer.strip()):
         raise ValueError("no \\boxed{ANSWER} is in it")
     return answer.strip()
 
 
-def _three_digits(value: Any) -> str:
+def _three_digits(value: Any, row: Row) -> str:
     text = _text(value)
     if not re.fullmatch(r"\d{1,3}(\.0)?", text):
         raise ValueError(f"{text!r:.80} is not an integer from 0 to 999")
     return str(int(float(text)))
 
 
-def _list_of_answers(value: Any) -> str:
+def _list_of_answers(value: Any, row: Row) -> str:
     values = value if isinstance(value, list) else [value]
-    answers = [re.sub(r"\A\$+|\$+\Z", "", _text(each)).strip() for each in values if each is not None]
+    answers = [re.sub(r"(?<!\\)\$", "", _text(each)).strip() for each in values if each is not None]
     if not answers or not all(answers):
         raise ValueError("it holds no final answer: a problem to prove is not for this grader")
-    return ", ".join(answers)
+    if row.get("is_multiple_answer"):  # "100,200" are two
+        return re.sub(r",\s*", ", ", ", ".join(answers))
+    return ", ".join(each.replace(",", "") if _THOUSANDS.fullmatch(each) else each for each in answers)
 
 
-def _theorem(value: Any) -> str:
+def _theorem(value: Any, row: Row) -> str:
     """The statement: all up to the `:=` that a placeholder for the proof follows."""
     text = _text(value)
     head, _, proof = text.rpartition(":=")
@@ -126,10 +130,14 @@ def _theorem(value: Any) -> str:
 
 
 def _without_images(text: str, row: Row) -> str:
-    if "<image_" in text or any(value is not None for name, value in row.items() if re.fullmatch(r"image_\d+", name)):
+    context, unit = (str(row.get(name) or "").strip() for name in ("context", "unit"))
+    has_image = any(value for name, value in row.items() if re.fullmatch(r"image_\d+|images?", name))
+    if has_image or re.search(r"<im(age|g)_\d+>", context + text):
         raise ValueError("the question refers to an image, which is not shown in a session")
-    context = row.get("context")
-    return f"{context.strip()}\n\n{text}" if isinstance(context, str) and context.strip() else text
+    if unit:
+        unit = unit.replace("$", "")
+        text += "\nGive the answer in " + (f"${unit}$." if re.search(r"[\\^_{]", unit) else f"{unit}.")
+    return f"{context}\n\n{text}" if context else text
 
 
 def _in_lean(text: str, row: Row) -> str:
@@ -177,10 +185,10 @@ FORMATS: Mapping[str, Format] = {
 """The formats, by their names in `tasks.format`."""
 
 
-def taken_out(pattern: str | None) -> Callable[[Any], str]:
+def taken_out(pattern: str | None) -> Callable[[Any, Row], str]:
     """How answers are read under `tasks.answer_pattern`: the last match's group, the last box for `boxed`, or all."""
 
-    def answer(value: Any) -> str:
+    def answer(value: Any, row: Row) -> str:
         text = _text(value)
         if pattern == "boxed":
             found = last_box(text)
@@ -201,12 +209,13 @@ def read_problems(
     """The problems in these rows, each with what errors call it; `columns` names columns by role in place of the
     form's, and `name` is the form's in errors.
 
-    Raises ConfigError naming the first row that can't be read.
+    Raises ConfigError naming the first row without a column that is needed, or with a date that is none.
     """
     of_form = "" if name is None else f" in format {name}"
     roles = dict.fromkeys((*form.columns, *columns))
     for where, row in rows:
-        values: dict[str, Any] = {}
+        values: dict[str, Any] = {"question": "", "answer": ""}
+        wrong: str | None = None
         for role in roles:
             names = (columns[role],) if role in columns else form.columns.get(role, ())
             found = (name for name in names if row.get(name) is not None or (name in row and role == "answer"))
@@ -219,32 +228,35 @@ def read_problems(
                         f"{', '.join(row) or 'none'}"
                     )
                 continue
-            read = form.answer if role == "answer" else _READ.get(role, _text)
+            read: Callable[[Any], Any] = _READ.get(role, _text)
             try:
-                value = read(row[column])
+                value = form.answer(row[column], row) if role == "answer" else read(row[column])
                 values[role] = form.question(value, row) if role == "question" else value
                 if role in ("question", "answer") and not values[role]:
                     raise ValueError("it is empty")
             except ValueError as error:
-                raise ConfigError(f"{where}: column {column}{of_form}: {error}") from error
+                said = f"column {column}{of_form}: {error}"
+                if role not in ("question", "answer"):
+                    raise ConfigError(f"{where}: {said}") from error
+                wrong = wrong or said
         metadata = dict(form.metadata) | ({"context": values["context"]} if "context" in values else {})
         known = values["question"], values["answer"], values.get("id"), values.get("family"), values.get("date")
-        yield Problem(where, *known, metadata)
+        yield Problem(where, *known, metadata, wrong)
 
 
 def rows_of(files: Iterable[Path]) -> Iterator[tuple[str, Row]]:
     """The rows of files of the kinds in `DATA_FILES`, each with its file and line. Raises ConfigError naming these."""
     for file in files:
-        number = 0
+        number, kind = 0, file.suffix[1:].lower()
         try:
-            if file.suffix == ".parquet":
+            if kind == "parquet":
                 from pyarrow.parquet import ParquetFile
 
                 rows = (row for batch in ParquetFile(file).iter_batches() for row in batch.to_pylist())
                 yield from ((f"{file}, row {number}", row) for number, row in enumerate(rows))
                 continue
             with file.open(encoding="utf-8-sig", newline="") as lines:
-                if file.suffix == ".csv":
+                if kind == "csv":
                     csv.field_size_limit(_LONGEST_FIELD_CHARS)
                     reader = csv.DictReader(lines, strict=True)
                     for row in reader:
@@ -252,7 +264,7 @@ def rows_of(files: Iterable[Path]) -> Iterator[tuple[str, Row]]:
                         if None in row or None in row.values():
                             raise ValueError(f"it has not {len(reader.fieldnames or ())} fields, as the first line has")
                         yield f"{file}, line {number}", row
-                elif file.suffix == ".json" and not _holds_lines(content := lines.read()):
+                elif kind == "json" and not _holds_lines(content := lines.read()):
                     whole = json.loads(content)
                     for entry, row in enumerate(whole if isinstance(whole, list) else [whole], 1):
                         yield f"{file}, entry {entry}", _object(row)
@@ -265,7 +277,7 @@ def rows_of(files: Iterable[Path]) -> Iterator[tuple[str, Row]]:
             if isinstance(error, ConfigError):
                 raise
             last = f", line {number}" if number else ""
-            raise ConfigError(f"{file}{last}: can't be read as {file.suffix[1:]}: {error}") from error
+            raise ConfigError(f"{file}{last}: can't be read as {kind}: {error}") from error
 
 
 def _holds_lines(content: str) -> bool:

@@ -22,6 +22,7 @@ from typing import Any
 
 from repl_rl.errors import DependencyError
 from repl_rl.tasks.families import Family
+from repl_rl.utils.text import string_of
 
 Form = Callable[[list[str]], str]
 """Takes the texts that were submitted, and returns what the scorer is given. Raises ValueError for what doesn't fit."""
@@ -133,8 +134,8 @@ def _only(texts: list[str]) -> str:
         raise ValueError(f"{len(texts)} values in place of one")
     text = texts[0].strip()
     if text[:1] in ("'", '"'):
-        value = ast.literal_eval(text)
-        if not isinstance(value, str):
+        value = string_of(text)
+        if value is None:
             raise ValueError("not a text")
         return value.strip()
     return text

@@ -23,6 +23,8 @@ LENGTHS = (3, 10, 20, 40)
 
 _PAID_FOR_FORM = 0.05
 """What its scorers give at most for moves that are written well and solve nothing."""
+_LARGEST = 10**100
+"""Of the numbers that a session may make, which are shown after each line."""
 
 Entry = Mapping[str, Any]
 """A puzzle of reasoning-gym: question, answer, metadata."""
@@ -73,12 +75,13 @@ class QuantumLock(Puzzle):
         pressed = self._buttons.get(button)
         if pressed is None:
             raise ValueError(f"there is no button {button!r}")
+        counts, by, number = pressed["active_state"] in ("any", self._light), pressed["value"], self._number
+        if counts:
+            number = {"add": number + by, "subtract": number - by, "multiply": number * by}[pressed["type"]]
+        if abs(number) > _LARGEST:
+            raise ValueError("the number would get too long")
         self.moves.append(button)
-        if pressed["active_state"] not in ("any", self._light):
-            return
-        by, number = pressed["value"], self._number
-        self._number = {"add": number + by, "subtract": number - by, "multiply": number * by}[pressed["type"]]
-        self._is_red = not self._is_red
+        self._number, self._is_red = number, self._is_red != counts
 
     @property
     def _light(self) -> str:

@@ -10,6 +10,7 @@ nothing closer.
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,9 @@ from repl_rl.errors import ToolError
 _STAND_IN = "undescribed"
 _BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 _SHOWN_CHARS = 80
+_NO_SCHEMA = (PydanticUserError, PydanticInvalidForJsonSchema, TypeError, NameError)
+_OF_CLASSES = frozenset({"$defs", "enum", "format", "properties", "prefixItems"})
+"""In pydantic's schema of a type that holds a class, such as a dataclass or an Enum."""
 
 
 def typed_signature(name: str, function: Callable[..., Any]) -> Signature:
@@ -95,10 +99,29 @@ def make_schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:
         schema: dict[str, Any] = get_json_schema(_described(name, function, signature))
     except Exception as error:  # transformers and json have many exception classes
         raise ToolError(f"tool {name!r} has no JSON schema: {error}") from error
-    for entry in schema["function"]["parameters"]["properties"].values():
+    for key, entry in schema["function"]["parameters"]["properties"].items():
         if entry.get("description") == _STAND_IN:
             del entry["description"]
+        if '"object"' in json.dumps(entry):  # what transformers says of any class
+            with contextlib.suppress(*_NO_SCHEMA, RecursionError):
+                made = _adapter(signature.parameters[key].annotation).json_schema()
+                if not _OF_CLASSES.isdisjoint(made):
+                    entry.pop("type", None)
+                    entry |= _inlined(made, made.pop("$defs", {}))
     return schema
+
+
+def _inlined(part: Any, definitions: Mapping[str, Any]) -> Any:
+    """A schema of pydantic's with its definitions where they are used, and without titles."""
+    if isinstance(part, list):
+        return [_inlined(each, definitions) for each in part]
+    if not isinstance(part, dict):
+        return part
+    if "$ref" in part:
+        part = definitions[part["$ref"].rpartition("/")[2]] | {key: part[key] for key in part if key != "$ref"}
+    return {
+        key: _inlined(each, definitions) for key, each in part.items() if not (key == "title" and isinstance(each, str))
+    }
 
 
 def _described(name: str, function: Callable[..., Any], signature: inspect.Signature) -> Callable[..., Any]:
@@ -126,7 +149,7 @@ def check_json_types(name: str, signature: Signature) -> None:
     for parameter in signature.parameters.values():
         try:
             _adapter(parameter.annotation).json_schema()
-        except (PydanticUserError, PydanticInvalidForJsonSchema, TypeError, NameError) as error:
+        except _NO_SCHEMA as error:
             raise ToolError(
                 f"tool {name!r} runs on the host, so its arguments travel as JSON, and that has nothing for parameter "
                 f"{str(parameter)!r}; use str, int, float, bool, list, dict or a dataclass of them, or where='sandbox'"

@@ -46,7 +46,7 @@ class Tool:
     `signature` is text, such as "multiply(a: int, b: int) -> int"; `description` is the first paragraph of `doc`. In
     the sandbox, the function runs inside the model's interpreter and under its limits. On the host it runs in this
     process: each call may take `timeout_s` seconds, and at most `at_once` calls run at a time over all trajectories.
-    `submit` runs a plain function in a thread.
+    `submit` runs a plain function in a thread. If it `ends` the session, what it returns is the final answer.
     """
 
     name: str
@@ -57,6 +57,7 @@ class Tool:
     function: Function
     timeout_s: float = 10.0
     at_once: int = 8
+    ends: bool = False
     submit: Submit = field(default=in_own_thread, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -80,16 +81,24 @@ class ToolOptions:
     where: Where | None = None
     timeout_s: float = 10.0
     at_once: int = 8
+    ends: bool = False
 
 
 @overload
 def tool(function: _AnyFunction) -> _AnyFunction: ...
 @overload
 def tool(
-    *, where: Where | None = None, timeout_s: float = 10.0, at_once: int = 8
+    *, where: Where | None = None, timeout_s: float = 10.0, at_once: int = 8, ends: bool = False
 ) -> Callable[[_AnyFunction], _AnyFunction]: ...
-def tool(function: Any = None, *, where: Where | None = None, timeout_s: float = 10.0, at_once: int = 8) -> Any:
-    """Say where a function runs as a tool, and within what limits (see `Tool`).
+def tool(
+    function: Any = None,
+    *,
+    where: Where | None = None,
+    timeout_s: float = 10.0,
+    at_once: int = 8,
+    ends: bool = False,
+) -> Any:
+    """Say where a function runs as a tool, within what limits, and whether it ends the session (see `Tool`).
 
     `where` overrides the `where` of `as_tools`; with None, that of `as_tools` applies. Raises ToolError if the options
     can't be stored on the function, as with builtins.
@@ -97,7 +106,7 @@ def tool(function: Any = None, *, where: Where | None = None, timeout_s: float =
 
     def mark(function: _AnyFunction) -> _AnyFunction:
         try:
-            setattr(function, _MARK, ToolOptions(where, timeout_s, at_once))
+            setattr(function, _MARK, ToolOptions(where, timeout_s, at_once, ends))
         except AttributeError as error:
             raise ToolError(f"{function!r} can't be decorated; write a function around it") from error
         return function
@@ -152,6 +161,7 @@ def make_tool(
         function=function,
         timeout_s=options.timeout_s,
         at_once=options.at_once,
+        ends=options.ends,
         submit=submit,
     )
     if made.where == "host":

@@ -16,6 +16,7 @@ import pickle
 import sys
 import sysconfig
 import threading
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import PurePath
@@ -31,28 +32,31 @@ from repl_rl.trajectory import ToolCall, Trajectory
 MOST_BYTES = 2 << 20
 """The most bytes of packed functions and values. There is a limit because every kernel gets them."""
 
+_MOST_NAMES = 50
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 _cloudpickle_lock = threading.Lock()
 
 _SETUP = """\
 def _set_up():
     import base64, pickle
-    functions, values, proxies = {functions!r}, {values!r}, {proxies!r}
+    functions, values, proxies, ends = {functions!r}, {values!r}, {proxies!r}, {ends!r}
     try:
         from repl_tools import bind, host_proxy, register
     except ImportError:
         bind = globals().__setitem__
-        register = lambda function, name: bind(name, function)
+        register = lambda function, name, ends: bind(name, function)
         if proxies:
             raise RuntimeError("this kernel has no repl_tools, which tools that run on the host need") from None
+        if ends:
+            raise RuntimeError("this kernel has no repl_tools, which tools that end the session need") from None
     if functions or values:
         packed = pickle.loads(base64.b64decode({packed!r}))
     for name in values:
         bind(name, packed[name])
     for name in functions:
-        register(packed[name], name)
+        register(packed[name], name, ends=name in ends)
     for proxy in proxies:
-        host_proxy(*proxy)
+        host_proxy(*proxy, ends=proxy[0] in ends)
 
 try:
     _set_up()
@@ -109,7 +113,9 @@ class Toolbox:
         if not carried and not proxies:
             return ""
         text = _packed(carried, "tools and values for the sandbox") if carried else ""
-        return _SETUP.format(functions=tuple(functions), values=tuple(self.values), proxies=proxies, packed=text)
+        ends = tuple(tool.name for tool in self.tools if tool.ends)
+        names = {"functions": tuple(functions), "values": tuple(self.values), "proxies": proxies, "ends": ends}
+        return _SETUP.format(**names, packed=text)
 
     def __reduce__(self) -> tuple[Any, ...]:
         import cloudpickle
@@ -194,7 +200,7 @@ def _is_own(file: str | None) -> bool:
 
 
 def tool_metrics(trajectories: Iterable[Trajectory], names: Iterable[str] = ()) -> dict[str, float]:
-    """Metrics of every tool that was called or is in `names`, and of all together. Void trajectories are left out.
+    """Metrics of every tool that is in `names` or was called, and of all together. Void trajectories are left out.
 
         tools/call_frequency          share of trajectories that called any tool
         tools/failure_frequency       failed calls per call
@@ -204,24 +210,32 @@ def tool_metrics(trajectories: Iterable[Trajectory], names: Iterable[str] = ()) 
         tools/NAME/seconds            mean time of a call
 
     All are 0.0 if nothing was called. TRL's `tools/call_frequency` counts calls per trajectory, which may exceed 1.
+    Sessions report the names that they call, and may invent some: of those that are not in `names`, the 50 that most
+    trajectories called have metrics of their own.
     """
     called = [[call for line in each.lines for call in line.calls] for each in trajectories if not each.is_void]
-    frequency, _, failures, _ = _rates(called)
+    calls, callers = defaultdict[str, list[ToolCall]](list), Counter[str]()
+    for each in called:
+        callers.update({call.name for call in each})
+        for call in each:
+            calls[call.name].append(call)
+    known, sessions = set(names), max(1, len(called))
+    invented = Counter({name: count for name, count in sorted(callers.items()) if name not in known})
+    frequency, _, failures, _ = _rates([call for each in called for call in each], sum(map(bool, called)), sessions)
     metrics = {"tools/call_frequency": frequency, "tools/failure_frequency": failures}
-    for name in sorted({*names, *(call.name for calls in called for call in calls)}):
-        own = [[call for call in calls if call.name == name] for calls in called]
+    for name in sorted(known.union(name for name, _ in invented.most_common(_MOST_NAMES))):
         keys = ("call_frequency", "calls", "failure_frequency", "seconds")
-        metrics |= {f"tools/{name}/{key}": rate for key, rate in zip(keys, _rates(own), strict=True)}
+        rates = _rates(calls[name], callers[name], sessions)
+        metrics |= {f"tools/{name}/{key}": rate for key, rate in zip(keys, rates, strict=True)}
     return metrics
 
 
-def _rates(called: Sequence[Sequence[ToolCall]]) -> tuple[float, float, float, float]:
-    """The share of trajectories with calls, calls per trajectory, the share of calls that failed, mean seconds."""
-    flat = [call for calls in called for call in calls]
-    sessions, count = max(1, len(called)), max(1, len(flat))
+def _rates(calls: Sequence[ToolCall], callers: int, sessions: int) -> tuple[float, float, float, float]:
+    """The share of sessions with calls, calls per session, the share of calls that failed, mean seconds."""
+    count = max(1, len(calls))
     return (
-        sum(bool(calls) for calls in called) / sessions,
-        len(flat) / sessions,
-        sum(call.error_name is not None for call in flat) / count,
-        sum(call.duration_s for call in flat) / count,
+        callers / sessions,
+        len(calls) / sessions,
+        sum(call.error_name is not None for call in calls) / count,
+        sum(call.duration_s for call in calls) / count,
     )

@@ -52,7 +52,8 @@ class StopReason(StrEnum):
     CONTEXT = "context"
     SECONDS = "seconds"
     KILLED = "killed"
-    """The interpreter was killed by what the model typed (time, memory, exit): its state is gone."""
+    """The interpreter was killed by what the model typed (time, memory, exit): its state is gone. Or the environment
+    could not go on from what the session had done to it."""
     ABORTED = "aborted"
     """The machinery failed. The trajectory is left out of the loss."""
     UNFINISHED = "unfinished"
@@ -260,7 +261,7 @@ class Trajectory(_Displayed):
     version: Counter = 0
     updates: tuple[tuple[int, Counter], ...] = ()
     error: str | None = None
-    """What failed, if `stop_reason` is aborted."""
+    """What failed, if `stop_reason` is aborted, or the environment failed after the session had acted on it."""
     duration_s: float = 0.0
     """Wall time from the call that requested the trajectory to the end of its last line."""
     engine_s: float = 0.0

@@ -15,6 +15,30 @@ _UNSAFE = re.compile(
     "\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
 
+_STRING = re.compile(
+    r"""(['"])(?:(?!\1)[^\\\n]|\\(?:[\\'"abfnrtv]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}))*+\1"""
+)
+"""A string as its `repr` shows it."""
+
+
+def string_of(written: str) -> str | None:
+    """The string whose `repr` this is; None for any other text. Nothing is parsed or evaluated as Python: whoever wrote
+    it may have meant harm, and would make that take long, or fail in unforeseen ways."""
+    if not _STRING.fullmatch(written):
+        return None
+    try:
+        return written[1:-1].encode("latin-1", "backslashreplace").decode("unicode_escape")
+    except UnicodeDecodeError:  # beyond the last character there is
+        return None
+
+
+def shown(value: object) -> str:
+    """Its `repr`, cut to 200 characters; its type where `repr` fails, as it does for a very long number."""
+    try:
+        return repr(value)[:200]
+    except Exception:  # noqa: BLE001 - an object's own __repr__ may raise anything
+        return f"<{type(value).__name__}>"
+
 
 def visible(text: str) -> str:
     """`text` with everything that steers a terminal or hides on a page written as a Python escape.

@@ -93,4 +93,4 @@ def test_text_typed_ahead_stands_before_the_output_block() -> None:
     turn = reader.read("```python\nx\n```\nSo")
     assert turn.cells == (Cell("x", EXPRESSION),)
     assert show(reader, "1\n") == "\n```output\n1\n```\n"
-    assert reader.read(" it is.\nAnswer: 1\n").answer == ("1",)
+    assert reader.read(" it is.\nAnswer: 1\n").answer == ("'1'",)

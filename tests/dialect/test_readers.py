@@ -102,3 +102,30 @@ def test_a_call_too_deep_for_json_is_refused() -> None:
 def test_code_nested_too_deep_for_the_parser_is_a_cell_that_says_so() -> None:
     [cell] = PythonReader().read(" " + "(" * 300 + "\n").cells
     assert cell.kind == "syntax_error"
+
+
+@pytest.mark.parametrize("dialect", ["python", "ipython"])
+@pytest.mark.parametrize(
+    ("typed", "kinds"),
+    [
+        ("del " + "(a:=" * 190, []),
+        ("x = " + "(" * 90 + "1" + ")" * 90, ["statement"]),
+        ("(" * 90 + "1" + ")" * 90, ["statement"]),
+        ("(" * 50 + "1" + ")" * 50, ["expression"]),
+        ("f('" + "(" * 90 + "')", ["statement"]),
+    ],
+)
+def test_what_is_nested_too_deep_to_be_parsed_here_is_read_by_its_brackets(
+    dialect: str, typed: str, kinds: list[str]
+) -> None:
+    reader = DIALECTS[dialect].reader()
+    assert [cell.kind for cell in reader.read(f"{typed}\n").cells] == kinds
+    [rest] = reader.read(")" * 200 + "\n").cells
+    assert rest.kind == ("syntax_error" if kinds else "statement")
+
+
+def test_ipython_is_not_asked_about_hundreds_of_magics_in_one_cell() -> None:
+    reader = DIALECTS["ipython"].reader()
+    lines = ["if 1:\n", *["    x = !ls\n"] * 60]
+    assert [reader.read(line).cells for line in lines] == [()] * 61
+    assert len(reader.read("    x = !ls\n").cells) == 1

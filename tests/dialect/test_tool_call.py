@@ -85,15 +85,32 @@ def multiply(a: int, b: int) -> int:
     return a * b
 
 
-def test_the_users_tools_are_offered_instead_of_our_own() -> None:
+def test_the_users_tools_are_offered_beside_our_own() -> None:
     dialect = tool_calls("qwen2_5", as_tools([multiply]))
     prompt = dialect.chat_prompt("Q")
-    assert [tool["function"]["name"] for tool in prompt.tools] == ["multiply"]
-    assert "submit_final_answer" not in str(prompt.messages)
+    assert [tool["function"]["name"] for tool in prompt.tools] == ["python", "submit_final_answer", "multiply"]
+    assert "submit_final_answer" in str(prompt.messages)
     [cell] = dialect.reader().read('<tool_call>{"name": "multiply", "arguments": {"a": 6, "b": "x"}}', True).cells
     assert cell == Cell("print(multiply(**{'a': 6, 'b': 'x'}))", EXPRESSION)
-    [cell] = dialect.reader().read('<tool_call>{"name": "python", "arguments": {"code": "1"}}', True).cells
-    assert cell.refusal == Refusal("NameError", "NameError: there is no tool 'python'; there are multiply")
+    [cell] = dialect.reader().read('<tool_call>{"name": "python", "arguments": {"code": "6 * 7"}}', True).cells
+    assert cell == Cell("6 * 7", EXPRESSION)
+    [cell] = dialect.reader().read('<tool_call>{"name": "submit_final_answer", "arguments": {"value": 42}}', True).cells
+    assert cell == Cell("submit_final_answer(42)", EXPRESSION)
+    [cell] = dialect.reader().read('<tool_call>{"name": "add", "arguments": {}}', True).cells
+    said = "NameError: there is no tool 'add'; there are multiply, python, submit_final_answer"
+    assert cell.refusal == Refusal("NameError", said)
+
+
+def python(expression: str) -> str:
+    """Evaluate an expression in another way."""
+    return expression
+
+
+def test_a_tool_of_the_users_takes_the_place_of_ours() -> None:
+    dialect = tool_calls("qwen2_5", as_tools([python]))
+    assert [tool["function"]["name"] for tool in dialect.chat_prompt("Q").tools] == ["submit_final_answer", "python"]
+    [cell] = dialect.reader().read('<tool_call>{"name": "python", "arguments": {"expression": "1"}}', True).cells
+    assert cell == Cell("print(python(**{'expression': '1'}))", EXPRESSION)
 
 
 def call_of(code: str) -> str:
@@ -139,4 +156,4 @@ def test_a_turn_with_calls_waits_and_one_without_ends() -> None:
     reader = tool_calls("qwen3").reader()
     turns = [reader.read(f"<think>\nHm.\n</think>\n\n{call_of('1')}", True), reader.read("It is \\boxed{1}.", True)]
     assert [turn.waits for turn in turns] == [True, False]
-    assert [turn.answer for turn in turns] == [None, ("1",)]
+    assert [turn.answer for turn in turns] == [None, ("'1'",)]

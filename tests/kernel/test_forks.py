@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from kernel.conftest import HASTY, LIMITS, SOAK, in_pool, open_descriptors
 from waiting import until_async as until
 
-from repl_rl.errors import ForkRefusedError, KernelDiedError
+from repl_rl.errors import ForkRefusedError, KernelDiedError, KernelError
 from repl_rl.kernel import ExecResult, ExecStatus, KernelPool
 from repl_rl.kernel.pool import PooledKernel
 from repl_rl.kernel.processes import tree
@@ -119,7 +120,7 @@ async def test_forks_of_forks_end_at_a_depth(pool: KernelPool) -> None:
 async def test_what_a_fork_could_not_have_exactly_is_refused(pool: KernelPool, case: dict[str, Any]) -> None:
     async with pool.session() as kernel:
         await typed(kernel, *case["lines"])
-        assert await kernel.can_fork() is not None
+        assert case.get("is_found_late") or await kernel.can_fork() is not None
         with pytest.raises(ForkRefusedError, match=case["reason"]):
             await pool.fork(kernel).__aenter__()
         await kernel.execute("pass")
@@ -127,6 +128,14 @@ async def test_what_a_fork_could_not_have_exactly_is_refused(pool: KernelPool, c
 
 
 @pytest.mark.more
+@pytest.mark.more
+@in_pool(size=2, limits=replace(LIMITS, line_s=120.0))
+async def test_a_session_with_pandas_has_no_thread_and_forks(pool: KernelPool) -> None:
+    before = "import pandas", "frame = pandas.DataFrame({'a': ['x', 'y', 'x']})"
+    async with forked(pool, *before) as (_, fork):
+        assert await shown(fork, "frame.groupby('a').size().to_dict()") == "{'x': 2, 'y': 1}\n"
+
+
 @in_pool(limits=replace(LIMITS, tmp_mb=32, file_mb=32))
 async def test_files_beyond_a_size_are_not_copied(pool: KernelPool) -> None:
     async with pool.session() as kernel:
@@ -201,6 +210,32 @@ async def test_a_fork_that_kept_something_is_found_and_ended(pool: KernelPool, c
         with pytest.raises((ForkRefusedError, KernelDiedError), match=case["found"]):
             await pool.fork(kernel).__aenter__()
         await until(lambda: set(tree(pid)) <= before)
+
+
+@pytest.mark.parametrize("line", CASES["deadly"])
+async def test_a_session_that_does_not_survive_it_was_killed_by_what_it_typed(pool: KernelPool, line: str) -> None:
+    async with pool.session() as kernel:
+        await typed(kernel, OWN_CODE, "import os; own = f.f_globals['repl_fork']", line)
+        with pytest.raises(KernelDiedError):
+            await pool.fork(kernel).__aenter__()
+        assert (await kernel.execute("1")).status is ExecStatus.KILLED
+
+
+@pytest.mark.more
+async def test_a_server_that_dies_over_a_fork_is_no_doing_of_the_session() -> None:
+    async with KernelPool(size=6, limits=LIMITS, sandbox="bwrap", warm=0) as pool:
+        for number in range(4):
+            async with pool.session() as kernel:
+                await typed(kernel, "x = 1")
+                _, _, server, *_ = tree(pool.backend.server.pid)
+                forks = asyncio.create_task(pool.fork(kernel).__aenter__())
+                await asyncio.sleep(0.01 * number)
+                os.kill(server, signal.SIGKILL)
+                outcome = (await asyncio.gather(forks, return_exceptions=True))[0]
+                assert isinstance(outcome, PooledKernel | KernelError), outcome
+                result = await kernel.execute("x")
+                assert result.status is ExecStatus.KILLED
+                assert result.by_machinery
 
 
 @pytest.mark.more

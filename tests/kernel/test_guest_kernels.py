@@ -101,9 +101,10 @@ async def test_memory_processes_and_files_are_limited() -> None:
         "[self.send_response(self.iopub_socket, 'stream', {'text': 'x' * 900_000}) for _ in range(9)].",
         "self.send_response(self.iopub_socket, 'stream', {'text': 'x' * 3_000_000}).",
         "self.send_response(self.iopub_socket, 'stream', {'text': [[]] * 300_000}).",
+        "self.iopub_thread.send_multipart([b''] * 200_000).",
         "self.iopub_thread.send_multipart([b'', self.session.delim, b'no', b'signature']).",
     ],
-    ids=["a-flood", "too-long", "too-many-parts", "not-a-message"],
+    ids=["a-flood", "too-long", "too-many-parts", "too-many-frames", "not-a-message"],
 )
 async def test_hostile_messages_cost_the_session_alone(cell: str) -> None:
     async with a_backend(TOLD, "bwrap", read_mb=1, line_s=4.0) as backend:

@@ -6,12 +6,14 @@ import asyncio
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
+import yaml
 from kernel.conftest import HASTY, Typed, in_pool
 
 from repl_rl.errors import ConfigError
-from repl_rl.kernel import ExecStatus, KernelPool, Limits, Profile
+from repl_rl.kernel import ExecStatus, HostCall, HostReply, KernelPool, Limits, Profile
 
 
 def test_an_endless_loop_is_interrupted_and_the_state_survives(typed_in_haste: Typed) -> None:
@@ -25,6 +27,41 @@ def test_an_endless_loop_is_interrupted_and_the_state_survives(typed_in_haste: T
     assert stopped.duration_s >= HASTY.line_s
     assert (handled.status, handled.error_name, handled.output) == (ExecStatus.TIMEOUT, None, "'handled'\n")
     assert after.output == "5\n"
+
+
+INTERRUPTED = yaml.safe_load(Path(__file__).with_name("interrupted.yaml").read_text())
+KEPT = "import os, sys, time, itertools, signal, subprocess; kept = [1]"
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        pytest.param(cell, id=cell, marks=[pytest.mark.more] if cell != INTERRUPTED["waits for a process"][0] else [])
+        for cells in INTERRUPTED.values()
+        for cell in cells
+    ],
+)
+def test_a_line_that_is_slow_to_listen_costs_no_state(cell: str, typed_in_haste: Typed) -> None:
+    _, _, late, after = typed_in_haste(KEPT, "kept += [2]; len(kept)", cell, "kept, _, sum(kept)")
+    assert (late.status, late.state_lost) == (ExecStatus.TIMEOUT, False)
+    assert after.output == "([1, 2], 2, 3)\n"
+
+
+@pytest.mark.more
+@in_pool(limits=HASTY)
+async def test_what_could_not_be_repeated_is_lost(pool: KernelPool) -> None:
+    """Of an endless loop in C, where the lines before it do not do the same again, or called the host."""
+
+    async def answers(call: HostCall) -> HostReply:
+        return HostReply(value=1)
+
+    for cells in (("import random; x = random.random()",), ("import time", "while True: pass\n"), ("asked()",)):
+        async with pool.session() as kernel:
+            await kernel.prepare("import repl_tools; repl_tools.host_proxy('asked', '()', 'Ask.')")
+            for cell in cells:
+                await kernel.execute(cell, answers)
+            lost = await kernel.execute("sum(range(10**12))")
+            assert (lost.status, kernel.is_alive) == (ExecStatus.KILLED, False)
 
 
 @pytest.mark.slow

@@ -12,13 +12,13 @@ from scripted import Execute, HookedKernels, ScriptedEngine, rollout_of
 
 from repl_rl.config import DialectConfig, KernelConfig, parse_config
 from repl_rl.engine import Vocabulary
-from repl_rl.errors import ConfigError, KernelDiedError
+from repl_rl.errors import ConfigError, EnvironmentFailure, KernelDiedError
 from repl_rl.kernel import ExecResult, KernelPool, Limits
 from repl_rl.rollout.batch import RolloutBatch
 from repl_rl.rollout.scheduler import Cut
 from repl_rl.rollout.setup import load_extensions, make_extensions
 from repl_rl.tools import tool
-from repl_rl.trajectory import StopReason, Task
+from repl_rl.trajectory import StopReason, Task, Trajectory
 
 pytestmark = pytest.mark.more
 
@@ -53,6 +53,41 @@ async def test_a_first_observation_without_room_costs_one_trajectory(vocabulary:
     assert (long.stop_reason, short.stop_reason) == (StopReason.ABORTED, StopReason.ANSWER)
     assert long.error is not None
     assert long.error.startswith("EnvironmentFailure: with tools and first observation of the environment, the prompt")
+
+
+class Doubling:
+    """Its number gets too long to be printed."""
+
+    def reset(self, task: Task) -> dict[str, Any]:
+        self.task, self.number = task, 1
+        return {"double": self.double}
+
+    def double(self, times: int) -> None:
+        """Double it."""
+        self.number <<= times
+
+    def observe(self) -> str:
+        if self.task.id == "down" and self.number > 1:
+            raise EnvironmentFailure("the server is down")
+        return "" if self.task.id == "paid" else str(self.number)
+
+    def reward(self, trajectory: Trajectory) -> float:
+        return float(self.number) if self.task.id == "paid" else 1.0
+
+
+async def test_a_session_that_breaks_its_environment_was_killed_or_earns_nothing(
+    vocabulary: Vocabulary, pool: KernelPool
+) -> None:
+    typed = [" double(90_000)\n", " submit_final_answer(1)\n"]
+    rollout = rollout_of(ScriptedEngine(vocabulary, typed), pool, environment=Doubling)
+    killed, paid, down = await rollout.many([Task(name, "Double?", "") for name in ("killed", "paid", "down")])
+    assert (killed.stop_reason, len(killed.lines), killed.environment_reward) == (StopReason.KILLED, 1, 1.0)
+    assert (paid.stop_reason, paid.environment_reward) == (StopReason.ANSWER, 0.0)
+    assert (down.stop_reason, down.environment_reward) == (StopReason.ABORTED, None)
+    assert killed.error is not None
+    assert "observe raised ValueError: Exceeds the limit" in killed.error
+    assert paid.error is not None
+    assert "reward raised OverflowError" in paid.error
 
 
 async def test_a_cut_that_comes_while_an_environment_opens_holds(vocabulary: Vocabulary, pool: KernelPool) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+from made_trajectories import line, made
+
 from repl_rl.rollout.metrics import batch_metrics
 from repl_rl.trajectory import Line, LineKind, StopReason, Trajectory
 
@@ -28,3 +31,12 @@ def test_what_was_cut_or_aborted_counts_among_the_stops_alone() -> None:
     alone, together = batch_metrics([finished], 8.0), batch_metrics([finished, finished, *void], 16.0)
     assert together == {**alone, "stops/answer": 0.5, "stops/unfinished": 0.25, "stops/aborted": 0.25}
     assert batch_metrics(void, 8.0) == {"stops/unfinished": 0.5, "stops/aborted": 0.5}
+
+
+def test_invented_exceptions_are_counted_together_beyond_the_frequent_ones() -> None:
+    lines = [line(error_name="NameError")] * 3 + [line(error_name=f"E{number}") for number in range(97)]
+    metrics = batch_metrics([made(lines)], 1.0)
+    errors = {key: value for key, value in metrics.items() if key.startswith("errors/")}
+    assert len(errors) == 21
+    assert (errors["errors/NameError"], errors["errors/other"]) == (0.03, pytest.approx(0.78))
+    assert metrics["error_rate"] == 1.0

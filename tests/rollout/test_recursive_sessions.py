@@ -150,6 +150,16 @@ def test_a_wrong_call_is_an_exception(play: Play) -> None:
     assert "2 prompts and 1 contexts; give each prompt one, or None" in trajectory.lines[0].shown
 
 
+def test_an_answer_is_handed_on_as_it_is_written_and_never_evaluated(play: Play) -> None:
+    trajectory = play(
+        {
+            "Begin": ["FINAL(rlm_query('Ask'))\n"],
+            "Ask": ["class A: __repr__ = lambda self: chr(39) + 'a' + chr(39) + ', {[]}'\n", "\n", "FINAL(A())\n"],
+        }
+    )
+    assert trajectory.answer == ("\"'a', {[]}\"",)
+
+
 def test_sessions_that_come_to_nothing_say_why(play: Play) -> None:
     trajectory = play(
         {

@@ -245,3 +245,19 @@ async def test_a_base_model_continues_the_line_and_a_chat_model_its_turn() -> No
     assert [vocabulary.decode(ids) for ids in chat.given] == ["<Say:>", "<Say:>one\n", "<Say:>one\ntwo\n"]
     chat.sessions.clear()
     assert (await model.complete("Say:", 3, 1, SAMPLING)).tokens == 3
+
+
+async def test_questions_beyond_a_budget_cost_no_work_and_few_records() -> None:
+    """A session can ask for thousands in one line of a few characters, and its clock stands still meanwhile."""
+
+    subcalls = SubCalls(Noting(), SubcallsConfig(calls=2), SAMPLING)
+    before = len(asyncio.all_tasks())
+    said = [await subcalls.ask(["a"] * 1_000) for _ in range(1_000)]
+    assert said[0] == ["A", "A"] + ["[no answer: the budget of 2 questions is used up]"] * 998
+    assert said[-1] == ["[no answer: the budget of 2 questions is used up]"] * 1_000
+    assert len(asyncio.all_tasks()) == before
+    recorded = await subcalls.take()
+    assert [call.error_name for call in recorded] == [None, None, *["calls"] * 100]
+    for ask in (subcalls.ask, subcalls.ask_sessions):
+        with pytest.raises(ValueError, match="1001 questions at once, and 1000 are the most; ask fewer"):
+            await ask(["x"] * 1_001)

@@ -69,6 +69,16 @@ async def test_a_session_with_threads_is_no_fork_but_a_branch(vocabulary: Vocabu
     assert made[1].branch.by == "replay"
 
 
+async def test_a_root_that_dies_as_it_forks_was_killed_and_is_not_void(vocabulary: Vocabulary) -> None:
+    line = " import os; os.register_at_fork(before=lambda: os._exit(0))\n"
+    root, branch = await grow(Policy(vocabulary, typing(line, " 1\n")), vocabulary, BranchConfig(roots=1, branches=2))
+    assert root.stop_reason is StopReason.KILLED
+    assert branch.branch is not None
+    assert branch.branch.by == "replay"
+    assert not root.is_void
+    assert not branch.is_void
+
+
 async def test_lines_that_show_something_else_are_no_branch_point(vocabulary: Vocabulary) -> None:
     """The place types a session from the prompt, and nothing of the failed replay is left in it."""
     policy = Policy(vocabulary, typing(" import time; time.perf_counter_ns()\n", " 1\n"))

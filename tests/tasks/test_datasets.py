@@ -14,7 +14,7 @@ from datasets import Dataset, DatasetDict
 from repl_rl.config import TasksConfig, dump_config, load_config, parse_config
 from repl_rl.errors import ConfigError
 from repl_rl.run.held_out import heldout_tasks
-from repl_rl.tasks import PRESETS, grade, load_tasks, make_tasks
+from repl_rl.tasks import PRESETS, grade, load_splits, load_tasks, make_tasks
 from repl_rl.tasks.formats import FORMATS, period_of
 
 HERE = Path(__file__).parent
@@ -155,8 +155,65 @@ def test_a_row_that_does_not_fit_is_named_with_its_line(tmp_path, case):
         keys["heldout"] = 1e-9
     with pytest.raises(ConfigError) as caught:
         _load(file, **keys)
-    assert str(caught.value).startswith(f"{file}, line {case.get('at', 3)}: ")
+    assert f"{file}, line {case.get('at', 3)}: " in str(caught.value)
     assert case["says"] in str(caught.value)
+
+
+def test_all_that_cannot_be_graded_is_listed_left_out_or_compared_as_text(tmp_path, caplog):
+    """Of both sides at once: rows that can't be read, and reference answers that can't."""
+    file = tmp_path / "rows.jsonl"
+    rows = [{"question": f"{n}?", "final_answer": [str(n)]} for n in range(40)]
+    for n in range(0, 40, 2):
+        rows[n]["final_answer"] = [f"all $x$ with $\\mho(x)={n % 4}++$"]
+    rows[1]["final_answer"], rows[3]["question"] = None, "<image_1> 3?"
+    _write(file, rows)
+    config = TasksConfig(dataset=str(file), format="olympiadbench", heldout=0.3)
+    asked = ("train", 1, 100), ("heldout", 0, 100)
+    with pytest.raises(ConfigError) as caught:
+        load_splits(config, *asked)
+    first, *listed = str(caught.value).split("\n  ")
+    assert first.startswith("22 of 40 problems can't be graded; mend or drop them, ")
+    assert [f"line {n + 1}: " in line for n, line in zip([0, 1, 2, 3, *range(4, 36, 2)], listed[:-1], strict=True)]
+    assert (len(listed), listed[-1]) == (21, "and 2 more")
+    assert "holds no final answer" in listed[1]
+    assert "refers to an image" in listed[3]
+
+    train, heldout = load_splits(config.model_copy(update={"unreadable": "skip"}), *asked)
+    assert {task.answer for task in [*train, *heldout]} == {str(n) for n in range(5, 40, 2)}
+    assert "skip leaves out 22 of 40 problems" in caplog.text
+    [few] = load_splits(config.model_copy(update={"unreadable": "skip"}), ("train", 1, 3))
+    assert few == train[:3]
+
+    with pytest.raises(ConfigError, match="2 of 40 problems can't be graded"):
+        load_splits(config.model_copy(update={"unreadable": "text"}), *asked)
+    _write(file, [row for n, row in enumerate(rows) if n not in (1, 3)])
+    [tasks] = load_splits(config.model_copy(update={"unreadable": "text", "heldout": 1e-9}), ("train", 1, 100))
+    [zero] = [task for task in tasks if task.question == "0?"]
+    assert (len(tasks), grade(zero, ("'all x with \\\\mho(x)=0++'",)), grade(zero, ("0",))) == (38, 1.0, 0.0)
+
+
+SPLITS = yaml.safe_load((HERE / "splits.yaml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("case", SPLITS, ids=lambda case: " ".join(case["files"]))
+def test_the_test_split_of_a_folder_is_held_out(tmp_path, case):
+    for name in case["files"]:
+        _write(tmp_path / name, [{"question": f"{name} {n}?", "answer": str(n)} for n in range(20)])
+    config = TasksConfig(folder=str(tmp_path), **case.get("keys", {}))
+    asked = ("train", 0, 1000), ("heldout", 0, 1000)
+    if "says" in case:
+        with pytest.raises(ConfigError, match=case["says"]):
+            load_splits(config, *asked)
+        return
+    found = [sorted({task.question.split(" ")[0] for task in side}) for side in load_splits(config, *asked)]
+    assert found == [case["train"], case["heldout"]]
+
+
+def test_the_test_split_of_a_saved_set_is_held_out(tmp_path):
+    made = {name: Dataset.from_list([{"question": f"{name}?", "answer": "1"}]) for name in ("train", "validation")}
+    DatasetDict(made).save_to_disk(str(tmp_path / "saved"))
+    train, heldout = load_splits(TasksConfig(folder=str(tmp_path / "saved")), ("train", 0, 9), ("heldout", 0, 9))
+    assert [task.question for task in [*train, *heldout]] == ["train?", "validation?"]
 
 
 def test_two_problems_of_one_id_and_answers_that_cannot_be_graded_are_named(tmp_path):
@@ -164,7 +221,7 @@ def test_two_problems_of_one_id_and_answers_that_cannot_be_graded_are_named(tmp_
     with pytest.raises(ConfigError, match=r"two problems of the id '.*-train-1'"):
         _load(tmp_path, heldout="test", columns={"id": "id"})
     _write(tmp_path / "train.jsonl", [{"question": "Q", "answer": r"\frac{1}{"}])
-    with pytest.raises(ConfigError, match=r"task '.*-train-0': the reference answer '.*frac\{1\}\{'"):
+    with pytest.raises(ConfigError, match=r"train.jsonl, line 1: the reference answer '.*frac\{1\}\{'"):
         _load(tmp_path, heldout="test")
 
 
@@ -312,7 +369,8 @@ def test_answers_in_a_format_are_found_and_graded(name):
 def test_questions_families_and_ids_in_a_format():
     tasks = _formatted("olympiadbench", heldout=1e-9)
     assert tasks[1].question == "A right triangle has legs $3$ and $5$.\n\nFind its area."
-    assert [task.family for task in tasks] == ["Algebra", "Geometry", "Number Theory", "Combinatorics"]
+    assert [task.family for task in tasks[:4]] == ["Algebra", "Geometry", "Number Theory", "Combinatorics"]
+    assert tasks[5].question == "How far is it?\nGive the answer in $km^2$."
     assert tasks[0].id == "olympiadbench-train-1606"
     assert _formatted("math", heldout=1e-9)[1].family == "Prealgebra"
     assert _formatted("minif2f", heldout=1e-9)[0].question == (
@@ -321,7 +379,17 @@ def test_questions_families_and_ids_in_a_format():
 
 
 @pytest.mark.parametrize(
-    "text", ["'theorem own_let : let y := 2; y + y = 5'", "theorem", "'", "['theorem']", "'\\ud800'", "1"]
+    "text",
+    [
+        "'theorem own_let : let y := 2; y + y = 5'",
+        "theorem",
+        "'",
+        "['theorem']",
+        "'\\ud800'",
+        "1",
+        "'a', {[]}",
+        "'a' % []",
+    ],
 )
 def test_a_theorem_is_compared_as_text(text):
     task = _formatted("minif2f", heldout=1e-9)[2]

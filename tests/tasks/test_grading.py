@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 
 from repl_rl.errors import ConfigError
 from repl_rl.tasks import grade, grade_many, require_gradable
+from repl_rl.tasks.grading.table import TABLE, rule
 from repl_rl.trajectory import Task
 
 HERE = Path(__file__).parent
@@ -26,28 +29,54 @@ def submitted(value: str | dict[str, Any]) -> tuple[str, ...]:
     return (repr(value["text"]),) if "text" in value else tuple(value["values"])
 
 
-ANSWERS = [
-    (case["reference"], [*map(submitted, case["right"])], [*map(submitted, case["wrong"])])
-    for case in yaml.safe_load((HERE / "answers.yaml").read_text(encoding="utf-8"))
-]
+CASES = yaml.safe_load((HERE / "answers.yaml").read_text(encoding="utf-8"))
+ANSWERS, STRANGERS = (
+    [(case["reference"], [*map(submitted, case["right"])], [*map(submitted, case["wrong"])]) for case in cases]
+    for cases in (CASES, map(json.loads, (HERE / "strangers_answers.jsonl").read_text(encoding="utf-8").splitlines()))
+)
 
 
 def task_of(answer: str, family: str = "") -> Task:
     return Task("t", "?", answer, family)
 
 
-def test_verdicts() -> None:
-    """The text of a reference itself is right, too."""
-    require_gradable([task_of(reference) for reference, _, _ in ANSWERS])
+@pytest.mark.parametrize("cases", [ANSWERS, STRANGERS], ids=["answers", "strangers"])
+def test_verdicts(cases: list[Any]) -> None:
+    """The text of a reference itself is right, too. Strangers' are what public data sets and models have."""
+    require_gradable([task_of(reference) for reference, _, _ in cases])
     expected = {
         (reference, texts): verdict
-        for reference, right, wrong in ANSWERS
+        for reference, right, wrong in cases
         for verdict, group in ((1.0, [(repr(reference),), *right]), (0.0, wrong))
         for texts in group
     }
     grades = grade_many([task_of(reference) for reference, _ in expected], [texts for _, texts in expected])
     found = dict(zip(expected, grades, strict=True))
     assert {case: found[case] for case in expected if found[case] != expected[case]} == {}
+
+
+def test_a_choice_is_its_letter_however_it_is_spelled() -> None:
+    """E and I, too, which are numbers elsewhere; a reference may be spelled in any of these ways as well."""
+    spellings = (HERE / "letters.txt").read_text(encoding="utf-8").splitlines()
+    pairs = [(letter, letter, text) for letter in "ABCDEFGHIJ" for text in spellings]
+    pairs += [(text, letter, letter) for letter in "CEI" for text in spellings]
+    pairs += [("A", "B", text) for text in spellings]
+    found = grade_many(
+        [task_of(reference.replace("L", letter)) for reference, letter, _ in pairs],
+        [(repr(text.replace("L", letter)),) for _, letter, text in pairs],
+    )
+    wrong = [pair for pair, verdict in zip(pairs, found, strict=True) if verdict != (pair[:2] != ("A", "B"))]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("kind", ["clean", "parser", "names"])
+def test_each_pattern_does_what_its_examples_say(kind: str) -> None:
+    for entry in TABLE[kind]:
+        for text in entry["examples"]:
+            if kind == "names":
+                assert re.fullmatch(entry["find"], text), (entry["find"], text)
+            else:
+                assert rule(entry)(text) == entry["examples"][text], (entry["find"], text)
 
 
 @pytest.mark.parametrize("reference", ["401", pytest.param("x+1", marks=pytest.mark.slow)])
@@ -95,7 +124,7 @@ def test_the_number_families_ask_no_process(monkeypatch: pytest.MonkeyPatch) -> 
         raise AssertionError(calls)
 
     monkeypatch.setattr("repl_rl.tasks.grading.ask", refuse)
-    answers = [("8",), ("7",), ("'x'",), ("(7,)",), ("7", "7")]
+    answers = [("8",), ("7",), ("x",), ("(7,)",), ("7", "7")]
     assert [grade(task_of("7", "gcd"), answer) for answer in answers] == [0.0, 1.0, 0.0, 0.0, 0.0]
 
 

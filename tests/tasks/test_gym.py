@@ -138,3 +138,14 @@ def test_what_is_no_move_says_so_and_changes_nothing(family: str, calls: list[li
             tools[name](*arguments)
     assert puzzle.observe() == before
     assert puzzle.moves == []
+
+
+def test_a_number_that_is_doubled_for_ever_stays_short() -> None:
+    lock, doubling = gym.QuantumLock(), {"name": "A", "type": "multiply", "value": 2, "active_state": "any"}
+    lock.moves = []
+    press = lock.begin({"buttons": [doubling], "initial_value": -3, "initial_state": "red"})["press"]
+    for _ in range(15_200):
+        with contextlib.suppress(ValueError):
+            press("A")
+    assert len(lock.observe()) < 150
+    assert len(lock.moves) < 400

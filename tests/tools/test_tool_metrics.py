@@ -62,3 +62,12 @@ def test_aborted_and_unfinished_ones_are_left_out_and_known_tools_are_zero() -> 
     assert tool_metrics(void, ["multiply"]) == zeros
     assert tool_metrics([*void, with_calls([])], ["multiply"]) == zeros
     assert tool_metrics(void) == {"tools/call_frequency": 0.0, "tools/failure_frequency": 0.0}
+
+
+def test_invented_names_are_bounded_and_known_ones_stay() -> None:
+    invented = [with_calls([ToolCall(f"x{session}_{n}") for n in range(500)] + [ToolCall("own")]) for session in (0, 1)]
+    metrics = tool_metrics(invented, ["multiply"])
+    names = {key.split("/")[1] for key in metrics if key.count("/") == 2}
+    assert len(names) == 51
+    assert {"multiply", "own"} <= names
+    assert metrics["tools/own/calls"] == 1.0

@@ -47,13 +47,17 @@ _KCMP_NUMBERS = {"x86_64": 312, "aarch64": 272}
 _KCMP_FILE = 0
 DEEPEST = 28
 """Levels of PID namespaces; Linux ends at 32."""
+MOST_AT_ONCE = 100
+"""Each needs two descriptors in one message, and Linux takes 253."""
 _NICENESS = "10"
 _STOP_S = 5.0
 _SOON_S, _BRIEFLY_S, _POLL_S = 0.002, 0.00005, 0.001
 _READ_BYTES = 1 << 16
 _FIELD = re.compile(r"^(\w+):[ \t]*(.*)$", re.MULTILINE)
-_SHARED = re.compile(r"^\S+ (\S{3}s) \S+ (\S+) \d+ *(.*)$", re.MULTILINE)
-"""Mappings that are shared with whoever has them too: access, device, name."""
+_MAPPED = re.compile(r"^\S+ (\S{4}) \S+ (?!00:00)(\S+) \d+ *(.*)$", re.MULTILINE)
+"""Mappings of files: access, device, name. What is written to the file shows in a private one too, until that is."""
+_NO_FILE = "00:01"
+"""The device of shared memory that has no file."""
 _APART = ("user", "pid", "mnt", "ipc")
 """Namespaces that each fork has to have of its own; one that does not go on as the session a network as well."""
 
@@ -201,7 +205,7 @@ async def fork_session(
     async def asked() -> None:
         ends = [descriptor for child in children for descriptor in child.descriptors()]
         with listener.allowing(pid, len(children)):
-            reply = await channel.ask({"fork": True}, patience_s, ends)
+            reply = await channel.ask({"fork": len(children)}, patience_s, ends)
         for child in children:
             child.close_ends()
         if reply is None:
@@ -273,16 +277,19 @@ def still_shared(children: Sequence[Child], pid: int) -> str | None:
     """
     if sorted(children_of(pid)) != sorted(child.pid for child in children) or len(os.listdir(f"/proc/{pid}/task")) != 1:
         return "further processes"
-    devices = {os.stat(f"/proc/{pid}/root/{folder}").st_dev for folder in ("tmp", "dev/shm", "dev/pts")}
-    terminals = os.stat(f"/proc/{pid}/root/dev/pts").st_dev
+    stored = {os.stat(f"/proc/{pid}/root/{folder}").st_dev for folder in ("tmp", "dev/shm")}
+    open_to_all = {os.stat(f"/proc/{pid}/{folder}").st_dev for folder in ("root/proc", "root/dev/pts", "ns/net")}
     namespaces = {name: os.readlink(f"/proc/{pid}/ns/{name}") for name in _APART}
     of_fork = namespaces | {"net": os.readlink(f"/proc/{pid}/ns/net")}
     for number, child in enumerate(children):
-        others = [pid, *(other.pid for other in children[number + 1 :])]
         is_last = child is children[-1]
-        found = _may_more(child.pid, namespaces if is_last else of_fork) or _shared_descriptor(child, {terminals}, [])
+        others = [] if is_last else [pid, *(other.pid for other in children[number + 1 :])]
+        devices = open_to_all if is_last else open_to_all | stored
+        found = _may_more(child.pid, namespaces if is_last else of_fork) or _shared_descriptor(child, devices, others)
+        if found is None and os.stat(f"/proc/{child.pid}/cwd").st_dev in devices:
+            found = "a working folder"
         if found is None and not is_last:
-            found = _shared_descriptor(child, devices, others) or _shared_memory(child.pid, devices)
+            found = _shared_memory(child.pid, devices)
         if found is not None:
             return found
     return None
@@ -334,11 +341,9 @@ def _is_same_file(pid: int, other: int, descriptor: int, others_descriptor: int)
 
 
 def _shared_memory(pid: int, devices: set[int]) -> str | None:
-    if os.stat(f"/proc/{pid}/cwd").st_dev in devices:
-        return "a working folder"
-    for access, device, name in _SHARED.findall(_read(f"/proc/{pid}/maps")):
-        number = os.makedev(*(int(part, 16) for part in device.split(":")))
-        if "w" in access or number in devices or device == "00:01":
+    numbers = {_NO_FILE, *(f"{os.major(device):02x}:{os.minor(device):02x}" for device in devices)}
+    for access, device, name in _MAPPED.findall(_read(f"/proc/{pid}/maps")):
+        if device in numbers or (access.endswith("s") and "w" in access):
             return f"memory ({name or 'without a file'})"
     return None
 

@@ -7,6 +7,7 @@ answer; the text comes through a pipe, so that it is complete even if the sessio
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -24,6 +25,7 @@ from repl_rl.kernel.cgroups import PoolGroup, SessionGroup
 from repl_rl.kernel.forked.channel import LineCalls, PrivateChannel
 from repl_rl.kernel.forked.fork import (
     DEEPEST,
+    MOST_AT_ONCE,
     Ancestor,
     Child,
     Listener,
@@ -38,7 +40,17 @@ from repl_rl.kernel.limits import Limits, Profile
 from repl_rl.kernel.memory import folder_mb, grown_mb, shared_mb, sockets_mb, tree_mb
 from repl_rl.kernel.output import SessionPipe
 from repl_rl.kernel.paths import CHANNELS, Home, listening, remove_sockets, remove_tree
-from repl_rl.kernel.processes import ended, kill_family, pid_of, send_signal, threads, tree
+from repl_rl.kernel.processes import (
+    INSIST,
+    ended,
+    interrupt,
+    kill_descendants,
+    kill_family,
+    pid_of,
+    send_signal,
+    threads,
+    tree,
+)
 from repl_rl.kernel.results import ExecResult, ExecStatus, HostCalls
 from repl_rl.kernel.sandbox import Sandbox, SandboxKind, require_sandbox
 
@@ -264,7 +276,11 @@ class ForkedKernel:
             return "Jupyter's channels are open to it, and a fork would share them"
         if self._asking.locked():
             return "a line is running in it; fork it between two lines"
-        if (levels := depth(self.pid)) >= DEEPEST:
+        try:
+            levels = depth(self.pid)
+        except (OSError, LookupError):
+            raise KernelDiedError("the kernel is gone, and its state with it") from None
+        if levels >= DEEPEST:
             return f"it is a fork of forks, {levels} levels deep, and Linux ends at 32"
         return None
 
@@ -274,18 +290,22 @@ class ForkedKernel:
         With `reseed`, the forks' random generators are seeded anew. Raises ForkRefusedError with the reason, in which
         case the session lives on, and KernelDiedError if it is gone or does not survive this.
         """
-        if (reason := self._objection()) is not None:
+        reason = self._objection()
+        if reason is None and count > MOST_AT_ONCE:
+            reason = f"{count} forks at once, and {MOST_AT_ONCE} are the most"
+        if reason is not None:
             raise ForkRefusedError(f"the session can't be forked: {reason}")
         assert self._listener is not None
-        limits, held_mb, children = self._limits, self._own_mb(), list[Child]()
+        limits, held_mb, children, before = self._limits, self._own_mb(), list[Child](), list[int]()
         async with self._listener.turn, self._asking:
-            before = children_of(self.pid)
             try:
+                before = children_of(self.pid)
                 for _ in range(count + 1):
                     children.append(Child(SessionPipe(limits.output_bytes, limits.read_mb * _MIB)))
                 session = (self.pid, self._pidfd, self._channel, self._listener)
                 await fork_session(children, self._server, *session, reseed=reseed, patience_s=limits.start_s)
-                if (what := still_shared(children, self.pid)) is not None:
+                # All of them stand still, and what they have open takes its time to look through.
+                if (what := await asyncio.to_thread(still_shared, children, self.pid)) is not None:
                     raise ForkRefusedError(
                         f"forks of the session would not have been apart from it; they share: {what}"
                     )
@@ -294,16 +314,23 @@ class ForkedKernel:
             except BaseException as error:
                 for child in children:
                     child.abandon()
+                if isinstance(error, Exception) and not isinstance(error, KernelError):
+                    # One of them ended meanwhile, or this process lacks something.
+                    error = ForkRefusedError(f"the session can't be forked: {type(error).__name__}: {error}")
+                if isinstance(error, ForkRefusedError) and await self._stays(before):
+                    raise error from None
+                self.kill()  # it is not known what it was doing
                 if isinstance(error, ForkRefusedError):
-                    kill_children(self.pid, before)
-                    send_signal(self._pidfd, signal.SIGCONT)
-                    await self._channel.ask({"stay": True}, limits.start_s)
-                else:
-                    self.kill()  # it is not known what it was doing
-                if isinstance(error, OSError):
-                    raise KernelDiedError(f"the session could not be forked, and is ended: {error}") from error
+                    raise KernelDiedError(f"the session ended as it was to be forked: {error}") from None
                 raise
             return self._replace_by(children, held_mb)
+
+    async def _stays(self, before: list[int]) -> bool:
+        """End what there is of forks that came to nothing. Whether the session itself goes on."""
+        with contextlib.suppress(OSError):  # it is gone
+            kill_children(self.pid, before)
+        send_signal(self._pidfd, signal.SIGCONT)
+        return await self._channel.ask({"stay": True}, self._limits.start_s) is not None
 
     def _replace_by(self, children: list[Child], held_mb: float) -> list[ForkedKernel]:
         """The last one goes on as this session, which held `held_mb`; the others are returned."""
@@ -440,8 +467,12 @@ class ForkedKernel:
                 return ExecStatus.KILLED, {}
             calls.refuse("the line is out of time")
             self._output.unblock()
-            send_signal(self._pidfd, signal.SIGINT)
-            reply = await self._channel.reply(self._limits.grace_s)
+            await asyncio.to_thread(interrupt, self.pid)
+            reply = await self._channel.reply(self._limits.grace_s / 2)
+            if reply is None and not self._channel.has_ended:  # what it waits for may have ignored that
+                send_signal(self._pidfd, INSIST)
+                await asyncio.to_thread(kill_descendants, self.pid)
+                reply = await self._channel.reply(self._limits.grace_s / 2)
             return (ExecStatus.KILLED, {}) if reply is None else (ExecStatus.TIMEOUT, reply)
 
     def _result(self, status: ExecStatus | None, reply: dict[str, Any], duration_s: float) -> ExecResult:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import signal
 import time
 from collections.abc import Mapping
 from functools import cache
@@ -27,7 +28,7 @@ from repl_rl.kernel.limits import Limits
 from repl_rl.kernel.memory import folder_mb, sockets_mb, tree_mb
 from repl_rl.kernel.output import CellText, PrintedPipe
 from repl_rl.kernel.paths import remove_tree
-from repl_rl.kernel.processes import exited, kill_family, kill_marked, tree
+from repl_rl.kernel.processes import INSIST, exited, kill_descendants, kill_family, kill_marked, tree
 from repl_rl.kernel.results import ExecResult, ExecStatus, HostCalls
 
 _MIB = 1024 * 1024
@@ -271,9 +272,23 @@ class KernelspecKernel:
         self._text.make_room()
         with contextlib.suppress(OSError, RuntimeError, TimeoutError):
             await asyncio.wait_for(self._manager.interrupt_kernel(), self._limits.grace_s)
-        if not await self._ends(request, self._limits.grace_s):
+        if await self._ends(request, self._limits.grace_s / 2):
+            return True
+        if self.language == "python" and (pid := self._pid()) is not None:  # what it waits for may have ignored that
+            with contextlib.suppress(OSError, RuntimeError):
+                await self._manager.signal_kernel(INSIST if self._is_ours else signal.SIGINT)
+            await asyncio.to_thread(kill_descendants, pid)
+        if not await self._ends(request, self._limits.grace_s / 2):
             await self._kill()
         return True
+
+    def _pid(self) -> int | None:
+        """The process that runs cells, if it is one of this machine; the guest is a child of what watches over it."""
+        provisioner = self._manager.provisioner
+        if self._is_local:
+            return int(self.process.pid)
+        pid = provisioner.kernel_pid() if self._is_ours or self._is_guest else None
+        return next(iter([*tree(pid)][1:2]), None) if self._is_guest and pid is not None else pid
 
     async def _ends(self, request: asyncio.Task[dict[str, Any]], timeout_s: float) -> bool:
         assert self._died is not None

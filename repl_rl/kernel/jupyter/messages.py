@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import zmq
 from jupyter_client.asynchronous import AsyncKernelClient
 
-from repl_rl.kernel.border import MOST_IMAGES, BorderError, forms_of, images_of, parsed, result_of, text_of
+from repl_rl.kernel.border import MOST_IMAGES, NAME_CHARS, BorderError, forms_of, images_of, parsed, result_of, text_of
 from repl_rl.kernel.output import CellText
 from repl_rl.kernel.paths import program_folder
 from repl_rl.kernel.results import ExecResult, ExecStatus
@@ -34,7 +35,7 @@ def submit_final_answer():
     own = types.ModuleType("repl_answer")
     exec(compile({answer!r}, "<repl_answer>", "exec"), own.__dict__)
     publish, show, text, length, form = get_ipython().display_pub.publish, repr, str, 10_000, own.form
-    def submit_final_answer(value, /, *values):
+    def submit_final_answer(value, *values):
         """Hand in the final answer; this ends the session."""
         __tracebackhide__ = True
         texts, forms = [], []
@@ -81,6 +82,8 @@ finally:
 """
 """Gives a Python kernel that is not ours the module `repl_tools` while set-up code runs."""
 
+_MOST_FRAMES, _FRAME_BYTES = 1_000, 100
+"""Of one message: a kernel's own have six, and one for each buffer. Each counts as so much more than it holds."""
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _ANY_FRAME = "Traceback (most recent call last)"
 _SUBSCRIBED_S = 0.2
@@ -177,7 +180,8 @@ def judge(reply: Mapping[str, Any] | None, output: CellOutput) -> ExecResult:
         return ExecResult(ExecStatus.KILLED, error_name="SystemExit", **said)
     if reply.get("status") == "ok":
         return ExecResult(ExecStatus.OK, **said)
-    name = text_of(str(reply.get("ename") or ("Interrupted" if reply.get("status") == "abort" else "Error"))) or "Error"
+    name = str(reply.get("ename") or ("Interrupted" if reply.get("status") == "abort" else "Error"))
+    name = text_of(name, NAME_CHARS) or "Error"
     compiled = name not in SYNTAX_ERRORS or _ANY_FRAME in traceback_text(reply)
     message = text_of(f"{name}: {reply['evalue']}" if reply.get("evalue") else name)
     return ExecResult(ExecStatus.ERROR, error_name=name, compiled=compiled, error_message=message, **said)
@@ -276,9 +280,11 @@ class Channels:
 
     async def _receive(self, channel: Any, take_in: Callable[[dict[str, Any]], None]) -> None:
         while True:
-            frames = await channel.socket.recv_multipart()
-            self._bytes += sum(map(len, frames))
+            frames, are_all = await _frames(channel.socket)
+            self._bytes += sum(map(len, frames)) + _FRAME_BYTES * len(frames)
             try:
+                if not are_all:
+                    raise BorderError("a message has too many frames")
                 if self._most_bytes_in_all is not None and self._bytes > self._most_bytes_in_all:
                     raise BorderError("its messages are too many or too long")
                 _, parts = self._client.session.feed_identities(frames)
@@ -288,6 +294,9 @@ class Channels:
                 if self._refuse is not None:
                     self._refuse(str(error) if isinstance(error, BorderError) else "it sends what can't be read")
             await asyncio.sleep(0)  # other tasks run even during a flood of messages
+            while not are_all:  # the rest is dropped
+                _, are_all = await _frames(channel.socket)
+                await asyncio.sleep(0)
 
     def _on_reply(self, message: dict[str, Any]) -> None:
         exchange = self._exchanges.get(message["parent_header"].get("msg_id"))
@@ -302,3 +311,11 @@ class Channels:
                 exchange.idle.set_result(None)
         elif self._show is not None and parent.get("session") == self._client.session.session:
             self._show(message["msg_type"], content)
+
+
+async def _frames(socket: Any) -> tuple[list[bytes], bool]:
+    """The frames of a message, or of what is left of one, up to `_MOST_FRAMES`; and whether these are all."""
+    frames = [await socket.recv()]
+    while socket.getsockopt(zmq.RCVMORE) and len(frames) < _MOST_FRAMES:
+        frames.append(await socket.recv())
+    return frames, not socket.getsockopt(zmq.RCVMORE)

@@ -16,7 +16,7 @@ from repl_rl.kernel.cgroups import PoolGroup
 from repl_rl.kernel.jupyter.guest import Guest
 from repl_rl.kernel.limits import Profile
 from repl_rl.kernel.paths import Home, listening, remove_sockets
-from repl_rl.kernel.processes import exited
+from repl_rl.kernel.processes import exited, interrupt
 from repl_rl.kernel.sandbox import Sandbox, inner_pid
 
 NAME = "repl-rl-sandbox"
@@ -105,7 +105,10 @@ class SandboxProvisioner(LocalProvisioner):  # type: ignore[misc]
         if signum in (signal.SIGKILL, signal.SIGTERM):
             self._kill_tree()
         elif (pid := self.kernel_pid()) is not None:
-            _signal(pid, signum)
+            if signum == signal.SIGINT:
+                interrupt(pid)
+            else:
+                _signal(pid, signum)
 
     async def kill(self, restart: bool = False) -> None:
         if self.process is not None:

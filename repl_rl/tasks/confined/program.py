@@ -26,11 +26,11 @@ from typing import Any
 from repl_rl.utils.folders import resource_folder
 
 _MEMORY_BYTES = 2 << 30
-_CPU_S = 4
+_CPU_S = 2
 _WALL_S = 60
 """Far above the limit of processor time, so that a loaded machine does not change verdicts."""
-_MOST_CALLS = 16
-"""In one fork, which costs as much as several calls."""
+_FEW_CALLS, _PARTS = 16, 8
+"""In one fork, which costs as much as several calls; and parts for each core, where there are more calls than that."""
 
 
 def confine() -> Callable[[], None]:
@@ -76,7 +76,8 @@ def _answer(calls: Sequence[Sequence[Any]], pipe: int, wall: Callable[[], None])
         signal.alarm(_WALL_S)
         try:
             verdict = bool(_function(name)(*arguments))
-        except MemoryError:
+        except MemoryError:  # what is left of this process is not worth much
+            os.write(pipe, bytes([False]))
             return
         except Exception:  # noqa: BLE001  # sympy raises all sorts on hostile text, and all of it means no
             verdict = False
@@ -90,7 +91,7 @@ def _verdicts(calls: Sequence[Sequence[Any]], wall: Callable[[], None]) -> list[
     """
     verdicts: list[bool | None] = [None] * len(calls)
     cores = os.cpu_count() or 1
-    size = min(_MOST_CALLS, len(calls) // cores + 1)
+    size = max(min(_FEW_CALLS, len(calls) // cores + 1), len(calls) // (cores * _PARTS))
     waiting = deque((range(first, min(first + size, len(calls))), 0) for first in range(0, len(calls), size))
     """Parts of the calls, and how often the first one has ended its fork."""
     running: dict[int, tuple[range, int, int]] = {}

@@ -8,9 +8,7 @@ agree at random points where the reference is real. math-verify decides what can
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Sequence
-from itertools import accumulate
 from random import Random
 from typing import Any
 
@@ -19,19 +17,21 @@ from math_verify import verify
 from sympy.core.relational import Relational
 from sympy.core.symbol import Str
 
-from repl_rl.tasks.grading.latex_text import as_set, read_latex, tidy
 from repl_rl.tasks.grading.python_text import read_python
-from repl_rl.tasks.grading.values import MATRIX, Collection, Percent, Unreadable, Value, is_plain, is_worked_out, worked
-
-MAX_CHARS = 10_000
-"""Longer answers are not read."""
-_MAX_DEPTH = 50
-_NOT_AS_IN_PYTHON = (
-    re.compile(r"^[+-]?\d{1,3}(,\d{3})+(\.\d+)?$"),
-    re.compile(r"^[\[(][^\[\](){},]*,[^\[\](){},]*[\])]$"),
-    re.compile(r"[\^_]\s*\{"),
+from repl_rl.tasks.grading.text import as_set, read_text, require_readable
+from repl_rl.tasks.grading.units import converted
+from repl_rl.tasks.grading.values import (
+    Collection,
+    Named,
+    Percent,
+    Quantity,
+    Unreadable,
+    Value,
+    is_plain,
+    is_worked_out,
+    worked,
 )
-"""Text that Python would read differently: 1,234 is a number, a pair in brackets may be an interval, braces group."""
+
 _DIGITS = 50
 _EXACT = sympy.Float("1e-40", 15)
 _FLOAT_NOISE = sympy.Rational(1, 10**9)
@@ -39,6 +39,8 @@ _SIX_DIGITS = sympy.Rational(1_000_001, 10**12)
 _POINTS, _TRIES = 5, 40
 _SEQUENCES = ("()", "[]", "")
 _RELATIONS = (Relational, sympy.And, sympy.Or)
+_LETTERS = {sympy.Symbol("E"): sympy.E, sympy.Symbol("I"): sympy.I}
+"""A choice by its letter, and what the name stands for in sympy."""
 
 
 def equal(answer: str, submitted: Sequence[str] | None) -> bool:
@@ -57,7 +59,7 @@ def read_submission(answer: Sequence[str]) -> Value:
     """The submitted value, read from its texts; several values are a collection without brackets. Raises Unreadable."""
     values: list[Value] = []
     for text in answer:
-        _require_readable(text)
+        require_readable(text)
         if text.strip()[:1] in ("'", '"'):
             quoted = ast.literal_eval(text.strip())
             if not isinstance(quoted, str):
@@ -68,81 +70,103 @@ def read_submission(answer: Sequence[str]) -> Value:
     return values[0] if len(values) == 1 else Collection(tuple(values), "")
 
 
-def read_text(text: str) -> Value:
-    """The value of a reference answer or a submitted string, written in Python, LaTeX or ordinary notation."""
-    _require_readable(text)
-    text = text.strip()
-    plain = tidy(text)
-    if "\\" in plain or any(pattern.search(plain) for pattern in _NOT_AS_IN_PYTHON):
-        return read_latex(text)
-    try:
-        return read_python(plain.replace("^", "**"), read_text)
-    except (Unreadable, TypeError, ValueError, AttributeError, NotImplementedError, IndexError):
-        return read_latex(text)
-
-
-def _require_readable(text: str) -> None:
-    if len(text) > MAX_CHARS or "\0" in text or not text:
-        raise Unreadable("empty, too long, or with null bytes")
-    depths = accumulate((char in "([{") - (char in ")]}") for char in text)
-    if max(depths) > _MAX_DEPTH:
-        raise Unreadable("too many brackets within each other")
-
-
 def same(reference: Value, submitted: Value) -> bool:
     """Whether the two are equal. If that can't be decided, raises Unreadable or what sympy raises."""
-    if isinstance(reference, Str) or isinstance(submitted, Str):
-        return bool(reference == submitted)
+    reference, submitted = _without_nesting(reference), _without_nesting(submitted)
+    is_single = isinstance(submitted, Collection) and len(submitted.items) == 1 and submitted.brackets in ("[]", "{}")
+    if is_single and same(reference, submitted.items[0]):  # what solvers return: `[3]`, `{(2, 3)}`, `[{x: 2}]`
+        return True
+    if not (isinstance(reference, sympy.Eq) and isinstance(submitted, sympy.Eq)):
+        (name, reference), (other, submitted) = _split(reference), _split(submitted)
+        if not _same_name(name, other):
+            return False
+    if isinstance(submitted, Quantity):
+        submitted = converted(submitted, reference.unit) if isinstance(reference, Quantity) else submitted.value
+    if isinstance(reference, Quantity):
+        reference = reference.value
+    if isinstance(reference, Str) or isinstance(submitted, Str) or submitted is None:
+        return bool(reference == submitted) or _same_time(str(reference), str(submitted))
+    if isinstance(reference, sympy.Expr) and isinstance(submitted, Collection):
+        reference = _components(reference, len(submitted.items)) or reference
+    elif isinstance(submitted, sympy.Expr) and isinstance(reference, Collection):
+        submitted = _components(submitted, len(reference.items)) or submitted
     if isinstance(reference, Collection):
-        return (_same_matrix if reference.brackets == MATRIX else _same_collection)(reference, submitted)
-    is_relation = isinstance(reference, _RELATIONS)
-    if isinstance(submitted, Collection) and submitted.brackets == "{}" and len(submitted.items) == 1:
-        # A set of one item counts as the item: `{5}` is 5, and the dict `{x: 3}` is an equation.
-        (single,) = submitted.items
-        if is_relation == isinstance(single, _RELATIONS) and not isinstance(reference, sympy.Set):
-            return same(reference, single)
+        return _same_collection(reference, submitted)
     if isinstance(reference, sympy.Set):
         return _same_sets(worked(reference), as_set(submitted))
-    if is_relation:
+    if isinstance(reference, _RELATIONS):
         other = as_set(submitted) if isinstance(submitted, Collection) else worked(submitted)
         return _same_relation(worked(reference), other)
-    if isinstance(submitted, sympy.Eq) and submitted.lhs.is_Symbol and not submitted.rhs.has(submitted.lhs):
-        submitted = submitted.rhs  # If a number was asked for, `x = 3` answers 3.
     if isinstance(submitted, (*_RELATIONS, sympy.Set, Collection)):
         return False
-    return _same_number(reference, submitted)
+    return submitted == _LETTERS.get(reference) or _same_number(reference, submitted)
 
 
-def _same_matrix(reference: Collection, submitted: Value) -> bool:
-    """A matrix may also be nested lists, and a vector a list."""
-    if not isinstance(submitted, Collection) or submitted.brackets not in (*_SEQUENCES, MATRIX):
-        return False
-    rows = [item for item in submitted.items if isinstance(item, Collection) and item.brackets in (*_SEQUENCES, MATRIX)]
-    if not rows and (len(reference.items) == 1 or all(len(row.items) == 1 for row in reference.items)):
-        return _in_order([item for row in reference.items for item in row.items], submitted.items)
-    return len(rows) == len(submitted.items) == len(reference.items) and all(
-        _in_order(expected.items, row.items) for expected, row in zip(reference.items, rows, strict=True)
-    )
+def _without_nesting(value: Value) -> Value:
+    """A column as a list of its entries: lists of one value each within a list or set."""
+    if isinstance(value, Collection) and value.items and value.brackets != "()":
+        rows = [
+            row.items if isinstance(row, Collection) and row.brackets in ("()", "[]") else () for row in value.items
+        ]
+        if all(len(row) == 1 for row in rows):
+            return Collection(tuple(row[0] for row in rows), value.brackets)
+    return value
+
+
+def _split(value: Value) -> tuple[str | None, Value]:
+    """The left side of a value, and the value."""
+    if isinstance(value, sympy.Eq) and value.lhs.is_Symbol and not value.rhs.has(value.lhs):
+        return str(value.lhs), value.rhs
+    return (value.name, value.value) if isinstance(value, Named) else (None, value)
+
+
+def _same_name(name: str | None, other: str | None) -> bool:
+    """`f(x)` may be called y."""
+    if name is None or other is None or name == other or (len(name) > 2 and name.casefold() == other.casefold()):
+        return True
+    return ("(" in name or "(" in other) and "y" in (name, other)
+
+
+def _same_time(time: str, other: str) -> bool:
+    """Times of which one does not say which half of the day it means."""
+    (clock, _, half), (other_clock, _, other_half) = time.partition(" "), other.partition(" ")
+    return ":" in clock and clock == other_clock and "" in (half, other_half)
+
+
+def _components(expr: Any, size: int) -> Value | None:
+    """A vector that is written with i, j and k as a collection; None if it is not."""
+    expr = worked(expr)
+    basis = sympy.symbols("i j k")[:size]
+    expr = expr.xreplace({sympy.I: basis[0]}) if basis else expr
+    if size not in (2, 3) or not expr.has(basis[-1]) or not expr.free_symbols <= set(basis):
+        return None
+    parts = [expr.coeff(symbol) for symbol in basis]
+    return Collection(tuple(parts), "()") if sympy.expand(expr - sum(map(sympy.Mul, parts, basis))) == 0 else None
 
 
 def _same_collection(reference: Collection, submitted: Value) -> bool:
     is_set = isinstance(submitted, sympy.Set | Relational | sympy.And)
     if reference.may_be_interval and is_set and reference.brackets not in ("{}", ""):
         return _same_sets(as_set(reference), as_set(submitted))
+    expected, items = reference.items, submitted.items if isinstance(submitted, Collection) else None
+    if items and reference.brackets != "[]":
+        names = [item.unit if isinstance(item, Quantity) else _split(item)[0] for item in expected]
+        given = [item.unit if isinstance(item, Quantity) else _split(item)[0] for item in items]
+        if len(set(names)) == len(names) > 1 and None not in names:  # names give an order to what comes without
+            without_names = submitted.brackets in _SEQUENCES and _in_order(expected, items)
+            return without_names if None in given else _without_order(expected, items)
+        if submitted.brackets == "{}" and reference.brackets == "()" and None not in given:
+            return _in_order(expected, [_split(item)[1] for item in items])
     if reference.brackets in ("{}", ""):
-        return _without_order(reference.items, _members(submitted, reference))
-    if not isinstance(submitted, Collection):
-        return False
-    if submitted.brackets not in ("", reference.brackets) and (
-        reference.may_be_interval or submitted.brackets not in _SEQUENCES
-    ):
-        return False
-    return _in_order(reference.items, submitted.items)
+        return _without_order(expected, _members(submitted, reference) if items is None else items)
+    if items is None or submitted.brackets not in ("", reference.brackets):
+        could_differ = items is None or submitted.may_be_interval or reference.brackets != "()"
+        if items is None or submitted.brackets not in _SEQUENCES or (reference.may_be_interval and could_differ):
+            return False
+    return _in_order(expected, items)
 
 
 def _members(submitted: Value, reference: Collection) -> Sequence[Value]:
-    if isinstance(submitted, Collection):
-        return submitted.items if submitted.brackets != MATRIX else []
     if isinstance(submitted, sympy.Set | sympy.Or):
         submitted = worked(submitted)
     if isinstance(submitted, sympy.FiniteSet | sympy.Or) or submitted == sympy.S.EmptySet:
@@ -168,9 +192,7 @@ def _without_order(expected: Sequence[Value], items: Sequence[Value]) -> bool:
 def _same_relation(reference: Any, submitted: Any) -> bool:
     if isinstance(submitted, sympy.Set):
         return not isinstance(reference, sympy.Eq) and _same_sets(reference.as_set(), submitted)
-    if not isinstance(submitted, _RELATIONS):
-        return isinstance(reference, sympy.Eq) and reference.lhs.is_Symbol and _same_expr(reference.rhs, submitted)
-    if isinstance(reference, sympy.Eq) != isinstance(submitted, sympy.Eq):
+    if not isinstance(submitted, _RELATIONS) or isinstance(reference, sympy.Eq) != isinstance(submitted, sympy.Eq):
         return False
     if isinstance(reference, sympy.Eq):
         # Equations are equal if one is a multiple of the other.
@@ -192,16 +214,17 @@ def _same_sets(reference: Any, submitted: Any) -> bool:
 
 
 def _same_number(reference: Any, submitted: Any) -> bool:
-    if is_plain(reference):
+    if is_plain(reference) or (submitted.has(sympy.I) and is_plain(_imaginary_like(submitted, worked(reference)))):
         if not is_plain(submitted):
             return False
     elif not is_worked_out(submitted) and is_worked_out(reference):
         return False
     plain = [worked(side.args[0] if isinstance(side, Percent) else side) for side in (reference, submitted)]
-    if _same_expr(*plain):
-        return True
-    has_sign = isinstance(reference, Percent), isinstance(submitted, Percent)
-    return has_sign[0] != has_sign[1] and _same_expr(worked(reference), worked(submitted))
+    if isinstance(submitted, Percent) and not isinstance(reference, Percent):
+        # Without a sign in the reference, the sign means hundredths; nobody writes 5 as 500%.
+        return not (plain[0].is_Integer and plain[0] > 1) and _same_expr(plain[0], worked(submitted))
+    may_be_missing = isinstance(reference, Percent) and not isinstance(submitted, Percent)
+    return _same_expr(*plain) or (may_be_missing and _same_expr(worked(reference), worked(submitted)))
 
 
 def _same_expr(reference: Any, submitted: Any) -> bool:

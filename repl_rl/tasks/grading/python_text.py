@@ -13,43 +13,19 @@ from typing import Any
 
 import sympy
 from sympy.core.alphabets import greeks
+from sympy.core.symbol import Str
 
-from repl_rl.tasks.grading.values import MATRIX, Collection, Unreadable, Value, worked
-
-_words = str.split
+from repl_rl.tasks.grading.table import TABLE
+from repl_rl.tasks.grading.values import Collection, Unreadable, Value, worked
 
 _MAX_NODES = 20_000
-_NAME = re.compile(r"_?[A-Za-z](_?\d+)?_?")
+NAME = re.compile(r"_?[A-Za-z](_?\d+)?_?")
 _NO_NUMERAL = re.compile(r"(?<![A-Za-z\d])(\d+_|0[xXbBoO])")
-_CONSTANTS: dict[str, Any] = {
-    name: getattr(sympy, name)
-    for name in _words("""
-    pi E I oo GoldenRatio EulerGamma Catalan EmptySet Reals Integers Naturals Naturals0 Rationals Complexes
-    """)
-} | {"inf": sympy.oo}
-_FUNCTIONS: dict[str, Any] = {
-    name: getattr(sympy, name)
-    for name in _words("""
-    sqrt cbrt root exp log ln sin cos tan cot sec csc asin acos atan acot asec acsc atan2 sinh cosh tanh coth
-    asinh acosh atanh Abs sign floor ceiling re im arg conjugate factorial binomial gamma erf LambertW Min Max And
-    Or Not Eq Ne Lt Le Gt Ge Equality Unequality StrictLessThan LessThan StrictGreaterThan GreaterThan Union
-    Intersection Complement Add Mul Pow
-    """)
-} | {"abs": sympy.Abs, "max": sympy.Max, "min": sympy.Min}
+_CONSTANTS: dict[str, Any] = {name: getattr(sympy, name) for name in TABLE["constants"].split()} | {"inf": sympy.oo}
+_FUNCTIONS: dict[str, Any] = {name: getattr(sympy, name) for name in TABLE["functions"].split()}
+_FUNCTIONS |= {"abs": sympy.Abs, "max": sympy.Max, "min": sympy.Min}
 _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
-    ast.Add: sympy.Add,
-    ast.Sub: lambda left, right, **_: sympy.Add(left, _negative(right), evaluate=False),
-    ast.Mult: sympy.Mul,
-    ast.Div: lambda left, right, **_: _ratio(left, right),
-    ast.Pow: sympy.Pow,
-    ast.BitAnd: sympy.And,
-    ast.BitOr: sympy.Or,
-    ast.Lt: sympy.StrictLessThan,
-    ast.LtE: sympy.LessThan,
-    ast.Gt: sympy.StrictGreaterThan,
-    ast.GtE: sympy.GreaterThan,
-    ast.Eq: sympy.Eq,
-    ast.NotEq: sympy.Ne,
+    getattr(ast, name): getattr(sympy, becomes) for name, becomes in TABLE["operators"].items()
 }
 _NUMERALS = re.compile(
     r"u?int\d*|float\d*|longdouble|Integer|Rational|Float|Fraction|Decimal|mpf|mpz|mpq|Half", re.ASCII
@@ -58,6 +34,7 @@ _GROUPS = dict.fromkeys(["set", "frozenset", "FiniteSet"], "{}") | {"list": "[]"
 _GROUPS |= dict.fromkeys(["Point", "Point2D", "Point3D"], "()")
 _INTERVALS = {"Interval": (False, False), "open": (True, True), "Lopen": (True, False), "Ropen": (False, True)}
 _GRIDS = re.compile(r"(Mutable|Immutable)?(Dense|Sparse)?Matrix|array")
+_CALLED = re.compile(r"(?:(?:np|numpy|sympy|sp|mpmath|decimal)\.)?(\w+)|Interval\.([LR]?open)")
 
 
 def read_python(source: str, read_text: Callable[[str], Value]) -> Value:
@@ -81,6 +58,8 @@ class _Reader:
         match node:
             case ast.Constant(value=str(text)):
                 return self._read_text(text)
+            case ast.Constant(value=bool(truth)):
+                return Str(str(truth).lower())
             case ast.Tuple(elts=items):
                 # Values side by side have no brackets of their own.
                 is_bare = bool(items) and node.col_offset == items[0].col_offset
@@ -92,15 +71,18 @@ class _Reader:
             case ast.Dict(keys=keys, values=values):
                 # `solve(..., dict=True)` returns such dicts: {x: 1} means that x is 1.
                 names = [self._expr(key) for key in keys if key]
+                if names and all(name.is_number for name in names):
+                    return Collection(tuple(names), "{}")  # `roots` says how often each root comes
                 if not all(name.is_Symbol for name in names):
                     raise Unreadable("a dict whose keys are not names")
                 sides = zip(names, map(self._expr, values), strict=True)
                 return Collection(tuple(sympy.Eq(*both, evaluate=False) for both in sides), "{}")
             case ast.Call():
-                return self._call(node, _called(node), node.args)
-            case ast.Constant(value=int() | float() | complex() as number) if not isinstance(number, bool):
-                if isinstance(number, complex):
-                    return sympy.Mul(_number(repr(number.imag)), sympy.I, evaluate=False)
+                if found := _CALLED.fullmatch(ast.unparse(node.func)):
+                    return self._call(node, found[1] or found[2], node.args)
+            case ast.Constant(value=complex(imag=imaginary)):
+                return sympy.Mul(_number(repr(imaginary)), sympy.I, evaluate=False)
+            case ast.Constant(value=int() | float()):
                 return _number(ast.unparse(node))
             case ast.Name(id=name) | ast.Attribute(value=ast.Name(id="S"), attr=name):
                 return _symbol(name)
@@ -108,6 +90,10 @@ class _Reader:
                 return _negative(self._expr(operand))
             case ast.UnaryOp(op=ast.UAdd(), operand=operand):
                 return self._expr(operand)
+            case ast.BinOp(left=left, op=ast.Div(), right=right):
+                return _ratio(self._expr(left), self._expr(right))
+            case ast.BinOp(left=left, op=ast.Sub(), right=right):
+                return sympy.Add(self._expr(left), _negative(self._expr(right)), evaluate=False)
             case ast.BinOp(left=left, op=operator, right=right) if type(operator) in _OPERATORS:
                 return _OPERATORS[type(operator)](self._expr(left), self._expr(right), evaluate=False)
             case ast.Compare(left=left, ops=ops, comparators=others) if all(type(op) in _OPERATORS for op in ops):
@@ -138,7 +124,8 @@ class _Reader:
         if name == "Poly":
             return self.value(arguments[0])
         if _GRIDS.fullmatch(name):
-            return self._grid(name, self._values(arguments))
+            *shape, rows = self._values(arguments)
+            return self._grid(shape, rows)
         if name in _GROUPS:
             if name in ("set", "frozenset", "tuple", "list") and arguments:
                 (inner,) = self._values(arguments)
@@ -152,37 +139,21 @@ class _Reader:
             raise Unreadable(f"{name} is not on the lists")
         return _FUNCTIONS[name](*map(self._expr, arguments), evaluate=False)
 
-    def _grid(self, name: str, values: tuple[Value, ...]) -> Value:
-        *shape, rows = values
-        if not isinstance(rows, Collection) or rows.brackets != "[]" or not rows.items:
-            raise Unreadable("a matrix that is not made from a list")
-        if shape:
-            tall, wide = map(int, shape)
-            if len(rows.items) != tall * wide:
-                raise Unreadable("a matrix whose shape does not fit")
-            cut = [rows.items[start : start + wide] for start in range(0, tall * wide, wide)]
-            return Collection(tuple(Collection(row, MATRIX) for row in cut), MATRIX)
-        if name == "array" and not any(isinstance(row, Collection) for row in rows.items):
+    def _grid(self, shape: Sequence[Value], rows: Value) -> Value:
+        """The rows of a matrix, which may come in one list after their number and size."""
+        if not shape:
             return rows
-        parts = (row.items if isinstance(row, Collection) else (row,) for row in rows.items)
-        return Collection(tuple(Collection(part, MATRIX) for part in parts), MATRIX)
-
-
-def _called(node: ast.Call) -> str:
-    match node.func:
-        case ast.Name(id=name):
-            return name
-        case ast.Attribute(value=ast.Name(id="np" | "numpy" | "sympy" | "sp" | "mpmath" | "decimal"), attr=name):
-            return name
-        case ast.Attribute(value=ast.Name(id="Interval"), attr="open" | "Lopen" | "Ropen" as name):
-            return name
-    raise Unreadable("a call of something that has no name")
+        tall, wide = map(int, shape)
+        if not isinstance(rows, Collection) or len(rows.items) != tall * wide:
+            raise Unreadable("a matrix whose shape does not fit")
+        cut = [rows.items[start : start + wide] for start in range(0, tall * wide, wide)]
+        return Collection(tuple(Collection(row, "[]") for row in cut), "[]")
 
 
 def _symbol(name: str) -> Any:
     if name in _CONSTANTS:
         return _CONSTANTS[name]
-    if _NAME.fullmatch(name) or name.lower() in (*greeks, "lambda"):
+    if NAME.fullmatch(name) or name.lower() in (*greeks, "lambda"):
         return sympy.Symbol(name)
     raise Unreadable("a name of several letters")
 
@@ -192,8 +163,10 @@ def _negative(expr: Any) -> Any:
 
 
 def _ratio(left: Any, right: Any) -> Any:
+    """A fraction that is not in lowest terms is still to be worked out."""
     if left.is_Integer and right.is_Integer:
-        return _number(f"{left}/{right}")
+        number = _number(f"{left}/{right}")
+        return number if sympy.gcd(left, right) == 1 else sympy.UnevaluatedExpr(number)
     return sympy.Mul(left, sympy.Pow(right, -1, evaluate=False), evaluate=False)
 
 

@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 
 import sympy
 
-MATRIX = "matrix"
 _MAX_BITS = 20_000
 _MAX_POWER = 200
 _MAX_NODES = 2_000
@@ -27,8 +26,8 @@ class Unreadable(Exception):
 class Collection:
     """Several values. `brackets` is "{}" for a set, "" for values side by side, else "()", "[]", "(]" or "[)".
 
-    `MATRIX` stands for a matrix, whose items are its rows. Brackets around two items in LaTeX may also mean an
-    interval; those of a Python list or tuple don't.
+    The items of a matrix are its rows. Brackets around two items in a text may also mean an interval; those of a
+    Python list or tuple don't.
     """
 
     items: tuple[Value, ...]
@@ -36,12 +35,28 @@ class Collection:
     may_be_interval: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A value with its left side, `P(A) = 0.3`; where that is a symbol and the value an expression, it is an `Eq`."""
+
+    name: str
+    value: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """A value with a unit: one of pint's, or the words that say what is counted."""
+
+    value: Value
+    unit: Any
+
+
 class Percent(sympy.Function):  # type: ignore[misc]  # sympy has no types
     """So many hundredths, with the sign written out."""
 
 
 Value: TypeAlias = Any
-"""`sympy.Basic | Collection`. Words are `sympy.core.symbol.Str`, in lower case if they are longer than a letter."""
+"""`sympy.Basic | Collection | Named | Quantity`. Words are `sympy.core.symbol.Str` in lower case."""
 
 
 def is_plain(value: Value) -> bool:
@@ -49,6 +64,10 @@ def is_plain(value: Value) -> bool:
     match value:
         case sympy.Mul(args=(sympy.Number(), sympy.Pow(args=(sympy.Integer(p=10), sympy.Integer())))):
             return True
+        case sympy.I | sympy.Mul(args=(sympy.Number(), sympy.I)):
+            return True
+        case sympy.Mul(args=(sympy.Integer(p=-1), imaginary)) | sympy.Add(args=(sympy.Number(), imaginary)):
+            return not imaginary.is_Add and imaginary.has(sympy.I) and is_plain(imaginary)
     return isinstance(value, sympy.Number) or (isinstance(value, Percent) and is_plain(value.args[0]))
 
 

@@ -8,8 +8,9 @@
     finally:
         await session.close()
 
-A failure in the environment's own methods is an `EnvironmentFailure`, which aborts the trajectory. A failure in one of
-its tools is an answer for the model.
+A failure in the environment's own methods is an `EnvironmentFailure`, which aborts the trajectory; once the session has
+typed, it is a `BrokenStateError`, unless the environment itself says otherwise: what a session brought about must not
+take it out of the loss. A failure in one of its tools is an answer for the model.
 
 Not covered: plain code that hangs can't be ended. Its thread stays, and so does the environment that it refers to.
 """
@@ -22,15 +23,17 @@ import inspect
 import logging
 import math
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from repl_rl.errors import ConfigError, EnvironmentFailure, ForkRefusedError
+from repl_rl.errors import BrokenStateError, ConfigError, EnvironmentFailure, ForkRefusedError
 from repl_rl.tools import Tool, Toolbox
 from repl_rl.tools.environments.factory import Environment, TrlEnvironment
 from repl_rl.tools.tool import make_tool
 from repl_rl.trajectory import Task, Trajectory
+from repl_rl.utils.text import shown
 from repl_rl.utils.threads import OneThread
 
 _CLOSE_S = 10.0
@@ -49,6 +52,10 @@ class EnvironmentSession:
         self._environment: Environment | None = None
         self._thread: OneThread | None = None
         self._names: Any = {}
+        self._calls: dict[Future[Any], str] = {}
+        """The calls of its tools that have not ended, in their order: each by the tool's name."""
+        self._has_begun = False
+        """Whether the session may have acted on it."""
 
     @property
     def instance(self) -> Any:
@@ -95,7 +102,7 @@ class EnvironmentSession:
             raise ForkRefusedError(str(error)) from error
         names: dict[str, Any] = {}
         for name, value in self._names.items():
-            if getattr(value, "__self__", None) is instance:
+            if getattr(value, "__self__", None) is instance and hasattr(copied, value.__name__):
                 names[name] = getattr(copied, value.__name__)
             elif isinstance(value, Tool) or inspect.isfunction(value) or inspect.ismethod(value):
                 raise ForkRefusedError(f"tool {name!r} is not a method of environment {self._name}")
@@ -103,15 +110,21 @@ class EnvironmentSession:
         child._thread, child._names = OneThread("repl-rl-environment"), names
         made = self._environment
         child._environment = made.around(copied) if isinstance(made, TrlEnvironment) else copied
-        return child, child._toolbox()
+        try:
+            return child, child._toolbox()
+        except EnvironmentFailure as error:
+            await child.close()
+            raise ForkRefusedError(str(error)) from error
 
     async def after_line(self) -> str:
         """What the model sees after a line, "" for nothing; it ends with a newline. Raises EnvironmentFailure."""
+        self._has_begun = True
         text = await self._observe()
         return text if not text or text.endswith("\n") else f"{text}\n"
 
     async def reward(self, trajectory: Trajectory) -> float | None:
         """The environment's reward; None if it gives none. Raises EnvironmentFailure, also if it is not finite."""
+        self._has_begun = True
         reward = getattr(self._environment, "reward", None)
         value = None if reward is None else await self._call("reward", reward, trajectory)
         if value is None:
@@ -121,7 +134,9 @@ class EnvironmentSession:
         except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not math.isfinite(number):
-            raise self._failure(f"reward returned {value!r} on task {trajectory.task_id!r}; return a finite number")
+            raise self._failure(
+                f"reward returned {shown(value)} on task {trajectory.task_id!r}; return a finite number"
+            )
         return number
 
     async def close(self) -> None:
@@ -151,7 +166,7 @@ class EnvironmentSession:
     def _toolbox(self) -> Toolbox:
         names = self._names
         if not isinstance(names, Mapping) or not all(isinstance(name, str) for name in names):
-            raise self._failure(f"reset returned {names!r:.200}; it has to return a dict of names and values, or None")
+            raise self._failure(f"reset returned {shown(names)}; it has to return a dict of names and values, or None")
         try:
             tools: list[Tool] = []
             values: dict[str, Any] = {}
@@ -161,8 +176,7 @@ class EnvironmentSession:
                         raise ConfigError(f"tool {value.name!r} stands under the name {name!r}; give it under its own")
                     tools.append(value)
                 elif inspect.isfunction(value) or inspect.ismethod(value):
-                    assert self._thread is not None
-                    tools.append(make_tool(value, "host", name=name, submit=self._thread.submit))
+                    tools.append(make_tool(value, "host", name=name, submit=partial(self._submit, name)))
                 else:
                     values[name] = value
             toolbox = Toolbox(tools, values)
@@ -173,16 +187,31 @@ class EnvironmentSession:
 
     async def _call(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
         if self._thread is None:
-            raise self._failure(f"{name} was asked for while it was not open")
+            raise EnvironmentFailure(f"environment {self._name}: {name} was asked for while it was not open")
         outcome = await call_within(self._thread, function, args, self._limit_s)
         if outcome.is_late:
+            for tool in [*self._calls.values()]:  # the first one has the thread
+                raise self._failure(
+                    f"its tool {tool} did not return, so that {name} could not be called within {self._limit_s:g} s; "
+                    f"let {tool} give up by itself"
+                )
             raise self._failure(f"{name} took longer than {self._limit_s:g} s")
+        if isinstance(outcome.error, EnvironmentFailure):
+            raise outcome.error
         if outcome.error is not None:
             raise self._failure(f"{name} raised {_said(outcome.error)}") from outcome.error
         return outcome.value
 
+    def _submit(self, tool: str, call: Callable[[], Any]) -> Future[Any]:
+        assert self._thread is not None
+        future = self._thread.submit(call)
+        self._calls[future] = tool
+        future.add_done_callback(lambda ended: self._calls.pop(ended, None))
+        return future
+
     def _failure(self, message: str) -> EnvironmentFailure:
-        return EnvironmentFailure(f"environment {self._name}: {message}")
+        kind = BrokenStateError if self._has_begun else EnvironmentFailure
+        return kind(f"environment {self._name}: {message}")
 
     @property
     def _name(self) -> str:
@@ -191,7 +220,10 @@ class EnvironmentSession:
 
 
 def _said(error: BaseException | None) -> str:
-    return f"{type(error).__name__}: {error}"
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - an exception's own __str__ may raise anything
+        return type(error).__name__
 
 
 @dataclass(frozen=True, slots=True)

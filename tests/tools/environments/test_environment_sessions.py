@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from asking import ENDED, ask, opened
 
-from repl_rl.errors import EnvironmentFailure, KernelError
+from repl_rl.errors import BrokenStateError, EnvironmentFailure, KernelError
 from repl_rl.kernel.results import HostReply
 from repl_rl.tools import as_tools, tool
 from repl_rl.tools.environments import EnvironmentSession, environment_factory
@@ -169,6 +169,11 @@ def raising(error: BaseException) -> Callable[..., Any]:
     return fail
 
 
+class Unsaid(Exception):
+    def __str__(self) -> str:
+        return str(10**9999)
+
+
 def returning(value: Any) -> Callable[..., Any]:
     return lambda self, *args: value
 
@@ -205,6 +210,8 @@ async def leaving(self: Any, *args: Any) -> None:
         (made(reward=returning(math.nan)), "environment Made: reward returned nan on task 't'"),
         (made(reward=returning("much")), "environment Made: reward returned 'much' on task 't'"),
         (made(reward=returning(10**999)), "environment Made: reward returned 1000"),
+        (made(reward=returning(10**9999)), "environment Made: reward returned <int>"),
+        (made(reward=raising(Unsaid())), "environment Made: reward raised Unsaid"),
         (made(reset=lambda self, task: [1]), r"environment Made: reset returned \[1\]"),
         (made(reset=lambda self, task: {1: 1}), r"environment Made: reset returned \{1: 1\}"),
         (made(reset=lambda self, task: {"f": undocumented}), "tool 'f' has no docstring"),
@@ -218,6 +225,29 @@ async def test_failures_of_its_code_are_failures_of_the_machinery(environment: t
         await driven(environment)
     assert isinstance(caught.value, KernelError)
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+@pytest.mark.parametrize("method", ["observe", "reward"])
+async def test_what_a_session_may_have_brought_about_is_told_from_what_it_has_not(method: str) -> None:
+    asked = []
+
+    def later(error: Exception) -> Any:
+        def fail(self: Any, *args: Any) -> None:
+            asked.append(args)
+            if method == "reward" or len(asked) > 1:
+                raise error
+
+        return {method: fail}
+
+    with pytest.raises(BrokenStateError):
+        await driven(made(**later(ValueError("too long"))))
+    asked.clear()
+    with pytest.raises(EnvironmentFailure, match="no server") as said:
+        await driven(made(**later(EnvironmentFailure("no server"))))
+    assert not isinstance(said.value, BrokenStateError)
+    with pytest.raises(EnvironmentFailure) as said:
+        await driven(made(observe=raising(ValueError("at once"))))
+    assert not isinstance(said.value, BrokenStateError)
 
 
 async def test_what_hangs_is_late_and_closes_all_the_same() -> None:
@@ -235,6 +265,32 @@ async def test_what_hangs_is_late_and_closes_all_the_same() -> None:
         for environment in (Stuck, StuckOnLoop):
             with pytest.raises(EnvironmentFailure, match=r"environment Stuck\w*: observe took longer than 0.05 s"):
                 await driven(environment, limit_s=0.05)
+    finally:
+        gate.set()
+
+
+async def test_a_tool_that_hangs_is_named_where_the_environment_can_not_be_called_any_more() -> None:
+    gate = threading.Event()
+
+    class Stuck(Bare):
+        def reset(self, task: Task) -> dict[str, Any]:  # type: ignore[override]
+            return {"fetch": self.fetch}
+
+        @tool(timeout_s=0.05)
+        def fetch(self) -> None:
+            """Fetch it."""
+            gate.wait()
+
+        def reward(self, trajectory: Trajectory) -> float:
+            return 1.0
+
+    try:
+        async with opened(Stuck, TASK, limit_s=0.5) as (session, box, _):
+            assert (await ask(box, "fetch")).error_message == "fetch() took longer than 0.05 s"
+            with pytest.raises(EnvironmentFailure, match=r"its tool fetch did not return, so that reward could not be"):
+                await session.reward(ENDED)
+            gate.set()
+            assert await session.reward(ENDED) == 1.0
     finally:
         gate.set()
 
