@@ -131,5 +131,5 @@ def test_an_environment_that_does_not_say_what_its_problems_are_is_refused(
 def test_fewer_problems_than_a_step_takes_are_refused(own_families: None) -> None:
     """TRL would end without a step. The same for a data set, and for a small `tasks.train`."""
     few = {"tasks": {"families": "own_families:rests"}, "eval": {"problems": 1}, "train": {"prompts_per_step": 64}}
-    with pytest.raises(ConfigError, match="different problems to train on, and a step takes train.prompts_per_step 64"):
+    with pytest.raises(ConfigError, match=r"to train on, and a step takes train\.prompts_per_step 64"):
         check_inputs(parse_config(few))
