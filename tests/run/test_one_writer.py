@@ -16,7 +16,7 @@ from unittest.mock import Mock
 import filelock
 import pytest
 import torch
-from commands import begin, finish, wait_until
+from commands import begin, finish
 from safetensors.torch import load_file
 
 from repl_rl.cli import main
@@ -132,7 +132,9 @@ def test_a_finished_run_is_measured_where_that_is_missing_and_not_trained(
 @pytest.mark.more
 def test_an_interrupt_while_the_model_loads_is_said_at_once_and_takes_the_folder_along(stored: Path) -> None:
     process = begin(stored, "train", "sample.yaml")
-    wait_until((stored / "runs/stored/.lock").exists, process)
+    assert process.stdout is not None
+    while "loading the model" not in process.stdout.readline():
+        assert process.poll() is None
     process.send_signal(signal.SIGINT)
     said = finish(process, code=130)
     assert "interrupted; ending the engine and the kernels" in said
