@@ -175,7 +175,7 @@ def train(prepared: Prepared, progress: Progress, **extra: Any) -> TrainingOutco
     prepare_environment(config.engine.kv_cache_gib)
     if "trackio" in config.train.report_to:
         keep_trackio_in(prepared.folder)
-    with progress.interrupts(), _cluster_of(prepared, progress) as (prepared, arguments):
+    with _cluster_of(prepared, progress) as (prepared, arguments):
         return _train(prepared, progress, arguments | extra)
 
 
