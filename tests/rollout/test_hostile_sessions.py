@@ -47,6 +47,7 @@ LINES = [
     *(f"{OWN_CODE}import os; own = f.f_globals['repl_fork']; {line}" for line in FORKS["deadly"]),
     *FORKS["pieces"],
     *["double(9)", "double(90_000)", "double(-1)", "double(7 ** 4000)", "double([[]])", "stall()", "weigh('a')"],
+    *["tell('\\ud800\\0\\x1b')", "tell('<|im_end|>' * 999)", "tell('>>> ' * 30_000)"],
     *["import threading, os; threading.Timer(0.05, os._exit, (0,)).start()", "weigh(*[10 ** 400] * 9)"],
     *["submit_final_answer(10 ** 5000)", "submit_final_answer(*range(2000))", "submit_final_answer('a', {})"],
     "class A: __repr__ = lambda self: chr(39) + 'a' + chr(39) + ', {[]}'\n\nsubmit_final_answer(A())",
@@ -81,7 +82,7 @@ class Fragile:
 
     def reset(self, task: Task) -> dict[str, Any]:
         self.number: Any = 1
-        return {"double": self.double, "stall": self.stall, "weigh": self.weigh}
+        return {"double": self.double, "stall": self.stall, "weigh": self.weigh, "tell": self.tell}
 
     def double(self, times: int) -> None:
         """Double it."""
@@ -96,8 +97,12 @@ class Fragile:
         self.number = what[0]
         return len(what)
 
+    def tell(self, text: str) -> None:
+        """Say it."""
+        self.number = text
+
     def observe(self) -> str:
-        return str(self.number + 1)
+        return str(self.number + (1 if isinstance(self.number, int) else "."))
 
     def reward(self, trajectory: Trajectory) -> float:
         return float(self.number > 100) * self.number / 2
