@@ -8,9 +8,12 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from threading import Lock
+from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -23,7 +26,7 @@ from repl_rl.run import rollouts
 from repl_rl.run.evaluation import command as evaluation
 from repl_rl.run.push import command as push
 from repl_rl.utils.distributed import is_main_process
-from repl_rl.utils.folders import require_folder, shipped_configs
+from repl_rl.utils.folders import full_disk, require_folder, shipped_configs
 from repl_rl.view import command as viewing
 from repl_rl.view.replay import command as replay
 
@@ -44,15 +47,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     if not options.verbose:
         silence_libraries(python_warnings=True)
+    kept = signal.signal(signal.SIGTERM, interrupting())
     try:
         return int(options.command(options, console))
     except ReplRLError as error:
-        message = f"repl-rl: {error}"
-        Console(stderr=True).print(message, style="bold red", markup=False, highlight=False, soft_wrap=True)
-        return 2
+        return _failed(str(error))
+    except Exception as error:
+        if (said := full_disk(error, Path.cwd())) is None:
+            raise
+        return _failed(said)
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted", style="bold")
         return 130
+    finally:
+        signal.signal(signal.SIGTERM, kept)
+
+
+def interrupting() -> Callable[[int, FrameType | None], None]:
+    """A handler by which SIGTERM, the way schedulers end a job, does what Ctrl-C would do. Some send it several times:
+    the first one counts."""
+    first = Lock()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if first.acquire(blocking=False):
+            handler = signal.getsignal(signal.SIGINT)
+            (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)
+
+    return handle
+
+
+def _failed(message: str) -> int:
+    text = f"repl-rl: {message}"
+    Console(stderr=True).print(text, style="bold red", markup=False, highlight=False, soft_wrap=True)
+    return 2
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -161,7 +161,7 @@ def test_import_repl_rl_loads_nothing_heavy() -> None:
         "print(sorted({name.split('.')[1] for name in sys.modules if name.startswith('repl_rl.')}))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=600)
-    assert done.stdout == "[] Trajectory\n['errors', 'trajectory']\n"
+    assert done.stdout == "[] Trajectory\n['errors', 'files', 'trajectory']\n"
 
 
 def test_lazy_attributes_are_those_that_are_announced() -> None:

@@ -16,7 +16,7 @@ What these bind belongs to the session; all other names of set-up code are dropp
 state as long as its name is bound to it; what `bind` binds is, unless it is hidden. With `ends=True`, what a tool
 returns is handed in as the final answer. After every cell, functions given to `after_cell` are called, and then
 reserved names are bound again to what they were bound to when `reserve` was called. After `cells_are_whole`, a cell is
-read as a file is: a block needs no empty line after it, and an unfinished statement is an error. IPython always does so.
+read as a file is: a block needs no empty line after it, and an unfinished statement is an error. IPython always does.
 
 A call is recorded when it ends, with or without an exception: name, name of the exception's class, seconds. Calls that
 one registered function makes to another by a global name are recorded too if its globals are not those of an imported

@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import secrets
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import inf
+from pathlib import Path
 from typing import Any
 
 from repl_rl import __version__
@@ -148,6 +150,7 @@ def connect(config: ClusterConfig) -> Iterator[Connection]:
         options["runtime_env"] = config.runtime_env
     if config.address == "local":
         options["include_dashboard"] = False
+    keep_token_private(config.address == "local")
     try:
         host, _, port = config.address.rpartition(":")
         if host:  # Ray itself would try for some minutes
@@ -162,6 +165,23 @@ def connect(config: ClusterConfig) -> Iterator[Connection]:
         yield Connection()
     finally:
         ray.shutdown()
+
+
+def keep_token_private(will_make: bool) -> None:
+    """Whoever can read ~/.ray/auth_token can run code as this user. Ray makes it with a cluster of its own, readable
+    for all; so it is made here first, and one that is there is closed to others."""
+    if (
+        os.environ.get("RAY_AUTH_MODE", "token") != "token"
+        or {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
+    ):
+        return
+    file = Path.home() / ".ray" / "auth_token"
+    with suppress(OSError):
+        if will_make and not file.exists():
+            file.parent.mkdir(mode=0o700, exist_ok=True)
+            file.touch(mode=0o600)
+            file.write_text(secrets.token_hex(32), encoding="ascii")
+        file.chmod(0o600)
 
 
 def actor_at(node: Node, kind: type, resources: Mapping[str, float], *, soft: bool, **options: Any) -> Any:

@@ -115,7 +115,7 @@ class RolloutCluster(RolloutService):
             for each in self._workers
         ]
 
-    def begin(self, batch: RolloutBatch, on_end: OnEnd = lambda: None) -> Future[list[Trajectory]]:
+    def begin(self, batch: RolloutBatch, on_end: OnEnd = lambda index, trajectory: None) -> Future[list[Trajectory]]:
         """As `RolloutService.begin`; consecutive equal tasks go to one worker."""
         if batch.cut is not None:
             raise ConfigError(
@@ -124,8 +124,8 @@ class RolloutCluster(RolloutService):
 
         async def rolled_out() -> list[Trajectory]:
             trajectories = await self._all([*_units(batch)])
-            for _ in trajectories:
-                on_end()
+            for index, trajectory in enumerate(trajectories):
+                on_end(index, trajectory)
             return trajectories
 
         return self._loop.submit(rolled_out())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import typing
 from pathlib import Path
@@ -30,8 +29,10 @@ from repl_rl.config.section import Excluding, Section, nearest
 from repl_rl.config.tasks import TasksConfig
 from repl_rl.config.train import EvalConfig, TrainConfig
 from repl_rl.errors import ConfigError
+from repl_rl.files import read_file
 from repl_rl.utils.folders import resource_folder, shipped_configs
 from repl_rl.utils.import_path import look_in
+from repl_rl.utils.yaml import MOST_BYTES, read_yaml, write_yaml
 
 
 class Config(Section):
@@ -189,7 +190,7 @@ def load_config(source: str, overrides: tuple[str, ...] = ()) -> Config:
             )
         path = resource_folder("configs") / f"{source}.yaml"
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), _Loader) or {}
+        values = read_yaml(read_file(path, most_bytes=MOST_BYTES).decode()) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} can't be read as YAML: {error}") from error
     config = parse_config(values, overrides, path.parent)
@@ -211,29 +212,17 @@ def parse_config(values: Any, overrides: tuple[str, ...] = (), folder: Path | No
         return Config.model_validate(values, context=None if folder is None else {"folder": folder})
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(problem) for problem in error.errors())) from error
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"half a character can't be encoded as UTF-8: {error.object!r}") from error
 
 
 def dump_config(config: Config) -> str:
     """YAML that `load_config` reads back to an equal Config; with import paths, only `import_from` becomes absolute."""
-    return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False)
+    return write_yaml(config.model_dump(mode="json"))
 
 
 _SHORT_FOR = {"engine": "backend", "rewards": "preset"}
 """Sections that may be given as the value of one of their keys."""
-
-
-class _Loader(yaml.SafeLoader):
-    """Reads `1e-3` as a number, as YAML 1.2 and JSON do. PyYAML follows YAML 1.1 and reads it as a string."""
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes the strings that `_Loader` would take for numbers."""
-
-
-for _yaml in (_Loader, _Dumper):
-    _yaml.add_implicit_resolver(
-        "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-    )
 
 
 def _with_override(values: dict[str, Any], override: str) -> dict[str, Any]:
@@ -241,7 +230,7 @@ def _with_override(values: dict[str, Any], override: str) -> dict[str, Any]:
     if not equals or not key:
         raise ConfigError(f"--set {override!r}: write it as section.key=value")
     try:
-        leaf = yaml.load(text, _Loader)
+        leaf = read_yaml(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"--set {override!r}: the value is not YAML ({error})") from error
     quoted = "--set " + shlex.quote(f"{key}={json.dumps(text, ensure_ascii=False)}")
@@ -259,7 +248,7 @@ def _with_override(values: dict[str, Any], override: str) -> dict[str, Any]:
 def _ends_in_comment(text: str, value: Any) -> bool:
     """Whether the end of `text`, which YAML reads as `value`, is a comment: then whatever follows changes nothing."""
     try:
-        return "#" in text and bool(yaml.load(f"{text}x", _Loader) == value)
+        return "#" in text and bool(read_yaml(f"{text}x") == value)
     except yaml.YAMLError:
         return False
 

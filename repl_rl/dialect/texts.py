@@ -23,9 +23,11 @@ from repl_rl.config import DialectConfig
 from repl_rl.config.section import nearest
 from repl_rl.dialect.base import CellRun, ChatPrompt, OfferedTool, Reader
 from repl_rl.errors import ConfigError
+from repl_rl.files import read_file
 from repl_rl.trajectory import Message
 from repl_rl.utils.folders import resource_folder
 from repl_rl.utils.text import cut_middle
+from repl_rl.utils.yaml import MOST_BYTES, read_yaml
 
 _DEFAULTS: dict[str, Any] = {
     "opening": "",
@@ -183,7 +185,7 @@ def _file_of(path: str) -> Path:
 
 def _read(path: Path) -> Mapping[str, Any]:
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        values = read_yaml(read_file(path, most_bytes=MOST_BYTES).decode()) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"the texts of a dialect, {path}, can't be read: {error}") from error
     if not isinstance(values, dict):

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from repl_rl.errors import ModelError
+from repl_rl.files import read_file
+from repl_rl.models.find import loading
 from repl_rl.models.nano import SHIPPED
 
 _NEWLINE_PROBE = 'x = f("a")\n\nfor i in y:\n    pass\n'
@@ -32,6 +34,8 @@ _BYTE_OF = {**{byte: byte for byte in _PRINTABLE}, **{0x100 + rank: byte for ran
 _IN_MAP = re.compile("[{}]*".format("".join(re.escape(chr(point)) for point in _BYTE_OF)))
 
 
+_IDS_PER_TOKEN, _MORE_IDS = 16, 1 << 16
+_MOST_SPELLED_BYTES = 256 << 20
 LINE_KEY = "repl_rl_line"
 """The name in a request's `extra_args` under which a server is asked to end it with the line."""
 
@@ -133,34 +137,42 @@ def load_vocabulary(path: str, stops: bytes = b"\n") -> Vocabulary:
     else:
         from transformers import AutoTokenizer as Tokenizer
 
-    try:
-        tokenizer = Tokenizer.from_pretrained(path)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"no tokenizer at {path!r}: {error}") from error
-    return Vocabulary(tokenizer, _ends(path), stops)
+    with loading(f"no tokenizer at {path!r}"):
+        return Vocabulary(Tokenizer.from_pretrained(path), _ends(path), stops)
 
 
 def _ends(path: str) -> list[int]:
     """The end-of-text ids that the checkpoint's generation settings name."""
     file = Path(path) / "generation_config.json"
     if file.is_file():
-        eos = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+        eos = json.loads(read_file(file)).get("eos_token_id")
     elif Path(path).exists():
         return []
     else:
         from transformers import GenerationConfig
 
         eos = GenerationConfig.from_pretrained(path).eos_token_id
-    return [eos] if isinstance(eos, int) else eos or []
+    ends = [eos] if isinstance(eos, int) else list(eos or [])
+    if not all(isinstance(each, int) for each in ends):
+        raise ValueError(f"eos_token_id of its generation settings is {eos!r}, which are not ids")
+    return ends
 
 
 def bytes_of_tokens(tokenizer: Any) -> tuple[bytes, ...]:
-    """The bytes of each id of a Hugging Face tokenizer; b"" for unused ids."""
+    """The bytes of each id of a Hugging Face tokenizer; b"" for unused ids.
+
+    Raises ModelError for a vocabulary whose ids or texts are out of all proportion to its size.
+    """
     ids: Mapping[str, int] = tokenizer.get_vocab()
-    spell = _speller(tokenizer)
-    found = [b""] * (max(ids.values(), default=-1) + 1)
+    count = max(ids.values(), default=-1) + 1
+    if count > _IDS_PER_TOKEN * len(ids) + _MORE_IDS:
+        raise ModelError(f"the tokenizer has {len(ids):,} tokens, and ids up to {count - 1:,}; take another checkpoint")
+    spell, room_bytes = _speller(tokenizer), _MOST_SPELLED_BYTES
+    found = [b""] * count
     for token, index in ids.items():
         found[index] = spell(token, index)
+        if (room_bytes := room_bytes - len(found[index])) < 0:
+            raise ModelError(f"the tokenizer's tokens stand for more than {_MOST_SPELLED_BYTES >> 20} MiB of text")
     return tuple(found)
 
 

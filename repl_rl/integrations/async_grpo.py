@@ -224,7 +224,7 @@ class SessionWorker:
         self._under_way.add(group)
         seed = self.config.sampling.seeded(f"{self.config.seed}/group/{number}")
 
-        def ended() -> None:
+        def ended(index: int, trajectory: Trajectory) -> None:
             group.left -= 1
             self._lived_at = time.monotonic()
             self._events.put(None)

@@ -194,7 +194,7 @@ class Profile:
                 mounts={name: _shown(file, f"mounts.{name}", text) for name, text in mounts.items()},
                 is_own=is_own,
             )
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(f"sandbox profile {file} can't be read: {error!r}") from error
 
 

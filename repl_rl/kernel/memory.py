@@ -39,18 +39,20 @@ _log = logging.getLogger(__name__)
 
 
 def default_budget_mb() -> float:
-    """Four fifths of the memory that is available now on this machine, or in the container of this process.
+    """Four fifths of `available_mb`, of which processes of one training run on this machine get equal parts."""
+    return available_mb() * _SHARE / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
-    Processes of one training run on this machine get equal parts of it.
-    """
+
+def available_mb() -> float:
+    """The memory that is available now on this machine, or in the container of this process."""
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    available_mb = int(fields["MemAvailable"].split()[0]) / 1024
+    available = int(fields["MemAvailable"].split()[0]) / 1024
     for version in VERSIONS:
         for group in own_groups(version.root):
             with contextlib.suppress(OSError, ValueError, KeyError):
                 used = int((group / version.usage).read_text()) - stat_of(group)[version.idle_cache]
-                available_mb = min(available_mb, (int((group / version.limit).read_text()) - used) / _MIB)
-    return available_mb * _SHARE / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+                available = min(available, (int((group / version.limit).read_text()) - used) / _MIB)
+    return available
 
 
 def tree_mb(pid: int) -> float:

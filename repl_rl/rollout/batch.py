@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 from repl_rl.config import BranchConfig, SamplingConfig
-from repl_rl.errors import KernelError
+from repl_rl.errors import ConfigError, KernelError
 from repl_rl.rollout.scheduler import Cut
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.trajectory import StopReason, Task, Trajectory
 
-OnEnd = Callable[[], None]
-"""Called in another thread as each trajectory of a batch ends."""
+OnEnd = Callable[[int, Trajectory], object]
+"""Called in another thread as each trajectory of a batch ends, with its index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,23 @@ class RolloutBatch:
     """When the rest of the batch is cut. Some trajectories may then be unfinished."""
     branch: BranchConfig | None = None
     """If set, each `branch.group_size` tasks, which are one task repeated, are typed as trees."""
+
+    def __post_init__(self) -> None:
+        require_tasks(self.tasks)
+
+
+def require_tasks(tasks: Iterable[object]) -> None:
+    """Raises ConfigError for what is not a `Task`, such as a question, a row of a data set, or a list of tasks."""
+    for task in tasks:
+        if not isinstance(task, Task):
+            raise ConfigError(f"{reprlib.repr(task)} is not a task: give Task(id, question, answer) of repl_rl")
+        texts = [task.question, task.answer, *(getattr(message, "content", message) for message in task.history)]
+        for text in texts:
+            if not isinstance(text, str):
+                raise ConfigError(
+                    f"task {task.id!r} holds {reprlib.repr(text)} where a text has to be: question and answer are "
+                    "texts, and history is made of Message(role, content) of repl_rl.trajectory"
+                )
 
 
 class RolloutService(ABC):
@@ -59,9 +77,10 @@ class RolloutService(ABC):
         sampling: SamplingConfig | None = None,
         cut: Cut | None = None,
         branch: BranchConfig | None = None,
+        on_end: OnEnd = lambda index, trajectory: None,
     ) -> list[Trajectory]:
         """The trajectories of a `RolloutBatch` of these, in the order of the tasks. Raises what `Rollout.many` does."""
-        rolling = self.begin(RolloutBatch(tuple(tasks), sampling, cut, branch))
+        rolling = self.begin(RolloutBatch(tuple(tasks), sampling, cut, branch), on_end)
         try:
             trajectories = rolling.result()
         except KeyboardInterrupt:
@@ -71,7 +90,7 @@ class RolloutService(ABC):
         return trajectories
 
     @abstractmethod
-    def begin(self, batch: RolloutBatch, on_end: OnEnd = lambda: None) -> Future[list[Trajectory]]:
+    def begin(self, batch: RolloutBatch, on_end: OnEnd = lambda index, trajectory: None) -> Future[list[Trajectory]]:
         """As `generate`, but returns at once, and raises nothing if all trajectories are aborted.
 
         Several batches may be under way, of `at_once` trajectories together at most. On a cluster they all end at

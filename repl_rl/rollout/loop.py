@@ -10,7 +10,6 @@ Not covered: a failing engine, which ends the run, because all trajectories shar
 from __future__ import annotations
 
 import asyncio
-import reprlib
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
@@ -86,11 +85,10 @@ class Rollout:
 
         Raises what `as_completed` raises. Closing the iterator cancels what is still running.
         """
-        if not isinstance(task, Task):  # a list of tasks, as `many` takes, or a question
-            raise ConfigError(f"{reprlib.repr(task)} is not a task: give Task(id, question, answer) of repl_rl")
+        batch = RolloutBatch([task], sampling)
 
         async def roll(listener: Listener) -> Trajectory:
-            async with aclosing(self.as_completed(RolloutBatch([task], sampling), listener)) as ended:
+            async with aclosing(self.as_completed(batch, listener)) as ended:
                 [(_, trajectory)] = [each async for each in ended]
             return trajectory
 

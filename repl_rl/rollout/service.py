@@ -72,7 +72,7 @@ class RolloutThread(RolloutService):
             self._loop.close()
             raise
 
-    def begin(self, batch: RolloutBatch, on_end: OnEnd = lambda: None) -> Future[list[Trajectory]]:
+    def begin(self, batch: RolloutBatch, on_end: OnEnd = lambda index, trajectory: None) -> Future[list[Trajectory]]:
         return self._loop.submit(self._rolled(batch, on_end))
 
     async def _rolled(self, batch: RolloutBatch, on_end: OnEnd) -> list[Trajectory]:
@@ -81,7 +81,7 @@ class RolloutThread(RolloutService):
         async with aclosing(self._rollout.as_completed(batch)) as rolling:
             async for index, trajectory in rolling:
                 ended[index] = trajectory
-                on_end()
+                on_end(index, trajectory)
         self.loop_share = (time.thread_time() - began_cpu_s) / (time.monotonic() - began_s)
         return [ended[index] for index in range(len(batch.tasks))]
 

@@ -38,17 +38,20 @@ class RecordMetrics(TrainerCallback):  # type: ignore[misc]
         self._progress.step(row)
 
 
-class WarnWhenFlat(TrainerCallback):  # type: ignore[misc]
-    """Warns once, with the ways out, after three steps in a row in which no group taught anything.
+class WarnOnce(TrainerCallback):  # type: ignore[misc]
+    """Warns once, with the ways out, after three steps in a row that are in trouble.
 
     One or two such steps are ordinary where a step has few problems; a run that is shorter is warned about at its end.
     """
 
-    def __init__(self, groups: int, progress: Progress) -> None:
-        self._groups = groups
+    def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._in_a_row = 0
         self._has_warned = False
+
+    def trouble(self, logs: dict[str, Any]) -> str | None:
+        """What is wrong with a step; "" for nothing, None if its logs don't tell."""
+        raise NotImplementedError
 
     def on_log(
         self,
@@ -58,20 +61,49 @@ class WarnWhenFlat(TrainerCallback):  # type: ignore[misc]
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        flat = (logs or {}).get("credit/groups_without_variance")
-        if logs is None or flat is None or self._has_warned:
+        trouble = None if logs is None or self._has_warned else self.trouble(logs)
+        if trouble is None:
             return
-        self._in_a_row = self._in_a_row + 1 if flat >= self._groups else 0
+        self._in_a_row = self._in_a_row + 1 if trouble else 0
         if self._in_a_row == min(3, args.max_steps):
             self._has_warned = True
-            rate = logs.get("solve_rate", 0.0)
-            problems = {0.0: "easier", 1.0: "harder"}.get(rate, "easier or harder")
-            self._progress.warn(
-                f"nothing to learn from up to step {state.global_step}: all rollouts of a problem had the same "
-                f"outcome, for all {self._groups} problems of the step, {self._in_a_row} steps in a row ({rate:.1%} "
-                f"solved). Ways out: {problems} problems (tasks), more rollouts of each (train.group_size), or a "
-                "higher sampling.temperature; rewards for lines alone teach nothing about the answer"
-            )
+            self._progress.warn(f"up to step {state.global_step}, {self._in_a_row} steps in a row: {trouble}")
+
+
+class WarnWhenFlat(WarnOnce):
+    """Of steps in which no group taught anything."""
+
+    def __init__(self, groups: int, progress: Progress) -> None:
+        super().__init__(progress)
+        self._groups = groups
+
+    def trouble(self, logs: dict[str, Any]) -> str | None:
+        flat = logs.get("credit/groups_without_variance")
+        if flat is None or flat < self._groups:
+            return None if flat is None else ""
+        rate = logs.get("solve_rate", 0.0)
+        problems = {0.0: "easier", 1.0: "harder"}.get(rate, "easier or harder")
+        return (
+            "nothing to learn from, as all rollouts of a problem had the same outcome, for all "
+            f"{self._groups} problems of the step ({rate:.1%} solved). Ways out: {problems} problems (tasks), more "
+            "rollouts of each (train.group_size), or a higher sampling.temperature; rewards for lines alone teach "
+            "nothing about the answer"
+        )
+
+
+class WarnWithoutTrees(WarnOnce):
+    """Of steps in which most branches began at the prompt, so that credit had no trees."""
+
+    def trouble(self, logs: dict[str, Any]) -> str | None:
+        share = logs.get("branches/anew")
+        if share is None or share <= 0.5:
+            return None if share is None else ""
+        return (
+            f"{share:.0%} of the branches began at the prompt, and are no part of a tree. Most often their roots end "
+            f"before the line where they would fork: sessions take {logs.get('lines_per_trajectory', 0.0):.1f} lines, "
+            "so set branch.within to less. Else the roots' lines show something else when they run again (time, "
+            "chance, threads): see docs/trees.md"
+        )
 
 
 class FollowArguments(TrainerCallback):  # type: ignore[misc]

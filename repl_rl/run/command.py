@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from repl_rl.errors import ConfigError, ReplRLError
+from repl_rl.errors import ConfigError, ReplRLError, RunError
 from repl_rl.utils.distributed import is_main_process, leave
+from repl_rl.utils.folders import full_disk
+
+if TYPE_CHECKING:
+    from repl_rl.config import Config
+    from repl_rl.run.folder import RunFolder
+
+
+_RUNS = Path("runs")
 
 
 def add_arguments(parser: argparse.ArgumentParser, config_help: str) -> None:
@@ -28,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser, config_help: str) -> None:
         metavar="ADDRESS",
         help="roll out on the machines of this Ray cluster: --set cluster.address=ADDRESS",
     )
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where run folders go (default: runs)")
+    parser.add_argument("--runs", type=Path, default=_RUNS, help="where run folders go (default: runs)")
     parser.add_argument(
         "--dry-run", action="store_true", help="check everything that needs no model and no GPU, say what would be done"
     )
@@ -48,31 +58,49 @@ def run(options: argparse.Namespace, console: Console) -> int:
     if options.dry_run:
         from repl_rl.run.dryrun import dry_run, print_dry_run
 
-        print_dry_run(console, dry_run(config, options.runs, options.resume, overrides))
+        flags = {"resume": options.resume, "cluster": options.cluster, "runs": options.runs}
+        given = [f"--{name}={value}" for name, value in flags.items() if value not in (None, _RUNS)]
+        given = ["train", *filter(None, [options.config]), *(f"--set={override}" for override in options.set), *given]
+        print_dry_run(console, dry_run(config, options.runs, options.resume, overrides, shlex.join(given)))
         return 0
     from repl_rl.run.progress import Progress
-    from repl_rl.run.training import prepare, train
-
-    prepared = prepare(config, options.runs, options.resume, overrides)
-    progress = Progress(console)
-    progress.say(f"run folder: {prepared.folder.path}")
-    for note in prepared.notes:
-        progress.warn(note)
-    try:
-        outcome = train(prepared, progress)
-    except KeyboardInterrupt:
-        if prepared.folder.path.exists():
-            _say_how_to_resume(console, prepared.folder.path)
-        return 130
-    leave()
-    if not is_main_process():
-        return 0
+    from repl_rl.run.training import choose_run, prepare, train
     from repl_rl.view import before_after_table, write_report
 
-    try:
-        report = str(write_report(outcome.folder.path))
-    except ReplRLError as error:  # the run is complete without it
-        report = f"not written: {error}"
+    if options.resume is not None:
+        folder, wanted, _ = choose_run(config, options.runs, options.resume, overrides)
+        if folder.is_finished(wanted):
+            _say_finished(console, folder, wanted)
+            return 0
+    progress = Progress(console)
+    with prepare(config, options.runs, options.resume, overrides) as prepared:
+        progress.say(f"run folder: {prepared.folder.path}")
+        for note in prepared.notes:
+            progress.warn(note)
+        try:
+            outcome = train(prepared, progress)
+        except KeyboardInterrupt:
+            if prepared.folder.is_unused:
+                progress.say(f"nothing has been trained or measured yet, so {prepared.folder.path} is removed again")
+            else:
+                _say_how_to_resume(console, prepared.folder.path)
+            return 130
+        except Exception as error:
+            said = str(error) if isinstance(error, ReplRLError) else full_disk(error, prepared.folder.path)
+            if said is None or prepared.folder.is_unused:
+                raise
+            kind = type(error) if isinstance(error, ReplRLError) else RunError
+            raise kind(
+                f"{said}\nThe run is saved up to step {prepared.folder.reached()}. Once that is mended, go on with: "
+                f"repl-rl train --resume {prepared.folder.path}"
+            ) from error
+        leave()
+        if not is_main_process():
+            return 0
+        try:
+            report = str(write_report(outcome.folder.path))
+        except (ReplRLError, OSError) as error:  # the run is complete without it
+            report = f"not written: {error}"
     if outcome.stopped_at is not None:
         console.print(f"stopped at step {outcome.stopped_at}; everything up to there is saved", highlight=False)
         _say_how_to_resume(console, outcome.folder.path)
@@ -83,6 +111,22 @@ def run(options: argparse.Namespace, console: Console) -> int:
     minutes = outcome.train_seconds / 60
     console.print(f"trained in {minutes:.1f} minutes; report: {report}", highlight=False, soft_wrap=True)
     return 0
+
+
+def _say_finished(console: Console, folder: RunFolder, config: Config) -> None:
+    from repl_rl.view import before_after_table
+
+    steps, settings = config.train.steps, config.eval_settings
+    before, after = folder.evaluation(0, settings), folder.evaluation(steps, settings)
+    assert before is not None
+    assert after is not None
+    console.print(before_after_table(before, after))
+    console.print(
+        f"{folder.path} is finished: its {steps} steps are trained, measured and saved. For more of them: repl-rl "
+        f"train --resume {folder.path} --set train.steps={2 * steps}",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def _say_how_to_resume(console: Console, folder: Path) -> None:

@@ -2,7 +2,8 @@
 
 Checked: the config, what the engine and the kernels need, rewards, tasks, the files of a local checkpoint, its
 tokenizer, the prompts in its tokens, and whether TRL accepts the arguments. Only reported: what would be fetched from a
-hub, which servers would be used, which GPUs there are. Writes nothing.
+hub (of models whose architecture is known here, their size too), which servers would be used, which GPUs there are.
+Writes nothing.
 
 Memory is estimated by formula. Not covered: whether servers answer.
 """
@@ -14,7 +15,6 @@ import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -25,12 +25,14 @@ from repl_rl.config.train import KAHAN
 from repl_rl.engine.environment import has_gpu_driver, prepare_environment
 from repl_rl.engine.factory import engine_backend
 from repl_rl.errors import ModelError
-from repl_rl.kernel.memory import default_budget_mb
-from repl_rl.models.find import GEMMA
+from repl_rl.files import open_file
+from repl_rl.kernel.memory import available_mb, default_budget_mb
+from repl_rl.models.find import GEMMA, config_of_model
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.rollout.setup import environment_of, limits_of
+from repl_rl.rollout.setup import environment_of, limits_of, load_extensions
 from repl_rl.run.held_out import longest_prompt
 from repl_rl.run.training import Inputs, check_inputs, choose_run, training_arguments
+from repl_rl.utils.distributed import launcher
 
 _SESSION_MB = 4.2
 """Private memory of a forked session, and of a stock Jupyter kernel, as measured in BENCHMARKS.md."""
@@ -40,6 +42,12 @@ _TRAINED = 4
 """Values of each parameter that is trained: the weight, its gradient and AdamW's two moments, all in `train.dtype`.
 Kahan sums are one more."""
 _GIB = 2**30
+_LIBRARIES_GIB = 1.5
+"""What torch, vLLM and TRL hold before there is a model."""
+Shapes = dict[str, list[int]]
+"""A model's parameters by name."""
+_HEADER_BYTES = 100_000_000
+"""The most that a safetensors header may have, by the format."""
 
 PLAIN = ("adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "epsilon", "epsilon_high")
 """Arguments of TRL's that are plain numbers: it takes any, so they are checked without loading it."""
@@ -53,17 +61,27 @@ class DryRun:
     notes: tuple[str, ...]
 
 
-def dry_run(config: Config | None, runs: Path, resume: Path | None = None, overrides: tuple[str, ...] = ()) -> DryRun:
+def dry_run(
+    config: Config | None,
+    runs: Path,
+    resume: Path | None = None,
+    overrides: tuple[str, ...] = (),
+    arguments: str = "train CONFIG",
+) -> DryRun:
     """Check everything. Takes what `prepare` takes, and raises the ReplRLError that training would raise, before
-    anything is loaded or written.
+    anything is loaded or written. `arguments` are those of the command that would train.
     """
     folder, config, notes = choose_run(config, runs, resume, overrides)
     files = f"{folder.path}/: config.yaml, metrics.jsonl, rollouts/, checkpoints/, eval/, model/, report.html"
     if resume is not None:
-        remaining = config.train.steps - folder.reached()
-        files = (
-            f"{folder.path}/, resumed from step {folder.reached()}: {remaining} of {config.train.steps} steps remain"
-        )
+        folder.require_free()
+        steps = config.train.steps
+        remain = f"{steps - folder.reached()} of {steps} steps remain"
+        if folder.is_finished(config):
+            remain = "the run is finished, and nothing would be done"
+        elif folder.reached() == steps:
+            remain += "; what is missing would be measured and saved"
+        files = f"{folder.path}/, resumed from step {folder.reached()}: {remain}"
     inputs = check_inputs(config, asks_hub=False)
     prepare_environment(config.engine.kv_cache_gib)
     gpus, gpu_gib = gpus_here()
@@ -72,21 +90,23 @@ def dry_run(config: Config | None, runs: Path, resume: Path | None = None, overr
     is_plain = all(key in PLAIN and type(value) in (int, float) for key, value in config.train.trl.items())
     if not is_plain or gpus or config.train.processes > 1:
         training_arguments(config, folder)
+    tools = ", ".join(f"{tool.name} ({tool.where})" for tool in load_extensions(config).toolbox.tools)
     brought = [
-        f"tools {', '.join(config.tools.functions)} ({config.tools.where})" if config.tools.functions else "",
+        f"tools {tools}" if tools else "",
         f"environment {environment}" if (environment := environment_of(config)) else "",
         f"loop {config.rollout}" if config.rollout else "",
     ]
     trajectories = config.train.prompts_per_step * config.train.group_size
     tokens, lines = trajectories * config.budget.tokens, trajectories * config.budget.lines
     longest, prompts = _prompts(config, inputs, notes)
+    shapes = shapes_of(config.model.path, Path(inputs.model_path))
     rows = (
-        ("model", _model(config, inputs, notes)),
+        ("model", _model(config, inputs, shapes, notes)),
         ("prompts", prompts),
-        ("memory", _memory(config, inputs, longest, gpu_gib, notes)),
+        ("memory", _memory(config, shapes, longest, gpu_gib, notes)),
         ("engine", _engine(config)),
         ("convention", "; ".join([f"dialect {config.dialect.name}", *filter(None, brought)])),
-        ("GPUs", _gpu_needs(config, gpus, notes)),
+        ("GPUs", _gpu_needs(config, gpus, arguments, notes)),
         ("a step", _step(config)),
         ("tokens of a step", f"at most {tokens:,} of completion, outputs included, in at most {lines:,} lines"),
         ("kernels", _kernels(config)),
@@ -140,26 +160,30 @@ def _problems(config: Config, inputs: Inputs, notes: list[str]) -> str:
     return f"{train:,} to train on; {heldout:,} held out, for before and after training"
 
 
-def _model(config: Config, inputs: Inputs, notes: list[str]) -> str:
+def _model(config: Config, inputs: Inputs, shapes: Shapes, notes: list[str]) -> str:
     path, dtype = Path(inputs.model_path), config.model.dtype
     if not path.is_dir():
         name, whence, how = config.model.path, "from its package", f"converted into {path} first, once"
         if name != GEMMA:
             name, whence, how = str(path), "from the hub", "fetched from the hub"
-        notes.append(f"{name} would be {how}: nothing of it was checked")
-        return f"{name}, {whence}, {dtype}"
-    layers = set(_model_config(path).get("layer_types") or ())
+        notes.append(
+            f"{name} would be {how}: "
+            + ("its tokenizer and its prompts were not checked" if shapes else "nothing of it was checked")
+        )
+        size = f"{sum(map(math.prod, shapes.values())) / 1e6:,.1f} million parameters, " if shapes else ""
+        return f"{name}, {whence}: {size}sampled in {dtype}, trained in {config.train.dtype}"
+    layers = set((config_of_model(config.model.path) or {}).get("layer_types") or ())
     if recurrent := sorted(layers - {"full_attention", "sliding_attention", "chunked_attention"}):
         notes.append(
             f"this model has recurrent layers ({', '.join(recurrent)}): vLLM keeps their state at block boundaries, "
             "and each line computes the tokens since the last one again; engine.vllm.mamba_block_size makes these fewer"
         )
-    parameters = sum(map(math.prod, _shapes(path).values()))
+    parameters = sum(map(math.prod, shapes.values()))
     name = "nano, of this package" if path == NANO_PATH else str(path)
     return f"{name}: {parameters / 1e6:,.1f} million parameters, sampled in {dtype}, trained in {config.train.dtype}"
 
 
-def _memory(config: Config, inputs: Inputs, prompt_tokens: int | None, gpu_gib: float, notes: list[str]) -> str:
+def _memory(config: Config, shapes: Shapes, prompt_tokens: int | None, gpu_gib: float, notes: list[str]) -> str:
     """What a trainer process and a sampler hold, by formula; measured, it is rather more than less.
 
     A layer keeps for the backward pass, of each token: its input, two normalized ones and the residual in between;
@@ -167,11 +191,9 @@ def _memory(config: Config, inputs: Inputs, prompt_tokens: int | None, gpu_gib: 
     With gradient checkpointing only the inputs are kept, and one layer at a time is computed again. The head projects
     typed tokens in tiles, which are left out, and so is attention's matrix, which no kernel keeps.
     """
-    path, train = Path(inputs.model_path), config.train
-    if not path.is_dir():
+    train, model = config.train, config_of_model(config.model.path)
+    if not shapes or model is None:
         return "not known before the model is here"
-    shapes = _shapes(path)
-    model = _model_config(path)
     try:
         hidden, layers, heads = (model[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
         stored = model.get("num_key_value_heads") or heads
@@ -203,6 +225,15 @@ def _memory(config: Config, inputs: Inputs, prompt_tokens: int | None, gpu_gib: 
             f"and the GPU has {gpu_gib:,.1f}; lower train.micro_batch or engine.gpu_memory_utilization, set "
             "train.trl.gradient_checkpointing, or train adapters (train.lora)"
         )
+    if not gpu_gib:
+        sampler_gib = 0.0 if config.engine.servers else weights_gib + config.engine.kv_cache_gib
+        here_gib, needed_gib = available_mb() / 1024, train.processes * (trainer_gib + sampler_gib + _LIBRARIES_GIB)
+        if needed_gib > here_gib:
+            notes.append(
+                f"does not fit: on the CPU, trainer and sampler take about {needed_gib:,.1f} GiB, libraries included, "
+                f"and {here_gib:,.1f} are available; lower train.micro_batch, set train.trl.gradient_checkpointing, "
+                "train adapters (train.lora), or take a smaller model"
+            )
     return (
         f"about {trainer_gib:,.2f} GiB to train: {trained / _GIB:,.2f} for weights, gradients and AdamW, "
         f"{copies / _GIB:,.2f} for copies in {config.model.dtype}, {activations / _GIB:,.2f} for activations of "
@@ -211,24 +242,37 @@ def _memory(config: Config, inputs: Inputs, prompt_tokens: int | None, gpu_gib: 
     )
 
 
-def _model_config(path: Path) -> dict[str, Any]:
-    """transformers' config of the checkpoint, or of the language model in it."""
-    config: dict[str, Any] = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    return config.get("text_config") or config
+def shapes_of(path: str, folder: Path) -> Shapes:
+    """The parameters' shapes, as the files say, or the config alone where there are no files; empty if neither is here.
+
+    Raises ModelError for a folder without files, and for one that can't be read.
+    """
+    if folder.is_dir():
+        return _stored_shapes(folder)
+    if (known := config_of_model(path)) is None:
+        return {}
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**known))
+    except (ValueError, TypeError, KeyError, AttributeError):  # a kind that this transformers does not know
+        return {}
+    return {name: list(weight.shape) for name, weight in model.named_parameters()}
 
 
-def _shapes(folder: Path) -> dict[str, list[int]]:
-    """The parameters' shapes, from the headers of the safetensors files. Raises ModelError if there are no files, or if
-    one can't be read."""
+def _stored_shapes(folder: Path) -> Shapes:
+    """As the headers of the safetensors files say. Raises ModelError."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ModelError(f"{folder} holds no *.safetensors file, so no weights; save the model with save_pretrained")
-    shapes: dict[str, list[int]] = {}
+    shapes: Shapes = {}
     for path in files:
         try:
-            with path.open("rb") as file:
+            with open_file(path) as file:
                 (length,) = struct.unpack("<Q", file.read(8))
-                header = json.loads(file.read(length))
+                header = json.loads(file.read(min(length, _HEADER_BYTES)))
             shapes |= {name: list(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
         except (OSError, ValueError, struct.error, KeyError, TypeError, MemoryError) as error:
             raise ModelError(f"{path} can't be read as safetensors: {error!r}; save the model again") from error
@@ -260,10 +304,10 @@ def _engine(config: Config) -> str:
     return f"{'vLLM' if backend == 'vllm' else backend} in this process, {config.engine.places} sequences at once"
 
 
-def _gpu_needs(config: Config, gpus: int, notes: list[str]) -> str:
+def _gpu_needs(config: Config, gpus: int, arguments: str, notes: list[str]) -> str:
     processes, dtype = config.train.processes, config.model.dtype
     if processes > 1:
-        notes.append(f"start it with: accelerate launch --num_processes {processes} -m repl_rl.cli train CONFIG")
+        notes.append(f"start it with: {launcher(processes, dtype)} {arguments}")
     if processes == 1 and gpus == 0:
         if dtype != "float32":
             notes.append(f"without a GPU, it would compute in {dtype} on the CPU: possible, and for small models only")

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
+import os
 import shutil
+import socket
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+from filelock import FileLock, Timeout
 
 from repl_rl.config import Config, dump_config, load_config
 from repl_rl.errors import ConfigError, RunError
+from repl_rl.files import lines_of, open_file, read_file, replace_file
 from repl_rl.trajectory import Trajectory, write_jsonl
+
+logger = logging.getLogger(__name__)
+
+_HAS_NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
+_STATE_BYTES = 1 << 30
+"""Of trainer_state.json, which keeps the numbers of each step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +54,97 @@ class RunFolder:
     def trackers(self) -> Path:
         return self.path / "trackers"
 
+    @property
+    def model(self) -> Path:
+        return self.path / "model"
+
+    @property
+    def _lock_path(self) -> Path:
+        return self.path / ".lock"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other commands from writing the run until the block ends, or this process does, however it ends.
+
+        That holds between machines where their file system's locks do. A warning says where it has none, and where a
+        process on another machine never gave the run back. Raises RunError, naming process and machine, if the run is
+        in use.
+        """
+        lock, here = self._acquired(), socket.gethostname()
+        if (earlier := self._holder()) and not earlier.endswith(f" on {here}"):
+            logger.warning(
+                "%s was in use by %s, which never gave it back. If that still runs, the file system's locks do not "
+                "hold between machines, and one of the two has to end",
+                self.path,
+                earlier,
+            )
+        try:
+            self._lock_path.write_text(f"process {os.getpid()} on {here}", encoding="utf-8")
+            yield
+        finally:
+            with suppress(OSError):
+                os.truncate(self._lock_path, 0)
+            lock.release()
+
+    def require_free(self) -> None:
+        """Raises RunError, as `locked` does, if the run is in use. Writes nothing."""
+        if self._lock_path.exists():
+            self._acquired().release()
+
+    def _acquired(self) -> FileLock:
+        lock = FileLock(self._lock_path, blocking=False, fallback_to_soft=False)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise RunError(
+                f"{self.path} is in use by {self._holder() or 'another process'}, and two commands would overwrite "
+                "each other's files; wait until it ends, or end it"
+            ) from None
+        except OSError as error:
+            if error.errno not in _HAS_NO_LOCKS:
+                raise RunError(f"{self._lock_path} can't be locked: {error.strerror}") from error
+            logger.warning("the file system of %s has no locks: see to it that no other command writes it", self.path)
+        return lock
+
+    def _holder(self) -> str:
+        """Who locked the run last; "" if that gave it back."""
+        try:
+            return self._lock_path.read_text(encoding="utf-8", errors="replace")[:300]
+        except OSError:
+            return ""
+
+    def is_finished(self, config: Config) -> bool:
+        """Whether nothing remains to do: all steps are trained, the model is saved, and both evaluations are there."""
+        settings, steps = config.eval_settings, config.train.steps
+        measured = all(self.evaluation(step, settings) for step in (0, steps))
+        return self.reached() == steps and measured and self.has_model_of(steps)
+
+    def has_model_of(self, step: int) -> bool:
+        """Whether the model that the run leaves is that of `step`: it is saved before it is measured."""
+        return self.model.is_dir() and self.evaluation(step) is not None
+
     def rollouts_of(self, step: int) -> Path:
         """The file of a step's trajectories, which exists once the step has rolled any out."""
         return self.rollouts / f"step_{step:05d}.jsonl"
 
     def config(self) -> Config:
         """The run's config. Raises RunError if the folder is not a run."""
-        if not self.config_path.is_file():
+        if not self.config_path.exists():
             raise RunError(f"{self.path} is not a run: it has no config.yaml")
-        return load_config(str(self.config_path))
+        with self._opened(self.config_path):  # nor is it a stranger's link
+            return load_config(str(self.config_path))
+
+    @contextmanager
+    def _opened(self, path: Path) -> Iterator[BinaryIO]:
+        try:
+            with open_file(path, self.path) as file:
+                yield file
+        except OSError as error:
+            raise RunError(f"{path} can't be read: {error.strerror}") from error
 
     def keep_config(self, config: Config) -> None:
         """Store the config, atomically replacing an earlier one."""
-        new = self.config_path.with_suffix(".new")
-        new.write_text(dump_config(config), encoding="utf-8")
-        new.replace(self.config_path)
+        replace_file(self.config_path, dump_config(config))
 
     def append(self, row: dict[str, Any]) -> None:
         """Add a row to metrics.jsonl."""
@@ -66,17 +155,17 @@ class RunFolder:
         """The rows of metrics.jsonl; a line that a crash cut off is left out."""
         if not self.metrics_path.exists():
             return
-        with self.metrics_path.open(encoding="utf-8") as file:
-            for line in file:
-                with suppress(ValueError):
-                    yield json.loads(line)
+        with self._opened(self.metrics_path) as file:
+            for line in lines_of(file):
+                with suppress(ValueError, RecursionError):
+                    row = json.loads(line)
+                    if isinstance(row, dict) and isinstance(row.get("step"), int) and "kind" in row:
+                        yield row
 
     def forget_after(self, step: int) -> None:
         """Drop what was written after the checkpoint of `step`: a resumed run repeats those steps."""
         kept = [row for row in self.rows() if row["step"] <= step]
-        new = self.metrics_path.with_suffix(".new")
-        new.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
-        new.replace(self.metrics_path)
+        replace_file(self.metrics_path, "".join(json.dumps(row) + "\n" for row in kept))
         for path in self.rollouts.glob("step_*.jsonl"):
             if int(path.stem.removeprefix("step_")) > step:
                 path.unlink()
@@ -92,10 +181,14 @@ class RunFolder:
         found = [row for row in self.rows() if row["kind"] == "eval" and row["step"] == step]
         return next((row for row in reversed(found) if settings in (None, row.get("settings"))), None)
 
+    @property
+    def is_unused(self) -> bool:
+        """Whether nothing has been done in the run yet."""
+        return {path for path in self.path.rglob("*") if not path.is_dir()} <= {self.config_path, self._lock_path}
+
     def discard_if_unused(self) -> None:
-        """Remove the folder if it holds no file but `config.yaml`, so that the next run can have its name."""
-        files = [path for path in self.path.rglob("*") if not path.is_dir()]
-        if files == [self.config_path]:
+        """Remove the folder if nothing has been done, so that the next run can have its name."""
+        if self.is_unused:
             shutil.rmtree(self.path)
 
     def reached(self) -> int:
@@ -107,8 +200,9 @@ class RunFolder:
         """The newest checkpoint that was written completely."""
         complete = []
         for checkpoint in self.checkpoints.glob("checkpoint-*"):
-            with suppress(OSError, ValueError):  # trainer_state.json is written last
-                json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+            with suppress(OSError, ValueError, RecursionError):  # trainer_state.json is written last
+                json.loads(read_file(checkpoint / "trainer_state.json", most_bytes=_STATE_BYTES))
+                checkpoint_step(checkpoint)
                 complete.append(checkpoint)
         return max(complete, key=checkpoint_step, default=None)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -40,6 +42,28 @@ class Progress:
         else:
             self.say(f"{text} ...")
             yield
+
+    @contextmanager
+    def interrupts(
+        self,
+        text: str = "interrupted; ending the engine and the kernels, which may take some seconds",
+        then: Callable[[], None] | None = None,
+    ) -> Iterator[None]:
+        """While the block runs, the first Ctrl-C shows `text` and calls `then`, by default raising KeyboardInterrupt as
+        any further one does."""
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            self.say(text)
+            if then is None:
+                raise KeyboardInterrupt
+            then()
+
+        previous = signal.signal(signal.SIGINT, handle)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, previous)
 
     @contextmanager
     def steps(self, total: int) -> Iterator[None]:

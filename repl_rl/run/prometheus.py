@@ -1,4 +1,4 @@
-"""A run's metrics for Prometheus, at `http://HOST:PORT/metrics`: the last step's, and those of the pools at the moment.
+"""A run's metrics for Prometheus, at `http://ADDRESS:PORT/metrics`: the last step's, and those of the pools now.
 
 Names are those of metrics.jsonl with `repl_rl_` before them and `_` for `/`. docs/grafana.json is a dashboard for them.
 """
@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from repl_rl.config import TrainConfig
 from repl_rl.errors import ConfigError, DependencyError, ReplRLError
+from repl_rl.utils.distributed import is_main_process
 
 if TYPE_CHECKING:
     from prometheus_client.core import GaugeMetricFamily
@@ -70,12 +72,13 @@ class ServeMetrics(TrainerCallback):  # type: ignore[misc]
 
 
 @contextmanager
-def serve(port: int | None) -> Iterator[Any]:
-    """Listen on `port`, and yield the registry that is served there; without a port, None.
+def serve(config: TrainConfig) -> Iterator[Any]:
+    """Listen where the config says, and yield the registry that is served there; without a port, None.
 
-    Raises DependencyError without prometheus_client, and ConfigError if the port is taken.
+    Raises DependencyError without prometheus_client, and ConfigError if that can't be listened on.
     """
-    if port is None:
+    port, address = config.metrics_port, config.metrics_address
+    if port is None or not is_main_process():
         yield None
         return
     if importlib.util.find_spec("prometheus_client") is None:
@@ -84,9 +87,10 @@ def serve(port: int | None) -> Iterator[Any]:
 
     registry = CollectorRegistry()
     try:
-        server, thread = start_http_server(port, registry=registry)
+        server, thread = start_http_server(port, address, registry)
     except OSError as error:
-        raise ConfigError(f"train.metrics_port {port} can't be listened on ({error}); take another one") from error
+        asked = f"train.metrics_port {port} of train.metrics_address {address}"
+        raise ConfigError(f"{asked} can't be listened on ({error}); take another one") from error
     try:
         yield registry
     finally:

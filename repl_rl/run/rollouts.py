@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from repl_rl.errors import ConfigError
-from repl_rl.trajectory import Task, write_jsonl
+from repl_rl.errors import ConfigError, ReplRLError
+from repl_rl.trajectory import Task, Trajectory, write_jsonl
 from repl_rl.utils.folders import require_file
 
 if TYPE_CHECKING:
@@ -61,16 +61,25 @@ def run(options: argparse.Namespace, console: Console) -> int:
     tasks = _tasks(options, config)
     table = reward_table(config.rewards, config.credit)
     progress, attached = Progress(console), _attached(options, console)
-    with contextlib.ExitStack() as stack:
-        with progress.stage("loading the model and the first kernels"):
-            service = stack.enter_context(open_service(config, attached))
-        if not options.attach:  # which prints and waits for Enter meanwhile
-            stack.enter_context(progress.stage(f"{options.n} rollout{'s' * (options.n > 1)}"))
-        trajectories = service.generate(tasks, config.sampling.seeded(f"{config.seed}/rollout"))
+    ended: dict[int, Trajectory] = {}
+    failure: KeyboardInterrupt | ReplRLError | None = None
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(progress.interrupts())
+            with progress.stage("loading the model and the first kernels"):
+                service = stack.enter_context(open_service(config, attached))
+            if not options.attach:  # which prints and waits for Enter meanwhile
+                stack.enter_context(progress.stage(f"{options.n} rollout{'s' * (options.n > 1)}"))
+            service.generate(tasks, config.sampling.seeded(f"{config.seed}/rollout"), on_end=ended.__setitem__)
+    except (KeyboardInterrupt, ReplRLError) as error:
+        failure = error
+    trajectories, tasks = [ended[index] for index in sorted(ended)], [tasks[index] for index in sorted(ended)]
+    if failure and all(trajectory.is_void for trajectory in trajectories):
+        raise failure
     if tasks[0].answer:
         scored = score(tasks, trajectories, grade, table)
         trajectories = [item.trajectory for item in scored]
-        if options.task is not None and options.n > 1:  # a group
+        if options.task is not None and options.n > 1 and not failure:  # a group
             credited = credit(scored, options.n, config.credit, config.rewards.outcome)
             trajectories = [item.trajectory for item in credited]
     if options.out is not None:
@@ -80,7 +89,10 @@ def run(options: argparse.Namespace, console: Console) -> int:
     solved = sum((trajectory.outcome_reward or 0.0) > 0 for trajectory in trajectories)
     grades = f", {solved} solved" if tasks[0].answer else ""
     kept = "" if options.out is None else f" in {options.out}"
-    progress.say(f"{len(trajectories)} trajector{'ies' if options.n > 1 else 'y'}{kept}{grades}")
+    count = f"{len(trajectories)} of {options.n}" if failure else str(len(trajectories))
+    progress.say(f"{count} trajector{'ies' if options.n > 1 else 'y'}{kept}{grades}")
+    if failure:
+        raise failure
     return 0
 
 

@@ -44,7 +44,8 @@ OWN_CONFIG = "repl_rl"
 
 
 def require_trackers(names: Sequence[str]) -> None:
-    """Raises ConfigError, with the command that installs it, for a tracker that is not installed."""
+    """Raises ConfigError, with the command that installs it, for a tracker that is not installed, and for wandb without
+    a login. Whether the login is valid, and those of other trackers, show when they open."""
     for name in names:
         module, package = _PACKAGES.get(name, (name, name))
         if name != "kubeflow" and importlib.util.find_spec(module) is None:
@@ -52,6 +53,22 @@ def require_trackers(names: Sequence[str]) -> None:
                 f"train.report_to names {name}, which is not installed; bring it with: pip install '{package}', or "
                 "take it out"
             )
+    if "wandb" in names and not _has_wandb_login():
+        raise ConfigError(f"train.report_to names wandb, and nobody is logged in{_WAYS_OUT['wandb']}; or take it out")
+
+
+def _has_wandb_login() -> bool:
+    """Whether wandb finds a key or needs none. Asks nobody, neither at the terminal nor over the network."""
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE", "online") != "online":
+        return True
+    import wandb
+
+    if wandb.run is not None or wandb.setup().settings.mode != "online":
+        return True
+    try:
+        return bool(wandb.login(prompt=False, verify=False))
+    except TypeError:  # an earlier wandb, which can only be asked when it opens
+        return True
 
 
 def keep_trackio_in(folder: RunFolder) -> None:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from repl_rl.config import Config, TrainConfig
@@ -71,7 +69,6 @@ class Prepared:
     folder: RunFolder
     inputs: Inputs
     checkpoint: Path | None
-    is_new: bool = False
     notes: tuple[str, ...] = ()
 
 
@@ -101,23 +98,35 @@ def choose_run(
     return folder, config, what_changes(folder, config)
 
 
-def prepare(config: Config | None, runs: Path, resume: Path | None = None, overrides: tuple[str, ...] = ()) -> Prepared:
-    """Check everything that can be checked without loading a model. Raises a ReplRLError that says what to change.
+@contextmanager
+def prepare(
+    config: Config | None, runs: Path, resume: Path | None = None, overrides: tuple[str, ...] = ()
+) -> Iterator[Prepared]:
+    """A run whose inputs have been checked, as far as that can be done without loading a model; no other command can
+    write it until the block ends. Raises a ReplRLError that says what to change.
 
-    A run that is resumed without a config goes on with its own, over which `overrides` go.
+    A run that is resumed without a config goes on with its own, over which `overrides` go. A new run that ends before
+    it has done anything leaves no folder.
     """
     folder, config, notes = choose_run(config, runs, resume, overrides)
-    require_processes(config.train.processes)
-    inputs = check_inputs(config)
-    if config.train.processes > 1:
-        prepare_environment(config.engine.kv_cache_gib)
-        wait_s = config.train.trl.get("ddp_timeout")
-        join(wait_s if isinstance(wait_s, int) else WAIT_S)  # TRL refuses what is not a number
-    if resume is None:
-        folder = from_main(lambda: new_run(config, runs))  # all processes get the same one
-    elif is_main_process():
-        folder.keep_config(config)
-    return Prepared(config, folder, inputs, folder.last_checkpoint(), is_new=resume is None, notes=tuple(notes))
+    with ExitStack() as stack:
+        if resume is not None and is_main_process():
+            stack.enter_context(folder.locked())
+        require_processes(config.train.processes, config.model.dtype)
+        inputs = check_inputs(config)
+        if config.train.processes > 1:
+            prepare_environment(config.engine.kv_cache_gib)
+            wait_s = config.train.trl.get("ddp_timeout")
+            join(wait_s if isinstance(wait_s, int) else WAIT_S)  # TRL refuses what is not a number
+        if resume is None:
+            made = config
+            folder = from_main(lambda: new_run(made, runs))  # all processes get the same one
+            if is_main_process():
+                stack.enter_context(folder.locked())
+                stack.callback(folder.discard_if_unused)
+        elif is_main_process():
+            folder.keep_config(config)
+        yield Prepared(config, folder, inputs, folder.last_checkpoint(), tuple(notes))
 
 
 def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
@@ -155,19 +164,14 @@ def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
 def train(prepared: Prepared, progress: Progress, **extra: Any) -> TrainingOutcome:
     """Train, with an evaluation before and after. Kernels and engine are closed when this returns or raises.
 
-    `extra` are further arguments of the trainer. A new run that fails before it has done anything leaves no folder.
+    `extra` are further arguments of the trainer.
     """
     config = prepared.config
-    try:
-        prepare_environment(config.engine.kv_cache_gib)
-        if "trackio" in config.train.report_to:
-            keep_trackio_in(prepared.folder)
-        with _cluster_of(prepared, progress) as (prepared, arguments):
-            return _train(prepared, progress, arguments | extra)
-    except BaseException:
-        if prepared.is_new and is_main_process():
-            prepared.folder.discard_if_unused()
-        raise
+    prepare_environment(config.engine.kv_cache_gib)
+    if "trackio" in config.train.report_to:
+        keep_trackio_in(prepared.folder)
+    with progress.interrupts(), _cluster_of(prepared, progress) as (prepared, arguments):
+        return _train(prepared, progress, arguments | extra)
 
 
 @contextmanager
@@ -209,7 +213,7 @@ def _train(prepared: Prepared, progress: Progress, extra: dict[str, Any]) -> Tra
     from repl_rl.run.trackers import open_trackers
 
     with ExitStack() as stack:
-        registry = stack.enter_context(serve(config.train.metrics_port if is_main_process() else None))
+        registry = stack.enter_context(serve(config.train))
         with progress.stage("loading the model, vLLM and the first kernels"):
             trainer = open_trainer(prepared, **extra)
         stack.callback(trainer.close)
@@ -226,8 +230,9 @@ def _train(prepared: Prepared, progress: Progress, extra: dict[str, Any]) -> Tra
             step = trainer.state.global_step
             if step < config.train.steps and is_in_time:
                 return TrainingOutcome(prepared.folder, before, None, seconds, stopped_at=step)
+            if not from_main(lambda: prepared.folder.has_model_of(step)):
+                trainer.save_whole(prepared.folder.model)
             after = _evaluate(trainer, prepared, step, progress, trackers)
-            trainer.save_whole(prepared.folder.path / "model")
             return TrainingOutcome(prepared.folder, before, after, seconds)
 
 
@@ -357,35 +362,23 @@ def _fit(trainer: ReplGRPOTrainer, prepared: Prepared, progress: Progress) -> bo
     """Train, and return False if `train.max_minutes` ended it, else True."""
     from transformers import PrinterCallback
 
-    from repl_rl.run.callbacks import FollowArguments, RecordMetrics, StopEarly, WarnWhenFlat
+    from repl_rl.run.callbacks import FollowArguments, RecordMetrics, StopEarly, WarnWhenFlat, WarnWithoutTrees
 
     if prepared.checkpoint is not None:
         if is_main_process():
             prepared.folder.forget_after(checkpoint_step(prepared.checkpoint))
-        progress.say(f"resuming from step {checkpoint_step(prepared.checkpoint)}")
+        reached, steps = checkpoint_step(prepared.checkpoint), prepared.config.train.steps
+        is_over = "; no step remains, and only what is missing is measured" if reached == steps else ""
+        progress.say(f"resuming from step {reached}{is_over}")
     config = prepared.config.train
     stop = StopEarly(math.inf if config.max_minutes is None else 60 * config.max_minutes)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(RecordMetrics(prepared.folder, progress))
     trainer.add_callback(WarnWhenFlat(config.prompts_per_step, progress))
+    trainer.add_callback(WarnWithoutTrees(progress))
     trainer.add_callback(stop)
     trainer.add_callback(FollowArguments())
-    with progress.steps(config.steps), _first_interrupt(stop.request, progress):
+    said = "stopping after this step, with a checkpoint; press Ctrl-C again to stop at once"
+    with progress.steps(config.steps), progress.interrupts(said, stop.request):
         trainer.train(resume_from_checkpoint=None if prepared.checkpoint is None else str(prepared.checkpoint))
     return not stop.is_over
-
-
-@contextmanager
-def _first_interrupt(request: Callable[[], None], progress: Progress) -> Iterator[None]:
-    """The first Ctrl-C finishes the step, saves and stops; the second stops at once. The last checkpoint is kept."""
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        progress.say("stopping after this step, with a checkpoint; press Ctrl-C again to stop at once")
-        request()
-
-    previous = signal.signal(signal.SIGINT, handle)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)

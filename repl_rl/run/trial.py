@@ -37,6 +37,8 @@ from repl_rl.trajectory import Trajectory
 if TYPE_CHECKING:
     import torch
 
+    from repl_rl.run.training import Prepared
+
 _SMALL = """
 name=doctor model.path=nano engine.context_tokens=512 engine.places=32 kernel.size=32 budget.line_tokens=48
 budget.lines=8 budget.tokens=256 train.prompts_per_step=4 train.group_size=8 train.learning_rate=1e-6
@@ -73,6 +75,12 @@ class Trial:
     is_packed: bool
     attention: str
     graphs: str
+
+    @property
+    def all_parts_s(self) -> dict[str, float]:
+        """The parts of a step, and the rest of it."""
+        parts = {part: self.parts_s.get(part, 0.0) for part in _PARTS}
+        return {**parts, "rest": self.step_s - sum(parts.values())}
 
 
 def configs(config: str | None, model: str | None, overrides: Sequence[str]) -> list[Config]:
@@ -138,13 +146,21 @@ def off(trial: Trial, config: Config) -> list[str]:
 def measure(config: Config, runs: Path) -> Trial:
     """Train two steps in this process. Raises a ReplRLError, or whatever the training raises."""
     prepare_environment(config.engine.kv_cache_gib)
+    from repl_rl.run.training import prepare
+
+    with prepare(config, runs) as prepared:
+        return _measured(prepared)
+
+
+def _measured(prepared: Prepared) -> Trial:
     import torch
 
-    from repl_rl.run.training import open_trainer, prepare
+    from repl_rl.run.training import open_trainer
 
+    config = prepared.config
     started = time.perf_counter()
-    trainer = open_trainer(prepare(config, runs), line_rewards=[_by_its_tokens])
-    watch = _Watch()
+    trainer = open_trainer(prepared, line_rewards=[_by_its_tokens])
+    watch = Watch()
     try:
         watch.peaks_mb["load"] = _peak_mb()
         load_s = time.perf_counter() - started
@@ -185,7 +201,7 @@ def measure(config: Config, runs: Path) -> Trial:
         trainer.close()
 
 
-class _Watch:
+class Watch:
     """Times methods and the optimizer in the current step, and reads the most memory that was held while they ran in
     any. A callback of the trainer."""
 
@@ -194,7 +210,10 @@ class _Watch:
         self.step_s = 0.0
         """From the step's begin to the optimizer's end, without what watching took."""
         self.peaks_mb: defaultdict[str, float] = defaultdict(float)
-        self._began: dict[str, float] = {}
+        self._running: list[str] = []
+        """Parts that have begun, each inside of the one before it, whose time stands still."""
+        self._since = 0.0
+        self._step_began = 0.0
         self._own_s = 0.0
         """What watching took of this step: Python's garbage is collected before each part."""
 
@@ -213,14 +232,14 @@ class _Watch:
     def on_step_begin(self, *arguments: Any, **named: Any) -> None:
         self.seconds.clear()
         self._own_s = 0.0
-        self._began["step"] = time.perf_counter()
+        self._step_began = time.perf_counter()
 
     def on_pre_optimizer_step(self, *arguments: Any, **named: Any) -> None:
         self.begin("optimizer")
 
     def on_optimizer_step(self, *arguments: Any, **named: Any) -> None:
         self.end("optimizer")
-        self.step_s = time.perf_counter() - self._began["step"] - self._own_s
+        self.step_s = time.perf_counter() - self._step_began - self._own_s
 
     def __getattr__(self, event: str) -> Callable[..., None]:
         """Does nothing at all other events of transformers' callbacks."""
@@ -229,15 +248,25 @@ class _Watch:
         return lambda *arguments, **named: None
 
     def begin(self, part: str) -> None:
-        asked = time.perf_counter()
+        asked = self._count()
         forget_peak()
-        self._began[part] = time.perf_counter()
-        self._own_s += self._began[part] - asked
+        self._since = time.perf_counter()
+        self._own_s += self._since - asked
+        self._running.append(part)
 
     def end(self, part: str) -> None:
         peak_mb = _peak_mb()  # waits for a GPU
-        self.seconds[part] += time.perf_counter() - self._began[part]
+        self._count()
+        self._running.remove(part)
         self.peaks_mb[part] = max(self.peaks_mb[part], peak_mb)
+
+    def _count(self) -> float:
+        """Give the part that runs its time up to now."""
+        now = time.perf_counter()
+        if self._running:
+            self.seconds[self._running[-1]] += now - self._since
+        self._since = now
+        return now
 
 
 def forget_peak() -> float:
@@ -290,7 +319,7 @@ def _table(trials: Sequence[Trial]) -> Table:
                 "device": trial.device,
                 "loading": f"{trial.load_s:.1f} s",
                 "a step": f"{trial.step_s:.2f} s",
-                **{f"  {part}": f"{trial.parts_s.get(part, 0):.2f} s" for part in _PARTS},
+                **{f"  {part}": f"{seconds:.2f} s" for part, seconds in trial.all_parts_s.items()},
                 "sampled": f"{trial.sampled_tokens:,} tokens, {trial.tokens_per_s:,.0f}/s",
                 **{f"peak memory, {part}": f"{trial.peaks_mb.get(part, 0):,.0f} MB" for part in ("load", *_PARTS)},
                 "drift, mean and most": f"{trial.drift_mean:.1e}, {trial.drift_max:.1e} nats",

@@ -39,6 +39,7 @@ from repl_rl.engine.factory import EngineMaker
 from repl_rl.engine.vocabulary import load_vocabulary
 from repl_rl.errors import ConfigError, TrainingError
 from repl_rl.kernel import KernelPool, KernelSource
+from repl_rl.models.find import loading
 from repl_rl.rewards import RewardFunction, ScoredTrajectory
 from repl_rl.rollout.batch import RolloutBatch, refuse_if_all_aborted
 from repl_rl.rollout.metrics import batch_metrics
@@ -154,16 +155,17 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         args.reward_weights = all_weights(args.reward_weights, self._table.component_names, len(extra))
         graded = not extra and owner is None and grader is grade
         set_seed(args.seed)  # new adapters begin at random
-        super().__init__(
-            model=model,
-            args=args,
-            reward_funcs=[*map(component_sum, self._table.component_names), *map(asked_of_valid, extra)],
-            train_dataset=as_dataset(train_dataset, graded),
-            eval_dataset=None if eval_dataset is None else as_dataset(eval_dataset, graded),
-            processing_class=kwargs.pop("processing_class", vocabulary.tokenizer),
-            rollout_func=lambda prompts, trainer: trainer.roll_out(),
-            **kwargs,
-        )
+        with loading(f"the model at {path!r} can't be loaded", only_from="from_pretrained"):
+            super().__init__(
+                model=model,
+                args=args,
+                reward_funcs=[*map(component_sum, self._table.component_names), *map(asked_of_valid, extra)],
+                train_dataset=as_dataset(train_dataset, graded),
+                eval_dataset=None if eval_dataset is None else as_dataset(eval_dataset, graded),
+                processing_class=kwargs.pop("processing_class", vocabulary.tokenizer),
+                rollout_func=lambda prompts, trainer: trainer.roll_out(),
+                **kwargs,
+            )
         self._own_reward_columns = len(self._table.component_names)
         self._rows: list[dict[str, Any]] = []
         self._last_scored: list[ScoredTrajectory] = []
@@ -362,7 +364,8 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
 
     def _begin_group(self, ticket: Ticket, on_end: Callable[[], None]) -> Future[list[Trajectory]]:
         tasks = [task_of(row) for row in self._rows_of(ticket)]
-        return self.service.begin(RolloutBatch(tasks, self.group_sampling(ticket), None, self.args.branch), on_end)
+        batch = RolloutBatch(tasks, self.group_sampling(ticket), None, self.args.branch)
+        return self.service.begin(batch, lambda index, trajectory: on_end())
 
     def _rows_of(self, ticket: Ticket) -> list[dict[str, Any]]:
         row = self.train_dataset[self._order.row(ticket.number)]

@@ -32,6 +32,7 @@ from trl.trainer.utils import RepeatSampler
 from repl_rl.config import SeededSampling
 from repl_rl.credit.critic import Critic
 from repl_rl.engine import Engine, SharedEngine
+from repl_rl.files import open_file
 from repl_rl.trainer.asynchronous import GroupQueue, Ticket
 
 
@@ -54,6 +55,13 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
         """Like TRL's `train`, but `engine.deterministic` makes torch use deterministic operations."""
         with _deterministic_algorithms(self.args.engine.deterministic):
             return super().train(*arguments, **named)
+
+    def _run_epoch(self, *arguments: Any, **named: Any) -> None:
+        """As transformers', but none of a run that has all its steps already: it would train one more."""
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return
+        super()._run_epoch(*arguments, **named)
 
     def batch_sampling(self) -> SeededSampling:
         """The sampling of the next batch: no two batches of a run have the same seed, in any of its processes."""
@@ -115,7 +123,8 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
             return
         device = self.accelerator.device
         where = "cpu" if device.type == "cpu" else device  # torch can't load to cpu:0, as it is in several processes
-        stored = torch.load(self._position_path(checkpoint), map_location=where, weights_only=True)
+        with open_file(self._position_path(checkpoint)) as file:
+            stored = torch.load(file, map_location=where, weights_only=True)
         self._step, self._buffered_inputs = stored["micro_step"], stored["batch"]
         self._last_loaded_step = -1
         self.critic.sums = stored["critic"].cpu().numpy()

@@ -20,6 +20,7 @@ from torch.nn import Module
 
 from repl_rl.errors import ConfigError
 from repl_rl.rewards import ScoredTrajectory
+from repl_rl.rollout.batch import require_tasks
 from repl_rl.rollout.score import CreditedTrajectory
 from repl_rl.trajectory import Message, Task, Trajectory
 
@@ -36,6 +37,7 @@ def as_dataset(tasks: Dataset | Sequence[Task], graded: bool = True) -> Dataset:
         dataset = tasks
     else:
         rows = []
+        require_tasks(tasks)
         for task in tasks:
             messages = [{"role": message.role, "content": message.content} for message in task.history]
             rows.append(
@@ -60,7 +62,10 @@ def task_of(row: dict[str, Any]) -> Task:
     columns = {key: value for key, value in row.items() if key not in known}
     prompt = row["prompt"]
     asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    messages = [Message(message["role"], message["content"]) for message in asked]
+    try:
+        messages = [Message(message["role"], message["content"]) for message in asked]
+    except (TypeError, KeyError):
+        messages = []
     if not messages or messages[-1].role != "user" or not all(isinstance(one.content, str) for one in messages):
         raise ConfigError(f"a prompt is text, or messages of text of which the last is the user's; got {prompt!r:.200}")
     question = messages[-1].content

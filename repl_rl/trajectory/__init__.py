@@ -15,7 +15,7 @@ from repl_rl.trajectory.data import (
     Trajectory,
     whole_session,
 )
-from repl_rl.trajectory.jsonl import Record, read_jsonl, read_record, write_jsonl
+from repl_rl.trajectory.jsonl import Record, read_jsonl, read_labelled, read_record, write_jsonl
 
 __all__ = [
     "Branch",
@@ -32,6 +32,7 @@ __all__ = [
     "ToolCall",
     "Trajectory",
     "read_jsonl",
+    "read_labelled",
     "read_record",
     "whole_session",
     "write_jsonl",

@@ -22,6 +22,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import msgspec
 
 from repl_rl.errors import RunError
+from repl_rl.files import lines_of, open_file
 from repl_rl.trajectory.data import Compaction, Line, LineKind, StopReason, Trajectory
 from repl_rl.trajectory.images import read_images, write_images
 
@@ -49,19 +50,31 @@ def write_jsonl(
             file.write(json.dumps({**record, **label}, allow_nan=False) + "\n")
 
 
-def read_jsonl(path: Path | str, notes: list[str] | None = None) -> Iterator[Trajectory]:
-    """The trajectories of one file, in order. Raises RunError naming the file and the line that can't be read.
+def read_jsonl(path: Path | str, notes: list[str] | None = None, *, inside: Path | None = None) -> Iterator[Trajectory]:
+    """The trajectories of one file, in order; with `inside`, of one that no link below that folder leads to.
+
+    Raises RunError naming the file and the line that can't be read.
 
     With `notes` the file is read leniently and nothing is raised. Lines that are not trajectories, or whose tokens
     don't fit, are left out. At the end of the file, sentences on what was left out or changed are added to `notes`.
     """
+    return (trajectory for _, trajectory in read_labelled(path, notes, inside=inside))
+
+
+def read_labelled(
+    path: Path | str, notes: list[str] | None = None, *, inside: Path | None = None
+) -> Iterator[tuple[str, Trajectory]]:
+    """As `read_jsonl`, each with the model and the dialect that `repl-rl eval` keeps beside it; "" without a model."""
     path = Path(path)
     left_out, changed = list[str](), list[str]()
     try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
+        with open_file(path, inside) as file:
+            for number, line in enumerate(lines_of(file), 1):
                 if notes is not None and not line.strip():
                     continue
+                if notes is not None and file.tell() > _MOST_SHOWN_BYTES:
+                    notes.append(f"{path.name}: what comes after its first GiB, line {number}, is left out")
+                    break
                 try:
                     record = read_record(line, is_strict=notes is None, folder=path.parent)
                 except ValueError as error:
@@ -72,7 +85,7 @@ def read_jsonl(path: Path | str, notes: list[str] | None = None) -> Iterator[Tra
                 if record.note is not None:
                     (changed if record.has_tokens else left_out).append(f"line {number}: {record.note}")
                 if record.has_tokens:
-                    yield record.trajectory
+                    yield _label_of(line), record.trajectory
     except OSError as error:
         if notes is None:
             raise RunError(f"{path} can't be read: {error.strerror}") from error
@@ -81,6 +94,21 @@ def read_jsonl(path: Path | str, notes: list[str] | None = None) -> Iterator[Tra
         for what, reasons in (("left out", left_out), ("not shown as stored", changed)):
             lines = "1 line is" if len(reasons) == 1 else f"{len(reasons)} lines are"
             notes += [f"{path.name}: {lines} {what} ({reason})" for reason in reasons[:1]]
+
+
+class _Label(msgspec.Struct):
+    model: str | None = None
+    dialect: str | None = None
+
+
+_LABELS = msgspec.json.Decoder(_Label)
+
+
+def _label_of(line: bytes) -> str:
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        label = _LABELS.decode(line)
+        return ", ".join(filter(None, (label.model, label.dialect))) if label.model else ""
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +133,8 @@ def read_record(line: bytes, is_strict: bool = False, folder: Path | None = None
     version doesn't know, converts values that should be text to text, and drops numbers that are not finite. Not
     covered: records that are well-formed but wrong.
     """
+    if line.count(b"{") + line.count(b"[") > _MOST_PARTS:
+        raise ValueError(f"it holds more than {_MOST_PARTS:,} lists and mappings")
     with suppress(ValueError, RecursionError):
         return Record(_DECODER.decode(line))  # a record that is whole and names no images
     notes: list[str] = []
@@ -124,6 +154,9 @@ def read_record(line: bytes, is_strict: bool = False, folder: Path | None = None
         raise ValueError("it is nested too deeply") from error
 
 
+_MOST_SHOWN_BYTES = 1 << 30
+_MOST_PARTS = 500_000
+"""Lists and mappings in a record. Each takes up to 1 KB of memory, and two bytes in the file."""
 _DECODER = msgspec.json.Decoder(Trajectory)
 _INT_CHARS = 18
 """Longer ones are more than a 64-bit integer may hold."""

@@ -34,13 +34,18 @@ def is_main_process() -> bool:
     return process_rank() == 0
 
 
-def require_processes(wanted: int) -> None:
+def launcher(processes: int, dtype: str) -> str:
+    """The beginning of the command that starts as many trainers, whose passes are in `dtype`."""
+    precision = " --mixed_precision bf16" if dtype == "bfloat16" else ""
+    return f"accelerate launch --num_processes {processes}{precision} -m repl_rl.cli" if processes > 1 else "repl-rl"
+
+
+def require_processes(wanted: int, dtype: str = "float32") -> None:
     """Raises ConfigError with the command that starts as many as the config says."""
     if process_count() != wanted:
-        start = "repl-rl" if wanted == 1 else f"accelerate launch --num_processes {wanted} -m repl_rl.cli"
         raise ConfigError(
             f"train.processes is {wanted}, and this run was started in {process_count()}; start it with "
-            f"`{start} train ...`, or set train.processes"
+            f"`{launcher(wanted, dtype)} train ...`, or set train.processes"
         )
 
 

@@ -7,17 +7,28 @@ them. Two processes that want the same folder make it once. Not covered: network
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import glob
 import os
+import secrets
 import shutil
+import socket
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from repl_rl.errors import ConfigError, DependencyError
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_LEAST_BYTES = 2**20
+"""With less than this, a disk is full."""
 _PACKAGE = Path(__file__).resolve().parents[1]
+_IN_USE = ".in-use"
 
 
 def resource_folder(name: str) -> Path:
@@ -70,9 +81,56 @@ def require_folder(flag: str, path: Path) -> None:
         raise ConfigError(f"{flag} {path} can't be written: {there} is not writable; give another folder")
 
 
+def full_disk(error: BaseException, folder: Path) -> str | None:
+    """What to say of an error that a full disk led to, of `folder` or of temporary files; None for any other.
+
+    torch and safetensors raise errors of their own then, some of which don't say why.
+    """
+    temporary = Path(tempfile.gettempdir())
+    cause: BaseException | None = error
+    is_full = any(each.is_dir() and shutil.disk_usage(each).free < _LEAST_BYTES for each in (folder, temporary))
+    while cause is not None and not is_full:
+        is_full = isinstance(cause, OSError) and cause.errno in _FULL
+        is_full = is_full or any(os.strerror(number) in str(cause) for number in _FULL)
+        cause = cause.__cause__ or cause.__context__
+    if not is_full:
+        return None
+    return (
+        f"a disk is full: that of {folder}, or of {temporary} with temporary files (TMPDIR). {error}; free some space"
+    )
+
+
 def cache_home() -> Path:
     """The folder of all caches of this package; it may not exist yet."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "repl-rl"
+
+
+@contextmanager
+def scratch_folder(prefix: str, parent: Path | None = None, mode: int = 0o700) -> Iterator[Path]:
+    """A new folder in `parent` (default: where temporary folders go), removed at the end.
+
+    Also removes those of this prefix that processes of this machine have left there when they were killed: each holds
+    the lock on a file in its own for as long as it lives. Not covered: file systems without locks, where what is left
+    stays.
+    """
+    parent = Path(tempfile.gettempdir()) if parent is None else parent
+    prefix = f"{prefix}{socket.gethostname()}-"
+    for left in parent.glob(f"{glob.escape(prefix)}*/{_IN_USE}"):
+        with suppress(OSError), left.open("r+") as file:
+            if os.fstat(file.fileno()).st_uid != os.getuid():
+                continue
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left.parent, ignore_errors=True)
+    folder = parent / f"{prefix}{secrets.token_hex(6)}"
+    folder.mkdir(mode=mode, parents=True)
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        part = folder / f"{_IN_USE}.part"
+        file = stack.enter_context(part.open("w"))
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            part.rename(folder / _IN_USE)  # under this name it is locked at any time
+        yield folder
 
 
 def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
@@ -104,10 +162,13 @@ def _make(folder: Path, make: Callable[[Path], None]) -> None:
 @contextmanager
 def _alone(lock: Path, folder: Path) -> Iterator[None]:
     """Hold the lock file; the system lets go of it when the process ends, however it ends."""
-    with lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f"another process is making {folder}; waiting for it", file=sys.stderr, flush=True)
-            fcntl.flock(file, fcntl.LOCK_EX)
+    held = FileLock(lock)
+    try:
+        held.acquire(blocking=False)
+    except Timeout:
+        print(f"another process is making {folder}; waiting for it", file=sys.stderr, flush=True)
+        held.acquire()
+    try:
         yield
+    finally:
+        held.release()

@@ -13,7 +13,7 @@ import html
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import accumulate, cycle
 from typing import Any
 
 from repl_rl.trajectory import LineKind
@@ -73,10 +73,12 @@ def label(text: object) -> str:
 
 def moving_average(values: Sequence[float | None], width: int) -> list[float | None]:
     """The mean of each value and up to `width - 1` values before it; gaps stay gaps and are left out of the means."""
+    sums = list(accumulate((value or 0.0 for value in values), initial=0.0))
+    counts = list(accumulate((value is not None for value in values), initial=0))
     means: list[float | None] = []
     for end, value in enumerate(values, 1):
-        present = [other for other in values[max(0, end - width) : end] if other is not None]
-        means.append(None if value is None else sum(present) / len(present))
+        begin = max(0, end - width)
+        means.append(None if value is None else (sums[end] - sums[begin]) / (counts[end] - counts[begin]))
     return means
 
 

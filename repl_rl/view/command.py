@@ -15,13 +15,15 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from repl_rl.errors import ConfigError, ReplRLError, RunError
-from repl_rl.trajectory import read_jsonl
+from repl_rl.trajectory import Trajectory, read_labelled
+from repl_rl.utils.text import visible
 from repl_rl.view.terminal import before_after_table, print_trajectory, say
 
 if TYPE_CHECKING:
@@ -158,19 +160,22 @@ def _print_file(path: Path, console: Console, is_short: bool) -> None:
     from repl_rl.view.run import rollouts_summary
 
     notes: list[str] = []
-    trajectories = list(read_jsonl(path, notes))
-    if not trajectories:
+    groups: dict[str, list[Trajectory]] = {}  # several models can't be told about together
+    for label, trajectory in read_labelled(path, notes):
+        groups.setdefault(visible(label), []).append(trajectory)
+    if not groups:
         reason = f" that can be read: {notes[0]}" if notes else ""
         raise RunError(f"{path} holds no trajectory{reason}")
-    for trajectory in () if is_short else trajectories:
+    for trajectory in () if is_short else chain(*groups.values()):
         print_trajectory(console, trajectory)
     for note in notes:
         say(console, f"note: {note}", style="yellow")
-    if is_short:
-        for sentence in rollouts_summary(trajectories):
-            say(console, sentence)
-        return
-    solved = sum((trajectory.outcome_reward or 0.0) > 0 for trajectory in trajectories)
-    graded = sum(trajectory.outcome_reward is not None for trajectory in trajectories)
-    grades = f", {solved} of {graded} graded ones solved" if graded else ""
-    say(console, f"{len(trajectories)} trajectories{grades}")
+    for label, trajectories in groups.items():
+        if is_short:
+            for sentence in [*filter(None, [label]), *rollouts_summary(trajectories)]:
+                say(console, sentence)
+            continue
+        solved = sum((trajectory.outcome_reward or 0.0) > 0 for trajectory in trajectories)
+        graded = sum(trajectory.outcome_reward is not None for trajectory in trajectories)
+        grades = f", {solved} of {graded} graded ones solved" if graded else ""
+        say(console, f"{label and f'{label}: '}{len(trajectories)} trajectories{grades}")

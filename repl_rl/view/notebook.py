@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from repl_rl.dialect import truncate_middle
 from repl_rl.errors import ConfigError, RunError
+from repl_rl.files import replace_file
 from repl_rl.trajectory import LineKind, StopReason, Trajectory
 from repl_rl.utils.text import visible
 from repl_rl.view.session_cells import Role, SessionCell, SessionText, encodable, session_text
@@ -77,7 +78,7 @@ def to_notebook(
         path = Path(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
+            replace_file(path, nbformat.writes(notebook) + "\n")
         except OSError as error:
             raise RunError(f"{path} can't be written: {error.strerror}; give another file") from error
     return notebook

@@ -8,21 +8,28 @@ Nothing here is escaped: names from a config or a file still have to pass `visib
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import compress, pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from repl_rl.errors import RunError
+from repl_rl.files import lines_of, open_file, read_file
 from repl_rl.trajectory import Trajectory, read_jsonl
 from repl_rl.view.words import counted, duration, milliseconds, signed, solved, total_reward
 
 Row = Mapping[str, Any]
+_MOST_ROW_BYTES = 1 << 20
+_MOST_ROWS, _MOST_ROWS_BYTES = 500_000, 128 << 20
+_MOST_LISTS = 1000
+"""In a row, which as a rule holds none."""
+_MOST_NOTES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +100,15 @@ def read_run(path: Path, with_rollouts: bool = True) -> Run:
     rows = list(_read_rows(path / "metrics.jsonl", notes))
     evals = [row for row in rows if row["kind"] == "eval"]
     # Rates at other temperatures can't be compared: those that had the settings of the newest one count.
-    others = [row for row in evals if row.get("settings") != evals[-1].get("settings")]
-    notes += [f"the evaluation at step {row['step']} had other settings (eval) and is left out" for row in others]
+    alike = [row.get("settings") == evals[-1].get("settings") for row in evals]
+    others = [row["step"] for row, is_alike in zip(evals, alike, strict=True) if not is_alike]
+    told = "had other settings (eval) and is left out"
+    notes += [f"the evaluation at step {step} {told}" for step in others[:_MOST_NOTES]]
     return Run(
         path=path,
         config=read_config(path / "config.yaml", notes),
         train=_one_per_step(row for row in rows if row["kind"] == "train"),
-        evals=_one_per_step(row for row in evals if row not in others),
+        evals=_one_per_step(compress(evals, alike)),
         rollouts=_first_and_last(path / "rollouts", notes) if with_rollouts else (),
         evaluations=_first_and_last(path / "eval", notes) if with_rollouts else (),
         notes=tuple(notes),
@@ -218,10 +227,13 @@ def read_config(path: Path, notes: list[str]) -> Mapping[str, Any]:
     """The sections of a config; empty, with a note, if the file can't be read."""
     import yaml  # `repl-rl --help` comes here too, and needs none
 
+    from repl_rl.utils.yaml import MOST_BYTES, read_yaml
+
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        notes.append(f"config.yaml can't be read: {' '.join(str(error).split())}")
+        values = read_yaml(read_file(path, path.parent, MOST_BYTES).decode())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
+        notes.append(f"config.yaml can't be read: {reason}")
         return {}
     if isinstance(values, dict):
         return values
@@ -231,22 +243,26 @@ def read_config(path: Path, notes: list[str]) -> Mapping[str, Any]:
 
 def _read_rows(path: Path, notes: list[str]) -> Iterator[Row]:
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
+        with open_file(path, path.parent) as file:
+            left_out = 0
+            for index, line in enumerate(lines_of(file, _MOST_ROW_BYTES), 1):
+                if index > _MOST_ROWS or file.tell() > _MOST_ROWS_BYTES:
+                    raise OSError(errno.EFBIG, f"it is longer than {_MOST_ROWS:,} rows or {_MOST_ROWS_BYTES >> 20} MiB")
+                try:
+                    row = json.loads(line.decode("utf-8", "replace")) if line.count(b"[") < _MOST_LISTS else None
+                except (ValueError, RecursionError):
+                    row = None
+                if isinstance(row, dict) and isinstance(row.get("kind"), str) and number(row, "step") is not None:
+                    yield row
+                elif line.strip() and (left_out := left_out + 1) <= _MOST_NOTES:
+                    cut = "" if line.endswith(b"\n") else " (cut off, as a crash leaves it)"
+                    notes.append(f"metrics.jsonl, line {index}, is not a row and is left out{cut}")
+            if left_out > _MOST_NOTES:
+                notes.append(f"metrics.jsonl: {left_out - _MOST_NOTES:,} more lines are not rows and are left out")
+    except FileNotFoundError:
         notes.append("there is no metrics.jsonl yet")
-        return
-    # Not `splitlines`, which would also break at separators such as U+2028 that JSON allows in a string.
-    lines = text.split("\n")
-    for index, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if isinstance(row, dict) and isinstance(row.get("kind"), str) and number(row, "step") is not None:
-            yield row
-        elif line.strip():
-            cut = " (cut off, as a crash leaves it)" if index == len(lines) else ""
-            notes.append(f"metrics.jsonl, line {index}, is not a row and is left out{cut}")
+    except OSError as error:
+        notes.append(f"metrics.jsonl can't be read to its end: {error.strerror}")
 
 
 def _one_per_step(rows: Iterator[Row]) -> tuple[Row, ...]:
@@ -262,7 +278,7 @@ def _first_and_last(folder: Path, notes: list[str]) -> tuple[Rollouts, ...]:
         for step in order:
             if step not in found:
                 told: list[str] = []
-                found[step] = Rollouts(step, tuple(read_jsonl(paths[step], told)))
+                found[step] = Rollouts(step, tuple(read_jsonl(paths[step], told, inside=folder.parent)))
                 notes += [f"{folder.name}/{note}" for note in told]
             if found[step].trajectories:
                 break

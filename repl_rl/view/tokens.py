@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repl_rl.errors import ReplRLError
+from repl_rl.files import read_file
 from repl_rl.trajectory import Trajectory
 from repl_rl.utils.text import Excerpt, excerpt
 from repl_rl.view.transcript import GUTTER, Origin, shown_bytes
@@ -91,11 +92,11 @@ def load_token_texts(model: str) -> TokenTexts | None:
         if path is None:
             return None
         try:
-            tokenizer = Tokenizer.from_file(str(path))
+            tokenizer = Tokenizer.from_buffer(read_file(path))
         except Exception:  # noqa: BLE001 - the library raises nothing narrower
             return None
         spelled = [data.decode("utf-8", "backslashreplace") for data in bytes_of_tokens(_AsTransformers(tokenizer))]
-    except ReplRLError:
+    except (ReplRLError, OSError, ValueError):  # the name may be a stranger's
         return None
     return lambda ids: [spelled[index] if 0 <= index < len(spelled) else "" for index in ids]
 

@@ -58,8 +58,8 @@ def run_once(run: PlannedRun, file: Path) -> None:
     from repl_rl.run.progress import Progress
     from repl_rl.run.training import prepare, train
 
-    with tempfile.TemporaryDirectory(prefix="repl_rl_bench_") as folder:
-        prepared = prepare(load_config(run.config, run.overrides), Path(folder))
+    config = load_config(run.config, run.overrides)
+    with tempfile.TemporaryDirectory(prefix="repl_rl_bench_") as folder, prepare(config, Path(folder)) as prepared:
         with Path(folder, "output.txt").open("w") as output:
             train(prepared, Progress(Console(file=output)), **run.trainer)
         figures = run.read(prepared)

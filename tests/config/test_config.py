@@ -150,7 +150,7 @@ def test_shipped_configs_load_by_name() -> None:
 
 def test_files_that_are_no_yaml_and_empty_ones(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
-    for content in (b"a: [1", b"\xff\xfe\xff"):
+    for content in (b"a: [1", b"\xff\xfe\xff", b"a: 2024-99-99", 9000 * b"[", b"a:\n\t- b", b"a: !!python/tuple []"):
         path.write_bytes(content)
         with pytest.raises(ConfigError, match="can't be read as YAML"):
             load_config(str(path))

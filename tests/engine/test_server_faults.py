@@ -433,7 +433,7 @@ async def test_new_weights_are_loaded_by_all_servers_and_only_the_latest_stay_on
         for fake in fakes:
             assert fake.events == GIVEN_WEIGHTS * version
             assert fake.label == engine.weights.label
-    assert [str(path) for path in fakes.folder.iterdir()] == list(engine.weights.files)
+    assert [str(path) for path in fakes.folder.rglob("*.safetensors")] == list(engine.weights.files)
     await sample(engine)
     other_process.adopt(engine.weights)
     assert other_process.version == 3
@@ -574,7 +574,7 @@ def test_without_a_server_new_weights_are_an_error_and_leave_no_file(fakes: Fake
     with pytest.raises(EngineError, match=rf"no vLLM server came back within 1 s:\n  {fakes[0].url}: .*Cannot connect"):
         engine.load_weights(new_weights())
     assert engine.version == 0
-    assert list(fakes.folder.iterdir()) == []
+    assert list(fakes.folder.rglob("*.safetensors*")) == []
 
 
 # Engines that follow the weights of another process.

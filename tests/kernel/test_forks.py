@@ -128,6 +128,14 @@ async def test_what_a_fork_could_not_have_exactly_is_refused(pool: KernelPool, c
 
 
 @pytest.mark.more
+@pytest.mark.more
+@in_pool(size=2, limits=replace(LIMITS, line_s=120.0))
+async def test_a_session_with_pandas_has_no_thread_and_forks(pool: KernelPool) -> None:
+    before = "import pandas", "frame = pandas.DataFrame({'a': ['x', 'y', 'x']})"
+    async with forked(pool, *before) as (_, fork):
+        assert await shown(fork, "frame.groupby('a').size().to_dict()") == "{'x': 2, 'y': 1}\n"
+
+
 @in_pool(limits=replace(LIMITS, tmp_mb=32, file_mb=32))
 async def test_files_beyond_a_size_are_not_copied(pool: KernelPool) -> None:
     async with pool.session() as kernel:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 
 import pytest
 import vocabularies
@@ -30,6 +31,7 @@ from repl_rl.config import DialectConfig
 from repl_rl.engine import Vocabulary
 from repl_rl.errors import ConfigError, EngineError, KernelStartError
 from repl_rl.kernel import ExecResult
+from repl_rl.rollout.batch import RolloutBatch
 from repl_rl.rollout.events import Began, Ended, Event, Ran, Sampled, events_of
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.setup import dialect_for
@@ -231,9 +233,14 @@ def test_what_can_not_be_rolled_out_is_refused_before_anything_is_told(vocabular
     rollout = rollout_of(ScriptedEngine(vocabulary, LINES))
     with pytest.raises(ConfigError, match="the prompt of task 'long' has"):
         asyncio.run(hear(rollout, [], Task("long", "z" * 3 * CONTEXT_TOKENS, "")))
-    for wrong in ("What is it?", [TASK]):
+    for wrong in ("What is it?", [TASK], {"question": "What is it?", "answer": "42"}):
         with pytest.raises(ConfigError, match=r"is not a task: give Task\(id, question, answer\)"):
             rollout.stream(wrong)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="is not a task"):
+            RolloutBatch([wrong])  # type: ignore[list-item]
+    for odd in ({"question": None}, {"answer": 42}, {"history": ({"role": "user", "content": "Hello"},)}):
+        with pytest.raises(ConfigError, match=r"task 'long' holds .* where a text has to be"):
+            rollout.stream(replace(Task("long", "?", ""), **odd))  # type: ignore[arg-type]
 
 
 def test_a_loop_of_ones_own_is_told_when_it_has_ended(vocabulary: Vocabulary) -> None:

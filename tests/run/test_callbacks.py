@@ -10,13 +10,13 @@ import pytest
 from rich.console import Console
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from repl_rl.run.callbacks import StopEarly, WarnWhenFlat
+from repl_rl.run.callbacks import StopEarly, WarnWhenFlat, WarnWithoutTrees
 from repl_rl.run.progress import Progress
 
 WARNING = (
-    "note: nothing to learn from up to step {0}: all rollouts of a problem had the same outcome, for all 2 problems of "
-    "the step, {2}. Ways out: {1} problems (tasks), more rollouts of each (train.group_size), or a higher "
-    "sampling.temperature; rewards for lines alone teach nothing about the answer\n"
+    "note: up to step {0}, {2} steps in a row: nothing to learn from, as all rollouts of a problem had the same "
+    "outcome, for all 2 problems of the step ({3} solved). Ways out: {1} problems (tasks), more rollouts of each "
+    "(train.group_size), or a higher sampling.temperature; rewards for lines alone teach nothing about the answer\n"
 )
 
 
@@ -37,14 +37,14 @@ def test_training_ends_with_a_checkpoint_after_the_step_in_which_time_is_over_or
 @pytest.mark.parametrize(
     ("steps", "flat", "solved", "warned"),
     [
-        (9, [2, 2, 2, 2, 2, 2], 0.0, (3, "easier", "3 steps in a row (0.0% solved)")),
-        (9, [1, 2, 2, 2, 1, 2], 1.0, (4, "harder", "3 steps in a row (100.0% solved)")),
-        (2, [2, 2], 0.5, (2, "easier or harder", "2 steps in a row (50.0% solved)")),
+        (9, [2, 2, 2, 2, 2, 2], 0.0, (3, "easier", 3, "0.0%")),
+        (9, [1, 2, 2, 2, 1, 2], 1.0, (4, "harder", 3, "100.0%")),
+        (2, [2, 2], 0.5, (2, "easier or harder", 2, "50.0%")),
         (9, [2, 2, 1, 2, 2, 1], 0.0, None),
     ],
 )
 def test_a_run_in_which_every_group_is_flat_is_warned_about_once_with_the_ways_out(
-    tmp_path: Path, steps: int, flat: list[int], solved: float, warned: tuple[int, str, str] | None
+    tmp_path: Path, steps: int, flat: list[int], solved: float, warned: tuple[int, str, int, str] | None
 ) -> None:
     file = io.StringIO()
     callback = WarnWhenFlat(2, Progress(Console(file=file)))
@@ -53,6 +53,23 @@ def test_a_run_in_which_every_group_is_flat_is_warned_about_once_with_the_ways_o
         for logs in ({"credit/groups_without_variance": float(count), "solve_rate": solved}, {"train_runtime": 1.0}):
             callback.on_log(arguments, TrainerState(global_step=step), TrainerControl(), logs)
     assert file.getvalue() == ("" if warned is None else WARNING.format(*warned))
+
+
+@pytest.mark.parametrize(
+    ("shares", "warned"), [([0.9, 0.9, 0.9, 0.9], 3), ([0.9, 0.9, 0.4, 0.9], None), ([None] * 4, None)]
+)
+def test_trees_whose_branches_begin_at_the_prompt_are_told_about_once(
+    tmp_path: Path, shares: list[float | None], warned: int | None
+) -> None:
+    file = io.StringIO()
+    callback = WarnWithoutTrees(Progress(Console(file=file)))
+    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, max_steps=9)
+    for step, share in enumerate(shares, 1):
+        logs = {"lines_per_trajectory": 2.5} | ({} if share is None else {"branches/anew": share})
+        callback.on_log(arguments, TrainerState(global_step=step), TrainerControl(), logs)
+    said = f"note: up to step {warned}, 3 steps in a row: 90% of the branches began at the prompt, and are no part of a"
+    assert file.getvalue().startswith(said) if warned else not file.getvalue()
+    assert file.getvalue().count("2.5 lines, so set branch.within to less") == bool(warned)
 
 
 def test_a_step_is_one_line_however_narrow_the_console() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 import shutil
@@ -28,6 +29,7 @@ pytestmark = pytest.mark.more
 def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
@@ -65,6 +67,38 @@ def test_what_it_says(command: str, texts: list[str], tmp_path: Path, capsys: py
     shown = shown.replace(str(tmp_path), "~")
     assert [text for text in texts if text not in shown] == []
     assert list(tmp_path.iterdir()) == []
+
+
+OWN_TOOLS = """
+from repl_rl import tool
+
+
+@tool(where="host")
+def weather(city: str) -> str:
+    'Weather of a city.'
+    return city
+
+
+def rate(day: int) -> float:
+    'Rate of a day.'
+    return 1.0
+"""
+
+
+def test_where_tools_run_is_said_of_each_as_its_decorator_says(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("own_tools.py").write_text(OWN_TOOLS)
+    code, shown = dry_run(capsys, "quickstart", "--set", "tools.functions=[own_tools:weather, own_tools:rate]")
+    assert "dialect python; tools weather (host), rate (sandbox)" in shown
+    assert code == 0
+
+
+def test_what_is_known_of_models_on_the_hub_is_what_transformers_makes_of_them() -> None:
+    published = {"0.6B": 0.596, "1.7B": 1.721, "4B": 4.022, "8B": 8.191, "14B": 14.768, "32B": 32.762}
+    for size, billions in published.items():
+        shapes = dryrun.shapes_of(f"Qwen/Qwen3-{size}", Path("not here"))
+        assert sum(map(math.prod, shapes.values())) / 1e9 == pytest.approx(billions, abs=1e-3)
+    by_config, stored = (dryrun.shapes_of(str(NANO_PATH), folder) for folder in (Path("not here"), NANO_PATH))
+    assert by_config == stored
 
 
 def test_recurrent_layers_are_noted(tmp_path: Path) -> None:

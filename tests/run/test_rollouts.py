@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from repl_rl.cli import main
-from repl_rl.trajectory import Trajectory, read_jsonl
+from repl_rl.errors import KernelError
+from repl_rl.rollout import service
+from repl_rl.rollout.batch import OnEnd
+from repl_rl.trajectory import Task, Trajectory, read_jsonl
 
 pytestmark = [pytest.mark.more, pytest.mark.usefixtures("stored")]
 
@@ -39,3 +45,25 @@ def test_one_problem_needs_neither_a_file_nor_an_answer(capsys: pytest.CaptureFi
     shown = capsys.readouterr().out
     assert shown.endswith("\n1 trajectory\n")
     assert sorted(path.name for path in Path().iterdir()) == ["model", "run", "sample.yaml", "step_00003.jsonl"]
+
+
+@pytest.mark.parametrize(("failure", "code"), [(KeyboardInterrupt(), 130), (KernelError("it was killed"), 2)])
+def test_what_has_ended_is_kept_and_graded_when_the_rest_is_not_to_come(
+    failure: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = [replace(one, task_id="", outcome_reward=None) for one in read_jsonl(Path("step_00003.jsonl"))][:2]
+
+    class Service:
+        def generate(self, tasks: Sequence[Task], sampling: object, on_end: OnEnd) -> None:
+            for index, trajectory in zip((3, 1), ended, strict=True):
+                on_end(index, replace(trajectory, task_id=tasks[index].id))
+            raise failure
+
+    monkeypatch.setattr(service, "open_service", lambda *_: nullcontext(Service()))
+    assert main(["rollout", "sample.yaml", "-n", "5", "--out", "x.jsonl"]) == code
+    captured = capsys.readouterr()
+    assert "2 of 5 trajectories in x.jsonl, 0 solved\n" in captured.out
+    assert ("interrupted" if code == 130 else "it was killed") in captured.err
+    kept = list(read_jsonl(Path("x.jsonl")))
+    assert [one.completion_ids for one in kept] == [one.completion_ids for one in reversed(ended)]
+    assert [one.outcome_reward for one in kept] == [0.0, 0.0]

@@ -308,7 +308,18 @@ def test_one_name_needs_no_list_and_two_of_a_name_are_one() -> None:
     assert Config().train.report_to == ()
 
 
-def test_a_tracker_that_is_not_installed_is_refused_with_what_brings_it() -> None:
+@pytest.mark.more
+@pytest.mark.parametrize("given", [{}, {"WANDB_MODE": "offline"}, {"WANDB_API_KEY": 40 * "a"}])
+def test_wandb_without_a_login_is_refused_before_anything_loads(tmp_path: Path, given: dict[str, str]) -> None:
+    asks = "from repl_rl.run.trackers import require_trackers\nrequire_trackers(['wandb'])"
+    own = os.environ | {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none")} | given
+    done = subprocess.run([sys.executable, "-c", asks], capture_output=True, text=True, env=own, check=False)
+    said = "ConfigError: train.report_to names wandb, and nobody is logged in; log in with `wandb login`"
+    assert (said in done.stderr, done.returncode) == ((True, 1) if not given else (False, 0)), done.stderr
+
+
+def test_a_tracker_that_is_not_installed_is_refused_with_what_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
     assert set(KNOWN) == set(INTEGRATION_TO_CALLBACK)
     require_trackers(["tensorboard", "trackio", "wandb", "kubeflow"])
     with pytest.raises(ConfigError) as caught:

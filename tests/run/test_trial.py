@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 
 import pytest
 
 from repl_rl.cli import main
 from repl_rl.config import load_config
-from repl_rl.run.trial import Trial, configs, off
+from repl_rl.run.trial import Trial, Watch, configs, off
 
 NUMBERS = {"load_s": 1.0, "step_s": 1.0, "sampled_tokens": 1, "tokens_per_s": 1.0, "drift_mean": 0.01, "drift_max": 0.1}
 WORDS = {"engine": "VLLMEngine", "dtype": "bfloat16", "device": "a GPU", "attention": "sdpa", "graphs": "FULL"}
@@ -25,6 +26,7 @@ def test_a_small_run_takes_two_steps_and_nothing_is_off(capsys: pytest.CaptureFi
         ("device", "cpu"),
         ("a step", r"[\d.]+ s"),
         ("optimizer", r"[\d.]+ s"),
+        ("rest", r"[\d.]+ s"),
         ("packed rows", "yes"),
         ("peak memory, backward", r"[\d,]+ MB"),
         ("drift, mean and most", r"[\d.]+e-\d+, [\d.]+e-\d+ nats"),
@@ -40,6 +42,33 @@ def test_every_engine_of_this_machine_is_tried(capsys: pytest.CaptureFixture[str
     assert code == 0, shown
     assert "VLLMEngine, float32" in shown
     assert "TransformersEngine, float32" in shown
+
+
+def test_parts_add_up_to_the_step_also_where_one_is_inside_of_another() -> None:
+    watch = Watch()
+
+    class Trainer:
+        def sync(self) -> None:
+            time.sleep(0.02)
+
+        def rollout(self) -> None:
+            time.sleep(0.01)
+            self.sync()
+
+    trainer = Trainer()
+    watch.follow(trainer, "sync", "sync")
+    watch.follow(trainer, "rollout", "rollout")
+    for _ in range(2):  # of which the second one counts
+        watch.on_step_begin()
+        trainer.sync()
+        trainer.rollout()
+        watch.on_pre_optimizer_step()
+        watch.on_optimizer_step()
+    parts = replace(GOOD, step_s=watch.step_s, parts_s=dict(watch.seconds)).all_parts_s
+    assert sum(parts.values()) == pytest.approx(watch.step_s)
+    assert list(parts) == ["sync", "rollout", "loss", "backward", "optimizer", "rest"]
+    assert min(parts.values()) >= 0
+    assert parts["sync"] >= 2 * 0.02, "both times, with the one inside of the rollout"
 
 
 def test_a_config_of_ones_own_is_shortened() -> None:

@@ -207,3 +207,5 @@ def test_a_data_set_without_its_columns_or_rows_is_refused(folder: Path) -> None
         ReplGRPOTrainer(str(NANO_PATH), args, Dataset.from_list([{"prompt": "What is 1 + 1?"}]))
     with pytest.raises(ConfigError, match="the task set is empty"):
         ReplGRPOTrainer(str(NANO_PATH), args, [])
+    with pytest.raises(ConfigError, match=r"What is 1 .*is not a task: give Task\(id"):
+        ReplGRPOTrainer(str(NANO_PATH), args, [{"prompt": "What is 1 + 1?"}])

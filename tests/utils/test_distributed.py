@@ -63,11 +63,10 @@ def test_processes_wait_as_long_for_each_other_as_the_config_says(
 ) -> None:
     waits: list[float] = []
     monkeypatch.setattr(training, "join", waits.append)
-    monkeypatch.setattr(training, "require_processes", lambda processes: None)
-    prepared = training.prepare(
-        load_config("quickstart", ("train.processes=2", f"train.trl={json.dumps(given)}")), tmp_path
-    )
-    made = training.training_arguments(prepared.config, prepared.folder, use_cpu=True)
+    monkeypatch.setattr(training, "require_processes", lambda *_: None)
+    config = load_config("quickstart", ("train.processes=2", f"train.trl={json.dumps(given)}"))
+    with training.prepare(config, tmp_path) as prepared:
+        made = training.training_arguments(prepared.config, prepared.folder, use_cpu=True)
     assert (waits, made.ddp_timeout) == ([seconds], seconds)
 
 

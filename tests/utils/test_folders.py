@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.utils.folders import cache_home, made_once
+from repl_rl.utils.folders import cache_home, full_disk, made_once
 
 MAKER = Path(__file__).with_name("maker.py.txt").read_text()
 
@@ -92,3 +94,17 @@ def test_where_caches_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert cache_home() == home / "repl-rl"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_home() == tmp_path / ".cache" / "repl-rl"
+
+
+def test_a_full_disk_is_told_from_other_trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OSError, match="No space left") as caught:
+        Path("/dev/full").write_text("x")
+    wrapped = RuntimeError("the file could not be written")
+    wrapped.__cause__ = caught.value
+    of_safetensors = ValueError("Error while serializing: I/O error: No space left on device (os error 28)")
+    for error in (caught.value, wrapped, of_safetensors, OSError(errno.EDQUOT, "Disk quota exceeded")):
+        assert f"a disk is full: that of {tmp_path}, or of" in (full_disk(error, tmp_path) or "")
+    others = ValueError("5"), OSError(errno.EACCES, "Permission denied"), RuntimeError("[enforce fail] unexpected pos")
+    assert [full_disk(error, tmp_path) for error in others] == [None] * 3
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 0))  # type: ignore[attr-defined]
+    assert full_disk(others[-1], tmp_path) is not None, "torch does not say why"

@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from repl_rl.trajectory import write_jsonl
+from repl_rl.view.viewer.index import index_path
 from tests.view.conftest import failed_trajectory, solved_trajectory, train_row
 
 REFUSED = yaml.safe_load(Path(__file__).with_name("requests_refused.yaml").read_text(encoding="utf-8"))
@@ -174,7 +175,8 @@ def test_an_indexer_that_was_killed_is_started_anew(viewer: Viewer, run_folder: 
 
 @pytest.mark.more
 def test_an_index_that_is_damaged_while_it_is_served_is_made_again(viewer: Viewer, run_folder: Path) -> None:
-    for path in (run_folder / ".view").glob("index-*"):
+    index = index_path(run_folder)
+    for path in index.parent.glob("index-*"):
         path.write_bytes(b"no database" * 1000)
     statuses = []
     for _ in range(1000):

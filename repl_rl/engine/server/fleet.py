@@ -16,12 +16,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import shutil
 import tempfile
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,6 +30,7 @@ from safetensors.torch import save_file
 
 from repl_rl.engine.server.client import CHECKPOINT, ServerClient, ServerSilent, ServerTimeouts, ServerUnreachable
 from repl_rl.errors import ConfigError, EngineError, ReplRLError
+from repl_rl.utils.folders import scratch_folder
 
 logger = logging.getLogger(__name__)
 
@@ -347,13 +347,15 @@ class Weights:
 class WeightsFolder:
     """Writes weights to files, of which the fleet keeps those of the latest update.
 
-    If `folder` is None, a temporary folder of this machine is used, which servers on other machines can't read.
+    They lie in a folder of their own in `folder`; if that is None, in a temporary one of this machine, which servers on
+    other machines can't read. The next run on this machine removes what one that was killed has left there.
     """
 
     def __init__(self, folder: str | None) -> None:
         self.run = f"repl-rl-{uuid.uuid4().hex[:8]}"
         self._given = folder
-        self._made: str | None = None
+        self._made: Path | None = None
+        self._stack = ExitStack()
 
     def write(self, version: int, named_params: Iterable[tuple[str, torch.Tensor]]) -> Weights:
         """Write copies of the tensors to disk. Raises ConfigError if the folder can't be written to.
@@ -363,13 +365,11 @@ class WeightsFolder:
         label = self.label(version)
         tensors = iter(named_params)
         try:
-            if self._given is not None:
-                folder = Path(self._given).expanduser().absolute()
-                folder.mkdir(parents=True, exist_ok=True)
-            else:
-                self._made = self._made or tempfile.mkdtemp(prefix="repl-rl-weights-")
-                folder = Path(self._made)
-            files = list(_write(folder, label, tensors))
+            if self._made is None:
+                given = None if self._given is None else Path(self._given).expanduser().absolute()
+                made = scratch_folder("repl-rl-weights-", given, 0o700 if given is None else 0o777)
+                self._made = self._stack.enter_context(made)
+            files = list(_write(self._made, label, tensors))
         except (OSError, SafetensorError) as error:
             deque(tensors, maxlen=0)
             raise ConfigError(
@@ -382,8 +382,8 @@ class WeightsFolder:
         return f"{self.run}-{version}"
 
     def close(self) -> None:
-        if self._made is not None:
-            shutil.rmtree(self._made, ignore_errors=True)
+        self._stack.close()
+        self._made = None
 
 
 def _write(folder: Path, label: str, named_params: Iterable[tuple[str, torch.Tensor]]) -> Iterator[str]:

@@ -28,7 +28,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from repl_rl.config import SamplingConfig
 from repl_rl.config.rollout import LEAST_TEMPERATURE
-from repl_rl.errors import EngineError, ModelError
+from repl_rl.errors import EngineError
+from repl_rl.models.find import loading
 
 ROWS_ATTENTION = "repl_rl_rows"
 """Name of the attention implementation whose masks follow a `KVRows`."""
@@ -169,13 +170,11 @@ class RowModel:
         cuda = torch.cuda.is_available()
         self.device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
         self.rows = KVRows()
-        try:
+        with loading(f"the transformers engine can't run {path!r}"):
             with _whole():
                 self._model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
             self._model.eval().requires_grad_(False).to(self.device)
             self.bytes_per_token = self._prove(_TOLERANCE[dtype])
-        except (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError, IndexError) as error:
-            raise ModelError(f"the transformers engine can't run {path!r}: {error}") from error
         self._parameters = dict(self._model.named_parameters(remove_duplicate=False))
         self.parameter_count = int(self._model.num_parameters())
         self.weight_bytes = int(self._model.get_memory_footprint())

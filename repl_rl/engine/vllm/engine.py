@@ -31,7 +31,8 @@ from repl_rl.engine.environment import engine_threads
 from repl_rl.engine.threaded import ThreadedEngine
 from repl_rl.engine.vllm.scheduler import AsyncLineScheduler, LineRequest, LineScheduler, stop_table
 from repl_rl.engine.vocabulary import Vocabulary
-from repl_rl.errors import EngineError, ModelError
+from repl_rl.errors import EngineError
+from repl_rl.models.find import loading
 from repl_rl.utils.admission import Admission, Room
 
 _ATTEMPTS = 3
@@ -150,12 +151,9 @@ def load_llm(path: str, dtype: str, config: EngineConfig, seed: int, extra: dict
         "scheduler_cls": LineScheduler if on_cpu else AsyncLineScheduler,
     }
     logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # without a GPU, vLLM asks for Triton in vain
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "`torch.distributed.reduce_op` is deprecated", FutureWarning)
-            return LLM(**{**arguments, **device, **config.vllm, **extra})
-    except (ValueError, OSError, RuntimeError) as error:
-        raise ModelError(f"vLLM can't load {path!r}: {error}") from error
+    with loading(f"vLLM can't load {path!r}"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`torch.distributed.reduce_op` is deprecated", FutureWarning)
+        return LLM(**{**arguments, **device, **config.vllm, **extra})
 
 
 @dataclass(slots=True)

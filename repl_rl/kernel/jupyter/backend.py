@@ -97,7 +97,7 @@ class KernelspecBackend:
             self._spec = KernelSpec(resource_dir=self._spec.resource_dir, **words)
         self._require_folders(kind)
         try:
-            if self._guest is not None:
+            if self._is_ours or self._guest is not None:
                 limit_bytes = int((memory_mb + _STARTING_MB) * _MIB)
                 self.group = await asyncio.to_thread(PoolGroup.make, limit_bytes, self._limits.session_bytes())
             self.home = await asyncio.to_thread(Home, None if self.group is None else self.group.folder)
@@ -159,7 +159,7 @@ class KernelspecBackend:
         connection_file = self.home.next_connection_file()
         words: dict[str, Any] = {}
         if self._is_ours:
-            words = {"sandbox": self._sandbox}
+            words = {"sandbox": self._sandbox, "group": self.group}
         elif self._guest is not None:
             words = {"sandbox": self._sandbox, "guest": self._guest, "group": self.group}
         elif self._is_local:

@@ -11,6 +11,7 @@ import itertools
 import os
 import pickle
 import pickletools
+import signal
 import socket
 import subprocess
 import sys
@@ -121,7 +122,7 @@ class RolloutWorker(RolloutService):
             self.close()
             raise
 
-    def begin(self, batch: RolloutBatch, on_end: OnEnd = lambda: None) -> Future[list[Trajectory]]:
+    def begin(self, batch: RolloutBatch, on_end: OnEnd = lambda index, trajectory: None) -> Future[list[Trajectory]]:
         """As `RolloutService.begin`. Raises ConfigError for tasks that can't be sent."""
         _refuse_unsendable(batch.tasks)
         return self._loop.submit(self._rolled(batch, on_end))
@@ -179,7 +180,7 @@ class RolloutWorker(RolloutService):
         if isinstance(message, TrajectoryDone):
             if call := self._calls.get(message.call):
                 call.ended[message.task] = message.trajectory
-                call.on_end()
+                call.on_end(message.task, message.trajectory)
         elif isinstance(message, CallDone):
             if call := self._calls.get(message.call):
                 _settle(call.done, message.error or message.loop_share)
@@ -201,7 +202,16 @@ class RolloutWorker(RolloutService):
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(0.1)  # its sockets close a moment before the process ends
         code = self._process.returncode
-        return f"the process that runs the rollouts has ended (exit status {code}); its kernels went with it"
+        if code is None or code >= 0:
+            return (
+                f"the process that runs the rollouts has ended (exit status {code}), and its kernels with it; what it "
+                "printed before says why"
+            )
+        return (
+            f"the process that runs the rollouts was killed ({signal.strsignal(-code)}), and its kernels with it. "
+            "If nobody did that, the machine ran out of memory: `dmesg` says so, and a smaller kernel.size, or "
+            "kernel.budget_mb, leaves more of it"
+        )
 
     async def _ask_to_close(self) -> None:
         if hasattr(self, "_channel"):

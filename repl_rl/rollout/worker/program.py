@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import pickle
+import signal
 import socket
 import sys
 import time
@@ -103,5 +104,7 @@ async def main(control: int, lines: int) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
+    # A scheduler sends it to all processes, and this one ends with its owner. Sessions would inherit SIG_IGN.
+    signal.signal(signal.SIGTERM, lambda *_: None)
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(main(*map(int, sys.argv[1:])))

@@ -14,12 +14,14 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from repl_rl.config import Config, dump_config
+from repl_rl.config import Config
+from repl_rl.config.tasks import DATA_FILES
 from repl_rl.models.find import GEMMA
 from repl_rl.models.nano import SHIPPED
-from repl_rl.run.push.dataset import data_files, transcript
+from repl_rl.run.push.dataset import data_files, published, transcript
 from repl_rl.trajectory import Trajectory
 from repl_rl.utils.text import cut_middle, visible
+from repl_rl.utils.yaml import write_yaml
 from repl_rl.view.charts import chart_svg, charts
 from repl_rl.view.run import Run, facts, family_rows, summary
 
@@ -27,6 +29,8 @@ CURVE = "curve.svg"
 HUB = "https://huggingface.co"
 _SAMPLE_CHARS = 6_000
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+_NAME = re.compile(r"(\./)?[\w-][\w.: -]*(/[\w.-]+)?")
+"""A word, a name of a hub, a date, an import path; no address, and no path of a machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +50,38 @@ class Published:
         return f"{HUB}/datasets/{self.rollouts}" if self.on_hub else f"../{Path(self.rollouts or '').name}"
 
 
-def public_config(config: Config) -> Config:
-    """The config without what is the machine's or its owner's: addresses, trackers, tokens, and folders on the way to
-    a file or model."""
-    vllm, trl = (
-        {name: value for name, value in given.items() if not name.endswith("_token")}
-        for given in (config.engine.vllm, config.train.trl)
-    )
-    engine = config.engine.model_copy(update={"servers": (), "weights_folder": None, "vllm": vllm})
-    train = config.train.model_copy(update={"report_to": (), "metrics_port": None, "trl": trl})
-    model = config.model.model_copy(update={"path": base_name(config.model.path)})
-    names = {key: Path(path).name for key in ("dataset", "folder") if (path := getattr(config.tasks, key))}
-    tasks = config.tasks.model_copy(update=names if config.tasks.path is not None else {})
-    dialect = config.dialect.model_copy(update={"name": Path(config.dialect.name).name})
-    update = {"engine": engine, "train": train, "model": model, "tasks": tasks, "dialect": dialect}
-    return config.model_copy(update={**update, "import_from": None, "cluster": None})
+def public_config(config: Config) -> dict[str, Any]:
+    """What of a config is published, as sections of plain values: the keys that public.yaml lists, if their values are
+    numbers and names, or texts where it says so. A model, a file and a folder go by the last part of their path."""
+    values = config.model_dump(mode="json")
+    values["model"]["path"] = base_name(config.model.path)
+    values["dialect"]["name"] = Path(config.dialect.name).name
+    if config.tasks.path is not None:
+        for key in ("dataset", "folder"):
+            if name := values["tasks"][key]:
+                values["tasks"][key] = Path(name).name if name.endswith(DATA_FILES) else f"./{Path(name).name}"
+    if config.engine.backend == "server":
+        del values["engine"]["backend"]
+    return _public(values, "")
+
+
+def _public(values: Mapping[str, Any], section: str) -> dict[str, Any]:
+    kept, allowed = dict[str, Any](), published()
+    for name, value in values.items():
+        path = f"{section}.{name}".lstrip(".")
+        if isinstance(value, Mapping) and path in allowed["config"]:
+            kept[name] = _public(value, path)
+        elif name in allowed["config"][section] and _is_public(value, path in allowed["texts"]):
+            kept[name] = value
+    return kept
+
+
+def _is_public(value: Any, is_text: bool) -> bool:
+    if isinstance(value, Mapping):
+        return all(_is_public(each, is_text) for each in (*value, *value.values()))
+    if isinstance(value, list):
+        return all(_is_public(each, is_text) for each in value)
+    return not isinstance(value, str) or is_text or _NAME.fullmatch(value) is not None
 
 
 def base_name(path: str) -> str:
@@ -75,7 +96,7 @@ def curve(run: Run) -> str | None:
 
 
 def model_card(run: Run, config: Config, example: Trajectory | None, has_adapter: bool, published: Published) -> str:
-    """README.md of the model."""
+    """README.md of the model. `run` has the public part of its config."""
     from huggingface_hub import ModelCard, ModelCardData
 
     base = base_name(config.model.path)
@@ -110,7 +131,7 @@ def model_card(run: Run, config: Config, example: Trajectory | None, has_adapter
         rollouts=rollouts,
         rollout=rollout,
         facts="\n".join(f"| {_plain(key)} | {_plain(value)} |" for key, value in facts(run) if key != "model"),
-        config=_fenced(visible(dump_config(public_config(config))), "yaml"),
+        config=_fenced(visible(write_yaml(run.config)), "yaml"),
     )
     return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}"))
 

@@ -8,25 +8,26 @@ is written before all checks are done, the hub's answer to the token included.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from repl_rl.errors import ConfigError, RunError
-from repl_rl.utils.folders import is_local_path, require_folder
+from repl_rl.files import open_file, read_file
+from repl_rl.utils.folders import is_local_path, require_folder, scratch_folder
 
 if TYPE_CHECKING:
     from repl_rl.config import Config
 
-_OF_TRAINING = ("training_args.bin",)
-"""Files beside a model that only the trainer reads."""
+_WEIGHTS = "*.safetensors"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,19 +56,19 @@ def run(options: argparse.Namespace, console: Console) -> int:
         if target.exists() and any(target.iterdir()):
             raise ConfigError(f"--to {target} is not empty; give a folder that is not there yet, or empty this one")
         beside = next(folder for folder in target.absolute().parents if folder.is_dir())
-        with tempfile.TemporaryDirectory(prefix=".repl-rl-push-", dir=beside) as made:
-            notes = _make(source, config, Path(made) / "out", to, not options.no_rollouts, on_hub=False)
+        with scratch_folder(".repl-rl-push-", beside) as made:
+            notes = _make(source, config, made / "out", to, not options.no_rollouts, on_hub=False)
             target.parent.mkdir(parents=True, exist_ok=True)
             if target.is_dir():
                 target.rmdir()
-            (Path(made) / "out").rename(target)
+            (made / "out").rename(target)
         _say(console, notes, " and ".join(str(path) for path in sorted(target.iterdir())))
         return 0
     _require_hub_id(to)
     user = _require_token(to)
-    with tempfile.TemporaryDirectory(prefix="repl-rl-push-") as made:
-        notes = _make(source, config, Path(made), to, not options.no_rollouts, on_hub=True)
-        addresses = _upload(Path(made), to, options.private)
+    with scratch_folder("repl-rl-push-") as made:
+        notes = _make(source, config, made, to, not options.no_rollouts, on_hub=True)
+        addresses = _upload(made, to, options.private)
     _say(console, notes, f"{' and '.join(addresses)} (as {user})")
     return 0
 
@@ -124,14 +125,21 @@ def _require_token(to: str) -> str:
 
 def _make(source: Path, config: Config, folder: Path, to: str, with_rollouts: bool, on_hub: bool) -> list[str]:
     """Make the two repositories, `model` and `rollouts`, in `folder`. Returns notes on what is in them."""
-    from repl_rl.config import dump_config
     from repl_rl.run.push import card, dataset
+    from repl_rl.utils.yaml import write_yaml
     from repl_rl.view.run import read_run
 
     model, notes = folder / "model", list[str]()
-    view = read_run(source, with_rollouts=False)
+    view = dataclasses.replace(read_run(source, with_rollouts=False), config=card.public_config(config))
     notes += view.notes
-    shutil.copytree(source / "model", model, ignore=shutil.ignore_patterns(*_OF_TRAINING))
+    model.mkdir(parents=True)
+    for path in sorted((source / "model").iterdir()):
+        if any(fnmatch(path.name, pattern) for pattern in dataset.published()["files"]):
+            _copy(path, model / path.name, source, config)
+        else:
+            notes.append(f"model/{path.name} is not a file that models are loaded from, and is left out")
+    if not any(model.glob(_WEIGHTS)):
+        raise RunError(f"{source / 'model'} holds no {_WEIGHTS}: save the model with save_pretrained, then push again")
     has_adapter = config.train.lora is not None and _copy_adapter(source, model / "adapter", config, notes)
     rows: dict[str, int] = {}
     if with_rollouts:
@@ -146,16 +154,37 @@ def _make(source: Path, config: Config, folder: Path, to: str, with_rollouts: bo
         (folder / "rollouts" / "README.md").write_text(text, encoding="utf-8")
     if (image := card.curve(view)) is not None:
         (model / card.CURVE).write_text(image, encoding="utf-8")
-    (model / "run_config.yaml").write_text(dump_config(card.public_config(config)), encoding="utf-8")
+    (model / "run_config.yaml").write_text(write_yaml(view.config), encoding="utf-8")
     text = card.model_card(view, config, dataset.sample(source), has_adapter, published)
     (model / "README.md").write_text(text, encoding="utf-8")
     return [*notes, *(f"{count:,} rollouts in split {split}" for split, count in rows.items())]
 
 
+def _copy(path: Path, target: Path, source: Path, config: Config) -> None:
+    """Copy a file of the run `source`; of settings, what is a path of this machine is left out. Raises RunError for
+    what is no file of its own."""
+    from repl_rl.run.push.card import base_name
+
+    try:
+        if path.name.endswith("config.json"):
+            settings = json.loads(read_file(path, source))
+            for name in [name for name, value in settings.items() if isinstance(value, str)]:
+                if name.endswith("name_or_path"):
+                    settings[name] = base_name(config.model.path)
+                elif settings[name].startswith(("/", "~")) or "://" in settings[name]:
+                    del settings[name]
+            target.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        else:
+            with open_file(path, source) as given, target.open("wb") as made:
+                shutil.copyfileobj(given, made)
+    except (OSError, ValueError, AttributeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise RunError(f"{path} can't be published: {reason}; put a file of its own there") from error
+
+
 def _copy_adapter(source: Path, target: Path, config: Config, notes: list[str]) -> bool:
     """Copy the adapter of the newest checkpoint, if that is of the run's last step. Notes say what there is."""
     from repl_rl.run.folder import RunFolder, checkpoint_step
-    from repl_rl.run.push.card import base_name
 
     checkpoint = RunFolder(source).last_checkpoint()
     names = ("adapter_config.json", "adapter_model.safetensors")
@@ -170,10 +199,8 @@ def _copy_adapter(source: Path, target: Path, config: Config, notes: list[str]) 
         )
         return False
     target.mkdir()
-    settings = json.loads((checkpoint / names[0]).read_text(encoding="utf-8"))
-    settings["base_model_name_or_path"] = base_name(config.model.path)
-    (target / names[0]).write_text(json.dumps(settings, indent=2), encoding="utf-8")
-    shutil.copy2(checkpoint / names[1], target / names[1])
+    for name in names:
+        _copy(checkpoint / name, target / name, source, config)
     notes.append("the model's weights have the adapter merged in; `adapter` holds it alone")
     return True
 

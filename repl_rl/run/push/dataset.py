@@ -1,19 +1,21 @@
 """Rollouts as a data set: Parquet files with a schema of their own, which `datasets` loads without this package.
 
 A row has the fields of a `Trajectory`, so `Trajectory.from_dict(row)` reads it, and four more: the step, the transcript
-as one text, the reward of all lines together, and whether it was solved. Images that sessions drew are left out. Lone
-surrogates, which Parquet can't hold, are written as escapes.
+as one text, the reward of all lines together, and whether it was solved. Images that sessions drew are left out, and
+the machine's own, such as what failed there. Lone surrogates, which Parquet can't hold, are written as escapes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import is_dataclass
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from repl_rl.trajectory import Trajectory, read_jsonl
+from repl_rl.utils.yaml import read_yaml
 from repl_rl.view.words import solved, total_reward
 
 SPLITS = {"train": "rollouts", "heldout": "eval"}
@@ -21,14 +23,21 @@ SPLITS = {"train": "rollouts", "heldout": "eval"}
 _FILE = "data/{split}-00000-of-00001.parquet"
 
 
-_LEFT_OUT = ("images", "trajectory", "answer_forms", "compactions")
-"""Fields of trajectories and of what they hold that are not in a row."""
 _TYPES = {bool: "bool", int: "int64", float: "float64", str: "string"}
+
+
+@cache
+def published() -> dict[str, Any]:
+    """What public.yaml, beside this file, says is published."""
+    listed: dict[str, Any] = read_yaml(Path(__file__).with_name("public.yaml").read_text(encoding="utf-8"))
+    return listed
 
 
 def features() -> Any:
     """The schema, as `datasets.Features`."""
     from datasets import Features, List, Value
+
+    columns = {name for names in published()["columns"] for name in names}
 
     def of(kind: Any) -> Any:
         origin, parts = get_origin(kind), get_args(kind)
@@ -37,7 +46,7 @@ def features() -> Any:
         if origin is tuple:
             return List(of(parts[0]))
         if is_dataclass(kind):
-            return {name: of(each) for name, each in get_type_hints(kind).items() if name not in _LEFT_OUT}
+            return {name: of(each) for name, each in get_type_hints(kind).items() if name in columns}
         return Value(next(name for base, name in _TYPES.items() if issubclass(kind, base)))
 
     own = {"step": int, "task_id": str, "transcript": str, "solved": bool, "reward": float}
@@ -78,7 +87,7 @@ def write_rollouts(run: Path, folder: Path, notes: list[str]) -> dict[str, int]:
         rows[split] = images = 0
         with parquet.ParquetWriter(path, schema) as writer:
             for step in sorted(files):
-                trajectories = list(read_jsonl(files[step], notes))
+                trajectories = list(read_jsonl(files[step], notes, inside=run))
                 images += sum(len(line.images) for trajectory in trajectories for line in trajectory.lines)
                 table = pyarrow.Table.from_pylist([row_of(one, step) for one in trajectories], schema)
                 writer.write_table(table)
@@ -100,7 +109,7 @@ def sample(run: Path) -> Trajectory | None:
     """A rollout to show: the shortest that was solved of the newest evaluation, else of the newest training step."""
     for source in reversed(SPLITS.values()):
         for path in sorted((run / source).glob("step_*.jsonl"), reverse=True):
-            trajectories = read_jsonl(path, [])
+            trajectories = read_jsonl(path, [], inside=run)
             whole = [one for one in trajectories if one.lines and (one.branch is None or not one.branch.line)]
             if whole:
                 return min(whole, key=lambda one: (not solved(one), len(transcript(one))))

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from pathlib import Path
 
-from repl_rl.errors import ConfigError
 from repl_rl.tasks.confined import Call, ask
 from repl_rl.tasks.families import FAMILIES
 from repl_rl.tasks.gym import PREFIX, home
@@ -32,10 +31,7 @@ _NO_REPR = re.compile(r"[+-]?0[0-9]")
 _EXTRA_CHARS = 40
 """How much longer than the expected answer a number may be: sign, quotes, ".0", an exponent, a float's digits."""
 _FLOAT_NOISE = Decimal("1e-9")
-_MOST_LISTED, _LISTED_CHARS = 20, 200
 EQUAL = "repl_rl.tasks.grading.compare:equal"
-
-__all__ = ["grade", "grade_many", "require_gradable"]
 
 Question = tuple[str, tuple[str, ...], str, tuple[int, ...]]
 """Reference, what was submitted, and the family and operands of a problem that its family decides."""
@@ -89,31 +85,6 @@ def unreadable(tasks: Iterable[Task]) -> list[Task]:
     ]
 
 
-def require_gradable(tasks: Iterable[Task]) -> None:
-    """Raises ConfigError listing the tasks whose reference answers can't be read and have to be."""
-    refuse_rows([(f"task {task.id!r}", unreadable_because(task)) for task in unreadable(tasks)])
-
-
-def unreadable_because(task: Task) -> str:
-    return f"the reference answer {task.answer[:_LISTED_CHARS]!r} can't be read as mathematics or words"
-
-
-def refuse_rows(rows: Sequence[tuple[str, str]], of: int | None = None) -> None:
-    """Raises ConfigError listing problems that can't be graded, each with where it is and why, if there are any."""
-    if not rows:
-        return
-    ways = (
-        "mend or drop {0}, take out the answer with tasks.answer_pattern, or set tasks.unreadable: skip to leave {0} "
-        "out, or text to compare answers that can't be read as texts"
-    )
-    if len(rows) == 1:
-        raise ConfigError(f"{rows[0][0]}: {rows[0][1]}; {ways.format('it')}")
-    left = [f"and {len(rows) - _MOST_LISTED} more"] if len(rows) > _MOST_LISTED else []
-    listed = "\n  ".join([*(f"{where}: {why}" for where, why in rows[:_MOST_LISTED]), *left])
-    counted = f"{len(rows)}{'' if of is None else f' of {of}'} problems can't be graded"
-    raise ConfigError(f"{counted}; {ways.format('them')}:\n  {listed}")
-
-
 def _at_once(task: Task, answer: Sequence[str] | None, forms: Forms) -> float | Question:
     """A verdict, or the question for a confined process."""
     if answer is None or isinstance(answer, str) or not 1 <= len(answer) <= _MAX_VALUES:
@@ -134,11 +105,8 @@ def _at_once(task: Task, answer: Sequence[str] | None, forms: Forms) -> float | 
     if verdict is not None:
         return float(verdict)
     is_text = len(answer) == 1 and answer[0][:1] in ("'", '"')
-    if (
-        (task.family in FAMILIES and not is_text)
-        or not expected
-        or sum(map(len, answer)) > _MAX_CHARS + 4 * len(expected)
-    ):
+    is_too_long = sum(map(len, answer)) > _MAX_CHARS + 4 * len(expected)
+    if (task.family in FAMILIES and not is_text) or not expected or is_too_long:
         return 0.0
     return expected, tuple(answer), "", ()
 

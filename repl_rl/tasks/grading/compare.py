@@ -134,10 +134,8 @@ def _same_time(time: str, other: str) -> bool:
 
 
 def _components(expr: Any, size: int) -> Value | None:
-    """A vector that is written with i, j and k, or letters side by side, as a collection; None if it is neither."""
+    """A vector that is written with i, j and k as a collection; None if it is not."""
     expr = worked(expr)
-    if isinstance(expr, sympy.Mul) and all(part.is_Symbol and str(part).isupper() for part in expr.args):
-        return Collection(expr.args, "")
     basis = sympy.symbols("i j k")[:size]
     expr = expr.xreplace({sympy.I: basis[0]}) if basis else expr
     if size not in (2, 3) or not expr.has(basis[-1]) or not expr.free_symbols <= set(basis):
@@ -225,10 +223,8 @@ def _same_number(reference: Any, submitted: Any) -> bool:
     if isinstance(submitted, Percent) and not isinstance(reference, Percent):
         # Without a sign in the reference, the sign means hundredths; nobody writes 5 as 500%.
         return not (plain[0].is_Integer and plain[0] > 1) and _same_expr(plain[0], worked(submitted))
-    if _same_expr(*plain):
-        return True
-    has_sign = isinstance(reference, Percent), isinstance(submitted, Percent)
-    return has_sign[0] != has_sign[1] and _same_expr(worked(reference), worked(submitted))
+    may_be_missing = isinstance(reference, Percent) and not isinstance(submitted, Percent)
+    return _same_expr(*plain) or (may_be_missing and _same_expr(worked(reference), worked(submitted)))
 
 
 def _same_expr(reference: Any, submitted: Any) -> bool:

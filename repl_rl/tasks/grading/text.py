@@ -39,9 +39,7 @@ _NAMES = re.compile("|".join(f"(?:{entry['find']})" for entry in TABLE["names"])
 _NO_WORDS = frozenset(TABLE["functions_in_texts"].split())
 _TEXT = re.compile(r"\\text\s*\{([^{}\\]*)\}")
 _WORDS = re.compile(r"[^\W\d_]+(?:[.,'’-]+[^\W\d_]+)*[.,]?(?: [\w.,'’()-]+)*")
-_LETTER = re.compile(
-    r"(?:(?i:option|choice|answer):?\s+)?(?:\(\s*([A-Z])\s*\)(?:[.:]?\s*[^\s=].*)?|([A-Z])(?:[.):]\s*\S.*|[.):])?|\[([A-Z])\])"
-)
+_LETTER = re.compile(TABLE["letter"])
 _LETTERS = re.compile(r"(?=[A-J]{2,10}$)A?B?C?D?E?F?G?H?I?J?")
 _TIME = re.compile(r"(\d{1,2})(?::(\d\d))?(?::(\d\d))?\s*(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
 _VERBATIM = re.compile(r"\d+_(\d+|\{\d+\})|\d+(\s*:\s*\d+)+|[+-]?0[xXbBoO][0-9a-fA-F]+|[IVX]{2,4}")
@@ -114,7 +112,7 @@ def _read(text: str) -> Value:
 def _as_it_stands(text: str) -> Value | None:
     """Choices by their letters, times, ratios and numbers in other bases."""
     if letter := _LETTER.fullmatch(text):
-        return sympy.Symbol(letter[1] or letter[2] or letter[3])
+        return sympy.Symbol(letter[letter.lastindex or 0])
     if _LETTERS.fullmatch(text):
         return Collection(tuple(map(sympy.Symbol, text)), "")
     if (time := _TIME.fullmatch(text)) and (time[2] or time[4]):

@@ -23,6 +23,7 @@ import inspect
 import logging
 import math
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -52,6 +53,8 @@ class EnvironmentSession:
         self._environment: Environment | None = None
         self._thread: OneThread | None = None
         self._names: Any = {}
+        self._calls: dict[Future[Any], str] = {}
+        """The calls of its tools that have not ended, in their order: each by the tool's name."""
         self._has_begun = False
         """Whether the session may have acted on it."""
 
@@ -174,8 +177,7 @@ class EnvironmentSession:
                         raise ConfigError(f"tool {value.name!r} stands under the name {name!r}; give it under its own")
                     tools.append(value)
                 elif inspect.isfunction(value) or inspect.ismethod(value):
-                    assert self._thread is not None
-                    tools.append(make_tool(value, "host", name=name, submit=self._thread.submit))
+                    tools.append(make_tool(value, "host", name=name, submit=partial(self._submit, name)))
                 else:
                     values[name] = value
             toolbox = Toolbox(tools, values)
@@ -189,12 +191,24 @@ class EnvironmentSession:
             raise EnvironmentFailure(f"environment {self._name}: {name} was asked for while it was not open")
         outcome = await call_within(self._thread, function, args, self._limit_s)
         if outcome.is_late:
+            for tool in [*self._calls.values()]:  # the first one has the thread
+                raise self._failure(
+                    f"its tool {tool} did not return, so that {name} could not be called within {self._limit_s:g} s; "
+                    f"let {tool} give up by itself"
+                )
             raise self._failure(f"{name} took longer than {self._limit_s:g} s")
         if isinstance(outcome.error, EnvironmentFailure):
             raise outcome.error
         if outcome.error is not None:
             raise self._failure(f"{name} raised {_said(outcome.error)}") from outcome.error
         return outcome.value
+
+    def _submit(self, tool: str, call: Callable[[], Any]) -> Future[Any]:
+        assert self._thread is not None
+        future = self._thread.submit(call)
+        self._calls[future] = tool
+        future.add_done_callback(lambda ended: self._calls.pop(ended, None))
+        return future
 
     def _failure(self, message: str) -> EnvironmentFailure:
         kind = BrokenStateError if self._has_begun else EnvironmentFailure

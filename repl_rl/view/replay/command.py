@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust",
         action="store_true",
-        help="import a dialect that a file names as code, which runs outside the sandbox",
+        help="import a dialect that a file names as code, which runs outside the sandbox; take all limits of its run",
     )
     parser.add_argument("--thoughts", choices=("code", "markdown"), default="code", help="what comments become")
     parser.add_argument("--notebooks", type=Path, metavar="FOLDER", help="keep what was exported")

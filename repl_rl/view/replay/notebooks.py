@@ -1,7 +1,8 @@
 """What is to be replayed: files of rollouts, which are exported here, and notebooks that were exported before.
 
-Each trajectory is read in its own dialect. For a file in a run folder, the run's config gives the time and memory
-limits, and the dialect of records that name none. What can't be read is left out with a note.
+Each trajectory is read in its own dialect. For a file in a run folder, the run's config gives the dialect of records
+that name none, and time and memory limits. It may be a stranger's: limits above the default ones are taken from it only
+where it is trusted. What can't be read is left out with a note.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repl_rl.errors import ConfigError, RunError
+from repl_rl.files import read_file, replace_file
 from repl_rl.kernel.limits import Limits
 from repl_rl.trajectory import read_jsonl
 from repl_rl.view.notebook import FORMAT, to_notebook
@@ -56,14 +58,14 @@ def read_notebooks(
         if path.suffix == ".ipynb":
             notebooks.append(ExportedNotebook(path.name, _notebook(path)))
             continue
-        if not path.is_file():
+        if not path.exists():
             raise RunError(f"nothing to replay at {path}: give files of rollouts (.jsonl) or notebooks (.ipynb)")
         found: list[str] = []
         trajectories = list(read_jsonl(path, found))
         if found and not trajectories:
             raise RunError(f"{path} holds no trajectory that can be read: {found[0]}")
         notes += found
-        own_dialect, limits = _of_run(path)
+        own_dialect, limits = _of_run(path, notes, trust)
         stem = f"{path.parent.name}-{path.stem}" if path.parent.name else path.stem
         for number, trajectory in islice(enumerate(trajectories), first):
             if not trajectory.is_void:
@@ -75,16 +77,24 @@ def read_notebooks(
     return notebooks, notes
 
 
-def _of_run(path: Path) -> tuple[str | None, Limits]:
+def _of_run(path: Path, notes: list[str], trust: bool) -> tuple[str | None, Limits]:
     """The dialect and limits of the run folder that a file of rollouts is in; elsewhere None and the default limits."""
     config = run_config(path)
     section, kernel = config.get("dialect"), config.get("kernel")
     name = section.get("name") if isinstance(section, Mapping) else None
-    given = {key: kernel[key] for key in _LIMITS if key in kernel} if isinstance(kernel, Mapping) else {}
+    given = {key: kernel[key] for key in _LIMITS if kernel.get(key)} if isinstance(kernel, Mapping) else {}
+    ours = Limits()
     try:
-        limits = Limits(**given)
+        limits = dataclasses.replace(ours, **given)
     except (ConfigError, TypeError):  # the file is not a valid config
-        limits = Limits()
+        limits = ours
+    if not trust:
+        for key in (key for key in given if getattr(limits, key) > getattr(ours, key)):
+            ask, most = getattr(limits, key), getattr(ours, key)
+            notes.append(
+                f"{path.name}: kernel.{key} of its run is {ask:g}; it gets {most:g} unless you trust it (--trust)"
+            )
+            limits = dataclasses.replace(limits, **{key: most})
     return name if isinstance(name, str) else None, limits
 
 
@@ -98,10 +108,10 @@ def _notebook(path: Path) -> NotebookNode:
     import nbformat
 
     try:
-        notebook = nbformat.read(path, as_version=4)
+        notebook = nbformat.reads(read_file(path).decode(), as_version=4)
         nbformat.validate(notebook)
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError, nbformat.ValidationError) as error:
-        reason = str(error).partition("\n")[0]
+    except Exception as error:  # what nbformat raises depends on what a stranger's file holds
+        reason = (isinstance(error, OSError) and error.strerror) or str(error).partition("\n")[0]
         raise RunError(f"{path} can't be read as a notebook: {reason}") from error
     about = notebook["metadata"].get("repl_rl")
     if not isinstance(about, Mapping) or about.get("format") != FORMAT:
@@ -117,6 +127,6 @@ def keep(notebooks: Sequence[ExportedNotebook], folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for exported in notebooks:
             path = folder / f"{_UNFIT.sub('-', exported.name)[:150]}.ipynb"
-            path.write_text(nbformat.writes(exported.notebook) + "\n", encoding="utf-8")
+            replace_file(path, nbformat.writes(exported.notebook) + "\n")
     except OSError as error:
         raise RunError(f"{folder} can't take the notebooks: {error.strerror}; give another folder") from error

@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from repl_rl.errors import RunError
+from repl_rl.files import open_file
 from repl_rl.trajectory import Record, read_record
 from repl_rl.utils.text import visible
 from repl_rl.view.charts import charts
 from repl_rl.view.run import Run, facts, family_rows, number, read_run, summary
 from repl_rl.view.viewer import queries
-from repl_rl.view.viewer.index import index_path, opened, revision
+from repl_rl.view.viewer.index import index_path, opened, revision, shown_name
 from repl_rl.view.viewer.transcript import tokens, transcript
 
 _LIVE_FOR_S = 300.0
@@ -46,7 +47,7 @@ class RunApi:
 
         Raises RunError if `target` is neither, or if its index can't be written anywhere.
         """
-        self.target = target
+        self.target, self._folder = target, target if target.is_dir() else None
         if not target.is_file():
             read_run(target, with_rollouts=False)
         self.index = index_path(target) if index is None else index
@@ -90,7 +91,8 @@ class RunApi:
         model = self._about_run(self._stamp())["model"]
         found = sorted(self.target.glob("checkpoints/checkpoint-*/tokenizer.json"), key=lambda path: _stat(path)[1])
         # where this run's vocabulary may be: the model that it started from, then its newest checkpoint
-        models = [*([model] if isinstance(model, str) else []), *(str(path.parent) for path in found[-1:])]
+        own = [path.parent for path in found[-1:] if path.resolve().is_relative_to(self.target.resolve())]
+        models = [*([model] if isinstance(model, str) else []), *map(str, own)]
         return plain_members({"tokens": tokens(models, record, line)})
 
     def group(self, id: str) -> Answer:
@@ -106,10 +108,10 @@ class RunApi:
             entry = _entry(connection, id)
         path = self.target / entry.path if self.target.is_dir() else self.target
         try:
-            with path.open("rb") as file:
+            with open_file(path, self._folder) as file:
                 file.seek(entry.start)
                 record = read_record(file.read(entry.length), folder=path.parent)
-            if visible(record.trajectory.task_id) != entry.row["task_id"]:
+            if shown_name(record.trajectory.task_id) != entry.row["task_id"]:
                 raise ValueError("it is another one")
         except (OSError, ValueError) as error:
             raise NotFound(f"{entry.path} is not what it was when {id} was indexed; it is being read again") from error

@@ -14,7 +14,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,6 +25,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from repl_rl.errors import DependencyError, RunError
+from repl_rl.files import replace_file
 from repl_rl.view.viewer import queries
 from repl_rl.view.viewer.api import Answer, NotFound, RunApi
 from repl_rl.view.viewer.index import NAME, SPLITS, evenly, opened, step_files
@@ -231,13 +231,8 @@ def _in_script(text: str) -> str:
 
 
 def _write_whole(path: Path, page: str) -> None:
-    """Replace a file atomically: on failure the earlier one stays. Raises RunError if it can't be written."""
-    unfinished = path.with_name(path.name + ".part")
+    """Replace a file or a link atomically: on failure the earlier one stays. Raises RunError if it can't be written."""
     try:
-        try:
-            unfinished.write_text(page, encoding="utf-8")
-            os.replace(unfinished, path)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        replace_file(path, page)
     except OSError as error:
         raise RunError(f"{path} can't be written: {error.strerror}") from error

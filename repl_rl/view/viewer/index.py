@@ -2,7 +2,7 @@
 
 It holds what the table filters, sorts and searches by; a trajectory itself is read from its file. The index is
 disposable: it is named after its layout's version, may be deleted at any time, and is made again when it is damaged.
-It is in the run folder if that can be written to, else in this user's cache.
+It is in this user's cache, never in the run folder: one that came with the folder would be a stranger's program.
 
 Many may read and write it at once (WAL); the indexer makes sure that only one process indexes at a time. Not covered:
 network file systems on which SQLite's locks don't work.
@@ -18,7 +18,10 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import sqlite3
+import stat
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -29,7 +32,7 @@ from repl_rl.errors import RunError
 from repl_rl.trajectory import Record, Trajectory
 from repl_rl.utils.folders import cache_home
 from repl_rl.utils.text import visible
-from repl_rl.view.words import status, total_reward
+from repl_rl.view.words import short, status, total_reward
 
 VERSION = 1
 """Version of the layout and of what is read from a record: raise it when either changes."""
@@ -71,6 +74,9 @@ Item = TypeVar("Item")
 _STEP_FILE = re.compile(r"step_([0-9]{1,9})\.jsonl")
 _FOLDERS = {"train": "rollouts", "eval": "eval"}
 
+_KEPT_FOR_S = 30 * 86400.0
+_NAME_CHARS, _NAMES = 300, 100
+"""Of a task's id and of other names in the table, and how many of a trajectory's exceptions."""
 _LONGEST = 4000
 """How many characters of a question are kept."""
 _TAIL = 400
@@ -87,20 +93,25 @@ _NUMBERED = re.compile(r"(.*?\D)(?:-\d+)+", re.DOTALL)
 
 
 def index_path(target: Path) -> Path:
-    """The path of the index of a run folder, or of a single file of rollouts; creates its folder.
+    """The path of the index of a run folder, or of a single file of rollouts; creates its folder, and removes those
+    that nobody has asked for in 30 days.
 
-    Raises RunError if neither the run folder nor the cache can be written to.
+    Raises RunError if the cache can't be written to.
     """
-    target = target.resolve()
-    name = hashlib.blake2b(os.fsencode(target), digest_size=10).hexdigest()
-    homes = [target / ".view"] if target.is_dir() else []
-    for home in [*homes, cache_home() / "view" / name]:
+    homes = cache_home() / "view"
+    home = homes / hashlib.blake2b(os.fsencode(target.resolve()), digest_size=10).hexdigest()
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        for file in ("lock", NAME):
+            (home / file).touch()
+    except OSError as error:
+        reason = f"{cache_home()} can't be written to ({error.strerror})"
+        raise RunError(f"the index of {target} can't be kept: {reason}; XDG_CACHE_HOME names another folder") from error
+    for lock in homes.glob("*/lock"):
         with suppress(OSError):
-            home.mkdir(parents=True, exist_ok=True)
-            for file in ("lock", NAME):
-                (home / file).open("ab").close()
-            return home / NAME
-    raise RunError(f"the index of {target} can't be kept: neither it nor {cache_home()} can be written to")
+            if time.time() - lock.stat().st_mtime > _KEPT_FOR_S:
+                shutil.rmtree(lock.parent)
+    return home / NAME
 
 
 @contextmanager
@@ -171,8 +182,9 @@ def step_files(target: Path) -> list[StepFile]:
         digits = _STEP_FILE.fullmatch(path.name)
         step = int(digits[1]) if digits else 0
         with suppress(OSError):
-            stat = path.stat()
-            by_step[step, split] = StepFile(split, step, path, stat.st_size, stat.st_mtime_ns, stat.st_ino)
+            found = path.lstat() if target.is_dir() else path.stat()
+            size = found.st_size if stat.S_ISREG(found.st_mode) else 0
+            by_step[step, split] = StepFile(split, step, path, size, found.st_mtime_ns, found.st_ino)
     return evenly([by_step[each] for each in sorted(by_step)])
 
 
@@ -193,8 +205,8 @@ def columns(record: Record) -> tuple[Any, ...]:
     trajectory = record.trajectory
     errors = error_names(trajectory)
     return (
-        visible(trajectory.task_id),
-        visible(family_of(trajectory.task_id)),
+        shown_name(trajectory.task_id),
+        shown_name(family_of(trajectory.task_id[:_NAME_CHARS])),
         status(trajectory),
         str(trajectory.stop_reason),
         total_reward(trajectory),
@@ -211,7 +223,13 @@ def columns(record: Record) -> tuple[Any, ...]:
 
 def error_names(trajectory: Trajectory) -> list[str]:
     """The exceptions of its lines, each once, in the order of their first one."""
-    return list(dict.fromkeys(visible(line.error_name) for line in trajectory.lines if line.error_name))
+    names = (shown_name(line.error_name) for line in trajectory.lines if line.error_name)
+    return list(dict.fromkeys(names))[:_NAMES]
+
+
+def shown_name(name: str) -> str:
+    """A name as the table has it."""
+    return visible(short(name, _NAME_CHARS))
 
 
 def question_in(prompt: str) -> str:

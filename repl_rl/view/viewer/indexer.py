@@ -14,6 +14,7 @@ that a reader sees the first trajectories at once, and after a kill the next ind
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -30,8 +31,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
+from repl_rl.files import lines_of, open_file
 from repl_rl.trajectory import read_record
 from repl_rl.utils.text import visible
 from repl_rl.view.viewer.index import (
@@ -56,9 +58,9 @@ _INSERT = f"INSERT INTO trajectory VALUES ({', '.join('?' * 20)})"
 def lock(index: Path, wait: bool) -> Iterator[bool]:
     """Yield whether this process may write; with `wait`, wait until it may.
 
-    The system releases the lock however a process ends. A run folder that was deleted is not created again.
+    The system releases the lock however a process ends.
     """
-    index.parent.mkdir(exist_ok=True)
+    index.parent.mkdir(parents=True, exist_ok=True)
     with (index.parent / "lock").open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -92,7 +94,8 @@ def fill(target: Path, index: Path, files: Iterable[StepFile], most: int | None 
         names = {visible(str(file.path.relative_to(folder))): file for file in files}
         with _committed(connection) as changed:
             changed += [_forget(connection, row) for name, row in known.items() if name not in names]
-            changed += [_expect(connection, known.get(name), name, file) for name, file in names.items()]
+            inside = target if target.is_dir() else None
+            changed += [_expect(connection, known.get(name), name, file, inside) for name, file in names.items()]
             first_scan = "UPDATE state SET value = 1 WHERE key = 'scans' AND value = 0"
             changed.append(connection.execute(first_scan).rowcount > 0)
         for name, file in names.items():
@@ -100,11 +103,17 @@ def fill(target: Path, index: Path, files: Iterable[StepFile], most: int | None 
             if row["done"]:
                 continue
             try:
-                _index_file(connection, row, file, most)
+                with open_file(file.path, inside) as source:
+                    _index_file(connection, row, file, source, most)
             except OSError as error:
                 reason = f"it can't be read: {error.strerror}"
                 with _committed(connection) as changed:
                     connection.execute("UPDATE file SET reason = ?, done = 1 WHERE id = ?", (reason, row["id"]))
+                    if error.errno == errno.EFBIG:  # nor will it be until it changes
+                        connection.execute(
+                            "UPDATE file SET size = ?, mtime_ns = ?, inode = ?, indexed = ? WHERE id = ?",
+                            (file.size, file.mtime_ns, file.inode, file.size, row["id"]),
+                        )
                     changed.append(True)
 
 
@@ -133,14 +142,16 @@ def _forget(connection: sqlite3.Connection, file: sqlite3.Row, whole: bool = Tru
     return True
 
 
-def _expect(connection: sqlite3.Connection, row: sqlite3.Row | None, name: str, file: StepFile) -> bool:
+def _expect(
+    connection: sqlite3.Connection, row: sqlite3.Row | None, name: str, file: StepFile, inside: Path | None
+) -> bool:
     """Mark a file to be read if it is new or has changed; returns whether it is."""
     if row is None:
         connection.execute("INSERT INTO file (split, step, path) VALUES (?, ?, ?)", (file.split, file.step, name))
         return True
     if (row["size"], row["mtime_ns"], row["inode"]) == (file.size, file.mtime_ns, file.inode):
         return False
-    if not _has_grown(row, file):
+    if not _has_grown(row, file, inside):
         _forget(connection, row, whole=False)
         connection.execute(
             "UPDATE file SET indexed = 0, tail = 0, records = 0, unreadable = 0, reason = NULL WHERE id = ?",
@@ -150,12 +161,12 @@ def _expect(connection: sqlite3.Connection, row: sqlite3.Row | None, name: str, 
     return True
 
 
-def _has_grown(row: sqlite3.Row, file: StepFile) -> bool:
+def _has_grown(row: sqlite3.Row, file: StepFile, inside: Path | None) -> bool:
     """Whether the file still begins with what was indexed, so that only the rest is new."""
     if file.inode != row["inode"] or file.size < row["indexed"]:
         return False
     try:
-        with file.path.open("rb") as opened_file:
+        with open_file(file.path, inside) as opened_file:
             return _tail_of(opened_file, row["indexed"]) == int(row["tail"])
     except OSError:
         return False
@@ -180,7 +191,7 @@ class _Progress:
         """The offset and the bytes of each line. Skips blank lines, and leaves out a last line without a newline unless
         it is a complete JSON object."""
         self.read_to = self.indexed
-        while line := source.readline():
+        for line in lines_of(source):
             start = self.read_to
             if not line.endswith(b"\n"):
                 try:
@@ -194,28 +205,29 @@ class _Progress:
             self.indexed = self.read_to
 
 
-def _index_file(connection: sqlite3.Connection, row: sqlite3.Row, file: StepFile, most: int | None) -> None:
+def _index_file(
+    connection: sqlite3.Connection, row: sqlite3.Row, file: StepFile, source: BinaryIO, most: int | None
+) -> None:
     """Read on from where reading stopped, and commit every quarter of a second."""
-    with file.path.open("rb") as source:
-        source.seek(row["indexed"])
-        progress = _Progress(row["indexed"], row["records"], row["unreadable"], row["reason"])
-        lines = islice(progress.complete_lines(source), most)
-        is_done = False
-        while not is_done:
-            with _committed(connection) as changed:
-                is_done = _index_some(connection, progress, file, lines)
-                # -1: the file holds more than was asked for, or more than has been read so far.
-                is_cut = progress.records == most and progress.indexed < file.size
-                size = file.size if is_done and not is_cut else -1
-                tail = _tail_of(source, progress.indexed)
-                source.seek(progress.read_to)
-                found = (progress.indexed, tail, progress.records, progress.unreadable, progress.reason, is_done)
-                connection.execute(
-                    "UPDATE file SET size = ?, mtime_ns = ?, inode = ?, indexed = ?, tail = ?, records = ?, "
-                    "unreadable = ?, reason = ?, done = ? WHERE id = ?",
-                    (size, file.mtime_ns, file.inode, *found, row["id"]),
-                )
-                changed.append(True)
+    source.seek(row["indexed"])
+    progress = _Progress(row["indexed"], row["records"], row["unreadable"], row["reason"])
+    lines = islice(progress.complete_lines(source), most)
+    is_done = False
+    while not is_done:
+        with _committed(connection) as changed:
+            is_done = _index_some(connection, progress, file, lines)
+            # -1: the file holds more than was asked for, or more than has been read so far.
+            is_cut = progress.records == most and progress.indexed < file.size
+            size = file.size if is_done and not is_cut else -1
+            tail = _tail_of(source, progress.indexed)
+            source.seek(progress.read_to)
+            found = (progress.indexed, tail, progress.records, progress.unreadable, progress.reason, is_done)
+            connection.execute(
+                "UPDATE file SET size = ?, mtime_ns = ?, inode = ?, indexed = ?, tail = ?, records = ?, "
+                "unreadable = ?, reason = ?, done = ? WHERE id = ?",
+                (size, file.mtime_ns, file.inode, *found, row["id"]),
+            )
+            changed.append(True)
 
 
 def _index_some(

@@ -20,6 +20,7 @@ from repl_rl.view.viewer.index import SPLITS, key, keys
 MOST_ROWS = 1000
 _DEFAULT_ROWS = 100
 _MOST_OF_TASK = 200
+_MOST_NOTES = 20
 _STAYS_AFTER_S = 10.0
 """An incomplete last line is taken for final once its file has not changed for this long."""
 _SORTS = {name: name for name in ("step", "task_id", "status", "reward", "outcome", "lines", "tokens")}
@@ -183,8 +184,8 @@ def progress(connection: sqlite3.Connection) -> dict[str, Any]:
 def notes(connection: sqlite3.Connection) -> list[str]:
     """What could not be read in which file, one sentence each."""
     sentences: list[str] = []
-    bad = "SELECT * FROM file WHERE done AND (reason IS NOT NULL OR indexed < size) ORDER BY step, split"
-    for row in connection.execute(bad):
+    bad = "FROM file WHERE done AND (reason IS NOT NULL OR indexed < size)"
+    for row in connection.execute(f"SELECT * {bad} ORDER BY step, split LIMIT {_MOST_NOTES}"):
         if row["unreadable"]:
             what = "a line is" if row["unreadable"] == 1 else f"{row['unreadable']} lines are"
             sentences.append(f"{row['path']}: {what} left out; the first: {row['reason']}")
@@ -192,7 +193,9 @@ def notes(connection: sqlite3.Connection) -> list[str]:
             sentences.append(f"{row['path']}: {row['reason']}")
         if row["indexed"] < row["size"] and time.time() - row["mtime_ns"] / 1e9 > _STAYS_AFTER_S:
             sentences.append(f"{row['path']}: the last line is cut off, as a crash leaves it, and left out")
-    return sentences
+    (count,) = connection.execute(f"SELECT count(*) {bad}").fetchone()
+    more = [f"{count - _MOST_NOTES:,} more files can't be read whole"] if count > _MOST_NOTES else []
+    return [*sentences, *more]
 
 
 def _distinct(connection: sqlite3.Connection, column: str) -> list[str]:

@@ -269,6 +269,32 @@ async def test_what_hangs_is_late_and_closes_all_the_same() -> None:
         gate.set()
 
 
+async def test_a_tool_that_hangs_is_named_where_the_environment_can_not_be_called_any_more() -> None:
+    gate = threading.Event()
+
+    class Stuck(Bare):
+        def reset(self, task: Task) -> dict[str, Any]:  # type: ignore[override]
+            return {"fetch": self.fetch}
+
+        @tool(timeout_s=0.05)
+        def fetch(self) -> None:
+            """Fetch it."""
+            gate.wait()
+
+        def reward(self, trajectory: Trajectory) -> float:
+            return 1.0
+
+    try:
+        async with opened(Stuck, TASK, limit_s=0.5) as (session, box, _):
+            assert (await ask(box, "fetch")).error_message == "fetch() took longer than 0.05 s"
+            with pytest.raises(EnvironmentFailure, match=r"its tool fetch did not return, so that reward could not be"):
+                await session.reward(ENDED)
+            gate.set()
+            assert await session.reward(ENDED) == 1.0
+    finally:
+        gate.set()
+
+
 async def test_a_failing_close_is_logged_and_done_once(caplog: pytest.LogCaptureFixture) -> None:
     calls: list[int] = []
 

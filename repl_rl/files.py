@@ -1,0 +1,90 @@
+"""Opens files that a stranger may have made, and replaces files without following what a stranger may have put there.
+
+A run folder, a file of rollouts or a checkpoint that somebody sent can hold a link to a private file, a pipe on which a
+reader waits for ever, a device without an end, and files that are larger than memory. Whatever reads such a folder
+opens it by this module, which raises OSError with a sentence as its `strerror`.
+
+Not covered: hard links, which can't be told from files, and whoever changes the folder while it is read.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+MOST_BYTES = 64 << 20
+"""Of a file that is held in memory whole."""
+MOST_LINE_BYTES = 32 << 20
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def open_file(path: Path, inside: Path | None = None) -> BinaryIO:
+    """A regular file, opened for reading. With `inside`, which is a folder above it, no part of the path below that
+    folder may be a link. Raises OSError."""
+    handle = os.open(path, os.O_PATH | os.O_CLOEXEC)  # opens no device and waits for nobody
+    try:
+        kind = stat.S_IFMT(os.fstat(handle).st_mode)
+        if kind != stat.S_IFREG:
+            raise OSError(errno.EINVAL, f"it is {_KINDS.get(kind, 'something else')}, not a file", str(path))
+        same = f"/proc/self/fd/{handle}"
+        if inside is not None and os.readlink(same) != os.path.join(
+            os.path.realpath(inside), os.path.relpath(path, inside)
+        ):
+            raise OSError(errno.ELOOP, "it is reached by a link", str(path))
+        return open(same, "rb")
+    finally:
+        os.close(handle)
+
+
+def read_file(path: Path, inside: Path | None = None, most_bytes: int = MOST_BYTES) -> bytes:
+    """The whole of a file that `open_file` opens. Raises OSError for a larger one."""
+    with open_file(path, inside) as file:
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise OSError(errno.EFBIG, f"it is larger than {_size(most_bytes)}", str(path))
+    return data
+
+
+def lines_of(file: BinaryIO, most_bytes: int = MOST_LINE_BYTES) -> Iterator[bytes]:
+    """The lines of a file, each with its newline. Raises OSError at a longer one."""
+    while line := file.readline(most_bytes + 1):
+        if len(line) > most_bytes:
+            raise OSError(errno.EFBIG, f"a line is longer than {_size(most_bytes)}", file.name)
+        yield line
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Put a file of this text at `path`, in place of a file or a link there; on failure that stays. Raises OSError."""
+    import tempfile  # only for this, and `import repl_rl` comes here
+
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    try:
+        with open(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            os.fchmod(handle, 0o666 & ~_umask())
+        os.replace(name, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def _umask() -> int:
+    """Which `mkstemp` does not ask. Linux tells it without setting it, which would be a race between threads."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+        return int(next(line for line in status if line.startswith("Umask:")).split()[1], 8)
+
+
+def _size(count: int) -> str:
+    return f"{count >> 20} MiB" if count >= 1 << 20 else f"{count >> 10} KiB"

@@ -1,0 +1,65 @@
+"""YAML that anybody may have written: plain values, whatever the text holds, in bounded time and memory."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+MOST_BYTES = 256 << 10
+"""Of a text. PyYAML reads about 100 KB a second."""
+_MOST_CHARS = 1 << 20
+"""Of its values, each counted wherever an alias repeats it."""
+_MOST_LEVELS = 50
+_INT_CHARS = 100
+_NUMBER = re.compile(r"[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$")
+"""`1e-3` is a number in YAML 1.2 and in JSON. PyYAML follows YAML 1.1, where it is a string."""
+
+
+def read_yaml(text: str) -> Any:
+    """The value of a text, by PyYAML's safe loader. Raises yaml.YAMLError for any text that has none, that nests more
+    than 50 levels, or that aliases make much longer than it is."""
+    if len(text) > MOST_BYTES:
+        raise yaml.YAMLError(f"it is larger than {MOST_BYTES >> 10} KiB")
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError:
+        raise
+    except RecursionError as error:
+        raise yaml.YAMLError("it is nested too deeply") from error
+    except Exception as error:  # what PyYAML's constructors happen to raise for a text such as `!!int ""`
+        raise yaml.YAMLError(f"a value can't be read: {type(error).__name__}: {error}") from error
+
+
+def write_yaml(value: Any) -> str:
+    """A text that `read_yaml` reads back; values keep their order."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False)
+
+
+class _Loader(yaml.SafeLoader):
+    def get_single_node(self) -> yaml.Node | None:
+        node = super().get_single_node()
+        if node is not None:
+            self._chars = 0
+            self._require_small(node, 1)
+        return node
+
+    def _require_small(self, node: yaml.Node, level: int) -> None:
+        self._chars += 1 + (len(node.value) if isinstance(node, yaml.ScalarNode) else 0)
+        if level > _MOST_LEVELS or self._chars > _MOST_CHARS:
+            raise yaml.composer.ComposerError(None, None, "it is nested too deeply, or made too long by its aliases")
+        if isinstance(node, yaml.ScalarNode) and node.tag.endswith(":int") and len(node.value) > _INT_CHARS:
+            raise yaml.composer.ComposerError(None, None, f"a number of {len(node.value)} digits", node.start_mark)
+        if not isinstance(node, yaml.ScalarNode):
+            for each in node.value:
+                for child in each if isinstance(each, tuple) else (each,):
+                    self._require_small(child, level + 1)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes the strings that `_Loader` would take for numbers."""
+
+
+for _yaml in (_Loader, _Dumper):
+    _yaml.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789"))

@@ -1,0 +1,140 @@
+"""A run folder has one writer at a time, and a run that is finished is not trained again."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from unittest.mock import Mock
+
+import filelock
+import pytest
+import torch
+from commands import begin, finish, wait_until
+from safetensors.torch import load_file
+
+from repl_rl.cli import main
+from repl_rl.config import load_config
+from repl_rl.errors import RunError
+from repl_rl.run.folder import RunFolder, new_run
+
+HOLDING = "import sys; from pathlib import Path; from repl_rl.run.folder import RunFolder\n"
+HOLDING += "with RunFolder(Path(sys.argv[1])).locked(): print('held', flush=True); sys.stdin.read()"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return new_run(load_config("quickstart"), tmp_path)
+
+
+def hold(folder: RunFolder) -> subprocess.Popen[str]:
+    """A process that has the run until its input ends."""
+    command = [sys.executable, "-c", HOLDING, str(folder.path)]
+    process = subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_a_second_writer_is_told_who_the_first_one_is_until_that_one_ends(folder: RunFolder) -> None:
+    holder = hold(folder)
+    who = f"is in use by process {holder.pid} on {socket.gethostname()}, and two commands"
+    with pytest.raises(RunError, match=who), folder.locked():
+        pass
+    with pytest.raises(RunError, match=who):
+        folder.require_free()
+    holder.communicate()
+    with folder.locked(), pytest.raises(RunError, match=f"by process {os.getpid()} on"), folder.locked():
+        pass
+    assert folder.is_unused
+
+
+def test_a_writer_that_was_killed_leaves_nothing_behind(folder: RunFolder, caplog: pytest.LogCaptureFixture) -> None:
+    holder = hold(folder)
+    holder.kill()
+    holder.communicate()
+    with folder.locked():
+        pass
+    assert caplog.messages == []
+
+
+def test_what_a_file_system_can_not_promise_is_said(
+    folder: RunFolder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder.path / ".lock").write_text("process 7 on elsewhere")
+    with folder.locked():
+        pass
+    assert "was in use by process 7 on elsewhere, which never gave it back" in caplog.text
+    caplog.clear()
+    with folder.locked():
+        pass
+    assert caplog.messages == []
+
+    refusals = [OSError(code, os.strerror(code)) for code in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)]
+    monkeypatch.setattr(filelock.FileLock, "acquire", Mock(side_effect=[*refusals, OSError(errno.EROFS, "read-only")]))
+    for _ in refusals:
+        with folder.locked():
+            pass
+        assert "has no locks: see to it that no other command writes it" in caplog.text
+        caplog.clear()
+    with pytest.raises(RunError, match=r"\.lock can't be locked: read-only"), folder.locked():
+        pass
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_a_run_in_use_is_not_resumed(folder: RunFolder, more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with folder.locked():
+        assert main(["train", "--resume", str(folder.path), *more]) == 2
+    assert f"{folder.path} is in use by process {os.getpid()} on" in capsys.readouterr().err
+
+
+def shown_by(capsys: pytest.CaptureFixture[str], *more: str) -> str:
+    assert main(["train", "--resume", "run", *more]) == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.more
+def test_a_finished_run_is_measured_where_that_is_missing_and_not_trained(
+    stored: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, steps = stored / "run", [1, 2]
+    metrics = run / "metrics.jsonl"
+    rows = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join(rows[:-1]))  # as Ctrl-C in the last evaluation leaves it
+    assert "0 of 2 steps remain; what is missing would be measured and saved" in shown_by(capsys, "--dry-run")
+    assert "no step remains, and only what is missing is measured" in shown_by(capsys)
+    kept = [json.loads(row) for row in metrics.read_text().splitlines()]
+    assert [row["step"] for row in kept if row["kind"] == "train"] == steps
+    assert kept[-1]["solve_rate"] == json.loads(rows[-1])["solve_rate"]
+    trained, saved = (load_file(at / "model.safetensors") for at in (run / "checkpoints/checkpoint-2", run / "model"))
+    assert all(torch.equal(trained[name], saved[name]) for name in trained)
+
+    files = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    assert "the run is finished, and nothing would be done" in shown_by(capsys, "--dry-run")
+    assert "run is finished: its 2 steps are trained, measured and saved" in shown_by(capsys)
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == files
+
+    shown = shown_by(capsys, "--set", "eval.problems=3")
+    assert "3 held-out problems at step 0" in shown
+    assert "3 held-out problems at step 2" in shown
+    kept = [json.loads(row) for row in metrics.read_text().splitlines()]
+    assert [row["step"] for row in kept if row["kind"] == "train"] == steps
+    assert "is finished" in shown_by(capsys)
+
+
+@pytest.mark.more
+def test_an_interrupt_while_the_model_loads_is_said_at_once_and_takes_the_folder_along(stored: Path) -> None:
+    process = begin(stored, "train", "sample.yaml")
+    wait_until((stored / "runs/stored/.lock").exists, process)
+    process.send_signal(signal.SIGINT)
+    said = finish(process, code=130)
+    assert "interrupted; ending the engine and the kernels" in said
+    assert "nothing has been trained or measured yet, so runs/stored is removed again" in said
+    assert not (stored / "runs/stored").exists()
+    shutil.rmtree(stored / "runs", ignore_errors=True)
