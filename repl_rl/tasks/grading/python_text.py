@@ -135,6 +135,8 @@ class _Reader:
             flags = [ast.unparse(flag).lower() == "true" for flag in arguments[2:]]  # sympy's own are `true`, `false`
             start, end = (worked(self._expr(part)) for part in arguments[:2])
             return sympy.Interval(start, end, *(flags or _INTERVALS[name]))
+        if len(name) == 1 and all(isinstance(argument, ast.Name) for argument in arguments):
+            return _symbol(name)  # what `dsolve` says of y(x)
         if name not in _FUNCTIONS or node.keywords:
             raise Unreadable(f"{name} is not on the lists")
         return _FUNCTIONS[name](*map(self._expr, arguments), evaluate=False)

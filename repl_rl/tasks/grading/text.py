@@ -64,7 +64,6 @@ def read_text(text: str) -> Value:
     text = _COMMAND.sub(lambda found: "\\" + TABLE["commands"].get(found[1], found[1]), text)
     for clean in _CLEAN:
         text = clean(text)
-    require_readable(text)
     return _read(text)
 
 
@@ -99,13 +98,12 @@ def _read(text: str) -> Value:
     if len(sets := re.split(r"\\cup(?![a-z])", text)) > 1:
         return sympy.Union(*(as_set(_read(part)) for part in sets))
     sides = re.split(r"(?<![<>!=:\\])=(?!=)", text)
-    if len(sides) == 2 and (named := _named(*map(str.strip, sides))) is not None:
-        return named
+    if len(sides) == 2:
+        left, right = map(str.strip, sides)
+        named = _named(left, right)
+        return sympy.Eq(_expression(left), _expression(right), evaluate=False) if named is None else named
     if found := _PERCENT.fullmatch(text):
-        number = _read(found[1])
-        if isinstance(number, Collection | Quantity | Str):
-            raise Unreadable("percent of something that is not a number")
-        return Percent(number)
+        return Percent(_read(found[1]))
     return _expression(text) if (quantity := _quantity(text)) is None else quantity
 
 
@@ -221,10 +219,7 @@ def _quantity(text: str) -> Value | None:
     unit = read_unit(words, is_marked=words.startswith(r"\text"), is_apart=bool(space) or words[0] == "(")
     if unit is None:
         return None
-    value = _read(number)
-    if isinstance(value, Collection | Str | Quantity | Named):
-        raise Unreadable("a unit of something that is not a number")
-    return value if unit == "" else Quantity(value, unit)
+    return _read(number) if unit == "" else Quantity(_read(number), unit)
 
 
 def _expression(text: str) -> Value:

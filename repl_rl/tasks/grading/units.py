@@ -50,12 +50,10 @@ def read_unit(text: str, is_marked: bool, is_apart: bool) -> Any:
 
 def converted(quantity: Quantity, unit: Any) -> Value | None:
     """The value of a quantity in another unit; None if it has none in it."""
-    if isinstance(unit, frozenset) or isinstance(quantity.unit, frozenset):
-        are_nouns = isinstance(unit, frozenset) and isinstance(quantity.unit, frozenset)
-        return quantity.value if are_nouns and unit & quantity.unit else None
-    if unit == quantity.unit:
+    are_nouns = [isinstance(side, frozenset) for side in (unit, quantity.unit)]
+    if unit == quantity.unit or (all(are_nouns) and unit & quantity.unit):
         return quantity.value
-    if unit.dimensionality != quantity.unit.dimensionality:
+    if any(are_nouns) or unit.dimensionality != quantity.unit.dimensionality:
         return None
     if (quantity.unit, unit) == (_RADIAN, _DEGREE):
         return worked(quantity.value * 180 / sympy.pi)
