@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
+from urllib.parse import urlsplit
 
 from repl_rl.config import SamplingConfig, SeededSampling, SubcallsConfig
 from repl_rl.engine import Engine, Finish, Vocabulary
@@ -145,6 +146,9 @@ class ServedModel:
 
     def __init__(self, url: str, name: str | None = None, wait_s: float = 120.0) -> None:
         self._url = url.rstrip("/").removesuffix("/v1")
+        parts = urlsplit(self._url)
+        self._shown = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+        """Without user and password: the model reads it, and rollouts hold it."""
         self._name = name
         self._wait_s = wait_s
 
@@ -154,7 +158,7 @@ class ServedModel:
             try:
                 self._name = str(listed["data"][0]["id"])
             except (LookupError, TypeError) as error:
-                raise NoAnswerError("server", f"{self._url} lists no model") from error
+                raise NoAnswerError("server", f"{self._shown} lists no model") from error
         body = {
             "model": self._name,
             "messages": [{"role": "user", "content": prompt}],
@@ -167,7 +171,7 @@ class ServedModel:
             text, usage = answer["choices"][0]["message"]["content"], answer.get("usage") or {}
             used = int(usage.get("prompt_tokens", 0)), int(usage.get("completion_tokens", 0))
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise NoAnswerError("server", f"{self._url} answered in another form than OpenAI's API") from error
+            raise NoAnswerError("server", f"{self._shown} answered in another form than OpenAI's API") from error
         return Completion("" if text is None else str(text), *used)
 
     async def _call(self, method: str, path: str, body: Any) -> Any:
@@ -183,14 +187,14 @@ class ServedModel:
             ):
                 if response.status >= 400:
                     said = cut_middle((await response.text(errors="replace")).strip(), 300, " ... ")
-                    raise NoAnswerError("server", f"{self._url} answered with HTTP {response.status}: {said}")
+                    raise NoAnswerError("server", f"{self._shown} answered with HTTP {response.status}: {said}")
                 return await response.json(content_type=None)
         except TimeoutError as error:
-            raise NoAnswerError("late", f"{self._url} did not answer within {self._wait_s:g} s") from error
+            raise NoAnswerError("late", f"{self._shown} did not answer within {self._wait_s:g} s") from error
         except ValueError as error:
-            raise NoAnswerError("server", f"{self._url} answered with something that is not JSON") from error
+            raise NoAnswerError("server", f"{self._shown} answered with something that is not JSON") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise NoAnswerError("server", f"{self._url} can't be reached ({type(error).__name__})") from error
+            raise NoAnswerError("server", f"{self._shown} can't be reached ({type(error).__name__})") from error
 
 
 @dataclass(slots=True)
