@@ -34,7 +34,11 @@ class ProseDialect(TextDialect):
     setup = WHOLE_CELLS
 
     def chat_opening(self) -> str:
-        return ""
+        return str(self.texts["opening"])
+
+    def shown_examples(self) -> str:
+        examples = [each.strip() for each in self.texts["examples"][: self.config.examples]]
+        return "\n\n".join(["For example:" if len(examples) == 1 else "Examples:", *examples]) if examples else ""
 
 
 def prose_kind(lines: Sequence[str]) -> LineKind:
@@ -78,6 +82,7 @@ class PlainTextDialect(ProseDialect):
     """Prose that ends with `Answer: ...`, without tools or a session: the baseline for the other dialects."""
 
     texts_name = "text"
+    unused = ("tools", "tool")
     needs_kernel = False
     setup = ""
 

@@ -1,11 +1,12 @@
 """What a model reads before its first line: one YAML file per dialect, from `prompts/` or from the user.
 
     opening: text at the very beginning; under a chat template, what opens the assistant's turn
-    question: the frame of the problem, with {question}
+    question: the frame of the problem, with {question}; under a chat template, that of a file of the user's own alone
     system: the system message of chat models
     tools: how functions are presented, with {tools}
     tool: one function among them, with {signature} and {description}
-    examples: worked sessions that come before the problem, as many as the config asks for
+    examples: worked sessions that come before the problem, as many as the config asks for; under a chat template in the
+        assistant's turn where an interpreter's prompt opens it, else in the system message
 
 A user's own file names the dialect that it is for (`dialect: fenced`). Keys that it leaves out keep the texts of that
 dialect.
@@ -47,6 +48,8 @@ class TextDialect:
 
     texts_name = ""
     """The file in `prompts/` that its texts are in; "" for none."""
+    unused: tuple[str, ...] = ()
+    """Texts that it never shows."""
     stops = b"\n"
     needs_kernel = True
     needs_chat = False
@@ -57,6 +60,12 @@ class TextDialect:
         self.config = config or DialectConfig()
         self.tools = tuple(tools)
         self.texts = load_texts(self.texts_name, self.config)
+        self.own_texts = _own_texts(self.config)
+        for key in self.unused:
+            if key in self.own_texts:
+                raise ConfigError(
+                    f"the texts of a dialect, {self.config.name}: {self.texts_name} never shows {key}; leave it out"
+                )
         available = len(self.texts["examples"])
         if self.config.examples > available:
             where = f"prompts/{self.texts_name}.yaml" if self.texts_name else type(self).__name__
@@ -71,8 +80,10 @@ class TextDialect:
     def chat_prompt(self, question: str, history: Sequence[Message] = ()) -> ChatPrompt:
         """The messages for a chat template. The conversation's own system messages are appended to the dialect's."""
         own = [message.content for message in history if message.role == "system"]
-        system = [(self.config.system or self.texts["system"]).strip(), self.presented_tools(), *own]
-        rest = [*(message for message in history if message.role != "system"), Message("user", question)]
+        system = [(self.config.system or self.texts["system"]).strip(), self.presented_tools(), self.shown_examples()]
+        system += own
+        asked = TextDialect.framed(self, question).strip() if "question" in self.own_texts else question
+        rest = [*(message for message in history if message.role != "system"), Message("user", asked)]
         head = [Message("system", text)] if (text := "\n\n".join(filter(None, system))) else []
         messages = tuple({"role": message.role, "content": message.content} for message in [*head, *rest])
         return ChatPrompt(messages, self.chat_opening())
@@ -96,6 +107,10 @@ class TextDialect:
     def chat_opening(self) -> str:
         """The text that begins the assistant's turn after a chat template."""
         return self.opening()
+
+    def shown_examples(self) -> str:
+        """The worked examples as the system message of a chat holds them; "" where `chat_opening` does."""
+        return ""
 
     def tools_opening(self) -> str:
         """The functions as presented in a base model's prompt."""
@@ -134,7 +149,7 @@ class PromptDialect(TextDialect):
         return super().completion_prompt(question, history) + self.first_prompt
 
     def framed(self, question: str) -> str:
-        return self.as_comments(question)
+        return self.as_comments(super().framed(question) if "question" in self.own_texts else question)
 
     def framed_message(self, message: Message) -> str:
         return self.as_comments(super().framed_message(message))
@@ -152,8 +167,7 @@ def load_texts(name: str, config: DialectConfig) -> dict[str, Any]:
     Raises ConfigError naming the file. Without a NAME, unknown keys are left to the user's own dialect.
     """
     shipped = _read(resource_folder("prompts") / f"{name}.yaml") if name else {}
-    own = _read(_file_of(config.name)) if config.name.endswith(".yaml") else {}
-    own = {key: value for key, value in own.items() if key != "dialect"}
+    own = _own_texts(config)
     known = {**_DEFAULTS, **shipped}
     where = f"the texts of a dialect, {config.name}"
     for key, value in own.items():
@@ -169,6 +183,11 @@ def load_texts(name: str, config: DialectConfig) -> dict[str, Any]:
     if "{question}" not in own.get("question", "{question}"):
         raise ConfigError(f"{where}: question has no {{question}} in it, where the problem goes")
     return {**known, **own}
+
+
+def _own_texts(config: DialectConfig) -> dict[str, Any]:
+    own = _read(_file_of(config.name)) if config.name.endswith(".yaml") else {}
+    return {key: value for key, value in own.items() if key != "dialect"}
 
 
 def base_of(path: str) -> str:

@@ -31,6 +31,7 @@ class ToolCallDialect(ProseDialect):
     """Calls as chat models are trained to make them."""
 
     texts_name = "tool_call"
+    unused = ("tools", "tool")
     needs_chat = True
 
     def __init__(

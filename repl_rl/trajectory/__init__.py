@@ -15,7 +15,7 @@ from repl_rl.trajectory.data import (
     Trajectory,
     whole_session,
 )
-from repl_rl.trajectory.jsonl import Record, read_jsonl, read_labelled, read_record, write_jsonl
+from repl_rl.trajectory.jsonl import Record, label_of, read_jsonl, read_labelled, read_record, write_jsonl
 
 __all__ = [
     "Branch",
@@ -31,6 +31,7 @@ __all__ = [
     "Task",
     "ToolCall",
     "Trajectory",
+    "label_of",
     "read_jsonl",
     "read_labelled",
     "read_record",

@@ -64,7 +64,7 @@ def read_jsonl(path: Path | str, notes: list[str] | None = None, *, inside: Path
 def read_labelled(
     path: Path | str, notes: list[str] | None = None, *, inside: Path | None = None
 ) -> Iterator[tuple[str, Trajectory]]:
-    """As `read_jsonl`, each with the model and the dialect that `repl-rl eval` keeps beside it; "" without a model."""
+    """As `read_jsonl`, each with its `label_of`."""
     path = Path(path)
     left_out, changed = list[str](), list[str]()
     try:
@@ -85,7 +85,7 @@ def read_labelled(
                 if record.note is not None:
                     (changed if record.has_tokens else left_out).append(f"line {number}: {record.note}")
                 if record.has_tokens:
-                    yield _label_of(line), record.trajectory
+                    yield label_of(line), record.trajectory
     except OSError as error:
         if notes is None:
             raise RunError(f"{path} can't be read: {error.strerror}") from error
@@ -104,7 +104,8 @@ class _Label(msgspec.Struct):
 _LABELS = msgspec.json.Decoder(_Label)
 
 
-def _label_of(line: bytes) -> str:
+def label_of(line: bytes) -> str:
+    """The model and the dialect that `repl-rl eval` keeps beside a trajectory; "" without a model."""
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         label = _LABELS.decode(line)
         return ", ".join(filter(None, (label.model, label.dialect))) if label.model else ""

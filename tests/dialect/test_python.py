@@ -6,6 +6,7 @@ import itertools
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -130,11 +131,12 @@ def test_a_limit_without_room_for_the_marker_is_refused() -> None:
         ("examples: one", "examples is 'one'; it has to be a list"),
         ("examples: [one, 2]", "examples is .'one', 2.; it has to be a list"),
         ('question: "Solve it."', r"question has no \{question\} in it"),
+        ("dialect: text\ntool: x", "text never shows tool; leave it out"),
     ],
 )
 def test_texts_that_say_nothing_are_refused(tmp_path: Path, texts: str, complaint: str) -> None:
     path = tmp_path / "own.yaml"
-    path.write_text(f"dialect: fenced\n{texts}\n")
+    path.write_text(f"{'' if 'dialect' in texts else 'dialect: fenced'}\n{texts}\n")
     with pytest.raises(ConfigError, match=rf"own.yaml: {complaint}"):
         make_dialect(DialectConfig(name=str(path)))
 
@@ -142,3 +144,28 @@ def test_texts_that_say_nothing_are_refused(tmp_path: Path, texts: str, complain
 def test_a_dialect_whose_module_can_not_be_imported() -> None:
     with pytest.raises(ConfigError, match=r"dialect.name: ':Calculator' is not an import path; write it as package"):
         make_dialect(DialectConfig(name=":Calculator"))
+
+
+@pytest.mark.parametrize(
+    ("dialect", "base", "opened"),
+    [
+        ("python", "O\n>>> # Q: Six?\n>>>", "O\n>>>"),
+        ("ipython", "O\n# Q: Six?\n\nIn [1]:", "O\nIn [1]:"),
+        ("fenced", "O\nQ: Six?\n", "O\n"),
+        ("inline", "O\nQ: Six?\n", "O\n"),
+        ("text", "O\nQ: Six?\n", "O\n"),
+    ],
+)
+def test_texts_of_ones_own_reach_base_models_and_chat_models(
+    dialect: str, base: str, opened: str, tmp_path: Path
+) -> None:
+    texts = {"dialect": dialect, "opening": "O\n", "question": "Q: {question}\n", "system": "S", "examples": ["EX\n"]}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(texts))
+    plain, shown = (make_dialect(DialectConfig(name=str(tmp_path / "own.yaml"), examples=n)) for n in (0, 1))
+    assert plain.completion_prompt("Six?") == base
+    assert shown.completion_prompt("Six?") == base.replace("O\n", "O\nEX\n")
+    prompt = plain.chat_prompt("Six?")
+    assert [message["content"] for message in prompt.messages] == ["S", "Q: Six?"]
+    assert prompt.prefill == opened
+    prompt = shown.chat_prompt("Six?")
+    assert f"{prompt.messages[0]['content']}{prompt.prefill}".count("EX") == 1

@@ -97,7 +97,10 @@ def test_a_file_of_texts(here: Path) -> None:
     (here / "riddles.yaml").write_text(texts)
     dialect = make_dialect(DialectConfig(name="riddles.yaml", examples=1))
     assert dialect.completion_prompt("What is 6 * 7?") == "Q: What is 2 + 2?\nA:\nAnswer: 4\nQ: What is 6 * 7?\nA:\n"
-    assert dialect.chat_prompt("Q").messages[0]["content"].startswith("You solve riddles with Python.")
+    system, user = (message["content"] for message in dialect.chat_prompt("What is 3?").messages)
+    assert system.startswith("You solve riddles with Python.")
+    assert system.endswith("For example:\n\nQ: What is 2 + 2?\nA:\nAnswer: 4")
+    assert user == "Q: What is 3?\nA:"
     [cell] = dialect.reader().read("```python\n6 * 7\n```\n").cells
     assert cell.source == "6 * 7"
 

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from repl_rl.cli import main
-from repl_rl.trajectory import StopReason
+from repl_rl.trajectory import StopReason, write_jsonl
 from repl_rl.view.run import rollouts_summary
-from tests.view.conftest import STEPS, make_trajectory
+from repl_rl.view.viewer.api import RunApi
+from repl_rl.view.viewer.indexer import update
+from tests.view.conftest import STEPS, failed_trajectory, make_trajectory, solved_trajectory
 
 
 def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
@@ -37,6 +39,32 @@ def test_a_file_is_printed_or_summed_up(run_folder: Path, capsys: pytest.Capture
         "stopped: answer 3 (100%)",
         "reward: +0.27 on average, -0.10 to +1.00",
     ]
+
+
+def test_an_evaluation_of_several_models_is_told_of_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "eval.jsonl"
+    for model, dialect, solved, count in (
+        ("nano", "python", 3, 4),
+        ("nano", "fenced", 0, 4),
+        ("other", "python", 1, 2),
+    ):
+        made = [(solved_trajectory if n < solved else failed_trajectory)("t") for n in range(count)]
+        write_jsonl(file, made, labels=[{"model": model, "dialect": dialect}] * count, append=True)
+    told = [
+        "nano, python: 4 trajectories, 3 of 4 graded ones solved",
+        "nano, fenced: 4 trajectories, 0 of 4 graded ones solved",
+        "other, python: 2 trajectories, 1 of 2 graded ones solved",
+    ]
+    assert run([str(file)], capsys)[1].endswith(" ".join(told))
+    assert main(["view", str(file), "--summary"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert [shown[shown.index(f"nano, {dialect}") + 3] for dialect in ("python", "fenced")] == [
+        "solved: 3 of 4 graded (75.0%)",
+        "solved: 0 of 4 graded (0.0%)",
+    ]
+    api = RunApi(file)
+    update(file, api.index)
+    assert sorted(api.run()["summary"]) == sorted(f"eval.jsonl: {each}" for each in told)
 
 
 def test_a_summary_of_a_run_ends_with_the_rollouts_of_its_last_step(

@@ -16,6 +16,7 @@ import socket
 import time
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,7 @@ _COPIED_MB = 6.0
 _FOLDERS = ("/tmp", "/dev/shm")
 _PRINTED_CHARS = 4_000
 _REASON_CHARS = 500
+_FEW_OPEN = 32
 _WATCH_AFTER_S, _TURN_S = 0.005, 0.0003
 """The output of a line is read while it runs if it takes longer than this, and a turn for each line beside it."""
 
@@ -307,8 +309,9 @@ class ForkedKernel:
                     children.append(Child(SessionPipe(limits.output_bytes, limits.read_mb * _MIB)))
                 session = (self.pid, self._pidfd, self._channel, self._listener)
                 await fork_session(children, self._server, *session, reseed=reseed, patience_s=limits.start_s)
-                # All of them stand still, and what they have open takes its time to look through.
-                if (what := await asyncio.to_thread(still_shared, children, self.pid)) is not None:
+                look = partial(still_shared, children, self.pid)
+                has_few_open = len(os.listdir(f"/proc/{self.pid}/fd")) <= _FEW_OPEN  # they are compared one by one
+                if (what := look() if has_few_open else await asyncio.to_thread(look)) is not None:
                     raise ForkRefusedError(
                         f"forks of the session would not have been apart from it; they share: {what}"
                     )

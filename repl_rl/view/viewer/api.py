@@ -70,7 +70,7 @@ class RunApi:
         answer = {**about, "notes": [*about["notes"], *map(visible, index_notes)], "choices": choices}
         answer |= {"index": progress, "revision": mark, "live": live}
         if counted is not None:
-            answer["summary"] = [visible(f"{self.target.name}: {counted}")]
+            answer["summary"] = [visible(f"{self.target.name}: {each}") for each in counted]
         return {name: value for name, value in answer.items() if name not in _OWN}
 
     def rows(self, parameters: Mapping[str, str]) -> Answer:
@@ -169,11 +169,17 @@ def _about(run: Run, target: Path) -> Answer:
     }
 
 
-def _counted(connection: sqlite3.Connection) -> str:
-    counts = dict(connection.execute("SELECT status, count(*) FROM trajectory GROUP BY status").fetchall())
-    graded = counts.get("solved", 0) + counts.get("not solved", 0)
-    grades = f", {counts.get('solved', 0)} of {graded} graded ones solved" if graded else ""
-    return f"{sum(counts.values())} trajectories{grades}"
+def _counted(connection: sqlite3.Connection) -> list[str]:
+    """A sentence, or one for each model and dialect of an evaluation of several."""
+    by_label: dict[str, dict[str, int]] = {}
+    for label, status, count in connection.execute("SELECT label, status, count(*) FROM trajectory GROUP BY 1, 2"):
+        by_label.setdefault(label, {})[status] = count
+    told = []
+    for label, counts in by_label.items():
+        graded = counts.get("solved", 0) + counts.get("not solved", 0)
+        grades = f", {counts.get('solved', 0)} of {graded} graded ones solved" if graded else ""
+        told.append(f"{label and f'{label}: '}{sum(counts.values())} trajectories{grades}")
+    return told or ["0 trajectories"]
 
 
 def _entry(connection: sqlite3.Connection, id: str) -> queries.Entry:

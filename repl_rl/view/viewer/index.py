@@ -34,7 +34,7 @@ from repl_rl.utils.folders import cache_home
 from repl_rl.utils.text import visible
 from repl_rl.view.words import short, status, total_reward
 
-VERSION = 1
+VERSION = 2
 """Version of the layout and of what is read from a record: raise it when either changes."""
 NAME = f"index-{VERSION}.sqlite"
 SPLITS = ("eval", "train")
@@ -51,7 +51,8 @@ CREATE TABLE IF NOT EXISTS trajectory (
     position INTEGER NOT NULL, start INTEGER NOT NULL, length INTEGER NOT NULL, task_id TEXT NOT NULL,
     family TEXT NOT NULL, status TEXT NOT NULL, stop_reason TEXT NOT NULL, reward REAL, outcome REAL,
     lines INTEGER NOT NULL, tokens INTEGER NOT NULL, errors TEXT NOT NULL, n_errors INTEGER NOT NULL,
-    duration_s REAL NOT NULL, version INTEGER NOT NULL, note TEXT, question INTEGER NOT NULL
+    duration_s REAL NOT NULL, version INTEGER NOT NULL, note TEXT, question INTEGER NOT NULL,
+    label TEXT NOT NULL
 );
 CREATE TABLE IF NOT EXISTS error (name TEXT NOT NULL, trajectory INTEGER NOT NULL, PRIMARY KEY (name, trajectory))
     WITHOUT ROWID;

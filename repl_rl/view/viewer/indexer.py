@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from repl_rl.files import lines_of, open_file
-from repl_rl.trajectory import read_record
+from repl_rl.trajectory import label_of, read_record
 from repl_rl.utils.text import visible
 from repl_rl.view.viewer.index import (
     StepFile,
@@ -51,7 +51,7 @@ from repl_rl.view.viewer.index import (
 _COMMIT_AFTER_S = 0.25
 _TAIL_BYTES = 4096
 _NOT_AGAIN_FOR_S = 0.8
-_INSERT = f"INSERT INTO trajectory VALUES ({', '.join('?' * 20)})"
+_INSERT = f"INSERT INTO trajectory VALUES ({', '.join('?' * 21)})"
 
 
 @contextmanager
@@ -247,7 +247,7 @@ def _index_some(
             connection.execute("INSERT OR IGNORE INTO question VALUES (?, ?)", (digest, question))
             id = key(file.split, file.step, progress.records)
             where = (file.split, file.step, progress.records, start, len(line))
-            connection.execute(_INSERT, (id, *where, *columns(record), digest))
+            connection.execute(_INSERT, (id, *where, *columns(record), digest, visible(label_of(line))))
             names = error_names(record.trajectory)
             connection.executemany("INSERT INTO error VALUES (?, ?)", ((name, id) for name in names))
         progress.records += 1
