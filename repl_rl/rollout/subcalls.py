@@ -27,7 +27,7 @@ from repl_rl.engine import Engine, Finish, Vocabulary
 from repl_rl.errors import ModelError
 from repl_rl.rollout.state import Transcript
 from repl_rl.trajectory import Line, LineKind, StopReason, SubCall, Task, Trajectory
-from repl_rl.utils.text import cut_middle, string_of
+from repl_rl.utils.text import cut_middle, string_of, whole
 
 _RECORDED_CHARS = 4000
 _MOST_AT_ONCE = 1_000
@@ -317,7 +317,7 @@ class SubCalls:
     def _record_refused(self, questions: Sequence[Question], why: NoAnswerError, batch: int) -> None:
         for question in questions[: self._left.refused]:
             self._left.refused -= 1
-            call = SubCall(_cut(_whole(question.prompt)), f"[no answer: {why}]", batch=batch, depth=self.depth)
+            call = SubCall(_cut(whole(question.prompt)), f"[no answer: {why}]", batch=batch, depth=self.depth)
             self._recorded[self._calls] = (replace(call, error_name=why.kind),)
             self._calls += 1
 
@@ -351,7 +351,7 @@ class SubCalls:
         sampling, spent, began_s = self._sampling, 0, time.monotonic()
         if isinstance(sampling, SeededSampling):
             sampling = sampling.model_copy(update={"seed": f"{sampling.seed}/sub-call {number}"})
-        prompt = _whole(question.prompt)
+        prompt = whole(question.prompt)
         call = SubCall(_cut(prompt), "", batch=batch, depth=self.depth, error_name="cancelled")
         name = f"{self._name}/{number}"
         inner = SubCalls(self._model, self._config, sampling, name, self._sessions, self)
@@ -399,11 +399,6 @@ def _value_as_text(written: str) -> str:
     """A submitted value, given as its `repr`; a string without its quotes."""
     text = string_of(written)  # None if it was cut, or is another value, or prose
     return written if text is None else text
-
-
-def _whole(text: str) -> str:
-    """The text without halves of characters, which a session may send."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def _cut(text: str) -> str:

@@ -73,11 +73,11 @@ def run(options: argparse.Namespace, console: Console) -> int:
             _say_finished(console, folder, wanted)
             return 0
     progress = Progress(console)
-    with prepare(config, options.runs, options.resume, overrides) as prepared:
-        progress.say(f"run folder: {prepared.folder.path}")
-        for note in prepared.notes:
-            progress.warn(note)
+    with progress.interrupts(), prepare(config, options.runs, options.resume, overrides) as prepared:
         try:
+            progress.say(f"run folder: {prepared.folder.path}")
+            for note in prepared.notes:
+                progress.warn(note)
             outcome = train(prepared, progress)
         except KeyboardInterrupt:
             if prepared.folder.is_unused:

@@ -42,8 +42,11 @@ _TRAINED = 4
 """Values of each parameter that is trained: the weight, its gradient and AdamW's two moments, all in `train.dtype`.
 Kahan sums are one more."""
 _GIB = 2**30
-_LIBRARIES_GIB = 1.5
+_LIBRARIES_GIB = 0.8
 """What torch, vLLM and TRL hold before there is a model."""
+_COPIES_OF_LARGEST = 3
+"""Beside the parameters themselves, of the largest, mostly the embedding: the head's gradient in float32, and AdamW's
+two temporaries."""
 Shapes = dict[str, list[int]]
 """A model's parameters by name."""
 _HEADER_BYTES = 100_000_000
@@ -225,21 +228,36 @@ def _memory(config: Config, shapes: Shapes, prompt_tokens: int | None, gpu_gib: 
             f"and the GPU has {gpu_gib:,.1f}; lower train.micro_batch or engine.gpu_memory_utilization, set "
             "train.trl.gradient_checkpointing, or train adapters (train.lora)"
         )
-    if not gpu_gib:
-        sampler_gib = 0.0 if config.engine.servers else weights_gib + config.engine.kv_cache_gib
-        here_gib, needed_gib = available_mb() / 1024, train.processes * (trainer_gib + sampler_gib + _LIBRARIES_GIB)
-        if needed_gib > here_gib:
-            notes.append(
-                f"does not fit: on the CPU, trainer and sampler take about {needed_gib:,.1f} GiB, libraries included, "
-                f"and {here_gib:,.1f} are available; lower train.micro_batch, set train.trl.gradient_checkpointing, "
-                "train adapters (train.lora), or take a smaller model"
-            )
+    together = "" if gpu_gib else _on_cpu(config, trainer_gib, weights_gib, cache_gib, shapes, notes)
     return (
         f"about {trainer_gib:,.2f} GiB to train: {trained / _GIB:,.2f} for weights, gradients and AdamW, "
         f"{copies / _GIB:,.2f} for copies in {config.model.dtype}, {activations / _GIB:,.2f} for activations of "
         f"{tokens:,} tokens{sharded}; to sample, {weights_gib:,.2f} GiB for weights and up to {cache_gib:,.2f} for "
-        f"keys and values of {places} sessions of {context:,} tokens"
+        f"keys and values of {places} sessions of {context:,} tokens{together}"
     )
+
+
+def _on_cpu(
+    config: Config, trainer_gib: float, weights_gib: float, cache_gib: float, shapes: Shapes, notes: list[str]
+) -> str:
+    """What the processes hold where there is no GPU, and a note if that is more than there is."""
+    backend = engine_backend(config.engine)
+    if backend == "server":
+        sampler_gib = 0.0
+    elif backend == "vllm":  # which takes all of its cache at once
+        sampler_gib = weights_gib + config.engine.kv_cache_gib
+    else:
+        sampler_gib = weights_gib + min(cache_gib, config.engine.kv_cache_gib)
+    largest_gib = max(map(math.prod, shapes.values())) * _BYTES[config.train.dtype] / _GIB
+    each_gib = trainer_gib + sampler_gib + _COPIES_OF_LARGEST * largest_gib + _LIBRARIES_GIB
+    needed_gib, here_gib = config.train.processes * each_gib, available_mb() / 1024
+    if needed_gib > here_gib:
+        notes.append(
+            f"does not fit: without a GPU this takes about {needed_gib:,.1f} GiB of memory, and {here_gib:,.1f} are "
+            "available; lower train.micro_batch, set train.trl.gradient_checkpointing, train adapters (train.lora), or "
+            "take a smaller model"
+        )
+    return f"; together, with libraries and without a GPU, about {needed_gib:,.1f} GiB, of {here_gib:,.1f} available"
 
 
 def shapes_of(path: str, folder: Path) -> Shapes:

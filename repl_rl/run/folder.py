@@ -20,6 +20,7 @@ from repl_rl.config import Config, dump_config, load_config
 from repl_rl.errors import ConfigError, RunError
 from repl_rl.files import lines_of, open_file, read_file, replace_file
 from repl_rl.trajectory import Trajectory, write_jsonl
+from repl_rl.utils.text import visible
 
 logger = logging.getLogger(__name__)
 
@@ -108,10 +109,9 @@ class RunFolder:
 
     def _holder(self) -> str:
         """Who locked the run last; "" if that gave it back."""
-        try:
-            return self._lock_path.read_text(encoding="utf-8", errors="replace")[:300]
-        except OSError:
-            return ""
+        with suppress(OSError):
+            return visible(read_file(self._lock_path, self.path).decode(errors="replace"))[:300]
+        return ""
 
     def is_finished(self, config: Config) -> bool:
         """Whether nothing remains to do: all steps are trained, the model is saved, and both evaluations are there."""

@@ -11,7 +11,7 @@ from typing import Any
 from repl_rl.config import Config, SamplingConfig
 from repl_rl.errors import ConfigError
 from repl_rl.rewards import RewardTable
-from repl_rl.rollout.batch import RolloutService
+from repl_rl.rollout.batch import OnEnd, RolloutService
 from repl_rl.rollout.metrics import solve_rates
 from repl_rl.rollout.score import score
 from repl_rl.rollout.service import prompt_tokens
@@ -53,14 +53,18 @@ def evaluate(
     sampling: SamplingConfig,
     grader: Grader = grade,
     step: int = 0,
+    on_end: OnEnd = lambda index, trajectory: None,
 ) -> Evaluation:
     """Roll out every task once and grade it. Aborted trajectories count as not solved; `step` is for schedules.
 
-    With several processes, each rolls out a share of the tasks and gets the evaluation of all.
+    With several processes, each rolls out a share of the tasks and gets the evaluation of all. `on_end` is told of each
+    trajectory of this process as it ends, with the index of its task.
     """
     started = time.perf_counter()
     rank, count = process_rank(), process_count()
-    trajectories = service.generate(tasks[rank::count], sampling)
+    trajectories = service.generate(
+        tasks[rank::count], sampling, on_end=lambda index, ended: on_end(rank + index * count, ended)
+    )
     own = [item.trajectory for item in score(tasks[rank::count], trajectories, grader, table, step)]
     indexed = dict(gather(list(zip(range(rank, len(tasks), count), own, strict=True))))
     scored = [indexed[index] for index in range(len(tasks))]

@@ -130,8 +130,8 @@ def off(trial: Trial, config: Config) -> list[str]:
         )
     if not trial.drift_mean <= _MOST_DRIFT[trial.dtype]:
         troubles.append(
-            f"sampler and trainer differ by {trial.drift_mean:.2g} nats a token: see the FAQ on drift; set "
-            "sampling.top_p=1 and sampling.top_k=0, and leave engine.vllm: {kv_cache_dtype: ...} out"
+            f"sampler and trainer differ by {trial.drift_mean:.2g} nats a token: see the FAQ on drift, and "
+            "leave engine.vllm: {kv_cache_dtype: ...} out"
         )
     if trial.moved < _LEAST_MOVED:
         troubles.append(
@@ -210,10 +210,7 @@ class Watch:
         self.step_s = 0.0
         """From the step's begin to the optimizer's end, without what watching took."""
         self.peaks_mb: defaultdict[str, float] = defaultdict(float)
-        self._running: list[str] = []
-        """Parts that have begun, each inside of the one before it, whose time stands still."""
-        self._since = 0.0
-        self._step_began = 0.0
+        self._began: dict[str, float] = {}
         self._own_s = 0.0
         """What watching took of this step: Python's garbage is collected before each part."""
 
@@ -232,14 +229,14 @@ class Watch:
     def on_step_begin(self, *arguments: Any, **named: Any) -> None:
         self.seconds.clear()
         self._own_s = 0.0
-        self._step_began = time.perf_counter()
+        self._began["step"] = time.perf_counter()
 
     def on_pre_optimizer_step(self, *arguments: Any, **named: Any) -> None:
         self.begin("optimizer")
 
     def on_optimizer_step(self, *arguments: Any, **named: Any) -> None:
         self.end("optimizer")
-        self.step_s = time.perf_counter() - self._step_began - self._own_s
+        self.step_s = time.perf_counter() - self._began["step"] - self._own_s
 
     def __getattr__(self, event: str) -> Callable[..., None]:
         """Does nothing at all other events of transformers' callbacks."""
@@ -248,25 +245,15 @@ class Watch:
         return lambda *arguments, **named: None
 
     def begin(self, part: str) -> None:
-        asked = self._count()
+        asked = time.perf_counter()
         forget_peak()
-        self._since = time.perf_counter()
-        self._own_s += self._since - asked
-        self._running.append(part)
+        self._began[part] = time.perf_counter()
+        self._own_s += self._began[part] - asked
 
     def end(self, part: str) -> None:
         peak_mb = _peak_mb()  # waits for a GPU
-        self._count()
-        self._running.remove(part)
+        self.seconds[part] += time.perf_counter() - self._began[part]
         self.peaks_mb[part] = max(self.peaks_mb[part], peak_mb)
-
-    def _count(self) -> float:
-        """Give the part that runs its time up to now."""
-        now = time.perf_counter()
-        if self._running:
-            self.seconds[self._running[-1]] += now - self._since
-        self._since = now
-        return now
 
 
 def forget_peak() -> float:

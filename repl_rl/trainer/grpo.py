@@ -332,7 +332,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         if self.queue is None:
             self._open_queue()
         assert self.queue is not None
-        taken = self.queue.take(self.engine.version)
+        taken = self.queue.take(self.engine.version, self.state.global_step)
         trajectories = [trajectory for _, group in taken.groups for trajectory in group]
         refuse_if_all_aborted(trajectories)
         self._rows[:] = [row for ticket, _ in taken.groups for row in self._rows_of(ticket)]

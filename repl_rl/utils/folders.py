@@ -139,36 +139,22 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
     `make` gets an empty folder to fill. If it raises, or on an OSError, the exception passes through and no folder is
     left.
     """
-    if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(folder.with_name(f".{folder.name}.lock"), folder):
-            if not folder.is_dir():
-                _make(folder, make)
-    return folder
-
-
-def _make(folder: Path, make: Callable[[Path], None]) -> None:
-    part = folder.with_name(f".{folder.name}.part")
-    if part.exists():  # left by a process that was killed: this one holds the lock
-        shutil.rmtree(part)
-    part.mkdir()
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    part, lock = folder.with_name(f".{folder.name}.part"), FileLock(folder.with_name(f".{folder.name}.lock"))
     try:
-        make(part)
-        part.rename(folder)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-
-
-@contextmanager
-def _alone(lock: Path, folder: Path) -> Iterator[None]:
-    """Hold the lock file; the system lets go of it when the process ends, however it ends."""
-    held = FileLock(lock)
-    try:
-        held.acquire(blocking=False)
+        lock.acquire(blocking=False)
     except Timeout:
         print(f"another process is making {folder}; waiting for it", file=sys.stderr, flush=True)
-        held.acquire()
+        lock.acquire()
     try:
-        yield
+        if not folder.is_dir():
+            shutil.rmtree(part, ignore_errors=True)  # left by a process that was killed
+            part.mkdir()
+            make(part)
+            part.rename(folder)
     finally:
-        held.release()
+        shutil.rmtree(part, ignore_errors=True)
+        lock.release()
+    return folder

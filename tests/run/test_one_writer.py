@@ -16,12 +16,13 @@ from unittest.mock import Mock
 import filelock
 import pytest
 import torch
-from commands import begin, finish, wait_until
+from commands import begin, finish
 from safetensors.torch import load_file
 
 from repl_rl.cli import main
 from repl_rl.config import load_config
-from repl_rl.errors import RunError
+from repl_rl.errors import KernelError, RunError
+from repl_rl.run import training
 from repl_rl.run.folder import RunFolder, new_run
 
 HOLDING = "import sys; from pathlib import Path; from repl_rl.run.folder import RunFolder\n"
@@ -131,10 +132,47 @@ def test_a_finished_run_is_measured_where_that_is_missing_and_not_trained(
 @pytest.mark.more
 def test_an_interrupt_while_the_model_loads_is_said_at_once_and_takes_the_folder_along(stored: Path) -> None:
     process = begin(stored, "train", "sample.yaml")
-    wait_until((stored / "runs/stored/.lock").exists, process)
+    assert process.stdout is not None
+    while "loading the model" not in process.stdout.readline():
+        assert process.poll() is None
     process.send_signal(signal.SIGINT)
     said = finish(process, code=130)
     assert "interrupted; ending the engine and the kernels" in said
     assert "nothing has been trained or measured yet, so runs/stored is removed again" in said
     assert not (stored / "runs/stored").exists()
     shutil.rmtree(stored / "runs", ignore_errors=True)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(
+    ("trouble", "said"),
+    [
+        (KernelError("the process that runs the rollouts was killed (Killed)"), "was killed (Killed)"),
+        (OSError(errno.ENOSPC, "No space left on device"), "a disk is full: that of runs/stored, or of"),
+        (KeyError("a bug"), None),
+    ],
+)
+def test_trouble_in_a_run_ends_with_what_is_saved_and_how_to_go_on(
+    trouble: Exception,
+    said: str | None,
+    stored: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def train(prepared: training.Prepared, progress: object) -> None:
+        prepared.folder.append({"kind": "eval", "step": 0})
+        raise trouble
+
+    monkeypatch.setattr(training, "train", train)
+    if said is None:
+        with pytest.raises(KeyError, match="a bug"):
+            main(["train", "sample.yaml"])
+        return
+    assert main(["train", "sample.yaml"]) == 2
+    printed = capsys.readouterr().err
+    assert said in printed
+    assert printed.endswith(
+        "\nThe run is saved up to step 0. Once that is mended, go on with: repl-rl train --resume runs/stored\n"
+    )
+    with RunFolder(stored / "runs/stored").locked():
+        pass

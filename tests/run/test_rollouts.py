@@ -15,6 +15,7 @@ from repl_rl.cli import main
 from repl_rl.errors import KernelError
 from repl_rl.rollout import service
 from repl_rl.rollout.batch import OnEnd
+from repl_rl.run.evaluation import comparison
 from repl_rl.trajectory import Task, Trajectory, read_jsonl
 
 pytestmark = [pytest.mark.more, pytest.mark.usefixtures("stored")]
@@ -67,3 +68,31 @@ def test_what_has_ended_is_kept_and_graded_when_the_rest_is_not_to_come(
     kept = list(read_jsonl(Path("x.jsonl")))
     assert [one.completion_ids for one in kept] == [one.completion_ids for one in reversed(ended)]
     assert [one.outcome_reward for one in kept] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(("failure", "code"), [(KeyboardInterrupt(), 130), (KernelError("it was killed"), 2)])
+def test_what_has_ended_of_an_evaluation_is_kept_beside_those_that_are_complete(
+    failure: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = next(iter(read_jsonl(Path("step_00003.jsonl"))))
+    asked: list[int] = []
+
+    class Service:
+        def generate(self, tasks: Sequence[Task], sampling: object, on_end: OnEnd) -> list[Trajectory]:
+            asked.append(len(tasks))
+            trajectories = [replace(one, task_id=task.id, outcome_reward=None) for task in tasks]
+            for index, trajectory in enumerate(trajectories[: 3 if len(asked) == 2 else None]):
+                on_end(index, trajectory)
+            if len(asked) == 2:
+                raise failure
+            return trajectories
+
+    monkeypatch.setattr(comparison, "open_service", lambda *_: nullcontext(Service()))
+    assert main(["eval", "sample.yaml", "--model", "model", "model", "model", "-n", "2", "--out", "x.jsonl"]) == code
+    assert "3 of 4 rollouts of model, python are kept in x.jsonl\n" in capsys.readouterr().out
+    records = [json.loads(line) for line in Path("x.jsonl").read_text().splitlines()]
+    assert [record["sample"] for record in records] == [0, 1, 0, 1, 0, 1, 0]
+    assert {(record["model"], record["dialect"], record["outcome_reward"]) for record in records} == {
+        ("model", "python", 0.0)
+    }
+    assert asked == [4, 4]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from repl_rl.errors import ConfigError
-from repl_rl.trajectory import write_jsonl
+from repl_rl.errors import ConfigError, ReplRLError
+from repl_rl.trajectory import Trajectory, write_jsonl
 from repl_rl.utils.distributed import is_main_process, leave
 from repl_rl.utils.folders import require_file
 
@@ -40,8 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser, config_help: str) -> None:
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    """Evaluate every combination and print the tables. Files are written after each, so a crash loses only one."""
+    """Evaluate every combination and print the tables. Files are written after each, so a crash loses only one; of one
+    that is interrupted, the rollouts that have ended are kept."""
     from repl_rl.run.evaluation.plan import make_plan
+    from repl_rl.run.progress import Progress
 
     overrides = list(options.set)
     if options.problems is not None:
@@ -57,19 +59,43 @@ def run(options: argparse.Namespace, console: Console) -> int:
     from repl_rl.run.evaluation.comparison import compare, labels, report, tables
 
     rows: list[Row] = []
+    under_way: dict[int, Trajectory] = {}
     _announce(console, plan, len(rows))
-    for row in compare(plan):
-        rows.append(row)
-        if is_main_process() and options.json:
-            text = json.dumps(report(plan, rows), indent=2, allow_nan=False)
-            options.json.write_text(text + "\n", encoding="utf-8")
-        if is_main_process() and options.out:
-            write_jsonl(options.out, row.trajectories, labels=labels(plan, row), append=len(rows) > 1)
-        _announce(console, plan, len(rows))
+    try:
+        with Progress(console).interrupts():
+            for row in compare(plan, under_way.__setitem__):
+                under_way.clear()
+                rows.append(row)
+                if is_main_process() and options.json:
+                    text = json.dumps(report(plan, rows), indent=2, allow_nan=False)
+                    options.json.write_text(text + "\n", encoding="utf-8")
+                if is_main_process() and options.out:
+                    write_jsonl(options.out, row.trajectories, labels=labels(plan, row), append=len(rows) > 1)
+                _announce(console, plan, len(rows))
+    except (KeyboardInterrupt, ReplRLError):
+        if is_main_process() and options.out and under_way:
+            _keep_part(console, plan, options.out, len(rows), under_way)
+        raise
     leave()
     for table in tables(plan, rows):
         console.print(table)
     return 0
+
+
+def _keep_part(console: Console, plan: EvaluationPlan, out: Path, done: int, ended: dict[int, Trajectory]) -> None:
+    """Grade and keep what has ended of a combination whose rest will not come. No figure counts it."""
+    from repl_rl.rollout.score import reward_table, score
+    from repl_rl.tasks import grade
+
+    combination, config = plan.combinations[done], plan.combinations[done].config
+    indices = sorted(ended)
+    tasks = [plan.tasks[index // plan.samples] for index in indices]
+    scored = score(tasks, [ended[index] for index in indices], grade, reward_table(config.rewards, config.credit))
+    label = {"model": combination.model, "dialect": combination.dialect}
+    labels = [{**label, "sample": index % plan.samples} for index in indices]
+    write_jsonl(out, [item.trajectory for item in scored], labels=labels, append=done > 0)
+    said = f"{len(ended)} of {len(plan.tasks) * plan.samples} rollouts of {combination.label} are kept in {out}"
+    console.print(said, highlight=False, markup=False, soft_wrap=True)
 
 
 def _announce(console: Console, plan: EvaluationPlan, done: int) -> None:

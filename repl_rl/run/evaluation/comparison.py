@@ -21,6 +21,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from repl_rl.rollout.batch import OnEnd
 from repl_rl.rollout.score import reward_table
 from repl_rl.rollout.service import open_service
 from repl_rl.run.evaluation.plan import Combination, EvaluationPlan
@@ -154,11 +155,12 @@ class Row:
             yield from samples
 
 
-def compare(plan: EvaluationPlan) -> Iterator[Row]:
+def compare(plan: EvaluationPlan, on_end: OnEnd = lambda index, trajectory: None) -> Iterator[Row]:
     """Yield each row as soon as it is ready. Models are loaded one at a time; weights and kernels are freed after each.
 
     Random numbers depend only on the config's seed and the positions of trajectory and token, as far as the engine
-    follows seeds (`engine.deterministic`). Raises what `Rollout.many` raises.
+    follows seeds (`engine.deterministic`). Raises what `Rollout.many` raises. `on_end` is told of each trajectory of a
+    combination as it ends.
     """
     first: tuple[Samples, ...] | None = None
     for combination in plan.combinations:
@@ -166,7 +168,7 @@ def compare(plan: EvaluationPlan) -> Iterator[Row]:
         tasks = [task for task in plan.tasks for _ in range(plan.samples)]
         sampling = config.eval_sampling.seeded(f"{config.seed}/heldout/{process_rank()}")
         with open_service(config) as service:
-            result = evaluate(service, tasks, reward_table(config.rewards, config.credit), sampling)
+            result = evaluate(service, tasks, reward_table(config.rewards, config.credit), sampling, on_end=on_end)
         starts = range(0, len(tasks), plan.samples)
         problems = tuple(result.trajectories[start : start + plan.samples] for start in starts)
         yield make_row(plan, combination, problems, first, result.numbers["seconds"])
