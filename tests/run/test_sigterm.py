@@ -48,7 +48,7 @@ def test_training_saves_a_checkpoint(stored: Path, by: str) -> None:
     "command",
     [
         ["rollout", "sample.yaml", "--task", "?", "-n", "100000"],
-        ["eval", "sample.yaml", "--problems", "20000"],
+        ["eval", "sample.yaml", "--problems", "500", "-n", "50"],
         ["replay", "many.jsonl"],
     ],
     ids=lambda command: command[0],
