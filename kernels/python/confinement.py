@@ -65,6 +65,7 @@ class Walls:
         self._tmp_mb = boot["tmp_mb"]
         self._readable = boot["readable"]
         self._links = boot["links"]
+        self._caches = boot.get("caches", {})
         self._rlimits = [(getattr(resource, name), limits) for name, limits in boot["rlimits"].items()]
         self._capabilities = _known_capabilities()
         self._filter = None
@@ -96,6 +97,9 @@ class Walls:
             os.setgroups([])
             os.setresgid(*[request["uid"]] * 3)
             os.setresuid(*[request["uid"]] * 3)
+        for name, target in self._caches.items():
+            os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
+            os.symlink(target, name)
         if self._kind == "bwrap":
             _own_user_namespace(own_proc)
         die_with_parent(server_pid)

@@ -14,6 +14,7 @@ Its boot record holds
     warm_up        Python code to run once, so that what packages do at their first use is done
     site_packages  folders to import own modules and third-party packages from
     links          {name: target} of links that each session finds in its working folder
+    caches         the same of its home folder, in folders that belong to it
 
 It first sends {"ready": true, "missing": [modules that can't be imported], "warm_up_error": text or null, "threads":
 [names of threads that the imports or the warm-up left running, which no session will have]}. Then, for each request

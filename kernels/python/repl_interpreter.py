@@ -12,11 +12,12 @@ then, and `run` must not be called from two threads at once). The source of a ce
 joined by newlines: one that ends in a newline ends in a blank line, which closes a block. Several statements are run in
 order.
 
-Not covered: top-level `await`; hiding the frames below the cell from `sys._getframe` and `traceback.print_stack`.
+Not covered: hiding the frames below the cell from `sys._getframe` and `traceback.print_stack`.
 """
 
 import __future__
 
+import ast
 import builtins
 import collections
 import contextlib
@@ -33,6 +34,7 @@ from repl_syntax import compile_cell, compile_whole
 from repl_tools import Tools
 
 _FUTURE_FLAGS = {getattr(__future__, name).compiler_flag for name in __future__.all_feature_names}
+_COROUTINE = 0x80  # inspect.CO_COROUTINE
 _NAME_CHARS = 200
 _MESSAGE_CHARS = 10_000
 _CLASS_NAME = type.__dict__["__name__"].__get__  # a metaclass may hide it
@@ -105,6 +107,7 @@ class PythonInterpreter:
         self._cells = collections.deque(maxlen=_KEPT_CELLS)
         self._context = contextvars.Context()
         self._flags = 0
+        self._runner = None
         self._stack = Stack()
         self._fill_namespace()
         self.tools = Tools(self.namespace)
@@ -218,6 +221,9 @@ class PythonInterpreter:
     def _execute(self, code):
         probed = {}
         limit = self._stack.before_probe()
+        if code.co_flags & _COROUTINE:
+            self._await(code)
+            return
         for step in ((exec, PROBE, probed), (exec, code, self.namespace)):
             # Both run by the same call, one that CPython never specialises, so that it always takes up the same stack.
             if step[1] is not PROBE or limit is not None:
@@ -225,9 +231,27 @@ class PythonInterpreter:
                 if step[1] is PROBE:
                     self._stack.after_probe(limit, probed["reached"])
 
+    def _await(self, code):
+        """Run a cell with `await` in it in the session's event loop, which stands still between such cells."""
+        import asyncio
+
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+        try:
+            self._runner.run(types.FunctionType(code, self.namespace)(), context=self._context)
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            inner, cancelled = error, error.__context__
+            if isinstance(error, KeyboardInterrupt) and isinstance(cancelled, asyncio.CancelledError):
+                inner, error.__context__ = cancelled, None
+            traceback = inner.__traceback__
+            while traceback is not None and traceback.tb_frame.f_code is not code:  # asyncio's
+                traceback = traceback.tb_next
+            raise error.with_traceback(traceback)  # noqa: B904
+
     def _compile(self, source):
         compiler = compile_whole if self.tools.has_whole_cells else compile_cell
-        code = compiler(source, self._flags)
+        awaits = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if self.tools.has_awaits else 0
+        code = compiler(source, self._flags | awaits)
         if "def " in source or "lambda" in source:
             self._cells.append(source[:_KEPT_CELL_CHARS])
         for flag in _FUTURE_FLAGS:

@@ -11,12 +11,15 @@ only while that code runs:
     repl_tools.hide("data")
     repl_tools.after_cell(function)
     repl_tools.cells_are_whole()
+    repl_tools.cells_may_await()
 
 What these bind belongs to the session; all other names of set-up code are dropped. A tool is not part of the session's
 state as long as its name is bound to it; what `bind` binds is, unless it is hidden. With `ends=True`, what a tool
 returns is handed in as the final answer. After every cell, functions given to `after_cell` are called, and then
 reserved names are bound again to what they were bound to when `reserve` was called. After `cells_are_whole`, a cell is
-read as a file is: a block needs no empty line after it, and an unfinished statement is an error. IPython always does.
+read as a file is: a block needs no empty line after it, and an unfinished statement is an error. After
+`cells_may_await`, `await` needs no function around it; it runs in an event loop that the session's cells share. IPython
+always does both.
 
 A call is recorded when it ends, with or without an exception: name, name of the exception's class, seconds. Calls that
 one registered function makes to another by a global name are recorded too if its globals are not those of an imported
@@ -62,7 +65,7 @@ class Tools:
         self._reserved = {}
         self._hidden = set()
         self._after_cell = []
-        self.has_whole_cells = False
+        self.has_whole_cells = self.has_awaits = False
 
     def module(self):
         """What set-up code imports."""
@@ -70,20 +73,26 @@ class Tools:
         module.register, module.host_proxy, module.bind = self.register, self.host_proxy, self.bind
         module.reserve, module.after_cell = self.reserve, self._after_cell.append
         module.hide = lambda *names: self._hidden.update(names)
-        module.cells_are_whole = self.cells_are_whole
+        module.cells_are_whole, module.cells_may_await = self.cells_are_whole, self.cells_may_await
         return module
 
     def cells_are_whole(self):
         """Read cells as files are read, rather than line by line as at a terminal."""
         self.has_whole_cells = True
 
-    def register(self, function, name, ends=False):
+    def cells_may_await(self):
+        """Run cells with `await` outside of functions."""
+        self.has_awaits = True
+
+    def register(self, function, name, ends=False, kinds=None, fields=None):
         """Bind `name` to `function`, and record its calls. Coroutines that it returns are run to their end.
 
-        Where an annotation is a class that JSON has nothing for, such as a dataclass, an Enum or a date, or holds one,
-        an argument may be what JSON has for it: an object, the value, or text.
+        `kinds` are annotations that are, or hold, a class which JSON has nothing for, such as a dataclass, an Enum or a
+        date, and `fields` those of such a class's fields, by class. An argument may then be what JSON has for it: an
+        object, the value, or text.
         """
-        tool = self._recorded(_reading_arguments(function), name, ends)
+        read = _reading_arguments(function, kinds, fields) if kinds else function
+        tool = self._recorded(read, name, ends)
         _look_like(tool, function, name)
         self._bind_tool(name, tool)
         self._link(function, name, tool)
@@ -178,19 +187,11 @@ class Tools:
         self._functions.append((function, code, name, tool))
 
 
-def _reading_arguments(function):
-    """The function, with its arguments converted first if the annotations ask for that. A call may raise TypeError."""
+def _reading_arguments(function, kinds, fields):
+    """The function, with its arguments converted first. A call may raise TypeError."""
     import inspect
-    import typing
 
-    try:
-        kinds = typing.get_type_hints(function)
-        signature = inspect.signature(function)
-    except Exception:  # noqa: BLE001 - annotations may be anything, and then they ask for nothing
-        return function
-    kinds.pop("return", None)
-    if not any(map(_is_made, kinds.values())):
-        return function
+    signature = inspect.signature(function)
 
     def reading(*args, **kwargs):
         __tracebackhide__ = True
@@ -199,67 +200,57 @@ def _reading_arguments(function):
             kind, form = kinds.get(name), signature.parameters[name].kind
             try:
                 if form is inspect.Parameter.VAR_POSITIONAL:
-                    bound.arguments[name] = tuple(_made(kind, each) for each in value)
+                    bound.arguments[name] = tuple(_made(kind, each, fields) for each in value)
                 elif form is inspect.Parameter.VAR_KEYWORD:
-                    bound.arguments[name] = {key: _made(kind, each) for key, each in value.items()}
+                    bound.arguments[name] = {key: _made(kind, each, fields) for key, each in value.items()}
                 else:
-                    bound.arguments[name] = _made(kind, value)
+                    bound.arguments[name] = _made(kind, value, fields)
             except (TypeError, ValueError) as error:
                 raise TypeError(f"{function.__name__}() argument {name!r}: {error}") from None
         return function(*bound.args, **bound.kwargs)
 
-    reading.__dict__.update(__wrapped__=function, __doc__=function.__doc__)
+    reading.__doc__, reading.__wrapped__ = function.__doc__, function
     return reading
 
 
-def _is_made(kind):
-    """Whether values of an annotation are made from what JSON has: of a class of this kind, or holding such."""
-    import typing
-
-    if parts := typing.get_args(kind):
-        return typing.get_origin(kind) is not typing.Literal and any(map(_is_made, parts))
-    return isinstance(kind, type) and _maker(kind) is not None
-
-
-def _maker(kind):
-    """The type in JSON that a class is made from, and the function that makes it; None for other classes."""
-    import dataclasses
+def _made(kind, value, fields):
+    """The value as an annotation asks for it. Left as it is where it is not what JSON has for that."""
     import datetime
     import enum
     import typing
 
-    if issubclass(kind, enum.Enum):
-        return object, kind
-    if issubclass(kind, (datetime.date, datetime.time)):
-        return str, kind.fromisoformat
-    if dataclasses.is_dataclass(kind) or hasattr(kind, "_fields"):
-        hints = typing.get_type_hints(kind)
-        return dict, lambda value: kind(**{name: _made(hints.get(name), each) for name, each in value.items()})
-    return (dict, kind.model_validate) if hasattr(kind, "model_validate") else None
-
-
-def _made(kind, value):
-    """The value as an annotation asks for it. Left as it is where it is not what JSON has for that."""
-    import types
-    import typing
-
     outer, parts = typing.get_origin(kind), typing.get_args(kind)
     if outer in (typing.Union, types.UnionType):
-        fits = [each for each in parts if isinstance(each, type) and isinstance(value, each)]
-        for each in [] if fits else parts:
+        fits = any(_is_a(value, part) for part in parts)
+        for part in () if fits else parts:
             with contextlib.suppress(TypeError, ValueError):
-                if (made := _made(each, value)) is not value:
+                if (made := _made(part, value, fields)) is not value:
                     return made
         return value
-    if type(value) in (list, tuple) and isinstance(outer, type) and not issubclass(outer, dict):
-        each = parts if outer is tuple and parts[-1:] != (...,) else (*parts[:1],) * len(value)
-        made = [_made(part, item) for part, item in zip(each, value, strict=False)] + list(value[len(each) :])
-        return outer(made) if outer in (list, tuple, set, frozenset) else made
-    if type(value) is dict and len(parts) == 2 and isinstance(outer, type):
-        return {_made(parts[0], key): _made(parts[1], item) for key, item in value.items()}
-    if not isinstance(kind, type) or isinstance(value, kind) or (maker := _maker(kind)) is None:
+    if parts and type(value) in (list, tuple) and isinstance(outer, type):
+        each = parts if outer is tuple and parts[-1] is not ... else parts[:1] * len(value)
+        made = [_made(part, item, fields) for part, item in zip(each, value, strict=False)] + list(value[len(each) :])
+        return outer(made) if outer in (tuple, set, frozenset) else made
+    if len(parts) == 2 and type(value) is dict:
+        return {_made(parts[0], key, fields): _made(parts[1], item, fields) for key, item in value.items()}
+    if not isinstance(kind, type) or _is_a(value, kind):
         return value
-    return maker[1](value) if isinstance(value, maker[0]) else value
+    if kind in fields and type(value) is dict:
+        return kind(**{name: _made(fields[kind].get(name), each, fields) for name, each in value.items()})
+    if issubclass(kind, enum.Enum):
+        return kind(value)
+    if issubclass(kind, (datetime.date, datetime.time)) and type(value) is str:
+        return kind.fromisoformat(value)
+    if hasattr(kind, "model_validate") and type(value) is dict:  # pydantic's
+        return kind.model_validate(value)
+    return value
+
+
+def _is_a(value, kind):
+    try:
+        return isinstance(value, kind)
+    except TypeError:  # of a kind that can't be asked, such as a TypedDict
+        return False
 
 
 def _replace(caller, name, code, tool):

@@ -108,8 +108,11 @@ class CreditConfig(Section):
         """Whether a potential of the state pushes nowhere.
 
         It changes the return from a line by what the session was worth before the line, and a whole session's return
-        not at all. That is neutral if what the line types changes neither what is subtracted nor what it is divided by.
+        not at all. That is neutral if what the line types changes neither what is subtracted nor what it is divided by,
+        and if the result is not bounded.
         """
+        if self.clip is not None:
+            return False
         if self.estimator == "return_to_go":
             return self.baseline in NEUTRAL and self.scale == "none"
         if self.estimator == "critic":

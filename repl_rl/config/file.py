@@ -123,6 +123,12 @@ class Config(Section):
                 f"credit.estimator: {estimator} would take the branches of a tree for sessions that have nothing in "
                 f"common; with a section branch, take {', '.join(ON_TREES[:-1])} or {ON_TREES[-1]}"
             )
+        if branch.roots < 2 and ":" not in estimator:
+            raise ValueError(
+                f"branch.roots: {branch.roots} leaves a group without a second session from the prompt to compare "
+                f"with, so credit.estimator {estimator} would be biased for all that comes before the first fork; set "
+                "branch.roots: 2 or more"
+            )
         if estimator == "branch" and branch.looks_at_outcomes:
             raise ValueError(
                 f"branch.at: {branch.at} chooses by outcomes where to fork, and credit.estimator {estimator} is "
@@ -163,6 +169,11 @@ class Config(Section):
             raise ValueError(
                 "credit.estimator: gigpo compares lines by the fingerprint of the interpreter's state, which "
                 f"kernel.backend {self.kernel.backend!r} does not tell; take backend fork, or another estimator"
+            )
+        if self.rewards.shaping.mode == "potential" and self.credit.clip is not None:
+            raise ValueError(
+                f"credit.clip {self.credit.clip:g} cuts what a potential adds to one line and takes from another, so "
+                "rewards.shaping.mode: potential would not be neutral any more; leave one of the two out"
             )
         if self.rewards.shaping.mode == "potential" and not self.credit.leaves_potentials_neutral:
             raise ValueError(

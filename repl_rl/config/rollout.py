@@ -180,17 +180,25 @@ class SamplingConfig(Section):
     temperature: float = Field(1.0, ge=0, le=2)
     """0 is greedy; vLLM takes no more than 2."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Sample from the most likely tokens that hold this share of the probability together. 1 is all of them."""
+    """Sample from the most likely tokens that hold this share of the probability together. 1 is all of them, and what
+    training needs."""
     top_k: int = Field(0, ge=0)
-    """0 is off."""
+    """Sample from so many of the most likely tokens. 0 is off, and what training needs."""
 
     def require_gradient(self) -> None:
-        """Raises ConfigError below the temperature at which a policy can be trained."""
+        """Raises ConfigError for settings that no policy can be trained with: too low a temperature, and cut tails."""
         if self.temperature < LEAST_TEMPERATURE:
             raise ConfigError(
                 f"sampling.temperature (temperature of TRL's arguments) is {self.temperature:g}, and training takes "
                 f"{LEAST_TEMPERATURE:g} or more: below, samplers type what is likeliest, and a policy's gradient of "
                 "that is not defined. Evaluation may have its own, eval.temperature"
+            )
+        if self.top_p < 1 or self.top_k > 0:
+            raise ConfigError(
+                f"sampling.top_p {self.top_p:g} and sampling.top_k {self.top_k} (of TRL's arguments too) leave out "
+                "tokens that the trainer's probabilities count, so the ratio between the two, and the gradient, would "
+                "be biased; train with top_p 1 and top_k 0. Evaluation and rollouts may have others: `repl-rl eval` "
+                "and `repl-rl rollout` with --set sampling.top_p=..."
             )
 
     def seeded(self, seed: str) -> SeededSampling:

@@ -118,8 +118,8 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def are_equal(values: Sequence[float]) -> bool:
-    """Whether they are, up to rounding."""
-    return max(values) - min(values) <= ROUNDING * max(1.0, *map(abs, values))
+    """Whether they are, up to rounding. True if there are none."""
+    return not values or max(values) - min(values) <= ROUNDING * max(1.0, *map(abs, values))
 
 
 def _less_mean(value: float, compared: Sequence[float]) -> float:

@@ -13,7 +13,8 @@ depends on what came before alone, for then each sibling is an independent sampl
 made of the others does not depend on it.
 
 Where a fork did not come about (`Branch.line` 0), the group holds a session from the prompt, which is compared with the
-mean of the roots. No root is compared with it: its being there depends on what a root typed.
+mean of the roots. No root is compared with it: its being there depends on what a root typed. If all roots were lost,
+such sessions are compared with one another.
 """
 
 from __future__ import annotations
@@ -136,9 +137,11 @@ def restart_advantages(group: Sequence[Trajectory], rewards: Rewards) -> list[li
     One line per line of each trajectory; estimators for trees fill in the rest.
     """
     result = [[0.0] * len(trajectory.lines) for trajectory in group]
-    firsts = roots(group)
-    for each in _restarts(group) if firsts else ():
-        each.fill(result, each.worth(rewards) - value(firsts, rewards))
+    firsts, restarts = roots(group), _restarts(group)
+    worth = [[each.worth(rewards)] for each in restarts]
+    among = relative(worth, "leave_one_out", "none")
+    for each, (own,), (compared,) in zip(restarts, worth, among, strict=True):
+        each.fill(result, own - value(firsts, rewards) if firsts else compared)
     return result
 
 

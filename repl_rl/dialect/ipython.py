@@ -3,6 +3,7 @@
 If the kernel is IPython itself (`kernel.backend: python3`, or another Python kernelspec), its magics work and its
 tracebacks are shown. Our own kernel shows CPython's tracebacks. IPython's own parser decides when a cell is complete.
 
+Prompts that are typed with the code (`>>> x`, `... x`, `In [3]: x`) are removed. `await` needs no function around it.
 As in IPython, a cell echoes its last statement only, and only if that is an expression without a semicolon after it.
 A comment is a cell, so that the numbers match IPython's own count, and `Out[3]` and `_3` mean what they say.
 
@@ -67,7 +68,7 @@ class IPythonDialect(PromptDialect):
     """IPython at a terminal."""
 
     texts_name = "ipython"
-    setup = WHOLE_CELLS + _SETUP
+    setup = WHOLE_CELLS + "repl_tools.cells_may_await()\n" + _SETUP
     first_prompt = "In [1]:"
 
     def as_comments(self, text: str) -> str:
@@ -130,9 +131,7 @@ class IPythonReader(LineReader):
         return None if status == "incomplete" else self._end_cell()
 
     def _end_cell(self) -> Cell:
-        first = self._pending[0]
-        indent = first[: len(first) - len(first.lstrip(" \t"))]  # IPython accepts and removes it
-        source = "\n".join(line.removeprefix(indent) for line in self._pending).rstrip("\n")
+        source = _cleaned("\n".join(self._pending)).rstrip("\n")
         self._pending.clear()
         self._numbers.append(self._number)
         self._number += 1
@@ -151,6 +150,15 @@ def _transformer() -> Any:
     from IPython.core.inputtransformer2 import TransformerManager
 
     return TransformerManager()
+
+
+def _cleaned(source: str) -> str:
+    """Without prompts and indentation around all of it, as IPython takes them away."""
+    lines = source.splitlines(keepends=True)
+    for transform in _transformer().cleanup_transforms:
+        if getattr(transform, "__name__", "") != "cell_magic":
+            lines = transform(lines)
+    return "".join(lines)
 
 
 def _asked(question: str, source: str, otherwise: Any) -> Any:

@@ -79,6 +79,7 @@ class SessionWorker:
     ) -> None:
         """`config` and `overrides` are as for `open_rollout`. Without `tasks`, those of the config are taken."""
         self.config = config_of(config, overrides)
+        self.config.sampling.require_gradient()
         estimator, scale = self.config.credit.estimator, self.config.credit.scale
         if estimator in ("critic", *BATCH_STEPS) or scale == "batch":
             raise ConfigError(

@@ -117,7 +117,8 @@ class Profile:
     """A sandbox profile; docs/sessions.md documents its keys.
 
     `read_only` are host paths, left out where they don't exist. `environment` is the kernel's whole environment.
-    `preload` names modules that sessions are forked with, `warm_up` is code that runs once before that. `python_path`
+    `preload` names modules that sessions are forked with, `warm_up` is code that runs once before that. `caches` is
+    code that runs once on this machine, and whose files in its home folder each session finds in its own. `python_path`
     are folders of own modules. `mounts` are folders and files of data by the names that they get in a session's working
     folder. Sessions can read both, and write neither.
     """
@@ -129,6 +130,7 @@ class Profile:
     limits: Limits
     preload: tuple[str, ...] = ()
     warm_up: str = ""
+    caches: str = ""
     python_path: tuple[Path, ...] = ()
     mounts: Mapping[str, Path] = field(default_factory=dict)
     is_own: bool = False
@@ -190,6 +192,7 @@ class Profile:
                 limits=Limits.from_mapping(table.get("limits", {})),
                 preload=_texts(table, "preload"),
                 warm_up=str(table.get("warm_up", "")),
+                caches=str(table.get("caches", "")),
                 python_path=tuple(_shown(file, "python_path", text) for text in _texts(table, "python_path")),
                 mounts={name: _shown(file, f"mounts.{name}", text) for name, text in mounts.items()},
                 is_own=is_own,

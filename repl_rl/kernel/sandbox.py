@@ -34,7 +34,7 @@ from repl_rl.utils.folders import resource_folder
 SandboxKind = Literal["auto", "bwrap", "sandlock", "none"]
 """As configured; "auto" is bwrap where it works, else sandlock. A `Sandbox` has one of the other three."""
 PROGRAM_INSIDE = Path("/kernel")
-_MODULES_INSIDE, _MOUNTS_INSIDE = Path("/modules"), Path("/mounts")
+_MODULES_INSIDE, _MOUNTS_INSIDE, _CACHES_INSIDE = Path("/modules"), Path("/mounts"), Path("/caches")
 
 _MIB = 1024 * 1024
 _FIRST_UID, _UIDS = 1 << 30, 1 << 24
@@ -127,12 +127,13 @@ class Sandbox:
         divides: bool = False,
         installation: Installation | None = None,
         shown: Sequence[tuple[Path, Path]] = (),
+        caches: Path | None = None,
     ) -> None:
         """`divides` is for a program that makes namespaces for its sessions and drops to their users.
 
         `shown` are host paths, and where a kernel that is not ours finds them; `installation` has the packages that it
-        may import. Without a `home` there is no kernel program, and repl_rl is visible: for probes that run no foreign
-        code.
+        may import. `caches` is a folder of what each session finds in its home folder. Without a `home` there is no
+        kernel program, and repl_rl is visible: for probes that run no foreign code.
         """
         self.kind = kind
         self.limits = limits
@@ -151,6 +152,13 @@ class Sandbox:
         self._mounts = [(path, mounts[name]) for name, path in profile.mounts.items()]
         self.links = {name: str(inside) for name, inside in mounts.items()}
         """Links for a session's working folder: the names of mounts, and where the session finds these."""
+        self.caches: dict[str, str] = {}
+        """The same for files of its home folder, in folders that are its own."""
+        if caches is not None:
+            inside = _CACHES_INSIDE if kind == "bwrap" else caches
+            self._mounts.append((caches, inside))
+            files = [path.relative_to(caches) for path in caches.rglob("*") if path.is_file()]
+            self.caches = {str(file): str(inside / file) for file in sorted(files)}
         if kind != "none":
             self._require_hidden()
         if kind == "bwrap" and self._drops_uid:

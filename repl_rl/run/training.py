@@ -158,6 +158,11 @@ def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
     train_tasks, heldout = load_splits(
         config.tasks, ("train", config.seed, config.tasks.train), ("heldout", 0, config.eval.problems)
     )
+    if len(train_tasks) < config.train.prompts_per_step:  # TRL would end at once, without a step
+        raise ConfigError(
+            f"there are {len(train_tasks)} different problems to train on, and a step takes train.prompts_per_step "
+            f"{config.train.prompts_per_step}; lower that, raise tasks.train ({config.tasks.train}), or add problems"
+        )
     return Inputs(model_path, train_tasks, heldout, table)
 
 

@@ -130,8 +130,8 @@ def off(trial: Trial, config: Config) -> list[str]:
         )
     if not trial.drift_mean <= _MOST_DRIFT[trial.dtype]:
         troubles.append(
-            f"sampler and trainer differ by {trial.drift_mean:.2g} nats a token: see the FAQ on drift; set "
-            "sampling.top_p=1 and sampling.top_k=0, and leave engine.vllm: {kv_cache_dtype: ...} out"
+            f"sampler and trainer differ by {trial.drift_mean:.2g} nats a token: see the FAQ on drift, and "
+            "leave engine.vllm: {kv_cache_dtype: ...} out"
         )
     if trial.moved < _LEAST_MOVED:
         troubles.append(

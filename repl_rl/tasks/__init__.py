@@ -3,7 +3,8 @@
 from repl_rl.tasks.datasets import PRESETS, Preset, load_splits, load_tasks
 from repl_rl.tasks.families import FAMILIES, Family
 from repl_rl.tasks.grading import grade, grade_many
-from repl_rl.tasks.make import Split, environment_of, make_tasks, split_of
+from repl_rl.tasks.identity import Split
+from repl_rl.tasks.make import environment_of, make_tasks, split_of
 from repl_rl.tasks.symbolic import SYMBOLIC_FAMILIES
 from repl_rl.tasks.unreadable import require_gradable
 

@@ -24,7 +24,8 @@ from repl_rl.config.tasks import DATA_FILES, ColumnsConfig, TasksConfig
 from repl_rl.errors import ConfigError
 from repl_rl.tasks.formats import FORMATS, Format, Problem, Row, read_problems, rows_of, taken_out
 from repl_rl.tasks.grading import unreadable
-from repl_rl.tasks.make import Split, make_tasks
+from repl_rl.tasks.identity import Split
+from repl_rl.tasks.make import make_tasks
 from repl_rl.tasks.unreadable import refuse_rows, unreadable_because
 from repl_rl.trajectory import Task
 

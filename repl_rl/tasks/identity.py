@@ -35,7 +35,8 @@ _SEEN: set[str] = set()
 def identity_of(name: str, family: Family | None, operands: Sequence[int]) -> bytes:
     """A digest of the problem's content, the same in every process.
 
-    Raises ConfigError if the family's environment can't be begun here, or begins differently each time.
+    Raises ConfigError if the family's environment can't be begun here, or begins differently each time, unless all
+    operands stand in the question.
     """
     said: Sequence[Any] = operands
     if family is not None:
@@ -45,7 +46,11 @@ def identity_of(name: str, family: Family | None, operands: Sequence[int]) -> by
         if family.context is not None:
             parts.append(_data(family.context(*operands)))
         elif family.environment and ":" in family.environment:
-            parts += [_SALT, *_beginning(name, family, operands)]
+            try:
+                parts += [_SALT, *_beginning(name, family, operands)]
+            except ConfigError:
+                if not all(operand in said for operand in operands):
+                    raise
     return hashlib.sha256(" ".join(parts).encode(errors="surrogatepass")).digest()
 
 

@@ -14,9 +14,12 @@ import contextlib
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
+from datetime import date, time
+from enum import Enum
 from functools import lru_cache
 from inspect import BoundArguments, Parameter, Signature
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema
@@ -154,6 +157,31 @@ def check_json_types(name: str, signature: Signature) -> None:
                 f"tool {name!r} runs on the host, so its arguments travel as JSON, and that has nothing for parameter "
                 f"{str(parameter)!r}; use str, int, float, bool, list, dict or a dataclass of them, or where='sandbox'"
             ) from error
+
+
+def class_annotations(functions: Mapping[str, Callable[..., Any]]) -> tuple[dict[str, Any], dict[type, Any]]:
+    """The annotations of functions that hold classes which JSON has nothing for, and those of these classes' fields.
+
+    A sandbox can't find these out: there, names in annotations that are texts lead nowhere.
+    """
+    kinds: dict[str, Any] = {}
+    fields: dict[type, Any] = {}
+
+    def holds(kind: Any) -> bool:
+        if parts := get_args(kind):
+            return get_origin(kind) is not Literal and any(list(map(holds, parts)))
+        if not isinstance(kind, type):
+            return False
+        if kind not in fields and (is_dataclass(kind) or hasattr(kind, "_fields")):
+            fields[kind] = get_type_hints(kind)
+            list(map(holds, fields[kind].values()))
+        return kind in fields or issubclass(kind, Enum | date | time) or hasattr(kind, "model_validate")
+
+    for name, function in functions.items():
+        found = {key: kind for key, kind in get_type_hints(function).items() if key != "return" and holds(kind)}
+        if found:
+            kinds[name] = found
+    return kinds, fields
 
 
 def read_arguments(name: str, signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BoundArguments:

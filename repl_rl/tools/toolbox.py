@@ -26,6 +26,7 @@ from typing import Any
 from repl_rl.errors import ConfigError
 from repl_rl.kernel.results import HostCalls
 from repl_rl.tools.calls import HostTools
+from repl_rl.tools.signatures import class_annotations
 from repl_rl.tools.tool import Tool, check_name, refuse_doubles
 from repl_rl.trajectory import ToolCall, Trajectory
 
@@ -44,7 +45,7 @@ def _set_up():
         from repl_tools import bind, host_proxy, register
     except ImportError:
         bind = globals().__setitem__
-        register = lambda function, name, ends: bind(name, function)
+        register = lambda function, name, **options: bind(name, function)
         if proxies:
             raise RuntimeError("this kernel has no repl_tools, which tools that run on the host need") from None
         if ends:
@@ -54,7 +55,8 @@ def _set_up():
     for name in values:
         bind(name, packed[name])
     for name in functions:
-        register(packed[name], name, ends=name in ends)
+        kinds, fields = packed.get("", ({{}}, {{}}))
+        register(packed[name], name, ends=name in ends, kinds=kinds.get(name), fields=fields)
     for proxy in proxies:
         host_proxy(*proxy, ends=proxy[0] in ends)
 
@@ -109,7 +111,9 @@ class Toolbox:
     def _setup_source(self) -> str:
         functions = {tool.name: tool.function for tool in self.tools if tool.where == "sandbox"}
         proxies = [(tool.name, tool.signature, tool.doc) for tool in self.tools if tool.where == "host"]
-        carried = {**functions, **self.values}
+        carried: dict[str, Any] = {**functions, **self.values}
+        if any(annotations := class_annotations(functions)):
+            carried[""] = annotations
         if not carried and not proxies:
             return ""
         text = _packed(carried, "tools and values for the sandbox") if carried else ""

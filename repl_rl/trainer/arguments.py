@@ -64,12 +64,18 @@ REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.
 """TRL's arguments that would do nothing here, and why."""
 
 
+CISPO_MOST = 5.0
+"""CISPO's bound on the ratio, epsilon_max of Khatri et al. 2025, The Art of Scaling Reinforcement Learning Compute for
+LLMs. TRL falls back to `epsilon`, 0.2, which scales the loss by it."""
+
+
 @dataclass
 class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
     """TRL's arguments, and the sections of our YAML file, each as its model or as a mapping.
 
     Differs from TRL's defaults: token-level importance sampling between sampler and trainer (TRL's sequence level
-    drops long sessions), `max_completion_length` follows `budget.tokens`, and memory is pinned where there is a GPU.
+    drops long sessions), `max_completion_length` follows `budget.tokens`, `epsilon_high` is 5 for CISPO, and memory is
+    pinned where there is a GPU.
     """
 
     dialect: Any = field(default_factory=DialectConfig)
@@ -119,7 +125,39 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
             )
         self.max_completion_length = self.budget.tokens
         self.sampling.require_gradient()
+        self._refuse_biased_losses()
         super().__post_init__()
+        if self.asynchronous is not None:
+            self._refuse_groups_too_old()
+
+    def _refuse_biased_losses(self) -> None:
+        """Raises ConfigError. Sets `epsilon_high` for CISPO."""
+        high: float | None = getattr(self, "epsilon_high")  # noqa: B009 - TRL's fields have no types for mypy
+        if getattr(self, "loss_type") == "cispo":  # noqa: B009
+            self.epsilon_high = CISPO_MOST if high is None else high
+            if self.epsilon_high < 1:
+                raise ConfigError(
+                    f"loss_type cispo with epsilon_high={high:g}: it bounds the ratio itself there, which is about 1, "
+                    f"so the loss would be {high:g} times as large; leave it out ({CISPO_MOST:g}), or give 1 or more"
+                )
+        is_corrected: bool = getattr(self, "vllm_importance_sampling_correction")  # noqa: B009
+        if self.asynchronous is not None and self.asynchronous.ahead and not is_corrected:
+            raise ConfigError(
+                "asynchronous with vllm_importance_sampling_correction=False: tokens are sampled by older weights, and "
+                "nothing would make up for it; leave the second out, or set asynchronous: {max_staleness: 0}"
+            )
+
+    def _refuse_groups_too_old(self) -> None:
+        """Raises ConfigError where what waits in the queue would be dropped whenever its turn comes."""
+        values: Any = self
+        updates = -(-values.steps_per_generation * values.num_iterations // values.gradient_accumulation_steps)
+        age = self.asynchronous.ahead * updates
+        if age > self.asynchronous.max_staleness:
+            raise ConfigError(
+                f"asynchronous.queue {self.asynchronous.ahead}: what waits for so many batches is {age} updates old by "
+                f"then, with {updates} of them per batch (num_iterations, steps_per_generation), and max_staleness "
+                f"{self.asynchronous.max_staleness} drops it; set max_staleness: {age} or more, or queue: 0"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """JSON types only, as the Hugging Face trainer stores it."""

@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -70,11 +70,14 @@ class Taken:
     ready: int
     """Groups that were finished beyond those that the step took."""
 
+    steps: Mapping[int, int] = field(default_factory=dict)
+    """The step at which each version of the weights went out."""
+
     def metrics(self, version: int) -> dict[str, float]:
         """For a step that trains weights of this version. The staleness of a token is the number of updates since it
         was sampled."""
         ages = [
-            version - sampled_with
+            age(self.steps, version, sampled_with)
             for _, group in self.groups
             for trajectory in group
             for sampled_with, typed in zip(trajectory.token_versions, trajectory.sampled_mask, strict=True)
@@ -86,6 +89,12 @@ class Taken:
             "asynchronous/dropped_share": self.dropped / (self.dropped + len(self.groups)),
             "asynchronous/ready_groups": float(self.ready),
         }
+
+
+def age(steps: Mapping[int, int], now: int, version: int) -> int:
+    """How many updates lie between two versions of the weights. `steps` says when each went out: there are several from
+    one to the next with `num_iterations`, and where a batch is of several steps."""
+    return steps.get(now, now) - steps.get(version, version)
 
 
 class GroupQueue:
@@ -122,17 +131,21 @@ class GroupQueue:
         self._running = 0
         """Trajectories under way."""
         self._version = 0
+        self._steps: dict[int, int] = {}
+        """The step at which each version went out."""
         self._dropped = 0
         self._failure: Exception | None = None
         self._changed = threading.Condition(threading.RLock())
 
-    def take(self, version: int) -> Taken:
+    def take(self, version: int, step: int | None = None) -> Taken:
         """Wait for the groups of a step that trains weights of this version, which the engine has by now.
 
-        Of those that are finished, the ones that come first in the order are taken. Raises what rolling one out raised.
+        `step` is the number of updates that these have had, by default as many as there were versions. Of those that
+        are finished, the ones that come first in the order are taken. Raises what rolling one out raised.
         """
         with self._changed:
             self._version = version
+            self._steps.setdefault(version, version if step is None else step)
             self._allowed = (1 + self._config.ahead) * self._groups
             while len(ready := self._ready()) < self._groups:
                 self._changed.wait()
@@ -144,6 +157,7 @@ class GroupQueue:
                 [(each.ticket, each.done.result()) for each in taken],
                 dropped,
                 len(ready) - len(taken),
+                dict(self._steps),
             )
 
     @contextmanager
@@ -179,7 +193,7 @@ class GroupQueue:
         """The groups that are finished, without those that are too old."""
         ready = [each for each in self._begun if each.done.done()]
         for each in ready:
-            if self._version - each.oldest() > self._config.max_staleness:
+            if age(self._steps, self._version, each.oldest()) > self._config.max_staleness:
                 self._begun.remove(each)
                 self._again.append(Ticket(each.ticket.number, each.ticket.attempt + 1))
                 self._dropped += 1

@@ -72,6 +72,8 @@ from repl_rl.trainer.typed_tokens import EngineGeneration, TypedTokenTrainer
 from repl_rl.trajectory import Task, Trajectory, write_jsonl
 from repl_rl.utils.distributed import gather
 
+_LOADS = ("load_from_json", "_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_state")
+"""What transformers calls with a checkpoint."""
 _EXCLUDING: tuple[Excluding, ...] = (
     (("environment", "redraws"), "reward functions would see other environments"),
     (("environment", "reward_funcs", "asynchronous"), "environments are closed before reward functions are called"),
@@ -155,7 +157,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         args.reward_weights = all_weights(args.reward_weights, self._table.component_names, len(extra))
         graded = not extra and owner is None and grader is grade
         set_seed(args.seed)  # new adapters begin at random
-        with loading(f"the model at {path!r} can't be loaded", only_from="from_pretrained"):
+        with loading(f"the model at {path!r} can't be loaded", "from_pretrained"):
             super().__init__(
                 model=model,
                 args=args,
@@ -211,7 +213,8 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
 
     def train(self, *arguments: Any, **named: Any) -> Any:
         try:
-            return super().train(*arguments, **named)
+            with loading("the checkpoint can't be resumed from; remove it, and the one before counts", *_LOADS):
+                return super().train(*arguments, **named)
         finally:
             self._close_queue()
 
@@ -329,7 +332,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         if self.queue is None:
             self._open_queue()
         assert self.queue is not None
-        taken = self.queue.take(self.engine.version)
+        taken = self.queue.take(self.engine.version, self.state.global_step)
         trajectories = [trajectory for _, group in taken.groups for trajectory in group]
         refuse_if_all_aborted(trajectories)
         self._rows[:] = [row for ticket, _ in taken.groups for row in self._rows_of(ticket)]

@@ -1,8 +1,9 @@
 """TRL's losses on log-probabilities of typed tokens only: the same values and gradients, with less work.
 
 All of TRL's loss types, KL and importance correction get these from `_get_per_token_logps_and_entropies`, which is
-replaced. With advantages per line, three parts of TRL's losses mean something else than their papers say, and are put
-right: ratios of whole sequences, the off-policy mask, and means over rows of which some are not in the loss. B batch, S
+replaced. With advantages per line, four parts of TRL's losses mean something else than their papers say, and are put
+right: ratios of whole sequences, the off-policy mask, VESPO's weights, and means over rows of which some are not in the
+loss. B batch, S
 prompt and completion tokens, T completion tokens.
 """
 
@@ -53,21 +54,25 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         """TRL's loss. `row_share`, if the inputs have it, is the share of the step's rows that are in the loss: what is
-        a mean over rows is one over these. Not covered: an entropy bonus and a router's loss are scaled with it."""
+        a mean over rows is one over these. Such losses are proportional to advantages and to the weight of the KL term,
+        so these are scaled; an entropy bonus and a router's loss are no means over rows."""
+        inputs, beta = dict(inputs), float(getattr(self, "beta"))  # noqa: B009 - TRL has no types for mypy
+        share = float(inputs["row_share"]) if "row_share" in inputs and self.loss_type in _MEANS_OVER_ROWS else 1.0
+        if 0 < share < 1:
+            inputs["advantages"], self.beta = inputs["advantages"] / share, beta / share
         self.typed_mask = inputs["completion_mask"] * inputs["tool_mask"]
         level: str = getattr(self, "importance_sampling_level")  # noqa: B009 - TRL has no types for mypy
         is_per_sequence = level == "sequence" and self.loss_type != "vespo"
         if is_per_sequence:
-            self._inputs_of_ratios = inputs = dict(inputs)
+            self._inputs_of_ratios = inputs
             self.importance_sampling_level = "token"
         try:
             loss: torch.Tensor = super()._compute_loss(model, inputs)
         finally:
+            self.beta = beta
             if is_per_sequence:
                 self._inputs_of_ratios = None
                 self.importance_sampling_level = level
-        if "row_share" in inputs and self.loss_type in _MEANS_OVER_ROWS:
-            loss = loss / inputs["row_share"].clamp(min=torch.finfo(torch.float32).tiny)
         return loss
 
     def _share_ratios(self, logprobs: torch.Tensor, inputs: dict[str, Any]) -> None:
@@ -91,9 +96,14 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
 
         DeepSeek-AI 2025, DeepSeek-V3.2, where a sequence has one advantage.
         """
-        mean = (advantages * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)  # (B, 1)
-        kept: torch.Tensor = super().get_off_policy_mask(advantages=mean, mask=mask, **others)
+        kept: torch.Tensor = super().get_off_policy_mask(advantages=_means(advantages, mask), mask=mask, **others)
         return kept
+
+    def get_gamma_weights(self, *, advantages: torch.Tensor, mask: torch.Tensor, **others: Any) -> torch.Tensor:
+        """VESPO's weight of a sequence, shape (B, 1), whose form depends on the sign of its mean advantage, not of each
+        line's: in the paper a sequence has one advantage."""
+        weights: torch.Tensor = super().get_gamma_weights(advantages=_means(advantages, mask), mask=mask, **others)
+        return weights
 
     def _get_per_token_logps_and_entropies(
         self, *arguments: Any, **named: Any
@@ -143,6 +153,11 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         logprobs, entropies = zip(*parts, strict=True)
         # in a batch without typed tokens, this zeroes the stand-in's value and gradient but keeps the graph
         return torch.cat(logprobs) * typed, torch.cat(entropies) * typed if compute_entropy else None, None
+
+
+def _means(advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The mean advantage of each sequence's typed tokens, (B, 1), of (B, T)."""
+    return (advantages * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
 
 
 def _wait_for_gpu() -> None:

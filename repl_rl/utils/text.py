@@ -32,6 +32,11 @@ def string_of(written: str) -> str | None:
         return None
 
 
+def whole(text: str) -> str:
+    """The text with halves of characters (lone surrogates), which no tokenizer takes, as Python writes them."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def shown(value: object) -> str:
     """Its `repr`, cut to 200 characters; its type where `repr` fails, as it does for a very long number."""
     try:

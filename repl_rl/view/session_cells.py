@@ -121,10 +121,11 @@ class _Hermes:
     texts_name: str = ToolCallDialect.texts_name
     stops: bytes = ToolCallDialect.stops
     form: CallForm = field(default_factory=lambda: CallForm("<tool_call>", "</tool_call>", "name", "arguments"))
-    tools: tuple[()] = ()
+    names: frozenset[str] = frozenset()
+    offered: tuple[str, ...] = ("python", "submit_final_answer")
 
     def reader(self) -> ToolCallReader:
-        return ToolCallReader(cast(ToolCallDialect, self), frozenset({"python", "submit_final_answer"}))
+        return ToolCallReader(cast(ToolCallDialect, self))
 
 
 class _SessionReader:

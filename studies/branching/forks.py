@@ -1,6 +1,6 @@
 """Rules for `branch.at` that look at outcomes: branches begin when their root is over, and bisect it.
 
-    branch: {roots: 1, branches: 6, at: "studies.branching.forks:Contrast"}
+    branch: {roots: 2, branches: 6, at: "studies.branching.forks:Contrast"}
 
 Both sample a state that was lost more often than the policy comes there, so they are biased. An outcome is the
 environment's reward, or the grade of the answer.

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from repl_rl import __version__
 from repl_rl.cluster import Connection, connect
-from repl_rl.cluster.connection import Finding, Node
+from repl_rl.cluster.connection import Finding, Node, keep_token_private
 from repl_rl.config import ClusterConfig
 from repl_rl.errors import ConfigError, DependencyError
 
@@ -26,6 +27,24 @@ def test_machines_say_what_they_have(connection: Connection) -> None:
         ConfigError, match=r"3 of 3 machines of the cluster can't be used:\n.*: engine.weights_folder /no isn't there"
     ):
         connection.require(nodes, {"backend": "fork", "sandbox": "bwrap", "weights_folder": "/no"})
+
+
+@pytest.mark.parametrize("will_make", [True, False])
+def test_rays_token_is_its_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, will_make: bool) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    token = tmp_path / ".ray" / "auth_token"
+    keep_token_private(will_make)
+    assert token.exists() is will_make  # a cluster that others have started may ask for none
+    token.parent.mkdir(exist_ok=True)
+    if will_make:
+        assert len(token.read_text()) == 64
+        assert token.stat().st_mode & 0o777 == 0o600
+    token.write_text("theirs")
+    token.chmod(0o644)
+    keep_token_private(will_make)
+    assert (token.read_text(), token.stat().st_mode & 0o777) == ("theirs", 0o600)
 
 
 @pytest.mark.parametrize(

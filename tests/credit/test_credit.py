@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -158,3 +159,22 @@ def test_an_estimator_of_ones_own_that_fails_is_named(name: str, error: type[Exc
         line_advantages([trajectory(1, 1), trajectory(1)], [[0.0, 1.0], [0.5]], credit)
     with pytest.raises(error, match=re.escape(name)):  # before anything is loaded
         reward_table(RewardsConfig(), credit)
+
+
+@pytest.mark.parametrize("estimator", ["outcome", "return_to_go"])
+@pytest.mark.parametrize(("scale", "times"), [("none", 1), ("outcome", 1), ("floor", 4), ("batch", 4)])
+@given(st.lists(st.lists(st.floats(-1, 1), min_size=1, max_size=4), min_size=1, max_size=5))
+def test_with_equal_outcomes_an_advantage_is_at_most_what_two_sessions_differ_by(
+    estimator: str, scale: str, times: int, rewards: list[list[float]]
+) -> None:
+    """Rewards of lines of both signs: the claim of docs/credit.md."""
+    group = [trajectory(*[1] * len(values)) for values in rewards]
+    to_go = [math.fsum(values[line:]) for values in rewards for line in range(len(values))]
+    most = max(to_go) - min(to_go)
+    for values in line_advantages(group, rewards, config(estimator, scale=scale)):
+        assert all(abs(value) <= times * most + 1e-9 for value in values)
+
+
+def test_with_rewards_of_both_signs_it_may_be_twice_what_a_session_earned() -> None:
+    group = [trajectory(1), trajectory(1)]
+    assert line_advantages(group, [[0.2], [-0.2]], config("rloo")) == [[0.4], [-0.4]]

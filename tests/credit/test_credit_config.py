@@ -14,7 +14,7 @@ from repl_rl.config.credit import ON_TREES, USED
 from repl_rl.credit import ESTIMATORS
 from repl_rl.errors import ConfigError
 
-TREES: dict[str, Any] = {"branch": {"roots": 1, "branches": 2}, "train": {"group_size": 2}}
+TREES: dict[str, Any] = {"branch": {"roots": 2, "branches": 2}, "train": {"group_size": 4}}
 """Estimators for trees can't be had without."""
 VALUES: dict[str, Any] = {"gamma": 0.5, "baseline": "none", "scale": "none", "omega": 0.5, "clip": 1.0}
 VALUES |= {"lam": 0.5, "decay": 0.5}

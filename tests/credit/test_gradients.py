@@ -204,3 +204,43 @@ def test_a_potential_changes_no_gradient_where_it_is_allowed_and_pushes_elsewher
     for credit in (config("return_to_go", baseline="mean"), config("return_to_go", scale="floor")):
         moved = with_potential(process).expected_gradient(credit, 2) - process.expected_gradient(credit, 2)
         assert moved.abs().max() > 1e-3
+
+
+DIVIDED_BY = {
+    "dr_grpo": lambda own, of_all: 1,
+    "grpo": lambda own, of_all: own,
+    "dapo": lambda own, of_all: of_all,
+}
+"""What losses divide by, from the tokens of a trajectory and of the group: a constant only in the first one."""
+
+
+def _of_loss(process: Process, credit: CreditConfig, loss_type: str, potential: float) -> torch.Tensor:  # (S, A)
+    """The expected gradient of a loss on groups of two, with a potential of the state."""
+    weights = torch.zeros_like(process.theta)
+    probabilities = [process.log_probability(path).exp().item() for path in process.paths]
+    trajectories, paid = [of_lines(path.typed()) for path in process.paths], list[list[float]]()
+    for path in process.paths:
+        phi = [0.0, *(potential * (state % 3) for state in path.states[1:]), 0.0]
+        paid.append([r + b - a for r, a, b in zip(path.rewards, phi, phi[1:], strict=False)])
+    for pair in itertools.product(range(len(trajectories)), repeat=2):
+        per_token = advantages([trajectories[index] for index in pair], [paid[index] for index in pair], credit)
+        typed = [len(trajectories[index].lines) for index in pair]
+        for index, own, values in zip(pair, typed, per_token, strict=True):
+            share = math.prod(probabilities[other] for other in pair) / DIVIDED_BY[loss_type](own, sum(typed))
+            of_lines_ = [share * values[line.start] for line in trajectories[index].lines]
+            _add(weights, process.paths[index], of_lines_)
+    return process.gradient(weights)
+
+
+@pytest.mark.parametrize("estimator", ["return_to_go", "rloo"])
+def test_a_gradient_is_exact_if_the_loss_divides_by_a_constant_and_else_nearly(estimator: str) -> None:
+    """The figures of docs/credit.md and docs/rewards.md: sessions of two and three lines."""
+    process, credit = Process(3, early=True), CreditConfig(estimator=estimator)
+    exact = process.exact_gradient()
+    assert_equal(_of_loss(process, credit, "dr_grpo", 1.0), 2 * exact)
+    for loss_type, least, moved in (("grpo", 0.994, 0.101), ("dapo", 0.998, 0.057)):
+        plain, shaped = (_of_loss(process, credit, loss_type, potential) for potential in (0.0, 1.0))
+        cosine = torch.nn.functional.cosine_similarity(plain.flatten(), exact.flatten(), dim=0)
+        assert least < cosine < 0.999
+        shift = float((shaped - plain).abs().max() / plain.abs().max())
+        assert shift == pytest.approx(moved if estimator == "return_to_go" else 0.0, abs=1e-3)

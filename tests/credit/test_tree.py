@@ -164,3 +164,27 @@ def test_other_estimators_see_whole_sessions() -> None:
     values = line_advantages(group, [[-0.1, 1.0], [0.0, 0.0], [1.0]], config("outcome"))
     mean = (0.9 + 0.0 + 0.9) / 3
     assert values == [pytest.approx([0.9 - mean] * 2), pytest.approx([-mean] * 2), pytest.approx([0.9 - mean])]
+
+
+@pytest.mark.parametrize("reason", [StopReason.ABORTED, StopReason.UNFINISHED])
+@pytest.mark.parametrize("rewards", [[0.0, 1.0, 0.5], [1.0], [2.0, 2.0]])
+def test_without_roots_sessions_in_place_of_forks_are_compared_with_one_another(
+    reason: StopReason, rewards: list[float]
+) -> None:
+    """All roots were lost: leave-one-out among the others, by hand; zeros for one alone."""
+    lost = [trajectory(1, 1, stop_reason=reason), trajectory(1, stop_reason=reason)]
+    group = [*lost, *(branched(trajectory(1, 1), index % 2, 0) for index in range(len(rewards)))]
+    paid = [[0.0, 0.0], [0.0], *([0.0, value] for value in rewards)]
+    wanted = [
+        value - math.fsum(others) / len(others) if (others := [*rewards[:index], *rewards[index + 1 :]]) else 0.0
+        for index, value in enumerate(rewards)
+    ]
+    for estimator in ("branch", SPO, VINE):
+        assert line_advantages(group, paid, config(estimator)) == [[0.0, 0.0], [0.0], *([each] * 2 for each in wanted)]
+
+
+@pytest.mark.parametrize("estimator", ["branch", SPO, VINE])
+def test_a_group_of_nothing_but_lost_sessions_gets_zeros(estimator: str) -> None:
+    lost = trajectory(1, 1, stop_reason=StopReason.ABORTED)
+    group = [lost, lost, branched(lost, 0, 0), branched(lost, 1, 1)]
+    assert line_advantages(group, [[1.0, 1.0]] * 4, config(estimator)) == [[0.0, 0.0]] * 4

@@ -79,8 +79,9 @@ def test_a_stock_kernel_shows_what_ipython_shows(name: str, tmp_path: Path) -> N
 
 
 @pytest.mark.more
-def test_our_kernel_echoes_as_ipython_does(talked: Talk, tmp_path: Path) -> None:
-    lines = SESSIONS["echoes"]
+@pytest.mark.parametrize("name", ["echoes", "prompts", "awaits"])
+def test_our_kernel_does_what_ipython_does(name: str, talked: Talk, tmp_path: Path) -> None:
+    lines = SESSIONS[name]
     text, _ = talked(IPythonDialect(), typed_lines(lines))
     assert without_typed_text(text, typed_lines(lines)) == ipython_shows(lines, tmp_path)
 

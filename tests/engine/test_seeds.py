@@ -13,6 +13,7 @@ from serving import servers
 
 from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig, SeededSampling
 from repl_rl.engine import Engine, Vocabulary, make_engine
+from repl_rl.engine.server.client import WORKER_EXTENSION, ServerFacts, takes_seeds
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.custom import SamplerEngine
 
@@ -70,6 +71,17 @@ async def test_siblings_of_two_fresh_engines_differ_and_follow_their_seeds(
     finally:
         for engine in engines:
             engine.close()
+
+
+@pytest.mark.parametrize(
+    ("device", "extension", "takes"),
+    [("cuda", None, True), (None, None, True), ("cpu", WORKER_EXTENSION, True), ("cpu", None, False)],
+)
+def test_a_cpu_server_takes_seeds_with_our_worker_extension_alone(
+    device: str | None, extension: str | None, takes: bool
+) -> None:
+    facts = ServerFacts("0.32.0", ("m",), 512, (1,), 0.0, device=device, worker_extension=extension)
+    assert takes_seeds(facts) is takes
 
 
 @pytest.mark.slow

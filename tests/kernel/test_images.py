@@ -4,20 +4,57 @@ from __future__ import annotations
 
 import base64
 import json
+from contextlib import closing
 from typing import Any
 
 import pytest
-from kernel.conftest import Typed
+from kernel.conftest import LIMITS, Typed
 from kernel.kernelspecs import OWN, STOCK, kernelspecs
 from kernel.kernelspecs import typed as typed_in
 
+from repl_rl.kernel import Profile
 from repl_rl.kernel.border import images_of
+from repl_rl.kernel.caches import home_caches
+from repl_rl.kernel.paths import Home
+from repl_rl.kernel.sandbox import Sandbox
 
 __all__ = ["kernelspecs"]
 
 PNG = b"\x89PNG\r\n\x1a\n"
 END = b"IEND\xaeB`\x82"
 DRAW = ("import matplotlib.pyplot as plt", "lines = plt.plot([1, 3, 2])", "plt.show()")
+
+
+FONTS = "f'~/.cache/matplotlib/fontlist-v{fonts.FontManager.__version__}.json'"
+
+
+def test_the_list_of_fonts_is_not_made_in_each_session(typed: Typed) -> None:
+    imported, listed, found = typed(
+        "import os, matplotlib.font_manager as fonts",
+        f"os.path.islink(os.path.expanduser({FONTS})), os.access(os.path.expanduser('~/.cache/matplotlib'), os.W_OK)",
+        "os.path.basename(fonts.findfont('DejaVu Sans'))",
+    )
+    assert [imported.output, listed.output, found.output] == ["", "(True, True)\n", "'DejaVuSans.ttf'\n"]
+
+
+@pytest.mark.parametrize(
+    ("code", "left"),
+    [
+        ("import os; os.makedirs('.cache/a'); open('.cache/a/b', 'w'); open('kept', 'w')", [".cache/a/b", "kept"]),
+        ("import not_there", []),
+        ("", None),
+        ("raise ValueError('wrong')", None),
+    ],
+)
+def test_a_profile_builds_what_belongs_into_homes_once(code, left, monkeypatch, tmp_path, caplog) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with closing(Home()) as home:
+        sandbox = Sandbox("bwrap", Profile.load(), LIMITS, home)
+        folder = home_caches(sandbox, code)
+        assert folder == home_caches(sandbox, code)
+    found = folder and sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    assert found == left
+    assert ("ValueError: wrong" in caplog.text) == ("wrong" in code)
 
 
 def encoded(*images: bytes) -> list[str]:

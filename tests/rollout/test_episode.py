@@ -90,6 +90,19 @@ async def test_a_session_that_breaks_its_environment_was_killed_or_earns_nothing
     assert "reward raised OverflowError" in paid.error
 
 
+async def test_an_environment_may_say_half_a_character(vocabulary: Vocabulary, pool: KernelPool) -> None:
+    class Halved:
+        def reset(self, task: Task) -> None: ...
+
+        def observe(self) -> str:
+            return "a\ud83db"
+
+    rollout = rollout_of(ScriptedEngine(vocabulary, TYPED), pool, environment=Halved)
+    [trajectory] = await rollout.many([Task("t", "What?", "")])
+    assert trajectory.stop_reason is StopReason.ANSWER
+    assert trajectory.lines[0].shown == "1\na\\ud83db\n"
+
+
 async def test_a_cut_that_comes_while_an_environment_opens_holds(vocabulary: Vocabulary, pool: KernelPool) -> None:
     may_open = asyncio.Event()
 

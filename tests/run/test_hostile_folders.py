@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from repl_rl.cli import main
+from repl_rl.engine.vocabulary import load_vocabulary
 from repl_rl.errors import ModelError, ReplRLError
 from repl_rl.models import find_model
 from repl_rl.view.replay.notebooks import read_notebooks
@@ -180,10 +181,23 @@ def test_a_strangers_run(
         assert path.read_text() == HIDDEN
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("position_0.pt", "text garbage"), ("optimizer.pt", "text garbage"), ("trainer_state.json", "text []")],
+)
+def test_a_strangers_training(run: Path, capsys: pytest.CaptureFixture[str], name: str, what: str) -> None:
+    put(what, run / "checkpoints" / "checkpoint-2" / name, run, run)
+    shutil.rmtree(run / "model")
+    assert main(["train", "--resume", "run", "--set", "train.steps=3"]) == 2
+    assert "repl-rl: the checkpoint can't be resumed from" in capsys.readouterr().err
+
+
 CHECKPOINTS = [
     ("tokenizer.json", "pipe", "it is a pipe"),
     ("model.safetensors", "link /dev/zero", "it is a device"),
     ("generation_config.json", "zeros 1000000000000", "it is larger than 256 MiB"),
+    ("tokenizer.json", "sparse vocabulary", "a token has the id 4000000000"),
 ]
 
 
@@ -192,3 +206,12 @@ def test_a_strangers_checkpoint(run: Path, tmp_path: Path, name: str, what: str,
     put(what, run / "model" / name, run, tmp_path / "outside")
     with pytest.raises(ModelError, match=message):
         find_model(str(run / "model"))
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("what", ["text {", "text []", "brackets"])
+def test_settings_that_are_none(run: Path, tmp_path: Path, name: str, what: str) -> None:
+    put(what, run / "model" / name, run, tmp_path / "outside")
+    with pytest.raises(ModelError, match="no tokenizer at "):
+        load_vocabulary(str(run / "model"))

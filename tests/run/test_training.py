@@ -21,6 +21,10 @@ import yaml
 from commands import CONFIGS, begin, finish, is_complete, rollouts, rows, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 
+from repl_rl.config import TrainConfig
+from repl_rl.errors import ConfigError
+from repl_rl.run.prometheus import serve
+
 ROOT = Path(__file__).parents[2]
 SMALL = CONFIGS["small"]
 
@@ -87,6 +91,22 @@ def test_prometheus_is_told_of_a_run(whole_run: Path) -> None:
     shown = set(re.findall(r'"expr": "(\w+)', (ROOT / "docs" / "grafana.json").read_text()))
     elsewhere = ("repl_rl_asynchronous_", "repl_rl_worker_", "repl_rl_kernels_workers")
     assert {name for name in shown if not name.startswith(elsewhere)} <= samples.keys()
+
+
+def test_prometheus_is_told_on_this_machine_alone() -> None:
+    with socket.socket() as listening:
+        listening.bind(("", 0))
+        port = listening.getsockname()[1]
+    for given, others in (({}, False), ({"metrics_address": "0.0.0.0"}, True)):
+        with serve(TrainConfig(metrics_port=port, **given)), socket.socket() as asking, socket.socket() as other:
+            assert asking.connect_ex(("127.0.0.1", port)) == 0
+            assert (other.connect_ex(("127.0.0.2", port)) == 0) is others
+    elsewhere = serve(TrainConfig(metrics_port=1024, metrics_address="192.0.2.1"))
+    with (
+        pytest.raises(ConfigError, match=r"metrics_port 1024 of train.metrics_address 192\.0\.2\.1 can't be"),
+        elsewhere,
+    ):
+        pass
 
 
 def test_a_run_leaves_what_it_promises(whole_run: Path) -> None:

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from repl_rl.config import parse_config
 from repl_rl.errors import ConfigError
+from repl_rl.run.training import check_inputs
 from repl_rl.tasks import Family, make_tasks, split_of
 from repl_rl.tasks.documents import DOCUMENT_FAMILIES, SIZES
 from repl_rl.tasks.families import EASY_FAMILIES, FAMILIES
@@ -124,3 +126,10 @@ def test_an_environment_that_does_not_say_what_its_problems_are_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         make_tasks(f"own_families:{name}", 1, 0, "train")
+
+
+def test_fewer_problems_than_a_step_takes_are_refused(own_families: None) -> None:
+    """TRL would end without a step. The same for a data set, and for a small `tasks.train`."""
+    few = {"tasks": {"families": "own_families:rests"}, "eval": {"problems": 1}, "train": {"prompts_per_step": 64}}
+    with pytest.raises(ConfigError, match=r"to train on, and a step takes train\.prompts_per_step 64"):
+        check_inputs(parse_config(few))

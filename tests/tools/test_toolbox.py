@@ -56,8 +56,8 @@ def test_set_up_leaves_no_name_of_its_own() -> None:
 RECORDING = """
 import sys, types
 made = types.ModuleType("repl_tools")
-made.register = lambda function, name: print("register", name, function(6, 7))
-made.host_proxy = lambda name, signature, doc: print("proxy", name, signature, repr(doc))
+made.register = lambda function, name, **options: print("register", name, function(6, 7))
+made.host_proxy = lambda name, signature, doc, **options: print("proxy", name, signature, repr(doc))
 made.bind = lambda name, value: print("bind", name, value)
 sys.modules["repl_tools"] = made
 """

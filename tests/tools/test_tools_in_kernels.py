@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import datetime
+import enum
 from typing import Any
 
 import pytest
@@ -60,6 +63,96 @@ def test_a_stock_kernel_has_the_functions_and_tells_of_no_calls() -> None:
     box = Toolbox(as_tools([multiply]), {"start": 5})
     [result] = session(box, "multiply(6, start)", backend="python3", sandbox="none")
     assert (result.output, result.calls) == ("30\n", ())
+
+
+class Color(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    y: int = 0
+
+
+@dataclasses.dataclass
+class Shape:
+    points: list[Point]
+    color: Color = Color.RED
+    day: datetime.date | None = None
+
+
+def draw(shape: Shape) -> str:
+    """Draw a shape."""
+    return repr(shape)
+
+
+def paint(color: Color, at: Point | None = None, *more: Point, names: dict[str, Point] = {}, **rest: Color) -> str:  # noqa: B006
+    """Paint points."""
+    return f"{color} {at} {more} {names} {rest}"
+
+
+def pair(first: tuple[Color, Point], rest: list[int | Point]) -> str:
+    """Pair things."""
+    return f"{first[0]} {first[1]} {rest}"
+
+
+ARGUMENTS = {
+    "draw({'points': [{'x': 1}, {'x': 2, 'y': 3}], 'color': 'blue', 'day': '2024-06-01'})": repr(
+        Shape([Point(1), Point(2, 3)], Color.BLUE, datetime.date(2024, 6, 1))
+    ),
+    "draw(shape={'points': []})": repr(Shape([])),
+    "paint('red')": "Color.RED None () {} {}",
+    "paint('red', {'x': 1}, {'x': 2}, names={'a': {'x': 3}}, z='blue')": (
+        "Color.RED Point(x=1, y=0) (Point(x=2, y=0),) {'a': Point(x=3, y=0)} {'z': <Color.BLUE: 'blue'>}"
+    ),
+    "pair(['red', {'x': 1}], [1, {'x': 2}])": "Color.RED Point(x=1, y=0) [1, Point(x=2, y=0)]",
+    "paint(color='green')": "argument 'color'",
+    "draw({'points': [{'y': 1}]})": "argument 'shape'",
+}
+OWN_CLASSES = """\
+import dataclasses, datetime, enum, numpy
+Dot = dataclasses.make_dataclass('Dot', ['x', ('y', int, 5)])
+Hue = enum.Enum('Hue', {'DEEP': 'blue'})
+"""
+
+
+@pytest.mark.parametrize("where", ["sandbox", "host"])
+def test_arguments_become_what_the_annotations_ask_for(where: Any) -> None:
+    box = Toolbox(as_tools([draw, paint, pair], where))
+    for shown, cell in zip(session(box, *ARGUMENTS), ARGUMENTS, strict=True):
+        assert ARGUMENTS[cell] in shown.output.replace('"', ""), cell
+
+
+def test_a_host_tool_takes_objects_that_the_session_made() -> None:
+    box = Toolbox(as_tools([draw, paint], "host"))
+    cells = "paint(Hue.DEEP, Dot(numpy.int64(3)))", "draw({'points': [Dot(1)], 'day': datetime.date(2024, 6, 1)})"
+    _, _, _, painted, drawn, none = session(box, *OWN_CLASSES.splitlines(), *cells, "draw(object())")
+    assert "Color.BLUE Point(x=3, y=5)" in painted.output
+    assert repr(Shape([Point(1, 5)], day=datetime.date(2024, 6, 1))) in drawn.output
+    assert "takes what JSON can hold: Object of type object" in none.output
+
+
+@tool(ends=True)
+def finish(value: int, note: str = "") -> int:
+    """Hand in a number; this ends the session."""
+    return 2 * value
+
+
+@tool(ends=True, where="host")
+async def finish_there(value: int) -> list[int]:
+    """Hand in a number on the host."""
+    return [value]
+
+
+@pytest.mark.parametrize("backend", ["fork", pytest.param("python3", marks=pytest.mark.more)])
+def test_a_users_own_tool_may_end_the_session(backend: str) -> None:
+    tools, options = ([finish, finish_there], {}) if backend == "fork" else ([finish], {"sandbox": "none"})
+    box = Toolbox(as_tools(tools))
+    failed, ended, *there = session(box, "finish()", "finish(value=21)", "finish_there(3)", backend=backend, **options)
+    assert (failed.error_name, failed.answer, ended.answer) == ("TypeError", None, ("42",))
+    assert there[0].answer == (("[3]",) if backend == "fork" else None)
 
 
 class WeatherLookupError(Exception):

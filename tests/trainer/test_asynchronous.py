@@ -131,6 +131,34 @@ def test_others_are_under_way_while_a_step_trains_and_the_first_that_finish_are_
     )
 
 
+def test_staleness_counts_updates_of_which_there_may_be_several_to_a_version(threads: ThreadPoolExecutor) -> None:
+    """Two updates a batch: what is one version old has missed two."""
+    rollouts = Rollouts(max_staleness=3, queue=1, groups=1)
+
+    def taken(version: int) -> Taken:
+        rollouts.version = version
+        return rollouts.queue.take(version, 10 + 2 * version)
+
+    taking = threads.submit(taken, 0)
+    rollouts.wait_for(0, 1)
+    rollouts.end(0)
+    assert taking.result(10).metrics(0)["asynchronous/staleness_max"] == 0
+    taking = threads.submit(taken, 1)
+    rollouts.wait_for(0, 1, 2)
+    rollouts.end(1)
+    assert taking.result(10).metrics(1)["asynchronous/staleness_max"] == 2
+    taking = threads.submit(taken, 2)
+    rollouts.wait_for(0, 1, 2, 3)
+    rollouts.end(3)
+    assert [ticket.number for ticket, _ in taking.result(10).groups] == [3]
+    taking = threads.submit(taken, 3)
+    rollouts.wait_for(0, 1, 2, 3, 4)
+    rollouts.end(2, 4)
+    found = taking.result(10)
+    assert found.dropped == 1, "number 2 began with version 1, four updates ago"
+    assert [ticket.number for ticket, _ in found.groups] == [4]
+
+
 def test_a_group_that_is_too_old_is_dropped_and_its_task_comes_again(threads: ThreadPoolExecutor) -> None:
     rollouts = Rollouts(max_staleness=1, queue=1, groups=1)
     for step in range(2):  # number 0 takes long

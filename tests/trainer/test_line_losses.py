@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from recorded import RecordedTrainer, gradient_of, make_tasks_named, recorded, recorded_trainer
 from trl import GRPOTrainer
 
-from repl_rl.trajectory import Task, Trajectory
+from repl_rl.trajectory import StopReason, Task, Trajectory
 
 TASKS = make_tasks_named("a", "b")
 
@@ -90,3 +91,72 @@ def test_a_drifted_sequence_is_dropped_whole_or_not_at_all(tmp_path: Path) -> No
 def test_the_table_of_completions_has_our_advantages(tmp_path: Path) -> None:
     trainer, _ = made_batch(tmp_path, credit={"estimator": "rloo"})
     assert trainer.table["advantages"] == [1.0, -1.0, 1.0, -1.0]
+
+
+def vespo_by_the_paper(trainer: RecordedTrainer, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The mean over tokens of phi(w) A log pi, where w is the sequence's ratio, and phi's form its mean advantage's."""
+    now, typed = trainer.logprobs(batch), batch["completion_mask"] * batch["tool_mask"]
+    objective = torch.zeros(())
+    for row in range(len(now)):
+        mean = float((batch["advantages"][row] * typed[row]).sum() / typed[row].sum())
+        k, rate = (2.0, 3.0) if mean >= 0 else (3.0, 2.0)
+        log_w = float(((now[row].detach() - batch["old_per_token_logps"][row]) * typed[row]).sum())
+        phi = math.exp(rate + k * log_w - rate * math.exp(log_w))
+        objective = objective + (phi * batch["advantages"][row] * now[row] * typed[row]).sum()
+    return -objective / typed.sum()
+
+
+def test_vespos_weight_is_one_for_a_sequence_whose_lines_differ_in_sign(tmp_path: Path) -> None:
+    trainer, batch = made_batch(tmp_path, loss_type="vespo")
+    wanted = gradient_of(trainer.model, vespo_by_the_paper(trainer, batch))
+    assert wanted.norm() > 0.1
+    torch.testing.assert_close(trainer.gradient(batch), wanted, atol=1e-6, rtol=1e-4)
+    own = trainer.get_gamma_weights(
+        advantages=batch["advantages"],
+        log_ratio_per_token=trainer.logprobs(batch).detach() - batch["old_per_token_logps"],
+        mask=batch["completion_mask"] * batch["tool_mask"],
+        importance_sampling_ratio=None,
+    )
+    assert own.shape == (4, 1)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"epsilon_high": 2.0}])
+def test_cispo_bounds_the_ratio_at_5_and_leaves_the_others_as_they_are(
+    tmp_path: Path, arguments: dict[str, Any]
+) -> None:
+    """Khatri et al. 2025: the mean over tokens of sg[min(r, most)] A log pi."""
+    trainer, batch = made_batch(tmp_path, loss_type="cispo", **arguments)
+    batch["old_per_token_logps"][0, :3] -= 3.0  # ratios of 20
+    now, typed = trainer.logprobs(batch), batch["completion_mask"] * batch["tool_mask"]
+    ratios = (now - batch["old_per_token_logps"]).exp().detach().clamp(max=arguments.get("epsilon_high", 5.0))
+    wanted = gradient_of(trainer.model, -(ratios * batch["advantages"] * now * typed).sum() / typed.sum())
+    torch.testing.assert_close(trainer.gradient(batch), wanted, atol=1e-6, rtol=1e-4)
+
+
+def void_third(task: Task, index: int) -> Trajectory:
+    reason = StopReason.ABORTED if (task.id, index) == ("b", 0) else StopReason.ANSWER
+    return recorded(task, index, is_right=index == 0, stop_reason=reason)
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "sapo", "dr_grpo", "luspo", "dapo"])
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_an_entropy_bonus_is_not_scaled_by_rows_that_are_not_in_the_loss(
+    tmp_path: Path, loss_type: str, beta: float
+) -> None:
+    """Three of four rows are. What the bonus adds is the mean entropy of typed tokens, computed in float64."""
+    trainer = recorded_trainer(tmp_path, void_third, TASKS, loss_type=loss_type, entropy_coef=0.5, beta=beta)
+    batch = {key: value for key, value in trainer.batch().items() if torch.is_tensor(value)}
+    assert batch["row_share"].item() == 0.75
+    found = trainer.gradient(batch)
+    assert trainer.beta == beta
+    trainer.entropy_coef = 0.0
+    without = trainer.gradient(batch)
+    typed = (batch["completion_mask"] * batch["tool_mask"]).bool()
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+    logits = trainer.model(input_ids=ids, attention_mask=mask).logits[:, batch["prompt_ids"].size(1) - 1 : -1]
+    logs = (logits / trainer.temperature).double().log_softmax(-1)
+    entropy = -(logs.exp() * logs).sum(-1)[typed].mean()
+    wanted = gradient_of(trainer.model, -0.5 * entropy)
+    assert wanted.abs().max() > 1e-3
+    torch.testing.assert_close(found - without, wanted, atol=2e-6, rtol=1e-3)

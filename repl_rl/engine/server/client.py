@@ -195,8 +195,8 @@ class ServerFacts:
 
 
 def takes_seeds(facts: ServerFacts) -> bool:
-    """Whether its requests may have seeds. On a CPU, plain vLLM ends over one whose prompt is split."""
-    return facts.device != "cpu" or facts.worker_extension == WORKER_EXTENSION or facts.stop_digest is not None
+    """Whether its requests may have seeds. On a CPU, vLLM without our extension ends over one whose prompt is split."""
+    return facts.device != "cpu" or facts.worker_extension == WORKER_EXTENSION
 
 
 def serve_flags(dtype: str, context_tokens: int) -> list[str]:
@@ -241,7 +241,7 @@ async def inspect(client: ServerClient, wanted: Wanted) -> ServerFacts:
             quantization=config.get("model_config", {}).get("quantization"),
             cache_dtype=config.get("cache_config", {}).get("cache_dtype"),
             transfer=(config.get("weight_transfer_config") or {}).get("backend"),
-            device=config.get("device_config", {}).get("device_type"),
+            device=config.get("device_config", {}).get("device"),
         )
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise EngineError(f"{client.url} answers in a form that vLLM 0.32 does not have: {error!r}") from error
@@ -377,7 +377,7 @@ def line_request(
             "max_tokens": max_tokens,
             "logprobs": 0,
             "detokenize": False,
-            "seed": seed,
+            **({} if seed is None else {"seed": seed}),
             **end,
         },
     }

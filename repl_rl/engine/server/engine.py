@@ -26,7 +26,6 @@ import aiohttp
 from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig, SeededSampling
 from repl_rl.engine.base import SampledLine, Slot, check_line, check_trajectory
 from repl_rl.engine.server.client import (
-    SCHEDULER,
     WORKER_EXTENSION,
     ServerClient,
     ServerFacts,
@@ -230,9 +229,9 @@ class VLLMServerEngine:
         self._takes_seeds = all(takes_seeds(own) for _, own in named)
         if not self._takes_seeds and len(named) > 1:
             logger.warning(
-                "the servers run on CPUs without our scheduler, so lines can't have seeds, and servers that were "
-                "started alike give the same sessions; start them with --scheduler-cls %s",
-                SCHEDULER,
+                "the servers run on CPUs without our worker extension, so lines can't have seeds, and servers that "
+                "were started alike give the same sessions; start them with --worker-extension-cls %s",
+                WORKER_EXTENSION,
             )
         self._end_of_line = line_end(self._facts, self._wanted.vocabulary)
         await asyncio.gather(*(self._fleet.check(server) for server in self._fleet.servers))

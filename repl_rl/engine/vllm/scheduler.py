@@ -174,6 +174,13 @@ class _ServerScheduler(TableScheduler):
         self._size: int = self.vllm_config.model_config.get_vocab_size()
         self._every_token = bytes([Ends.TEXT]) * self._size
 
+    def add_request(self, request: Request) -> None:
+        """Without our worker extension, a CPU's worker would end over a seed (`allow_seeds_on_cpu`)."""
+        is_allowed = not current_platform.is_cpu() or self.vllm_config.parallel_config.worker_extension_cls
+        if request.sampling_params is not None and not is_allowed:
+            request.sampling_params.seed = None
+        super().add_request(request)
+
     def table_of(self, request: Request) -> bytes | None:
         asked = _asked(request)
         if asked is None:

@@ -16,11 +16,13 @@ import socket
 import time
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from repl_rl.errors import ForkRefusedError, KernelDiedError, KernelError, KernelStartError
 from repl_rl.kernel.border import BorderError, result_of
+from repl_rl.kernel.caches import home_caches
 from repl_rl.kernel.cgroups import PoolGroup, SessionGroup
 from repl_rl.kernel.forked.channel import LineCalls, PrivateChannel
 from repl_rl.kernel.forked.fork import (
@@ -62,6 +64,7 @@ _COPIED_MB = 6.0
 _FOLDERS = ("/tmp", "/dev/shm")
 _PRINTED_CHARS = 4_000
 _REASON_CHARS = 500
+_FEW_OPEN = 32
 _WATCH_AFTER_S, _TURN_S = 0.005, 0.0003
 """The output of a line is read while it runs if it takes longer than this, and a turn for each line beside it."""
 
@@ -89,7 +92,9 @@ class ForkBackend:
         self.group = await asyncio.to_thread(PoolGroup.make, limit_bytes, self._limits.session_bytes())
         try:
             self.home = await asyncio.to_thread(Home, None if self.group is None else self.group.folder)
-            self._sandbox = Sandbox(kind, self._profile, self._limits, self.home, divides=True)
+            makes = Sandbox(kind, self._profile, self._limits, self.home)
+            caches = await asyncio.to_thread(home_caches, makes, self._profile.caches)
+            self._sandbox = Sandbox(kind, self._profile, self._limits, self.home, divides=True, caches=caches)
             await asyncio.to_thread(self._sandbox.readable)
         except BaseException:
             await self.close()
@@ -304,8 +309,9 @@ class ForkedKernel:
                     children.append(Child(SessionPipe(limits.output_bytes, limits.read_mb * _MIB)))
                 session = (self.pid, self._pidfd, self._channel, self._listener)
                 await fork_session(children, self._server, *session, reseed=reseed, patience_s=limits.start_s)
-                # All of them stand still, and what they have open takes its time to look through.
-                if (what := await asyncio.to_thread(still_shared, children, self.pid)) is not None:
+                look = partial(still_shared, children, self.pid)
+                has_few_open = len(os.listdir(f"/proc/{self.pid}/fd")) <= _FEW_OPEN  # they are compared one by one
+                if (what := look() if has_few_open else await asyncio.to_thread(look)) is not None:
                     raise ForkRefusedError(
                         f"forks of the session would not have been apart from it; they share: {what}"
                     )

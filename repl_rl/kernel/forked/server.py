@@ -75,6 +75,7 @@ class ForkServer:
                 "warm_up": sandbox.warm_up,
                 "site_packages": sandbox.packages(),
                 "links": sandbox.links,
+                "caches": sandbox.caches,
             }
             argv = ["-s", "-S", "-P", f"{sandbox.program_inside}/launch.py"]
             try:

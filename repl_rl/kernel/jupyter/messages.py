@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import zmq
 from jupyter_client.asynchronous import AsyncKernelClient
+from zmq.constants import SocketOption
 
 from repl_rl.kernel.border import MOST_IMAGES, NAME_CHARS, BorderError, forms_of, images_of, parsed, result_of, text_of
 from repl_rl.kernel.output import CellText
@@ -316,6 +316,6 @@ class Channels:
 async def _frames(socket: Any) -> tuple[list[bytes], bool]:
     """The frames of a message, or of what is left of one, up to `_MOST_FRAMES`; and whether these are all."""
     frames = [await socket.recv()]
-    while socket.getsockopt(zmq.RCVMORE) and len(frames) < _MOST_FRAMES:
+    while socket.getsockopt(SocketOption.RCVMORE) and len(frames) < _MOST_FRAMES:
         frames.append(await socket.recv())
-    return frames, not socket.getsockopt(zmq.RCVMORE)
+    return frames, not socket.getsockopt(SocketOption.RCVMORE)

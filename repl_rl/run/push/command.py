@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import errno
 import json
 import os
 import shutil
@@ -166,20 +167,22 @@ def _copy(path: Path, target: Path, source: Path, config: Config) -> None:
     from repl_rl.run.push.card import base_name
 
     try:
-        if path.name.endswith("config.json"):
-            settings = json.loads(read_file(path, source))
-            for name in [name for name, value in settings.items() if isinstance(value, str)]:
-                if name.endswith("name_or_path"):
-                    settings[name] = base_name(config.model.path)
-                elif settings[name].startswith(("/", "~")) or "://" in settings[name]:
-                    del settings[name]
-            target.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-        else:
+        if not path.name.endswith("config.json"):
             with open_file(path, source) as given, target.open("wb") as made:
                 shutil.copyfileobj(given, made)
-    except (OSError, ValueError, AttributeError) as error:
+            return
+        settings = dict(json.loads(read_file(path, source)))
+    except (OSError, ValueError, TypeError) as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise
         reason = error.strerror if isinstance(error, OSError) else error
         raise RunError(f"{path} can't be published: {reason}; put a file of its own there") from error
+    for name in [name for name, value in settings.items() if isinstance(value, str)]:
+        if name.endswith("name_or_path"):
+            settings[name] = base_name(config.model.path)
+        elif settings[name].startswith(("/", "~")) or "://" in settings[name]:
+            del settings[name]
+    target.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
 def _copy_adapter(source: Path, target: Path, config: Config, notes: list[str]) -> bool:

@@ -33,10 +33,11 @@ from repl_rl.tools import Tool, Toolbox
 from repl_rl.tools.environments.factory import Environment, TrlEnvironment
 from repl_rl.tools.tool import make_tool
 from repl_rl.trajectory import Task, Trajectory
-from repl_rl.utils.text import shown
+from repl_rl.utils.text import cut_middle, shown, whole
 from repl_rl.utils.threads import OneThread
 
 _CLOSE_S = 10.0
+_SAID_CHARS = 2000
 
 _log = logging.getLogger(__name__)
 
@@ -161,7 +162,7 @@ class EnvironmentSession:
             return ""
         if not isinstance(text, str):
             raise self._failure(f"observe returned {type(text).__name__}; it has to return a string or None")
-        return text
+        return whole(text)  # it may say what a session has said
 
     def _toolbox(self) -> Toolbox:
         names = self._names
@@ -221,7 +222,7 @@ class EnvironmentSession:
 
 def _said(error: BaseException | None) -> str:
     try:
-        return f"{type(error).__name__}: {error}"
+        return cut_middle(whole(f"{type(error).__name__}: {error}"), _SAID_CHARS, " ... {} characters left out ... ")
     except Exception:  # noqa: BLE001 - an exception's own __str__ may raise anything
         return type(error).__name__
 

@@ -106,7 +106,7 @@ async def open_kernels(limits: Limits) -> AsyncIterator[Execute]:
             try:
                 await client.async_execute(cleanup_kc=True, **words)
             except Exception as error:  # nbclient, zmq and the provisioner raise many types
-                is_death = isinstance(error, DeadKernelError) and client.has_begun
+                is_death = isinstance(error, DeadKernelError) and bool(client.executions)
                 if not is_death and (client.has_begun or attempt + 1 == _ATTEMPTS):
                     raise KernelStartError(f"the notebook could not be run: {type(error).__name__}: {error}") from error
                 if not is_death:
@@ -189,6 +189,7 @@ class _Client(NotebookClient):  # type: ignore[misc]
             self._group = await asyncio.to_thread(self._pool_group.admit, self.km.provisioner.process.pid)
         client.session.unpack, client.session.digest_history_size = parsed, 0
         if self._setup:
+            self.has_begun = True
             content = {"code": self._setup, "silent": True, "repl_rl_setup": True}
             message = client.session.msg("execute_request", content)
             client.shell_channel.send(message)

@@ -26,6 +26,7 @@ from tempfile import TemporaryDirectory
 
 from repl_rl.errors import DependencyError, RunError
 from repl_rl.files import replace_file
+from repl_rl.utils.folders import cache_home, full_disk
 from repl_rl.view.viewer import queries
 from repl_rl.view.viewer.api import Answer, NotFound, RunApi
 from repl_rl.view.viewer.index import NAME, SPLITS, evenly, opened, step_files
@@ -66,7 +67,10 @@ def export(api: RunApi, path: Path, most: int | None = None) -> Exported:
     """
     if path.is_dir() or not path.parent.is_dir():
         raise RunError(f"{path} can't be written: give the name of a file, in a folder that exists")
-    update(api.target, api.index)
+    try:
+        update(api.target, api.index)
+    except (OSError, sqlite3.Error) as error:
+        raise RunError(full_disk(error, cache_home()) or f"the index {api.index} can't be made: {error}") from error
     run = api.run()
     total = run["index"]["trajectories"]
     if api.target.is_file() and not total and run["notes"]:
@@ -116,7 +120,7 @@ def write_report(run_dir: Path) -> Path:
         page, policy = _page()
         _write_whole(path, _filled(page, policy, run, chosen, curves="all"))
     except (OSError, sqlite3.Error) as error:
-        raise RunError(f"{path} can't be written: {error}") from error
+        raise RunError(full_disk(error, run_dir) or f"{path} can't be written: {error}") from error
     return path
 
 

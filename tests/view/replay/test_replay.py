@@ -10,6 +10,7 @@ import pytest
 from replay.conftest import LIMITS, source
 from view.conftest import make_trajectory
 
+from repl_rl.errors import KernelStartError
 from repl_rl.trajectory import LineKind, RecordedCell, StopReason, Trajectory
 from repl_rl.view.notebook import to_notebook
 from repl_rl.view.replay.comparison import Cause, Execution, Replayed
@@ -149,6 +150,17 @@ def test_a_session_that_cannot_be_set_up_is_a_failure(rollouts: dict[str, Trajec
     [result] = replay([ExportedNotebook("t", notebook, LIMITS)])
     assert result.failure == "the notebook could not be run: KernelStartError: the kernel could not be set up"
     assert (result.is_equal, result.is_explained, result.task_id) == (False, False, "t")
+
+
+async def test_a_session_has_an_end() -> None:
+    """However short its lines are, and if what sets it up never ends."""
+    cells = [nbformat.v4.new_code_cell("import time; time.sleep(1)") for _ in range(50)]
+    async with open_kernels(replace(LIMITS, line_s=20.0, session_s=4.0, start_s=5.0)) as execute:
+        executions = await execute(nbformat.v4.new_notebook(cells=cells), "")
+        assert [execution.status for execution in executions.values()][-1] == "killed"
+        assert len(executions) < 50
+        with pytest.raises(KernelStartError, match="the notebook could not be run"):
+            await execute(nbformat.v4.new_notebook(cells=cells[:1]), "while True: pass")
 
 
 FLOOD = [

@@ -74,6 +74,21 @@ def test_a_run_folder_says_dialect_and_limits(tmp_path: Path) -> None:
     assert told.notebook.metadata.repl_rl.dialect == "fenced"
 
 
+def test_a_strangers_limits_are_not_above_ours(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "rollouts" / "step_00001.jsonl"
+    write_jsonl(path, [solved_trajectory()])
+    kernel = {"line_s": 1e9, "grace_s": 0.5, "memory_mb": 1_000_000}
+    (tmp_path / "run" / "config.yaml").write_text(json.dumps({"kernel": kernel}))
+    [source], notes = read_notebooks([path])
+    assert source.limits == Limits(grace_s=0.5)
+    assert notes == [
+        "step_00001.jsonl: kernel.line_s of its run is 1e+09; it gets 5 unless you trust it (--trust)",
+        "step_00001.jsonl: kernel.memory_mb of its run is 1e+06; it gets 512 unless you trust it (--trust)",
+    ]
+    [source], notes = read_notebooks([path], trust=True)
+    assert (source.limits, notes) == (Limits(line_s=1e9, grace_s=0.5, memory_mb=1_000_000), [])
+
+
 @pytest.mark.parametrize("config", ["dialect: 3\nkernel: 4\n", "- a list", "{", "kernel: {line_s: -1}", ""])
 def test_a_config_that_says_nothing_usable_and_void_rollouts_are_left_out(tmp_path: Path, config: str) -> None:
     (tmp_path / "config.yaml").write_text(config)

@@ -1,0 +1,71 @@
+"""What libraries build in a home folder as they are first used, such as matplotlib's list of fonts.
+
+Sessions have homes of their own, in which each would build it again. It is built once on this machine instead, by a
+profile's code (`Profile.caches`) in a sandbox, and each session has links to it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import subprocess
+import tarfile
+import tempfile
+from pathlib import Path
+
+from repl_rl.kernel.sandbox import Sandbox
+from repl_rl.utils.folders import cache_home, made_once
+
+_PROGRAM = """
+import json, os, sys, tarfile, tempfile
+boot = json.load(os.fdopen(int(sys.argv[1])))
+home = tempfile.mkdtemp()
+os.environ.update(HOME=home, TMPDIR=home)
+os.chdir(home)
+sys.path += boot["site_packages"]
+try:
+    exec(boot["code"], {"__name__": "caches"})
+except ImportError:
+    pass  # not installed: nothing needs its cache
+with os.fdopen(boot["archive"], "wb") as file, tarfile.open(fileobj=file, mode="w|") as archive:
+    archive.add(home, ".")
+os.system(f"rm -rf {home}")
+"""
+
+_LOG_CHARS = 2000
+_log = logging.getLogger(__name__)
+
+
+def home_caches(sandbox: Sandbox, code: str) -> Path | None:
+    """The folder that `code` leaves in a home folder. It is made where it is not there yet, and again for other code,
+    another Python and other packages. None, with a warning, if that fails."""
+    if not code.strip():
+        return None
+    packages = sandbox.installation.packages
+    try:
+        stamps = [code, sandbox.python, *((str(path), path.stat().st_mtime_ns) for path in packages if path.exists())]
+        key = hashlib.sha256(repr(stamps).encode()).hexdigest()[:16]
+        return made_once(cache_home() / "homes" / key, lambda folder: _make(folder, sandbox, code))
+    except (OSError, RuntimeError, subprocess.SubprocessError, tarfile.TarError) as error:  # such as: there is no home
+        _log.warning("what libraries build at their first use could not be built once, so each session does: %s", error)
+        return None
+
+
+def _make(folder: Path, sandbox: Sandbox, code: str) -> None:
+    with tempfile.TemporaryFile() as archive, tempfile.TemporaryFile() as printed:
+        record = {"code": code, "site_packages": sandbox.packages(), "archive": archive.fileno()}
+        argv = ["-s", "-S", "-P", "-c", _PROGRAM]
+        process = sandbox.launch(argv, record, output=printed.fileno(), descriptors=[archive.fileno()])
+        try:
+            status = process.wait(sandbox.limits.start_s)
+        finally:
+            process.kill()
+            process.wait()
+        if status != 0:
+            printed.seek(0)
+            raise OSError(printed.read().decode(errors="replace").strip()[-_LOG_CHARS:] or f"exit status {status}")
+        archive.seek(0)
+        with tarfile.open(fileobj=archive) as members:
+            members.extractall(folder, filter="data")
+    for path in (folder, *folder.rglob("*")):  # sessions run as users of their own
+        path.chmod(0o755 if path.is_dir() else 0o644)
