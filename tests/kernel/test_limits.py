@@ -42,9 +42,9 @@ KEPT = "import os, sys, time, itertools, signal, subprocess; kept = [1]"
     ],
 )
 def test_a_line_that_is_slow_to_listen_costs_no_state(cell: str, typed_in_haste: Typed) -> None:
-    _, _, late, after = typed_in_haste(KEPT, "kept += [2]; len(kept)", cell, "kept, _, sum(kept)")
+    _, _, late, after = typed_in_haste(KEPT, "kept += [2]; len(kept)", cell, "kept, sum(kept)")
     assert (late.status, late.state_lost) == (ExecStatus.TIMEOUT, False)
-    assert after.output == "([1, 2], 2, 3)\n"
+    assert after.output.endswith("([1, 2], 3)\n"), "after what a child may have printed as it was interrupted"
 
 
 @pytest.mark.more
