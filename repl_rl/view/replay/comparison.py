@@ -183,10 +183,8 @@ def _difference(
     source = "\n".join(cell["source"] for cell in cells)
     if went_down and goes_down:
         cause = Cause.KILLED
-    elif went_down:
+    elif went_down or goes_down:
         cause = Cause.TIMEOUT if Cause.TIMEOUT in works_with else Cause.OTHER
-    elif goes_down:
-        cause = Cause.OTHER
     else:
         cause = cause_of(str(expected), str(got), works_with, source)
     return Difference(at, tuple(last.get("lines", ())), source, expected, got, cause)

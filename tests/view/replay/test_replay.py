@@ -98,7 +98,9 @@ def test_a_cut_record_is_compared_by_its_ends(replayed: dict[str, Replayed]) -> 
 
 @pytest.mark.parametrize("name", ["crash", "hang"])
 def test_an_interpreter_that_goes_down_goes_down_again(replayed: dict[str, Replayed], name: str) -> None:
-    assert [cause for _, cause in causes(replayed[name])] in ([Cause.KILLED], [])
+    """Or was interrupted in the fork server's session, which stops what a Jupyter kernel has to be killed for."""
+    told = [cause for _, cause in causes(replayed[name])]
+    assert told in ([Cause.KILLED], []) or (name == "hang" and told == [Cause.TIMEOUT])
     assert replayed[name].failure is None
     assert replayed[name].cells == {"crash": 1, "hang": 2}[name]
     assert causes(replayed["crash"])[0][1] is Cause.KILLED  # its "bye" went with it
