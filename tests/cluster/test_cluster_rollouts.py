@@ -63,7 +63,7 @@ def test_trajectories_are_those_of_one_machine(
 def test_a_worker_that_dies_loses_no_task(open_service: OpenService) -> None:
     service = open_service()
     ended: list[None] = []
-    calls = [service.begin(RolloutBatch([task]), lambda: ended.append(None)) for task in tasks(12, seconds=0.5)]
+    calls = [service.begin(RolloutBatch([task]), lambda *_: ended.append(None)) for task in tasks(12, seconds=0.5)]
     until(lambda: all(under_way(service)))
     worker_processes()[0].kill()
     found = [trajectory for call in calls for trajectory in call.result(300)]

@@ -174,7 +174,8 @@ BESIDE = {
 
 @pytest.mark.more
 @pytest.mark.parametrize("page", [page for page, text in TEXTS.items() if configs(text)])
-def test_configs_pass_a_dry_run(page: str, here: Path) -> None:
+def test_configs_pass_a_dry_run(page: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
     for name, text in BESIDE.get(page, {}).items():
         (here / name).parent.mkdir(exist_ok=True)
         (here / name).write_text(text)

@@ -90,8 +90,8 @@ def test_each_token_has_the_logprob_of_the_weights_that_sampled_it(
     ended = threading.Semaphore(0)
     tasks = [Task(f"t{number}", f"What is {number} + 1?", "1") for number in range(48)]
     with start_service(engine, setup) as service:
-        calls = [service.begin(RolloutBatch(tasks[:24]), ended.release)]
-        calls.append(service.begin(RolloutBatch([tasks[0]] * TREE.group_size, branch=TREE), ended.release))
+        calls = [service.begin(RolloutBatch(tasks[:24]), lambda *_: ended.release())]
+        calls.append(service.begin(RolloutBatch([tasks[0]] * TREE.group_size, branch=TREE), lambda *_: ended.release()))
         for version in range(1, UPDATES + 1):
             for _ in range(3):
                 assert ended.acquire(timeout=300)

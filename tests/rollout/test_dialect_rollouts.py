@@ -202,7 +202,7 @@ def test_an_unclosed_call_of_a_tool_is_answered_all_the_same(roll: Callable[...,
     broken = call("python", code="6 * 7").removesuffix("\n</tool_call>")
     trajectory = roll("tool_call", [broken, "Answer: 42\n"])
     assert "<tool_response>\n42\n</tool_response>" in text_of(trajectory, "tool_call")
-    assert trajectory.answer == ("42",)
+    assert trajectory.answer == ("'42'",)
 
 
 @pytest.mark.parametrize("dialect", ["fenced", "inline", "tool_call", "text"])

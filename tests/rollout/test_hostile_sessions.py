@@ -153,7 +153,7 @@ def test_answers() -> None:
         tasks, answers = [], []
         for _ in range(200):
             given: dict[str, Any] = draw.choice(references)
-            text = draw.choice(HOSTILE) if draw.random() < 0.3 else "a b"
+            text = draw.choice([*HOSTILE, "'a', {[]}", "a b", "a b"])
             for _ in range(draw.randint(0, 4)):
                 at = draw.randint(0, len(text))
                 text = text[:at] + draw.choice(PIECES) + text[at:]

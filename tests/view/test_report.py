@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,7 +65,7 @@ def test_a_training_whose_report_fails_ends_as_it_would_have(
     run = read_run(run_folder)
     folder = SimpleNamespace(path=run_folder)
     outcome = SimpleNamespace(folder=folder, stopped_at=None, before=run.before, after=run.after, train_seconds=60.0)
-    monkeypatch.setattr(training, "prepare", lambda *_: SimpleNamespace(folder=folder, notes=()))
+    monkeypatch.setattr(training, "prepare", lambda *_: nullcontext(SimpleNamespace(folder=folder, notes=())))
     monkeypatch.setattr(training, "train", lambda *_: outcome)
     assert main(["train", "quickstart"]) == 0
     assert "trained in 1.0 minutes; report: not written: " in capsys.readouterr().out

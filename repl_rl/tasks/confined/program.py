@@ -27,6 +27,7 @@ from repl_rl.utils.folders import resource_folder
 
 _MEMORY_BYTES = 2 << 30
 _CPU_S = 2
+_NO_VERDICT = b"\2"
 _WALL_S = 60
 """Far above the limit of processor time, so that a loaded machine does not change verdicts."""
 _FEW_CALLS, _PARTS = 16, 8
@@ -77,7 +78,7 @@ def _answer(calls: Sequence[Sequence[Any]], pipe: int, wall: Callable[[], None])
         try:
             verdict = bool(_function(name)(*arguments))
         except MemoryError:  # what is left of this process is not worth much
-            os.write(pipe, bytes([False]))
+            os.write(pipe, _NO_VERDICT)
             return
         except Exception:  # noqa: BLE001  # sympy raises all sorts on hostile text, and all of it means no
             verdict = False
@@ -113,7 +114,7 @@ def _verdicts(calls: Sequence[Sequence[Any]], wall: Callable[[], None]) -> list[
         answered = os.read(reader, len(part))
         os.close(reader)
         for index, verdict in zip(part, answered, strict=False):
-            verdicts[index] = bool(verdict)
+            verdicts[index] = None if verdict == _NO_VERDICT[0] else bool(verdict)
         left = part[len(answered) :]
         ended = 1 if answered else ended + 1
         overran = os.waitstatus_to_exitcode(status) in (-signal.SIGXCPU, -signal.SIGALRM)

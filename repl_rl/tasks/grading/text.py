@@ -97,7 +97,7 @@ def _read(text: str) -> Value:
         return Collection(tuple(both), "")
     if len(sets := re.split(r"\\cup(?![a-z])", text)) > 1:
         return sympy.Union(*(as_set(_read(part)) for part in sets))
-    sides = re.split(r"(?<![<>!=:\\])=(?!=)", text)
+    sides = re.split(r"(?<![<>!=:\\])=(?!=)(?![^(]*\))", text)
     if len(sides) == 2:
         left, right = map(str.strip, sides)
         named = _named(left, right)

@@ -71,7 +71,8 @@ def sapo(token: Token) -> float:
 def vespo(token: Token, with_correction: bool) -> float:
     log_w = sum(other.log_ratio for other in token.sequence)
     log_w += sum(math.log(other.correction) for other in token.sequence) if with_correction else 0.0
-    shape, rate = (2.0, 3.0) if token.advantage >= 0 else (3.0, 2.0)
+    mean = sum(other.advantage for other in token.sequence) / len(token.sequence)  # the paper's, of the sequence
+    shape, rate = (2.0, 3.0) if mean >= 0 else (3.0, 2.0)
     weight = math.exp(rate + shape * log_w - rate * math.exp(log_w))
     return -weight * token.advantage * token.logprob
 
