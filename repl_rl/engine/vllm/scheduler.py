@@ -15,6 +15,7 @@ tokenizer. A request asks for it by `extra_args: {"repl_rl_line": [stops, digest
 
 from __future__ import annotations
 
+import functools
 import logging
 from enum import IntEnum
 from typing import Any
@@ -226,6 +227,7 @@ def allow_seeds_on_cpu() -> None:
     if getattr(bookkeeping, "takes_seeds", False):
         return
 
+    @functools.wraps(bookkeeping)
     def with_seeds(runner: Any, *arguments: Any, **named: Any) -> Any:
         batch = runner.input_batch
         partial = runner.discard_request_mask.np[: batch.num_reqs].nonzero()[0].tolist()
