@@ -134,7 +134,7 @@ async def test_session_3_calls_inside_prose(where: Any, roll: Roll) -> None:
     assert (first.kind, first.error_name) == (LineKind.EXCEPTION, "WeatherLookupError")
     assert second.kind is LineKind.EXPRESSION
     assert [call.error_name for line in trajectory.lines for call in line.calls] == ["WeatherLookupError", None]
-    assert (trajectory.answer, trajectory.stop_reason) == (("no",), StopReason.ANSWER)
+    assert (trajectory.answer, trajectory.stop_reason) == (("'no'",), StopReason.ANSWER)
     table = RewardTable(RewardsConfig(exceptions={"ValueError": -0.1}, kinds={LineKind.EXCEPTION: -0.3}))
     [scored] = score([task], [trajectory], grade, table)
     assert [line.reward for line in scored.trajectory.lines] == [0, -0.3, 0, 0, 0, 0, 0, 1.0]

@@ -180,7 +180,9 @@ def test_the_problems_of_a_data_set_in_a_folder_are_read_and_checked(
         for split in ("train", "test"):
             (folder / split).mkdir()
             (folder / split / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        found, shown = dry_run(capsys, "qwen3-1.7b-gsm8k", "--set", f"tasks.folder={folder}")
+        found, shown = dry_run(
+            capsys, "qwen3-1.7b-gsm8k", "--set", f"tasks.folder={folder}", "--set", "train.prompts_per_step=4"
+        )
         assert (found, text in shown, "fetched from the hub, or its cache" in shown) == (code, True, False), shown
 
 
