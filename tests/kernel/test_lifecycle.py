@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -9,10 +10,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from jupyter_client import AsyncKernelManager
 from jupyter_client.kernelspec import KernelSpecManager
@@ -55,9 +56,21 @@ def temporary(pool: KernelPool, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield Path(folder)
 
 
-def alive(pids: list[int]) -> list[str]:
-    lines = (Path(f"/proc/{pid}/cmdline") for pid in pids)
-    return [text for line in lines if line.exists() and (text := line.read_bytes().replace(b"\0", b" ").decode())]
+def alive(processes: Iterable[psutil.Process]) -> list[str]:
+    """Command lines of those that are not over, even if another process has the number of one by now."""
+    found = []
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += [" ".join(process.cmdline())] if process.is_running() else []
+    return [line for line in found if line]
+
+
+def family(pid: int) -> list[psutil.Process]:
+    found = []
+    for each in tree(pid):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.append(psutil.Process(each))
+    return found
 
 
 @pytest.mark.parametrize(
@@ -74,11 +87,12 @@ def alive(pids: list[int]) -> list[str]:
 )
 def test_nothing_outlives_the_owner(signum: signal.Signals, kind: tuple[str, str, str]) -> None:
     with owner_of_a_pool(kind) as (owner, folder):
-        until(lambda: {"sleep 3600 ", "sleep 3601 "} <= set(alive(list(tree(owner.pid)))))
-        _, *pids = tree(owner.pid)
+        until(lambda: {"sleep 3600", "sleep 3601"} <= set(alive(family(owner.pid))))
+        _, *others = family(owner.pid)
         owner.send_signal(signum)
         owner.wait(timeout=600)
-    until(lambda: not alive(pids) and not folder.exists())
+    until(lambda: not alive(others))
+    until(lambda: not folder.exists())
     assert control_groups(owner.pid) == []
 
 
@@ -94,7 +108,7 @@ def test_kernels_that_are_being_made_while_their_owner_dies_do_not_stay(after_s:
     until(lambda: not list(folder.iterdir()) and not running(str(folder)))
 
 
-@contextmanager
+@contextlib.contextmanager
 def owner_of_a_pool(kind: tuple[str, str, str]) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """A process with a pool and two sessions, and the pool's folder."""
     command = [sys.executable, "-c", OWNER, *kind]
@@ -112,7 +126,7 @@ async def test_the_folder_is_private_and_gone_after_the_pool() -> None:
     async with KernelPool(size=1, limits=LIMITS) as pool, pool.session() as kernel:
         await kernel.execute("import subprocess as s; p = s.Popen(['sleep', '3600'], start_new_session=True)")
         folder = (await kernel.open_jupyter()).parent
-        sleeping = [pid for pid in tree(pool.backend.server.pid) if alive([pid]) == ["sleep 3600 "]]
+        sleeping = [each for each in family(pool.backend.server.pid) if alive([each]) == ["sleep 3600"]]
         assert len(sleeping) == 1
         assert folder.stat().st_mode & 0o777 == 0o700
     assert not folder.exists()

@@ -73,7 +73,7 @@ def _sides(name: str, draws: int) -> tuple[set[int], set[int]]:
     ("name", "draws"),
     [
         *(pytest.param(name, DRAWS, marks=pytest.mark.more) for name in NUMBERS),
-        *(pytest.param(name, 300, marks=pytest.mark.more) for name in ("jugs-3", "jugs-10", "maze-3", "rush_hour-10")),
+        pytest.param(WORLDS[2], 300, marks=pytest.mark.more),
         *(
             pytest.param(name, FEWER.get(name, DRAWS), marks=pytest.mark.slow)
             for name in [*KNOWN, *WORLDS]
@@ -81,8 +81,9 @@ def _sides(name: str, draws: int) -> tuple[set[int], set[int]]:
         ),
     ],
 )
-def test_no_problem_is_on_both_sides(name: str, draws: int, reasoning_gym: None) -> None:
-    name = f"studies.branching.worlds.maze:{name}" if name.startswith("maze") else name
+def test_no_problem_is_on_both_sides(name: str, draws: int, request: pytest.FixtureRequest) -> None:
+    if name in KNOWN and name not in NUMBERS:
+        request.getfixturevalue("reasoning_gym")
     train, heldout = _sides(name, draws)
     assert not train & heldout
     assert train
