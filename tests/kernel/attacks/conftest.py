@@ -62,7 +62,7 @@ def try_out(arenas: Arenas, caplog: pytest.LogCaptureFixture) -> TryOut:
 
     def run(kind: SandboxKind, attack: Attack) -> None:
         arena, before, began = arenas(kind, BY_NAME[attack.limits]), of_all(), (time.time(), time.monotonic())
-        attack.check(arena.attack(*attack.cells))
+        attack.check(arena.attack(*attack.cells, in_time=not attack.times_out))
         assert attack.log in caplog.text
         if attack.next_session:
             assert [result.output for result in arena.fresh(attack.next_session)] == ["(True, True)\n"]

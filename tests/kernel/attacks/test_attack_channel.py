@@ -29,7 +29,7 @@ send(frame(text + {closing!r} * {depth} + '}}'))
 def test_a_reply_nested_deeply_costs_the_session_and_no_more(kind: str, field: str, depth: int, arenas: Arenas) -> None:
     opening, closing = ("[", "]") if depth % 2 else ('{"a": ', "}")
     lie = NESTED.format(field=field, opening=opening, closing=closing, depth=depth)
-    [result] = arenas(kind, SHORT).attack(lie)
+    [result] = arenas(kind, SHORT).attack(lie, in_time=True)
     assert (result.status, result.answer) == (KILLED, None)
 
 
