@@ -20,13 +20,12 @@ from rich.console import Console
 
 from repl_rl import __version__, bench
 from repl_rl.errors import ConfigError, ReplRLError
-from repl_rl.models.nano import SHIPPED
 from repl_rl.run import command as training
 from repl_rl.run import rollouts
 from repl_rl.run.evaluation import command as evaluation
 from repl_rl.run.push import command as push
 from repl_rl.utils.distributed import is_main_process
-from repl_rl.utils.folders import full_disk, require_folder, shipped_configs
+from repl_rl.utils.folders import full_disk, shipped_configs
 from repl_rl.view import command as viewing
 from repl_rl.view.replay import command as replay
 
@@ -115,13 +114,6 @@ def make_parser() -> argparse.ArgumentParser:
     doctor.add_argument("--cluster", metavar="ADDRESS", help="what each machine of this Ray cluster has")
     doctor.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override a value of the config")
     doctor.set_defaults(command=_doctor)
-
-    nano = commands.add_parser("nano", help="the model that ships with the package")
-    build = nano.add_subparsers(required=True, metavar="COMMAND").add_parser("build", help="train it from scratch")
-    build.add_argument("--out", type=Path, required=True, metavar="FOLDER")
-    build.add_argument("--seed", type=int, default=0)
-    build.add_argument("--model", choices=SHIPPED, default="nano", help="which one (default: nano)")
-    build.set_defaults(command=_nano_build)
     return parser
 
 
@@ -147,15 +139,6 @@ def _doctor(options: argparse.Namespace, console: Console) -> int:
     from repl_rl.run.trial import configs, run_trials
 
     return 0 if run_trials(configs(options.config, options.model, options.set), console) else 1
-
-
-def _nano_build(options: argparse.Namespace, console: Console) -> int:
-    require_folder("--out", options.out)
-    from repl_rl.models.nano.build import RECIPES, build
-
-    build(options.out, seed=options.seed, recipe=RECIPES[options.model])
-    console.print(f"{options.model} is in {options.out}", highlight=False)
-    return 0
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from repl_rl.errors import KernelDiedError, KernelStartError
 from repl_rl.kernel import ExecResult, ExecStatus, HostCalls
 from repl_rl.kernel.border import calls_of, forms_of
-from repl_rl.models.nano.sessions import load_interpreter
+from studies.nano.sessions import load_interpreter
 
 
 class FakeKernel:

@@ -145,4 +145,4 @@ def test_functions_of_the_working_directory_are_found(tmp_path: Path) -> None:
     tools = ["--set", "tools.functions=[my_tools:double]"]
     done = subprocess.run([*command, *tools], cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    assert "tools my_tools:double (sandbox)" in " ".join(done.stdout.split())
+    assert "tools double (sandbox)" in " ".join(done.stdout.split())

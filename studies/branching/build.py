@@ -11,9 +11,9 @@ from pathlib import Path
 from random import Random
 
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.models.nano.build import Recipe, build
-from repl_rl.models.nano.sessions import SessionRecord, record_families
 from studies.branching.policy import demonstrate_long
+from studies.nano.build import Recipe, build
+from studies.nano.sessions import SessionRecord, record_families
 
 LOCK, MAZE = "studies.branching.worlds.lock:lock", "studies.branching.worlds.maze:maze"
 SHARES = {

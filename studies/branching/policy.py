@@ -15,11 +15,11 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from random import Random
 
-from repl_rl.models.nano.demonstrations import Code, Demonstration, Step, Submit, Thought
 from repl_rl.trajectory import Task
 from studies.branching.worlds.lock import JAMMED, LockWorld
 from studies.branching.worlds.maze import Cell, MazeWorld
 from studies.branching.worlds.world import Policy
+from studies.nano.demonstrations import Code, Demonstration, Step, Submit, Thought
 
 LOCK_HABITS = {3: (0.50, 0.20), 10: (0.18, 0.15), 20: (0.12, 0.12), 40: (0.08, 0.10)}
 """By length: how often a line turns a dial to a wrong digit, a guess, and how often it idles."""

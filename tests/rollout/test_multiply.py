@@ -22,8 +22,8 @@ from repl_rl.config import DialectConfig
 from repl_rl.dialect import make_dialect
 from repl_rl.engine import Vocabulary, load_vocabulary
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.models.nano.sessions import load_interpreter
 from repl_rl.tools import as_tools
+from studies.nano.sessions import load_interpreter
 
 STEPS, IMITATED = 30, 150
 

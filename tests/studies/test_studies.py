@@ -57,8 +57,9 @@ def test_trl_rolls_out_with_an_llm_of_its_own() -> None:
     run("studies.trl_tools", "--trajectories", "4", "--rounds", "1")
 
 
-def test_nano_long_is_built_by_its_command(tmp_path: Path) -> None:
-    run("studies.branching.build", "--out", str(tmp_path), "--steps", "1", "--sessions", "40")
+@pytest.mark.parametrize("name", ["branching.build", "nano"])
+def test_a_model_is_built_by_its_command(name: str, tmp_path: Path) -> None:
+    run(f"studies.{name}", "--out", str(tmp_path), "--steps", "1", "--sessions", "40")
     assert (tmp_path / "model.safetensors").is_file()
 
 

@@ -12,9 +12,9 @@ import sympy
 import yaml
 from test_grading import ANSWERS, HOSTILE
 
-from repl_rl.models.nano.sessions import load_interpreter
 from repl_rl.tasks import grade, grade_many
 from repl_rl.trajectory import Task
+from studies.nano.sessions import load_interpreter
 
 load_interpreter()  # of whose program `form` is a part
 form = importlib.import_module("repl_answer").form

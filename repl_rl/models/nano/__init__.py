@@ -1,7 +1,7 @@
 """nano: a Llama of about 0.9M parameters that types into the interpreter. It copies well, and has a bad policy.
 
-The weights ship with the package; `repl_rl.models.nano.build.build` makes them again from a seed. Importing this
-package loads no torch.
+The weights ship with the package; `python -m studies.nano` makes them again from a seed. Importing this package loads
+no torch.
 """
 
 from pathlib import Path

@@ -11,13 +11,13 @@ from repl_rl.config import load_config
 from repl_rl.dialect import make_dialect
 from repl_rl.engine import load_vocabulary
 from repl_rl.models.nano import CONVENTIONS_PATH
-from repl_rl.models.nano.writers import CHAT_TEMPLATE, END_OF_TURN, WRITERS, render_chat
 from repl_rl.rollout.episode import make_prompt
 from repl_rl.rollout.score import reward_table, score
 from repl_rl.rollout.service import open_service
 from repl_rl.rollout.setup import dialect_for
 from repl_rl.tasks import grade, make_tasks
 from studies.conventions.study import CONFIG
+from studies.nano.writers import CHAT_TEMPLATE, END_OF_TURN, WRITERS, render_chat
 
 TOKENIZER = AutoTokenizer.from_pretrained(CONVENTIONS_PATH)
 VOCABULARY = load_vocabulary(str(CONVENTIONS_PATH))

@@ -28,7 +28,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTraine
 from repl_rl.config import DialectConfig
 from repl_rl.dialect import make_dialect
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.models.nano.sessions import (
+from studies.nano.sessions import (
     SessionRecord,
     chat_prompt_text,
     conventions,
@@ -36,7 +36,7 @@ from repl_rl.models.nano.sessions import (
     make_recursive,
     make_sessions,
 )
-from repl_rl.models.nano.writers import CHAT_TEMPLATE, END_OF_TURN, START_OF_TURN
+from studies.nano.writers import CHAT_TEMPLATE, END_OF_TURN, START_OF_TURN
 
 _TOKENIZER_SESSIONS = 4_000
 _THREADS = 2

@@ -17,8 +17,8 @@ from typing import Any
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from repl_rl.models.nano.demonstrations import Code, Step, Submit, Thought
 from repl_rl.trajectory import Task
+from studies.nano.demonstrations import Code, Step, Submit, Thought
 
 START_OF_TURN = "<|im_start|>"
 END_OF_TURN = "<|im_end|>"

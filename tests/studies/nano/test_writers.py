@@ -15,14 +15,14 @@ from repl_rl.config import BudgetConfig, DialectConfig, SamplingConfig
 from repl_rl.dialect import make_dialect
 from repl_rl.engine import Finish, SampledLine, Vocabulary, load_vocabulary
 from repl_rl.models.nano import CONVENTIONS_PATH
-from repl_rl.models.nano.build import Example, example_of
-from repl_rl.models.nano.demonstrations import Code, Step, Submit, Thought
-from repl_rl.models.nano.sessions import SessionRecord, load_interpreter, make_mixture
-from repl_rl.models.nano.writers import WRITERS, render_chat
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.setup import RolloutSetup, dialect_for
 from repl_rl.tasks import FAMILIES, grade, make_tasks, split_of
 from repl_rl.trajectory import Trajectory
+from studies.nano.build import Example, example_of
+from studies.nano.demonstrations import Code, Step, Submit, Thought
+from studies.nano.sessions import SessionRecord, load_interpreter, make_mixture
+from studies.nano.writers import WRITERS, render_chat
 
 WITH_TOOLS = [name for name in WRITERS if name != "text"]
 TASK = make_tasks(["digit_sum"], 1, 0, "train")[0]

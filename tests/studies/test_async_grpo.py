@@ -18,14 +18,22 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from repl_rl.errors import ConfigError, EngineError, RewardError
-from repl_rl.integrations.async_grpo import SessionWorker
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.trajectory import Trajectory
+from studies.async_grpo.attention import attention_without_gpu
+from studies.async_grpo.worker import SessionWorker
 
-pytestmark = [pytest.mark.more, pytest.mark.usefixtures("attention_without_gpu")]
+pytestmark = pytest.mark.slow
 
 REFUSED = yaml.safe_load(Path(__file__).with_name("refused_overrides.yaml").read_text(encoding="utf-8"))
 SMALL = ("engine.backend=transformers", "kernel.size=8", "train.group_size=4", "train.prompts_per_step=2")
+
+
+@pytest.fixture(autouse=True)
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    with attention_without_gpu():
+        yield
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import pytest
 
 from repl_rl.config import DialectConfig
 from repl_rl.dialect import make_dialect
-from repl_rl.models.nano.demonstrations import IDIOMS, Code, Submit, Thought, demonstrate
-from repl_rl.models.nano.sessions import load_interpreter, make_sessions, record_session
 from repl_rl.tasks import FAMILIES, grade, make_tasks, split_of
+from studies.nano.demonstrations import IDIOMS, Code, Submit, Thought, demonstrate
+from studies.nano.sessions import load_interpreter, make_sessions, record_session
 
 ALL_IDIOMS = [(family, idiom) for family, idioms in IDIOMS.items() for idiom in idioms]
 
@@ -114,7 +114,7 @@ def test_a_demonstration_that_ends_early_is_an_error(monkeypatch):
     def silent(task, rng):
         yield Code(("1 + 1",))
 
-    monkeypatch.setattr("repl_rl.models.nano.sessions.demonstrate", silent)
+    monkeypatch.setattr("studies.nano.sessions.demonstrate", silent)
     with pytest.raises(RuntimeError, match="ended without an answer after Code\\(lines=\\('1 \\+ 1',"):
         record_session(make_tasks(None, 1, 0, "train")[0], make_dialect(DialectConfig()), Random(0))
 

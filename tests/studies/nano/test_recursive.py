@@ -10,12 +10,12 @@ from repl_rl.config import load_config
 from repl_rl.engine.vocabulary import load_vocabulary
 from repl_rl.kernel import KernelPool, Limits
 from repl_rl.models.nano import RLM_PATH
-from repl_rl.models.nano.recursive import QUESTIONS, answer_to
-from repl_rl.models.nano.sessions import SessionRecord, make_recursive
 from repl_rl.rollout.scripted import type_session
 from repl_rl.rollout.service import open_service
 from repl_rl.tasks import grade, make_tasks
 from repl_rl.tasks.documents import is_complaint, remarks
+from studies.nano.recursive import QUESTIONS, answer_to
+from studies.nano.sessions import SessionRecord, make_recursive
 
 
 @pytest.fixture(scope="module")

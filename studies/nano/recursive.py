@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from repl_rl.models.nano.demonstrations import Code, Demonstration, Step, Thought
 from repl_rl.tasks.documents import is_complaint
 from repl_rl.trajectory import Task
+from studies.nano.demonstrations import Code, Demonstration, Step, Thought
 
 QUESTIONS = ("Complaint?", "Praise?")
 """What is asked about a remark, after a space."""

@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from repl_rl.models.nano import CONVENTIONS_PATH, NANO_PATH
-from repl_rl.models.nano.build import RECIPES, Example, begin_with, build, loss_of, model_config
-from repl_rl.models.nano.writers import CHAT_TEMPLATE
+from studies.nano.build import RECIPES, Example, begin_with, build, loss_of, model_config
+from studies.nano.writers import CHAT_TEMPLATE
 
 
 def small(name, steps):

@@ -20,15 +20,15 @@ from typing import Any
 from repl_rl.config import DialectConfig
 from repl_rl.dialect import CellRun, Dialect, Reader, make_dialect
 from repl_rl.errors import DependencyError
-from repl_rl.models.nano.demonstrations import Demonstration, demonstrate
-from repl_rl.models.nano.recursive import QUESTIONS, TrueAnswers, answer_to, demonstrate_recursive
-from repl_rl.models.nano.writers import END_OF_TURN, WRITERS, render_chat
 from repl_rl.tasks import FAMILIES, environment_of, make_tasks
 from repl_rl.tasks.documents import remarks
 from repl_rl.tools import as_tools
 from repl_rl.tools.environments import environment_factory
 from repl_rl.trajectory import Task
 from repl_rl.utils.folders import resource_folder
+from studies.nano.demonstrations import Demonstration, demonstrate
+from studies.nano.recursive import QUESTIONS, TrueAnswers, answer_to, demonstrate_recursive
+from studies.nano.writers import END_OF_TURN, WRITERS, render_chat
 
 _ASKING_FAMILIES = {"count-1k": 0.5, "count-10k": 0.15, "count-100k": 0.05}
 """What nano-rlm is shown sessions of, and in which shares; the rest are questions that it answers."""
