@@ -39,7 +39,7 @@ test-gpu: $(STAMP) ## the checks of tests/gpu at full size, where there is a GPU
 	@$(BIN)/python -m pytest -m slow tests/gpu $(ARGS)
 
 test-soak: $(STAMP) ## what takes hours: a million messages, 100,000 sessions in each sandbox, 10,000 forks, an hour of hostile ones, sympy's own tests
-	@SOAK=1 $(PYTEST) -m slow tests/kernel/test_border.py tests/kernel/test_cpython.py tests/kernel/test_forks.py tests/kernel/test_soak.py tests/rollout/test_hostile_sessions.py $(ARGS)
+	@SOAK=1 $(PYTEST) -m slow tests/kernel/test_border.py tests/kernel/test_cpython.py tests/kernel/test_forks.py tests/kernel/test_soak.py tests/rollout/test_hostile_sessions.py tests/run/test_fuzzed_folders.py $(ARGS)
 
 lint: $(STAMP) ## ruff and mypy
 	@$(BIN)/ruff check

@@ -197,14 +197,22 @@ class RunFolder:
         return 0 if checkpoint is None else checkpoint_step(checkpoint)
 
     def last_checkpoint(self) -> Path | None:
-        """The newest checkpoint that was written completely."""
-        complete = []
+        """The newest checkpoint that was written completely. Raises RunError if it says that it is of another step."""
+        complete: dict[int, tuple[Path, Any]] = {}
         for checkpoint in self.checkpoints.glob("checkpoint-*"):
             with suppress(OSError, ValueError, RecursionError):  # trainer_state.json is written last
-                json.loads(read_file(checkpoint / "trainer_state.json", most_bytes=_STATE_BYTES))
-                checkpoint_step(checkpoint)
-                complete.append(checkpoint)
-        return max(complete, key=checkpoint_step, default=None)
+                state = json.loads(read_file(checkpoint / "trainer_state.json", most_bytes=_STATE_BYTES))
+                complete[checkpoint_step(checkpoint)] = checkpoint, state
+        if not complete:
+            return None
+        step = max(complete)
+        checkpoint, state = complete[step]
+        if not isinstance(state, dict) or state.get("global_step") != step:
+            raise RunError(
+                f"the checkpoint can't be resumed from: {checkpoint}/trainer_state.json is not of step {step}; remove "
+                "it, and the one before counts"
+            )
+        return checkpoint
 
 
 def new_run(config: Config, parent: Path) -> RunFolder:

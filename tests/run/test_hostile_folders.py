@@ -184,7 +184,12 @@ def test_a_strangers_run(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "what"),
-    [("position_0.pt", "text garbage"), ("optimizer.pt", "text garbage"), ("trainer_state.json", "text []")],
+    [
+        ("position_0.pt", "text garbage"),
+        ("optimizer.pt", "text garbage"),
+        ("trainer_state.json", "text []"),
+        ("trainer_state.json", "text {}"),
+    ],
 )
 def test_a_strangers_training(run: Path, capsys: pytest.CaptureFixture[str], name: str, what: str) -> None:
     put(what, run / "checkpoints" / "checkpoint-2" / name, run, run)
