@@ -63,18 +63,8 @@ def test_models_that_ship_are_known_by_name(name: str, folder: Path) -> None:
     texts, same = load_token_texts(name), load_token_texts(str(folder))
     assert texts is not None
     assert same is not None
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    ids = tokenizer.encode(" r = pow(7, 2024, 1000)\n>>>").ids
-    assert "".join(texts(ids)) == " r = pow(7, 2024, 1000)\n>>>"
-    everything = range(tokenizer.get_vocab_size())
+    everything = range(Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size())
     assert texts(everything) == same(everything)
-
-
-def test_bytes_that_are_no_characters_are_written_out() -> None:
-    texts = load_token_texts("nano")
-    assert texts is not None
-    ids = Tokenizer.from_file(str(NANO_PATH / "tokenizer.json")).encode("é漢").ids
-    assert texts(ids) == ["\\xc3", "\\xa9", "\\xe6", "\\xbc", "\\xa2"]
 
 
 @pytest.mark.parametrize("kind", ["nano", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen", "gemma"))])
