@@ -78,15 +78,6 @@ def test_every_trajectory_is_a_row_in_the_order_of_steps(run_folder: Path) -> No
     assert found == [*heldout, *train[0], *after, *train[1]]
 
 
-def test_the_place_of_a_row_is_the_bytes_of_its_trajectory(small: Path) -> None:
-    refreshed(small)
-    with opened(index_path(small)) as connection:
-        entry = queries.entry(connection, "train-3-1")
-    assert entry is not None
-    data = (small / entry.path).read_bytes()[entry.start : entry.start + entry.length]
-    assert Trajectory.from_dict(json.loads(data)) == failed_trajectory("a-1")
-
-
 def test_only_what_is_new_in_a_file_is_read(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refreshed(small)
     read: list[bytes] = []
