@@ -167,12 +167,8 @@ class _SessionReader:
                 pieces.append(TypedPart((index,), source, Cell(source, line.kind, refusal)))
         cells = [self._cell(piece) for piece in pieces]
         # What was run, or answered with a refusal.
-        asked = [
-            index
-            for index, cell in enumerate(cells)
-            if cell.note.startswith("refused") or (cell.number > 0 and not cell.note)
-        ]
-        for index in range(asked[len(ran)] if len(ran) < len(asked) else len(cells), len(cells)):
+        asked = [index for index, piece in enumerate(pieces) if piece.cell is not None]
+        for index in asked[len(ran) :]:
             if cells[index].role is Role.RAN:
                 cells[index] = replace(cells[index], role=Role.NOT_RUN, note=self._why_not(line))
         for index, recorded in zip(asked, line.cells, strict=False):
