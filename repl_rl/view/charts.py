@@ -176,15 +176,9 @@ def _rewards(run: Run) -> Chart | None:
 
 
 def _lengths(run: Run) -> Chart | None:
-    tokens = _series(run.train, "tokens_per_trajectory", "tokens", AMBER)
     lines = _series(run.train, "lines_per_trajectory", "lines", BLUE)
-    layout: dict[str, Any] = {"yaxis": {"title": {"text": "lines"}, "rangemode": "tozero"}}
-    if tokens is not None and lines is not None:
-        tokens["yaxis"] = "y2"
-        tokens["line"] = {"color": AMBER, "width": 2, "dash": "dash"}
-        layout["yaxis2"] = {**_from_zero("tokens"), **_RIGHT}
-    elif tokens is not None:
-        layout["yaxis"]["title"] = {"text": "tokens"}
+    tokens = _series(run.train, "tokens_per_trajectory", "tokens", AMBER)
+    layout = _two_scales([lines], _from_zero("lines"), tokens, _from_zero("tokens"))
     caption = "What the model typed in one trajectory, on average: lines on the left scale, tokens on the right one."
     return _chart("lengths", "Length of a trajectory", caption, [lines, tokens], layout)
 
@@ -215,15 +209,9 @@ def _latency(run: Run) -> Chart | None:
     for trace in (median, slowest):
         if trace is not None:
             trace["hovertemplate"] = "%{y:.3g} ms"
-    layout: dict[str, Any] = {"yaxis": {"title": {"text": "ms"}, "type": "log"}}
     if whole is not None:
         whole["hovertemplate"] = "%{y:.3g} s"
-        whole["line"] = {"color": GREY, "width": 2, "dash": "dash"}
-        if median is not None or slowest is not None:
-            whole["yaxis"] = "y2"
-            layout["yaxis2"] = {**_from_zero("s"), **_RIGHT}
-        else:
-            layout["yaxis"] = _from_zero("s")
+    layout = _two_scales([median, slowest], {"title": {"text": "ms"}, "type": "log"}, whole, _from_zero("s"))
     caption = "How long the interpreter took over a line, on the left scale, and a whole step, on the right one."
     return _chart("latency", "Latency", caption, [median, slowest, whole], layout)
 
@@ -247,6 +235,17 @@ def _series(rows: Sequence[Row], key: str, name: str, colour: str) -> Trace | No
         "line": {"color": colour, "width": 2.25},
         "marker": {"color": colour},
     }
+
+
+def _two_scales(
+    traces: Sequence[Trace | None], left: dict[str, Any], other: Trace | None, right: dict[str, Any]
+) -> dict[str, Any]:
+    """The layout of curves on the left scale and of `other`, which becomes dashed, on the right one. If it is alone, it
+    is on the left one, as it is."""
+    if other is None or all(trace is None for trace in traces):
+        return {"yaxis": left if other is None else right}
+    other |= {"yaxis": "y2", "line": {**other["line"], "width": 2, "dash": "dash"}}
+    return {"yaxis": left, "yaxis2": {**right, **_RIGHT}}
 
 
 def _from_zero(title: str) -> dict[str, Any]:

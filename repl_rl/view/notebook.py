@@ -24,8 +24,8 @@ from repl_rl.dialect import truncate_middle
 from repl_rl.errors import ConfigError, RunError
 from repl_rl.files import replace_file
 from repl_rl.trajectory import LineKind, StopReason, Trajectory
-from repl_rl.utils.text import visible
-from repl_rl.view.session_cells import Role, SessionCell, SessionText, encodable, session_text
+from repl_rl.utils.text import visible, whole
+from repl_rl.view.session_cells import Role, SessionCell, SessionText, session_text
 from repl_rl.view.viewer.index import question_in
 
 if TYPE_CHECKING:
@@ -75,13 +75,19 @@ def to_notebook(
     )
     nbformat.validate(notebook)
     if path is not None:
-        path = Path(path)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, nbformat.writes(notebook) + "\n")
-        except OSError as error:
-            raise RunError(f"{path} can't be written: {error.strerror}; give another file") from error
+        write_notebook(notebook, Path(path))
     return notebook
+
+
+def write_notebook(notebook: NotebookNode, path: Path) -> None:
+    """Write it to `path`, in a folder that is made if need be. Raises RunError if that can't be done."""
+    import nbformat
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, nbformat.writes(notebook) + "\n")
+    except OSError as error:
+        raise RunError(f"{path} can't be written: {error.strerror}; give another place") from error
 
 
 def _notebook_cell(trajectory: Trajectory, cell: SessionCell, shows: str, thoughts: str) -> NotebookNode:
@@ -112,7 +118,7 @@ def _outputs(cell: SessionCell, shows: str) -> list[NotebookNode]:
         outputs.append(v4.new_output("execute_result", {"text/plain": value}, execution_count=cell.number))
     outputs += [v4.new_output("display_data", {"image/png": base64.b64encode(image).decode()}) for image in cell.images]
     if cell.error_name:
-        name = encodable(cell.error_name)
+        name = whole(cell.error_name)
         outputs.append(v4.new_output("error", ename=name, evalue=value_of(name, cell.output), traceback=[]))
     return outputs
 
@@ -127,7 +133,7 @@ def value_of(name: str, shown: str) -> str:
 def _about(trajectory: Trajectory, text: SessionText) -> dict[str, Any]:
     return {
         "format": FORMAT,
-        "task_id": encodable(trajectory.task_id),
+        "task_id": whole(trajectory.task_id),
         "dialect": text.dialect,
         "shows": text.shows,
         "setup": text.setup,
@@ -139,7 +145,7 @@ def _about(trajectory: Trajectory, text: SessionText) -> dict[str, Any]:
         "prompt_tokens": len(trajectory.prompt_ids),
         "completion_tokens": len(trajectory.completion_ids),
         "duration_s": _finite(trajectory.duration_s),
-        "error": None if trajectory.error is None else encodable(trajectory.error),
+        "error": None if trajectory.error is None else whole(trajectory.error),
     }
 
 
@@ -160,15 +166,15 @@ def _about_cell(trajectory: Trajectory, cell: SessionCell) -> dict[str, Any]:
         "duration_s": _finite(math.fsum(line.duration_s for line in lines)),
     }
     if cell.role is Role.RAN:
-        about |= {"number": cell.number, "error_name": cell.error_name and encodable(cell.error_name)}
+        about |= {"number": cell.number, "error_name": cell.error_name and whole(cell.error_name)}
         about |= {"shares_output": True} if cell.shares_output else {}
-        about |= {"calls": [encodable(call.name) for call in last.calls]} if last.calls else {}
+        about |= {"calls": [whole(call.name) for call in last.calls]} if last.calls else {}
         about |= {"answer": _answer(trajectory)} if last.kind is LineKind.ANSWER and not cell.shares_output else {}
     return about | ({"note": cell.note} if cell.note else {})
 
 
 def _answer(trajectory: Trajectory) -> list[str] | None:
-    return None if trajectory.answer is None else [encodable(value) for value in trajectory.answer]
+    return None if trajectory.answer is None else [whole(value) for value in trajectory.answer]
 
 
 def _finite(value: float | None) -> float | None:

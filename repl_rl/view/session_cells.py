@@ -28,6 +28,7 @@ from repl_rl.dialect.ipython import IPythonReader
 from repl_rl.dialect.tool_call import ToolCallDialect, ToolCallReader
 from repl_rl.errors import ConfigError
 from repl_rl.trajectory import Line, LineKind, StopReason, Trajectory
+from repl_rl.utils.text import whole
 
 _CALL = re.compile(r"<fn>.*?</fn>", re.DOTALL)
 _FENCES = 2
@@ -150,32 +151,28 @@ class _SessionReader:
         for index, line in enumerate(lines):
             if line.kind is LineKind.OVERLONG:
                 break
-            text = encodable(line.text)
+            text = whole(line.text)
             ends = not any(byte in text.encode() for byte in self._stops)
             told += self._of_turn(index, line, self._reading.feed(index, text, ends))
         return [cell for cell in [*told, *self._rest()] if cell.text.strip() or cell.role is Role.RAN]
 
     def _of_turn(self, index: int, line: Line, pieces: list[TypedPart]) -> list[SessionCell]:
-        read = [encodable(piece.cell.source) for piece in pieces if piece.cell is not None]
-        ran = [encodable(cell.source) for cell in line.cells]
+        read = [whole(piece.cell.source) for piece in pieces if piece.cell is not None]
+        ran = [whole(cell.source) for cell in line.cells]
         if read[: len(ran)] != ran:  # cells beyond these were not reached
             words = self._reading.give_up(index)
             pieces = [words] if words else []
             for source, cell in zip(ran, line.cells, strict=True):
-                refusal = None if source else Refusal(line.error_name or "", encodable(cell.output))
+                refusal = None if source else Refusal(line.error_name or "", whole(cell.output))
                 pieces.append(TypedPart((index,), source, Cell(source, line.kind, refusal)))
         cells = [self._cell(piece) for piece in pieces]
         # What was run, or answered with a refusal.
-        asked = [
-            index
-            for index, cell in enumerate(cells)
-            if cell.note.startswith("refused") or (cell.number > 0 and not cell.note)
-        ]
-        for index in range(asked[len(ran)] if len(ran) < len(asked) else len(cells), len(cells)):
+        asked = [index for index, piece in enumerate(pieces) if piece.cell is not None]
+        for index in asked[len(ran) :]:
             if cells[index].role is Role.RAN:
                 cells[index] = replace(cells[index], role=Role.NOT_RUN, note=self._why_not(line))
         for index, recorded in zip(asked, line.cells, strict=False):
-            shown = encodable(recorded.output)
+            shown = whole(recorded.output)
             if self._kind is IPythonReader:
                 shown = _marked(shown, cells[index].number, line)
             cells[index] = replace(cells[index], output=shown, images=recorded.images)
@@ -198,7 +195,7 @@ class _SessionReader:
         self._number += 1
         if piece.cell.refusal is not None:
             note = f"refused: {piece.cell.refusal.message.rstrip().rpartition(chr(10))[2]}"
-            typed = "".join(encodable(self._trajectory.lines[index].text) for index in piece.lines)
+            typed = "".join(whole(self._trajectory.lines[index].text) for index in piece.lines)
             return SessionCell(Role.NOT_RUN, piece.text or typed, piece.lines, note=note)
         role = Role.THOUGHT if piece.cell.kind is LineKind.COMMENT else Role.RAN
         return SessionCell(role, piece.text, piece.lines, number=self._number)
@@ -209,7 +206,7 @@ class _SessionReader:
             return []
         index, last = len(self._trajectory.lines) - 1, self._trajectory.lines[-1]
         is_overlong = last.kind is LineKind.OVERLONG
-        piece = self._reading.give_up(index, encodable(last.text) if is_overlong else "")
+        piece = self._reading.give_up(index, whole(last.text) if is_overlong else "")
         if piece is None:
             return []
         if is_overlong:
@@ -225,14 +222,9 @@ def _marked(output: str, number: int, line: Line) -> str:
     """A cell's output with IPython's `Out[number]: ` where it was; without it if no value, or only part of one, was
     shown. A record does not distinguish values from printed text."""
     mark = f"Out[{number}]: "
-    _, found, after = encodable(line.output).rpartition(mark)
+    _, found, after = whole(line.output).rpartition(mark)
     starts = [start for start in range(len(output)) if after.startswith(output[start:])] if found else []
     return output[: starts[0]] + mark + output[starts[0] :] if starts else output
-
-
-def encodable(text: str) -> str:
-    """`text` with lone surrogates as escapes, so that it can be encoded as UTF-8."""
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 Typed = tuple[tuple[int, ...], str]

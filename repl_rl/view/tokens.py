@@ -9,11 +9,11 @@ Not covered: for checkpoints without `tokenizer.json` there are only ids, no tex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
 
 from repl_rl.errors import ReplRLError
 from repl_rl.files import read_file
@@ -21,9 +21,6 @@ from repl_rl.trajectory import Trajectory
 from repl_rl.utils.text import Excerpt, excerpt
 from repl_rl.view.transcript import GUTTER, Origin, shown_bytes
 from repl_rl.view.words import log_probability, short
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 STRETCH_TOKENS = 400
 TOKEN_CHARS = 200
@@ -44,7 +41,6 @@ class TokenRow:
     was not sampled; `line` is None before the first line.
     """
 
-    index: int
     id: int
     text: str | None
     logprob: float | None
@@ -64,8 +60,8 @@ def token_rows(trajectory: Trajectory, texts: TokenTexts | None) -> list[TokenRo
         known = texts(ids)
     columns = zip(ids, known, trajectory.logprobs, trajectory.sampled_mask, owners, strict=True)
     return [
-        TokenRow(index, token, text or None, logprob if sampled else None, sampled, line)
-        for index, (token, text, logprob, sampled, line) in enumerate(columns)
+        TokenRow(token, text or None, logprob if sampled else None, sampled, line)
+        for token, text, logprob, sampled, line in columns
     ]
 
 
@@ -95,7 +91,14 @@ def load_token_texts(model: str) -> TokenTexts | None:
             tokenizer = Tokenizer.from_buffer(read_file(path))
         except Exception:  # noqa: BLE001 - the library raises nothing narrower
             return None
-        spelled = [data.decode("utf-8", "backslashreplace") for data in bytes_of_tokens(_AsTransformers(tokenizer))]
+        # What is needed of a transformers tokenizer, without transformers, which would load torch.
+        as_transformers = SimpleNamespace(
+            backend_tokenizer=tokenizer,
+            get_vocab=tokenizer.get_vocab,
+            added_tokens_decoder=tokenizer.get_added_tokens_decoder(),
+            decode=lambda ids, skip_special_tokens, **_: tokenizer.decode(ids, skip_special_tokens),
+        )
+        spelled = [data.decode("utf-8", "backslashreplace") for data in bytes_of_tokens(as_transformers)]
     except (ReplRLError, OSError, ValueError):  # the name may be a stranger's
         return None
     return lambda ids: [spelled[index] if 0 <= index < len(spelled) else "" for index in ids]
@@ -117,27 +120,6 @@ def _tokenizer_file(model: str) -> Path | None:
     except HFValidationError:
         return None
     return Path(downloaded) if isinstance(downloaded, str) else None
-
-
-class _AsTransformers:
-    """What `bytes_of_tokens` needs of a transformers tokenizer, without transformers, which would load torch."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.backend_tokenizer = tokenizer
-
-    def get_vocab(self) -> Mapping[str, int]:
-        vocabulary: Mapping[str, int] = self.backend_tokenizer.get_vocab(with_added_tokens=True)
-        return vocabulary
-
-    @property
-    def added_tokens_decoder(self) -> Mapping[int, Any]:
-        added: Mapping[int, Any] = self.backend_tokenizer.get_added_tokens_decoder()
-        return added
-
-    def decode(self, ids: list[int], skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str:
-        """The clean-up is a feature of transformers only and stays off."""
-        text: str = self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
-        return text
 
 
 @dataclass(frozen=True, slots=True)

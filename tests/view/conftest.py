@@ -16,7 +16,7 @@ from repl_rl.config import Config, dump_config
 from repl_rl.dialect import PythonDialect
 from repl_rl.dialect.decoder import LineDecoder
 from repl_rl.trajectory import Line, LineKind, RecordedCell, StopReason, Trajectory, write_jsonl
-from repl_rl.view.session_cells import encodable
+from repl_rl.utils.text import whole
 
 BANNER = "Python 3.11.7 on linux\n"
 FAMILIES = ("binomial", "gcd", "modular_power", "product")
@@ -47,7 +47,7 @@ def make_trajectory(
         start = len(sampled)
         reward = {LineKind.EXCEPTION: -0.1, LineKind.ANSWER: grade or 0.0}.get(kind, 0.0) if credited else None
         advantage = (1.25 if grade else -0.75) if credited else None
-        physical = () if kind is LineKind.OVERLONG else typed_ahead.take(encodable(text).encode(), False).lines
+        physical = () if kind is LineKind.OVERLONG else typed_ahead.take(whole(text).encode(), False).lines
         ran = [cell.source for row in physical for cell in reader.read(f" {row}\n").cells]
         shown = output.removesuffix(">>>").removesuffix("...")
         cells = tuple(RecordedCell(source, shown if source is ran[-1] else "") for source in ran)

@@ -205,11 +205,6 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
         to_notebook(solved_trajectory(), tmp_path / "x.ipynb")
 
 
-def test_without_lines_there_is_the_heading() -> None:
-    notebook = to_notebook(make_trajectory("t", "What?", [], stop=StopReason.ABORTED))
-    assert [cell.cell_type for cell in notebook.cells] == ["markdown"]
-
-
 KINDS = st.sampled_from([kind for kind in LineKind if kind is not LineKind.OVERLONG])
 TEXTS = st.text(st.characters() | st.sampled_from("\n\r `<>#:()>\"'\x00\ud800"), max_size=30)
 

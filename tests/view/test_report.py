@@ -20,11 +20,13 @@ from repl_rl.view import write_report
 from repl_rl.view.charts import charts, moving_average
 from repl_rl.view.run import read_run
 from repl_rl.view.viewer import export
+from repl_rl.view.viewer.api import RunApi
+from repl_rl.view.viewer.indexer import update
 from tests.view.conftest import STEPS, make_trajectory, solved_trajectory, train_row, write_metrics
 from tests.view.fragments import Fragment
 
 pytestmark = pytest.mark.usefixtures("small_page")
-EVIL = "</script><script>alert(1)</script><!--<img src=x onerror=alert(2)>\u2028\udc80"
+EVIL = "</script><script>alert(1)</script><!--<img src=x onerror=alert(2)>\x1b[31m\udc80\u2028\x00"
 
 
 def page_of(folder: Path) -> Fragment:
@@ -127,8 +129,8 @@ def test_hostile_text_stays_text_wherever_it_stands(run_folder: Path) -> None:
         write_jsonl(run_folder / "rollouts" / f"step_{step:05d}.jsonl", [hostile])
         write_jsonl(run_folder / "eval" / f"step_{step:05d}.jsonl", [hostile])
     evaluation = {"kind": "eval", "solve_rate": 0.5, "problems": EVIL, "families": {EVIL: 0.5}}
-    rows = [{**evaluation, "step": step} for step in (0, 9)]
-    write_metrics(run_folder, [*rows, {**train_row(3), f"errors/{EVIL}": 0.5, f"rewards/{EVIL}/mean": 1.0}])
+    named = {f"errors/{EVIL}": 0.5, f"rewards/{EVIL}/mean": 1.0, "reward": 1e400}
+    write_metrics(run_folder, [*({**evaluation, "step": step} for step in (0, 9)), {**train_row(3), **named}])
     (run_folder / "config.yaml").write_text(json.dumps({"name": EVIL, "model": {"path": EVIL}, "seed": EVIL}))
     page = page_of(run_folder)
     assert len(page.scripts) == 3
@@ -137,8 +139,20 @@ def test_hostile_text_stays_text_wherever_it_stands(run_folder: Path) -> None:
     html = (run_folder / "report.html").read_text(encoding="utf-8")
     assert html.count("alert(1)") > 15
     assert "<img" not in html.partition("<style>")[0]
-    assert not re.search("[\x1b\ud800-\udfff\u2028]", json.dumps(page.data, ensure_ascii=False))
     assert "<" not in json.dumps(page.data["run"]["charts"]), "plotly reads tags in labels"
+    api = RunApi(run_folder)
+    update(run_folder, api.index)
+    found = api.rows({"q": "onerror", "error": page.data["rows"][-1]["errors"][0]})
+    shown = api.trajectory("train-1-0")
+    assert shown["answer"] == [
+        "</script><script>alert(1)</script><!--<img src=x onerror=alert(2)>\\x1b[31m\\udc80\\u2028\\x00"
+    ]
+    assert found["total"] == 4
+    ask = [api.run(), found, shown, api.tokens("train-1-0"), api.group("train-1-0"), api.task("train-1-0"), page.data]
+    for answer in ask:
+        text = json.dumps(answer, allow_nan=False, ensure_ascii=False)
+        text.encode("utf-8")
+        assert not re.search("[\x1b\u2028]|\\\\u00(?:00|1b)", text)
 
 
 def test_a_run_that_has_only_begun_has_a_report_without_charts(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from repl_rl.errors import RunError
 from repl_rl.trajectory import LineKind, SubCall, write_jsonl
 from repl_rl.view import before_after_table, print_trajectory, view
 from repl_rl.view.words import duration, signed
@@ -100,11 +99,3 @@ def test_viewing_a_file_that_was_cut_off_prints_what_is_there(tmp_path: Path) ->
     view(path, screen)
     assert shown(screen)[-2].startswith("note: x.jsonl: 1 line is left out (line 2: ")
     assert shown(screen)[-1] == "1 trajectories, 1 of 1 graded ones solved"
-
-
-def test_viewing_what_is_neither_is_one_clear_message(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"give a run folder or a .jsonl file"):
-        view(tmp_path / "absent", console())
-    (tmp_path / "notes.txt").write_text("hello\n")
-    with pytest.raises(RunError, match=r"holds no trajectory that can be read: .*line 1"):
-        view(tmp_path / "notes.txt", console())

@@ -30,13 +30,13 @@ def test_rows_say_whose_each_token_is() -> None:
     made = trajectory_of((10, 11, 12, 13, 14, 15, 16), first, second)
     letters = {10: "-", 11: "a", 12: "b", 13: "c", 14: "", 15: "e", 16: "f"}
     assert token_rows(made, lambda ids: [letters[index] for index in ids]) == [
-        TokenRow(0, 10, "-", None, False, None),
-        TokenRow(1, 11, "a", -0.5, True, 0),
-        TokenRow(2, 12, "b", -0.75, True, 0),
-        TokenRow(3, 13, "c", None, False, 0),
-        TokenRow(4, 14, None, None, False, 0),
-        TokenRow(5, 15, "e", -1.5, True, 1),
-        TokenRow(6, 16, "f", None, False, 1),
+        TokenRow(10, "-", None, False, None),
+        TokenRow(11, "a", -0.5, True, 0),
+        TokenRow(12, "b", -0.75, True, 0),
+        TokenRow(13, "c", None, False, 0),
+        TokenRow(14, None, None, False, 0),
+        TokenRow(15, "e", -1.5, True, 1),
+        TokenRow(16, "f", None, False, 1),
     ]
     assert [(row.id, row.text) for row in token_rows(made, None)] == [(id, None) for id in range(10, 17)]
     assert token_rows(trajectory_of(()), None) == []
@@ -63,18 +63,8 @@ def test_models_that_ship_are_known_by_name(name: str, folder: Path) -> None:
     texts, same = load_token_texts(name), load_token_texts(str(folder))
     assert texts is not None
     assert same is not None
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    ids = tokenizer.encode(" r = pow(7, 2024, 1000)\n>>>").ids
-    assert "".join(texts(ids)) == " r = pow(7, 2024, 1000)\n>>>"
-    everything = range(tokenizer.get_vocab_size())
+    everything = range(Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size())
     assert texts(everything) == same(everything)
-
-
-def test_bytes_that_are_no_characters_are_written_out() -> None:
-    texts = load_token_texts("nano")
-    assert texts is not None
-    ids = Tokenizer.from_file(str(NANO_PATH / "tokenizer.json")).encode("é漢").ids
-    assert texts(ids) == ["\\xc3", "\\xa9", "\\xe6", "\\xbc", "\\xa2"]
 
 
 @pytest.mark.parametrize("kind", ["nano", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen", "gemma"))])

@@ -108,9 +108,14 @@ def test_what_is_empty_is_not_there_or_holds_runs(
     assert not list(run_folder.glob("*.html"))
 
 
-def test_a_file_of_blank_lines_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "blank.jsonl").write_text("\n\n")
-    assert run([str(tmp_path / "blank.jsonl")], capsys) == (2, f"repl-rl: {tmp_path}/blank.jsonl holds no trajectory")
+@pytest.mark.parametrize(("text", "reason"), [("\n\n", ""), ("hello\n", " that can be read: x.jsonl: 1 line is left")])
+def test_a_file_without_a_trajectory_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, reason: str
+) -> None:
+    (tmp_path / "x.jsonl").write_text(text)
+    code, shown = run([str(tmp_path / "x.jsonl")], capsys)
+    assert code == 2
+    assert shown.startswith(f"repl-rl: {tmp_path}/x.jsonl holds no trajectory{reason}")
 
 
 def test_an_export_lies_in_the_run_beside_the_file_or_where_it_is_wanted(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repl_rl.trajectory import LineKind, Record, RecordedCell, StopReason, ToolCall, read_record
-from tests.view.conftest import failed_trajectory, solved_trajectory
+from tests.view.conftest import solved_trajectory
 
 
 def record() -> dict[str, Any]:
@@ -22,12 +22,6 @@ def record() -> dict[str, Any]:
 
 def read(record: dict[str, Any], **changes: Any) -> Record:
     return read_record(json.dumps({**record, **changes}).encode())
-
-
-@pytest.mark.parametrize("trajectory", [solved_trajectory(), failed_trajectory(credited=False)])
-def test_what_is_whole_comes_back_as_it_is(trajectory: Any) -> None:
-    found = read_record(json.dumps(trajectory.to_dict()).encode() + b"\n")
-    assert (found.trajectory, found.note, found.has_tokens) == (trajectory, None, True)
 
 
 @pytest.mark.parametrize("name", ["completion_ids", "sampled_mask", "logprobs"])

@@ -22,7 +22,6 @@ from repl_rl.view.viewer.transcript import state_changes
 from tests.made_trajectories import line
 from tests.view.conftest import SESSIONS, STEPS, make_trajectory, solved_trajectory, train_row, write_metrics
 
-EVIL = "</script><img src=x onerror=alert(1)>\x1b[31m\udc80\u2028\x00"
 STEP_1 = "rollouts/step_00001.jsonl"
 
 
@@ -88,16 +87,6 @@ def test_a_window_holds_its_rows_and_the_lines_that_begin_in_them(run_folder: Pa
     assert source.trajectory("train-1-0", 99, 2)["screen"] == []
 
 
-def test_ten_thousand_lines_come_in_windows(tmp_path: Path) -> None:
-    typed = [(f" x = {number}\n", LineKind.STATEMENT, None, ">>>") for number in range(10_000)]
-    (tmp_path / "config.yaml").write_text("name: long\n")
-    source = opened(bare(tmp_path, make_trajectory("long-1", "q", typed)))
-    shown = source.trajectory("train-1-0", 5000, 400)
-    assert (shown["screen_total"], len(shown["screen"]), len(shown["lines"])) == (10_003, 400, 400)
-    assert shown["screen"][0]["pieces"][1]["text"] == " x = 4998"
-    assert len(json.dumps(shown)) < 250_000
-
-
 def test_returns_are_discounted_by_the_run_s_own_gamma(run_folder: Path) -> None:
     (run_folder / "config.yaml").write_text("credit: {gamma: 0.5}\n")
     trajectory = make_trajectory("t", "q", [(f" {n}\n", LineKind.EXPRESSION, None, ">>>") for n in range(3)])
@@ -158,25 +147,6 @@ def test_tokens_are_spelled_by_a_checkpoint_where_the_model_is_gone(run_folder: 
         shutil.copy(NANO_PATH / name, checkpoint)
     write_jsonl(run_folder / STEP_1, [in_nano_s_tokens([" x\n"])])
     assert "".join(token["text"] for token in opened(run_folder).tokens("train-1-0")["tokens"]) == " x\n"
-
-
-def test_hostile_text_steers_nothing_and_is_utf_8(run_folder: Path) -> None:
-    typed = [(f" # {EVIL}\n", LineKind.COMMENT, None, f"{EVIL}\n>>>"), (" x\n", LineKind.EXCEPTION, EVIL, EVIL)]
-    hostile = replace(make_trajectory(f"t-{EVIL}", EVIL, typed, answer=(EVIL,), grade=1.0), error=EVIL)
-    write_jsonl(run_folder / STEP_1, [hostile])
-    (run_folder / "config.yaml").write_text(json.dumps({"name": EVIL, "model": {"path": EVIL}, "seed": EVIL}))
-    write_metrics(run_folder, [{**train_row(3), f"errors/{EVIL}": 0.5, "reward": 1e400}])
-    source = opened(run_folder)
-    answers: list[Any] = [source.run(), source.rows({}), source.trajectory("train-1-0"), source.tokens("train-1-0")]
-    answers += [source.group("train-1-0"), source.task("train-1-0"), source.rows({"q": "onerror"})]
-    for answer in answers:
-        text = json.dumps(answer, allow_nan=False, ensure_ascii=False)
-        text.encode("utf-8")
-        assert not [sign for sign in ("\x1b", "\u2028", "\\u0000", "\\u001b") if sign in text]
-    assert answers[1]["rows"][0]["id"] == "eval-0-0"
-    assert answers[-1]["total"] == 1
-    assert answers[2]["answer"] == ["</script><img src=x onerror=alert(1)>\\x1b[31m\\udc80\\u2028\\x00"]
-    assert source.rows({"error": answers[1]["rows"][12]["errors"][0]})["total"] == 1
 
 
 @pytest.mark.parametrize(

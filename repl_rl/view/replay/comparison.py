@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from repl_rl.dialect import Cell, CellRun
 from repl_rl.dialect.ipython import echoed
 from repl_rl.dialect.syntax import kind_of
+from repl_rl.kernel.results import ExecResult, ExecStatus
 from repl_rl.trajectory import LineKind
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class Cause(StrEnum):
     TIMEOUT = "timeout"
     """One of the two runs hit its time limit, here or in a cell whose names this one reads."""
     KILLED = "killed"
-    """The interpreter died in this cell both times, and what it had printed was lost."""
+    """The interpreter died in this cell both times, having printed something else."""
     TRUNCATED = "truncated"
     """The record holds only the two ends of the output, and they are the same."""
     ADDRESS = "address"
@@ -47,7 +48,7 @@ class Cause(StrEnum):
     TIME = "time"
     RANDOMNESS = "randomness"
     PROCESSES = "processes"
-    """The cell works with threads or processes, whose output may bypass the kernel or come at another moment."""
+    """The cell works with threads or processes, whose output may come at another moment."""
     TOOLS = "tools"
     """The cell calls a tool of the run, which a notebook does not have."""
     MEMORY = "memory"
@@ -109,21 +110,8 @@ class Replayed:
         return asdict(self) | {"is_equal": self.is_equal, "is_explained": self.is_explained}
 
 
-@dataclass(frozen=True, slots=True)
-class Execution:
-    """What a code cell did: its outputs as nbclient collected them, and our additions to Jupyter's execute reply.
-
-    `status` is ok, error, incomplete (nothing but comments), timeout or killed.
-    """
-
-    outputs: tuple[Any, ...] = ()
-    status: str = "ok"
-    error_message: str | None = None
-    answer: tuple[str, ...] | None = None
-
-
-def compared(name: str, notebook: NotebookNode, executions: Mapping[int, Execution]) -> Replayed:
-    """The result for a notebook with these executions, by cell index; cells without one were not reached."""
+def compared(name: str, notebook: NotebookNode, results: Mapping[int, ExecResult]) -> Replayed:
+    """The result for a notebook whose cells did this, by their index; cells without a result were not reached."""
     about = notebook["metadata"]["repl_rl"]
     names = TaintedNames()
     differences: list[Difference] = []
@@ -138,12 +126,12 @@ def compared(name: str, notebook: NotebookNode, executions: Mapping[int, Executi
         unit.append(at)
         if about_cell.get("shares_output") and index + 1 < len(ran_cells):
             continue
-        ran = [executions[each] for each in unit if each in executions]
+        ran = [results[each] for each in unit if each in results]
         told = [notebook["cells"][each] for each in unit]
         cells += len(unit)
         difference = _difference(at, told, ran, str(about.get("shows", "output")), names)
         differences += [difference] if difference else []
-        if len(ran) < len(unit) or ran[-1].status == "killed":
+        if len(ran) < len(unit) or ran[-1].state_lost:
             break
         unit = []
     return Replayed(name, str(about.get("task_id", "")), cells, tuple(differences))
@@ -155,20 +143,20 @@ def _about(cell: NotebookNode) -> Mapping[str, Any]:
 
 
 def _difference(
-    at: int, cells: Sequence[NotebookNode], ran: Sequence[Execution], shows: str, names: TaintedNames
+    at: int, cells: Sequence[NotebookNode], ran: Sequence[ExecResult], shows: str, names: TaintedNames
 ) -> Difference | None:
     """The difference of cells that are compared together; `at` is the index of the last one."""
     last = _about(cells[-1])
     answer = last.get("answer")
     text = "".join(_shown(cell["outputs"]) for cell in cells)
     expected = CellOutputs(text, _error_name(cells[-1]["outputs"]), tuple(answer) if isinstance(answer, list) else None)
-    texts = [_told(cell, execution, shows) for cell, execution in zip(cells, ran, strict=False)]
-    errors = [name for execution in ran if (name := _error_name(execution.outputs))]
-    answers = [execution.answer for execution in ran if execution.answer is not None]
+    texts = [_told(cell, result, shows) for cell, result in zip(cells, ran, strict=False)]
+    errors = [result.error_name for result in ran if result.error_name is not None]
+    answers = [result.answer for result in ran if result.answer is not None]
     got = CellOutputs("".join(texts), errors[-1] if errors else None, answers[-1] if answers else None)
 
     known: list[Cause] = []  # known about the turn without looking at its source
-    if last.get("kind") == LineKind.TIMEOUT or any(execution.status == "timeout" for execution in ran):
+    if last.get("kind") == LineKind.TIMEOUT or any(result.status is ExecStatus.TIMEOUT for result in ran):
         known.append(Cause.TIMEOUT)
     if last.get("calls"):
         known.append(Cause.TOOLS)
@@ -176,7 +164,7 @@ def _difference(
 
     # Whether the interpreter died. An answer ends a rollout, whatever its cell does afterwards.
     went_down = last.get("kind") == LineKind.KILLED
-    goes_down = any(execution.status == "killed" for execution in ran) and last.get("kind") != LineKind.ANSWER
+    goes_down = any(result.state_lost for result in ran) and last.get("kind") != LineKind.ANSWER
     is_same_error = expected.error_name == got.error_name or len(cells) > 1
     if expected.text == got.text and is_same_error and expected.answer == got.answer and went_down == goes_down:
         return None
@@ -190,15 +178,14 @@ def _difference(
     return Difference(at, tuple(last.get("lines", ())), source, expected, got, cause)
 
 
-def _told(cell: NotebookNode, execution: Execution, shows: str) -> str:
+def _told(cell: NotebookNode, result: ExecResult, shows: str) -> str:
     """What the dialect would show of a new run."""
-    text = _shown(execution.outputs)
     if shows != "ipython":
-        return text
-    message = execution.error_message
-    if execution.status == "timeout":
+        return result.output
+    message = result.error_message
+    if result.status is ExecStatus.TIMEOUT:
         message = f"{message or 'KeyboardInterrupt'}: it ran out of time"
-    return echoed(CellRun(Cell(cell["source"], kind_of(cell["source"])), text, message))
+    return echoed(CellRun(Cell(cell["source"], kind_of(cell["source"])), result.output, message))
 
 
 def _shown(outputs: Sequence[Any]) -> str:

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repl_rl.errors import ConfigError, RunError
-from repl_rl.files import read_file, replace_file
+from repl_rl.files import read_file
 from repl_rl.kernel.limits import Limits
 from repl_rl.trajectory import read_jsonl
-from repl_rl.view.notebook import FORMAT, to_notebook
+from repl_rl.view.notebook import FORMAT, to_notebook, write_notebook
 from repl_rl.view.run import read_config
 
 if TYPE_CHECKING:
@@ -83,19 +83,19 @@ def _of_run(path: Path, notes: list[str], trust: bool) -> tuple[str | None, Limi
     section, kernel = config.get("dialect"), config.get("kernel")
     name = section.get("name") if isinstance(section, Mapping) else None
     given = {key: kernel[key] for key in _LIMITS if kernel.get(key)} if isinstance(kernel, Mapping) else {}
-    ours = Limits()
+    ours, told = Limits(), name if isinstance(name, str) else None
     try:
         limits = dataclasses.replace(ours, **given)
     except (ConfigError, TypeError):  # the file is not a valid config
-        limits = ours
-    if not trust:
-        for key in (key for key in given if getattr(limits, key) > getattr(ours, key)):
-            ask, most = getattr(limits, key), getattr(ours, key)
-            notes.append(
-                f"{path.name}: kernel.{key} of its run is {ask:g}; it gets {most:g} unless you trust it (--trust)"
-            )
-            limits = dataclasses.replace(limits, **{key: most})
-    return name if isinstance(name, str) else None, limits
+        return told, ours
+    if trust:
+        return told, limits
+    above = {key: getattr(ours, key) for key in given if getattr(limits, key) > getattr(ours, key)}
+    notes += [
+        f"{path.name}: kernel.{key} of its run is {given[key]:g}; it gets {most:g} unless you trust it (--trust)"
+        for key, most in above.items()
+    ]
+    return told, dataclasses.replace(limits, **above)
 
 
 def run_config(path: Path) -> Mapping[str, Any]:
@@ -121,12 +121,5 @@ def _notebook(path: Path) -> NotebookNode:
 
 def keep(notebooks: Sequence[ExportedNotebook], folder: Path) -> None:
     """Write the notebooks into `folder`. Raises RunError if that can't be done."""
-    import nbformat
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for exported in notebooks:
-            path = folder / f"{_UNFIT.sub('-', exported.name)[:150]}.ipynb"
-            replace_file(path, nbformat.writes(exported.notebook) + "\n")
-    except OSError as error:
-        raise RunError(f"{folder} can't take the notebooks: {error.strerror}; give another folder") from error
+    for exported in notebooks:
+        write_notebook(exported.notebook, folder / f"{_UNFIT.sub('-', exported.name)[:150]}.ipynb")

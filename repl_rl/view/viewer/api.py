@@ -13,7 +13,7 @@ import sqlite3
 import time
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,6 @@ from repl_rl.view.viewer.transcript import tokens, transcript
 
 _LIVE_FOR_S = 300.0
 """A run whose metrics have not changed for longer is taken for stopped."""
-_OWN = {"planned", "done", "gamma", "model"}
-"""What is known about a run and not sent to the page."""
 Answer = dict[str, Any]
 Stamp = tuple[tuple[int, int], ...]
 
@@ -51,7 +49,7 @@ class RunApi:
         if not target.is_file():
             read_run(target, with_rollouts=False)
         self.index = index_path(target) if index is None else index
-        self._about: tuple[Stamp, Answer] | None = None
+        self._known: tuple[Stamp, Run, Answer] | None = None
         self._choices: tuple[int, Answer] | None = None
 
     def run(self) -> Answer:
@@ -63,15 +61,14 @@ class RunApi:
                 self._choices = (changes, queries.choices(connection))
             choices = self._choices[1]
             counted = _counted(connection) if self.target.is_file() else None
-        stamp = self._stamp()
-        about = self._about_run(stamp)
-        live = self._is_live(about)
+        stamp, run, about = self._about_run()
+        live = self._is_live(stamp, run)
         mark = zlib.crc32(repr((stamp, changes, live, index_notes)).encode())
         answer = {**about, "notes": [*about["notes"], *map(visible, index_notes)], "choices": choices}
         answer |= {"index": progress, "revision": mark, "live": live}
         if counted is not None:
             answer["summary"] = [visible(f"{self.target.name}: {each}") for each in counted]
-        return {name: value for name, value in answer.items() if name not in _OWN}
+        return answer
 
     def rows(self, parameters: Mapping[str, str]) -> Answer:
         query = queries.parse(parameters)
@@ -81,14 +78,15 @@ class RunApi:
     def trajectory(self, id: str, first: int = 0, count: int | None = 400) -> Answer:
         """A trajectory with `count` rows of its screen from `first` on; None for all of them."""
         entry, record = self._read(id)
-        gamma = self._about_run(self._stamp())["gamma"]
-        shown = transcript(record, 1.0 if gamma is None else float(gamma), first, count)
+        _, run, _ = self._about_run()
+        gamma = number({"gamma": run.setting("credit.gamma")}, "gamma")
+        shown = transcript(record, 1.0 if gamma is None else gamma, first, count)
         return plain_members({"row": entry.row, "question": entry.question, **shown})
 
     def tokens(self, id: str, line: int | None = None) -> Answer:
         """The tokens of one line, or the first ones of the completion."""
         _, record = self._read(id)
-        model = self._about_run(self._stamp())["model"]
+        model = self._about_run()[1].setting("model.path")
         found = sorted(self.target.glob("checkpoints/checkpoint-*/tokenizer.json"), key=lambda path: _stat(path)[1])
         # where this run's vocabulary may be: the model that it started from, then its newest checkpoint
         own = [path.parent for path in found[-1:] if path.resolve().is_relative_to(self.target.resolve())]
@@ -117,22 +115,21 @@ class RunApi:
             raise NotFound(f"{entry.path} is not what it was when {id} was indexed; it is being read again") from error
         return entry, record
 
-    def _about_run(self, stamp: Stamp) -> Answer:
-        if self._about is None or self._about[0] != stamp:
+    def _about_run(self) -> tuple[Stamp, Run, Answer]:
+        """The run with its last step, and what is told of it; both are read again when its files have changed."""
+        stamp = tuple(_stat(self.target / name) for name in ("metrics.jsonl", "config.yaml"))
+        if self._known is None or self._known[0] != stamp:
             is_file = self.target.is_file()
             run = Run(self.target, {}, (), (), (), (), ()) if is_file else read_run(self.target, with_rollouts=False)
-            self._about = (stamp, plain_members(_about(run, self.target)))
-        return dict(self._about[1])
+            about = plain_members(_about(run, self.target))
+            self._known = (stamp, replace(run, train=run.train[-1:], evals=()), about)  # rows may be many
+        return self._known
 
-    def _stamp(self) -> Stamp:
-        return tuple(_stat(self.target / name) for name in ("metrics.jsonl", "config.yaml"))
-
-    def _is_live(self, about: Answer) -> bool:
+    def _is_live(self, stamp: Stamp, run: Run) -> bool:
         """Whether training seems to be going on: steps are missing, and one of its files changed recently."""
-        if about["planned"] is not None and about["done"] >= about["planned"]:
-            return False
-        newest_ns = max(mtime_ns for _, mtime_ns in self._stamp())
-        return time.time() - newest_ns / 1e9 < _LIVE_FOR_S
+        planned, done = run.setting("train.steps"), int(run.train[-1]["step"]) if run.train else 0
+        is_over = type(planned) is int and done >= planned
+        return not is_over and time.time() - max(mtime_ns for _, mtime_ns in stamp) / 1e9 < _LIVE_FOR_S
 
 
 def plain(value: Any) -> Any:
@@ -153,7 +150,6 @@ def plain_members(value: Mapping[str, Any]) -> Answer:
 
 
 def _about(run: Run, target: Path) -> Answer:
-    planned, steps = run.setting("train.steps"), run.train
     return {
         "name": str(run.setting("name") or target.name),
         "path": str(target.resolve()),
@@ -162,10 +158,6 @@ def _about(run: Run, target: Path) -> Answer:
         "notes": run.notes,
         "charts": [asdict(chart) for chart in charts(run)],
         "families": family_rows(run),
-        "planned": planned if type(planned) is int else None,
-        "done": int(steps[-1]["step"]) if steps else 0,
-        "gamma": number({"gamma": run.setting("credit.gamma")}, "gamma"),
-        "model": run.setting("model.path"),
     }
 
 

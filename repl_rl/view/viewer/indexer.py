@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import signal
@@ -27,11 +26,12 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Self
+
+from filelock import FileLock, Timeout
 
 from repl_rl.files import lines_of, open_file
 from repl_rl.trajectory import label_of, read_record
@@ -54,27 +54,11 @@ _NOT_AGAIN_FOR_S = 0.8
 _INSERT = f"INSERT INTO trajectory VALUES ({', '.join('?' * 21)})"
 
 
-@contextmanager
-def lock(index: Path, wait: bool) -> Iterator[bool]:
-    """Yield whether this process may write; with `wait`, wait until it may.
-
-    The system releases the lock however a process ends.
-    """
-    index.parent.mkdir(parents=True, exist_ok=True)
-    with (index.parent / "lock").open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-
-
 def update(target: Path, index: Path, wait: bool = True) -> bool:
     """Bring the index up to date; a damaged one is made again. False if another process has the lock and `wait` is
-    false."""
-    with lock(index, wait) as is_ours:
-        if is_ours:
+    false. The system releases the lock however a process ends."""
+    try:
+        with FileLock(index.with_name("lock"), blocking=wait, fallback_to_soft=False):
             files = step_files(target)
             try:
                 fill(target, index, files)
@@ -83,7 +67,9 @@ def update(target: Path, index: Path, wait: bool = True) -> bool:
                     raise
                 discard(index)
                 fill(target, index, files)
-        return is_ours
+    except Timeout:
+        return False
+    return True
 
 
 def fill(target: Path, index: Path, files: Iterable[StepFile], most: int | None = None) -> None:
@@ -100,20 +86,17 @@ def fill(target: Path, index: Path, files: Iterable[StepFile], most: int | None 
             changed.append(connection.execute(first_scan).rowcount > 0)
         for name, file in names.items():
             row = connection.execute("SELECT * FROM file WHERE path = ?", (name,)).fetchone()
-            if row["done"]:
-                continue
             try:
-                with open_file(file.path, inside) as source:
-                    _index_file(connection, row, file, source, most)
+                while not row["done"]:
+                    with open_file(file.path, inside) as source, _committed(connection) as changed:
+                        _index_some(connection, row, file, source, most)
+                        changed.append(True)
+                    row = connection.execute("SELECT * FROM file WHERE path = ?", (name,)).fetchone()
             except OSError as error:
-                reason = f"it can't be read: {error.strerror}"
                 with _committed(connection) as changed:
-                    connection.execute("UPDATE file SET reason = ?, done = 1 WHERE id = ?", (reason, row["id"]))
+                    _set(connection, row, reason=f"it can't be read: {error.strerror}", done=True)
                     if error.errno == errno.EFBIG:  # nor will it be until it changes
-                        connection.execute(
-                            "UPDATE file SET size = ?, mtime_ns = ?, inode = ?, indexed = ? WHERE id = ?",
-                            (file.size, file.mtime_ns, file.inode, file.size, row["id"]),
-                        )
+                        _set(connection, row, **_looks(file), indexed=file.size)
                     changed.append(True)
 
 
@@ -149,16 +132,24 @@ def _expect(
     if row is None:
         connection.execute("INSERT INTO file (split, step, path) VALUES (?, ?, ?)", (file.split, file.step, name))
         return True
-    if (row["size"], row["mtime_ns"], row["inode"]) == (file.size, file.mtime_ns, file.inode):
+    if all(row[name] == value for name, value in _looks(file).items()):
         return False
     if not _has_grown(row, file, inside):
         _forget(connection, row, whole=False)
-        connection.execute(
-            "UPDATE file SET indexed = 0, tail = 0, records = 0, unreadable = 0, reason = NULL WHERE id = ?",
-            (row["id"],),
-        )
-    connection.execute("UPDATE file SET done = 0 WHERE id = ?", (row["id"],))
+        _set(connection, row, indexed=0, tail=0, records=0, unreadable=0, reason=None)
+    _set(connection, row, done=False)
     return True
+
+
+def _looks(file: StepFile) -> dict[str, int]:
+    """What changes whenever the file does."""
+    return {"size": file.size, "mtime_ns": file.mtime_ns, "inode": file.inode}
+
+
+def _set(connection: sqlite3.Connection, row: sqlite3.Row, **values: Any) -> None:
+    """Set columns of a file's row."""
+    columns = ", ".join(f"{name} = ?" for name in values)
+    connection.execute(f"UPDATE file SET {columns} WHERE id = ?", (*values.values(), row["id"]))
 
 
 def _has_grown(row: sqlite3.Row, file: StepFile, inside: Path | None) -> bool:
@@ -177,84 +168,55 @@ def _tail_of(file: Any, end: int) -> int:
     return zlib.crc32(file.read(min(end, _TAIL_BYTES)))
 
 
-@dataclass(slots=True)
-class _Progress:
-    """How far a file has been read: `indexed` bytes are in the index, `read_to` is where the next line begins."""
-
-    indexed: int
-    records: int
-    unreadable: int
-    reason: str | None
-    read_to: int = 0
-
-    def complete_lines(self, source: Any) -> Iterator[tuple[int, bytes]]:
-        """The offset and the bytes of each line. Skips blank lines, and leaves out a last line without a newline unless
-        it is a complete JSON object."""
-        self.read_to = self.indexed
-        for line in lines_of(source):
-            start = self.read_to
-            if not line.endswith(b"\n"):
-                try:
-                    if not isinstance(json.loads(line), dict):
-                        return
-                except (ValueError, RecursionError):
-                    return
-            self.read_to += len(line)
-            if line.strip():
-                yield start, line
-            self.indexed = self.read_to
-
-
-def _index_file(
+def _index_some(
     connection: sqlite3.Connection, row: sqlite3.Row, file: StepFile, source: BinaryIO, most: int | None
 ) -> None:
-    """Read on from where reading stopped, and commit every quarter of a second."""
-    source.seek(row["indexed"])
-    progress = _Progress(row["indexed"], row["records"], row["unreadable"], row["reason"])
-    lines = islice(progress.complete_lines(source), most)
-    is_done = False
-    while not is_done:
-        with _committed(connection) as changed:
-            is_done = _index_some(connection, progress, file, lines)
-            # -1: the file holds more than was asked for, or more than has been read so far.
-            is_cut = progress.records == most and progress.indexed < file.size
-            size = file.size if is_done and not is_cut else -1
-            tail = _tail_of(source, progress.indexed)
-            source.seek(progress.read_to)
-            found = (progress.indexed, tail, progress.records, progress.unreadable, progress.reason, is_done)
-            connection.execute(
-                "UPDATE file SET size = ?, mtime_ns = ?, inode = ?, indexed = ?, tail = ?, records = ?, "
-                "unreadable = ?, reason = ?, done = ? WHERE id = ?",
-                (size, file.mtime_ns, file.inode, *found, row["id"]),
-            )
-            changed.append(True)
+    """Read on for a quarter of a second, or to the end, from where `row` says that reading stopped.
 
-
-def _index_some(
-    connection: sqlite3.Connection, progress: _Progress, file: StepFile, lines: Iterator[tuple[int, bytes]]
-) -> bool:
-    """Read for a quarter of a second, or to the end; True at the end."""
+    Skips blank lines, and leaves a last line without a newline for later unless it is a complete JSON object.
+    """
     until_s = time.monotonic() + _COMMIT_AFTER_S
-    for start, line in lines:
-        try:
-            record = read_record(line)
-        except ValueError as error:
-            progress.unreadable += 1
-            progress.reason = progress.reason or visible(f"trajectory {progress.records}: {error}"[:300])
-        else:
-            question = visible(question_of(record.trajectory.prompt))
-            digest = int.from_bytes(blake2b(question.encode(), digest_size=7).digest(), "big")
-            connection.execute("INSERT OR IGNORE INTO question VALUES (?, ?)", (digest, question))
-            id = key(file.split, file.step, progress.records)
-            where = (file.split, file.step, progress.records, start, len(line))
-            connection.execute(_INSERT, (id, *where, *columns(record), digest, visible(label_of(line))))
-            names = error_names(record.trajectory)
-            connection.executemany("INSERT INTO error VALUES (?, ?)", ((name, id) for name in names))
-        progress.records += 1
-        progress.indexed = start + len(line)
+    indexed, records, unreadable, reason = (row[name] for name in ("indexed", "records", "unreadable", "reason"))
+    source.seek(indexed)
+    is_done = True
+    for line in lines_of(source):
+        if records == most or not (line.endswith(b"\n") or _is_object(line)):
+            break
+        if line.strip():
+            try:
+                _add(connection, file, records, indexed, line)
+            except ValueError as error:
+                unreadable += 1
+                reason = reason or visible(f"trajectory {records}: {error}"[:300])
+            records += 1
+        indexed += len(line)
         if time.monotonic() > until_s:
-            return False
-    return True
+            is_done = False
+            break
+    found = {"indexed": indexed, "records": records, "unreadable": unreadable, "reason": reason, "done": is_done}
+    _set(connection, row, **_looks(file), **found, tail=_tail_of(source, indexed))
+    if not is_done or (records == most and indexed < file.size):
+        _set(connection, row, size=-1)  # it holds more than was asked for, or more than has been read so far
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _add(connection: sqlite3.Connection, file: StepFile, position: int, start: int, line: bytes) -> None:
+    """Index the trajectory on one line. Raises ValueError if it can't be read."""
+    record = read_record(line)
+    question = visible(question_of(record.trajectory.prompt))
+    digest = int.from_bytes(blake2b(question.encode(), digest_size=7).digest(), "big")
+    connection.execute("INSERT OR IGNORE INTO question VALUES (?, ?)", (digest, question))
+    id = key(file.split, file.step, position)
+    where = (id, file.split, file.step, position, start, len(line))
+    connection.execute(_INSERT, (*where, *columns(record), digest, visible(label_of(line))))
+    names = error_names(record.trajectory)
+    connection.executemany("INSERT INTO error VALUES (?, ?)", ((name, id) for name in names))
 
 
 class Follower:

@@ -18,7 +18,7 @@ from repl_rl.errors import ConfigError
 from repl_rl.view.viewer.index import SPLITS, key, keys
 
 MOST_ROWS = 1000
-_DEFAULT_ROWS = 100
+_DEFAULT_ROWS, _ALL = 100, -1
 _MOST_OF_TASK = 200
 _MOST_NOTES = 20
 _STAYS_AFTER_S = 10.0
@@ -113,13 +113,13 @@ def _count(given: Mapping[str, str], name: str, otherwise: int, most: int) -> in
 def rows(connection: sqlite3.Connection, query: Query) -> dict[str, Any]:
     """How many rows match, and the rows of the window."""
     total = connection.execute(f"SELECT count(*) FROM trajectory WHERE {query.where}", query.values).fetchone()[0]
-    return {"total": total, "rows": _select(connection, query.where, query.values, query.order, query)}
+    return {"total": total, "rows": _select(connection, query)}
 
 
 def group(connection: sqlite3.Connection, row: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The rollouts of one task in one step, `row` among them."""
     values = (row["split"], row["step"], row["task_id"])
-    return _select(connection, "split = ? AND step = ? AND task_id = ?", values, "id")
+    return _select(connection, Query("split = ? AND step = ? AND task_id = ?", values, limit=_ALL))
 
 
 def of_task(connection: sqlite3.Connection, task_id: str) -> list[dict[str, Any]]:
@@ -129,7 +129,7 @@ def of_task(connection: sqlite3.Connection, task_id: str) -> list[dict[str, Any]
     if len(ids) > _MOST_OF_TASK:
         last = len(ids) - 1
         ids = [ids[round(number * last / (_MOST_OF_TASK - 1))] for number in range(_MOST_OF_TASK)]
-    return _select(connection, f"id IN ({', '.join('?' * len(ids))})", tuple(ids), "id")
+    return _select(connection, Query(f"id IN ({', '.join('?' * len(ids))})", tuple(ids), limit=_ALL))
 
 
 def entry(connection: sqlite3.Connection, id: str) -> Entry | None:
@@ -209,12 +209,9 @@ def _distinct(connection: sqlite3.Connection, column: str) -> list[str]:
     return [value for value in found if value != ""]
 
 
-def _select(
-    connection: sqlite3.Connection, where: str, values: tuple[Any, ...], order: str, window: Query | None = None
-) -> list[dict[str, Any]]:
-    limit, offset = (-1, 0) if window is None else (window.limit, window.offset)
-    text = f"SELECT * FROM trajectory WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?"
-    return [_row(found) for found in connection.execute(text, (*values, limit, offset))]
+def _select(connection: sqlite3.Connection, query: Query) -> list[dict[str, Any]]:
+    text = f"SELECT * FROM trajectory WHERE {query.where} ORDER BY {query.order} LIMIT ? OFFSET ?"
+    return [_row(found) for found in connection.execute(text, (*query.values, query.limit, query.offset))]
 
 
 def _row(found: sqlite3.Row) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from playwright.sync_api import BrowserContext, Page, expect, sync_playwright
 
 from repl_rl.trajectory import LineKind, RecordedCell, StopReason, SubCall, ToolCall, Trajectory, write_jsonl
@@ -23,6 +24,7 @@ TWO_PIXELS = base64.b64decode(
 """A PNG file, 2 wide and 1 high."""
 LONG_ID, LONG_LINES = "train-13-1", 10_000
 Visit = Callable[..., Page]
+STORED = yaml.safe_load(Path(__file__).with_name("page.yaml").read_text(encoding="utf-8"))
 expect.set_options(timeout=200_000)
 
 

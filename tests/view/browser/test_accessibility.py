@@ -6,19 +6,9 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
-from tests.view.browser.conftest import Visit
+from tests.view.browser.conftest import STORED, Visit
 
 pytestmark = pytest.mark.slow
-
-STATES = {
-    "list": ("", "#table tbody tr"),
-    "all curves": ("curves=all", "#families tbody tr"),
-    "no match": ("q=nothing-like-this", "#table-problem:not([hidden])"),
-    "transcript": ("open=train-3-0&line=0", ".strip .token"),
-    "a failure": ("open=train-13-0", "#pane .row.acted"),
-    "group": ("open=train-3-1&mode=group", "#pane .column .row.acted"),
-    "comparison": ("open=eval-24-5&mode=steps", "#pane .diff tbody tr"),
-}
 
 
 def violations(page: Page) -> list[tuple[str, str, str]]:
@@ -32,7 +22,7 @@ def violations(page: Page) -> list[tuple[str, str, str]]:
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light")])
 def test_axe_finds_nothing(visit: Visit, address: str, width: int, scheme: str) -> None:
     page = visit(address, width=width, height=844, scheme=scheme)
-    for name, (fragment, sign) in STATES.items():
+    for name, (fragment, sign) in STORED["states"].items():
         page.evaluate(f"location.hash = {fragment!r}")
         expect(page.locator(sign).first).to_be_visible()
         page.wait_for_load_state("networkidle")

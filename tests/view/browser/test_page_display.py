@@ -10,6 +10,7 @@ from playwright.sync_api import BrowserContext, Page
 
 from repl_rl.trajectory import LineKind
 from repl_rl.view.display import group_html, trajectory_html, transcript_html
+from tests.view.browser.conftest import STORED
 from tests.view.conftest import failed_trajectory, make_trajectory, solved_trajectory
 from tests.view.fragments import HOSTILE
 from tests.view.test_display import hostile_trajectory
@@ -17,7 +18,7 @@ from tests.view.test_display import hostile_trajectory
 pytestmark = pytest.mark.slow
 
 GROUND = "getComputedStyle(document.querySelector('.repl-rl')).backgroundColor"
-LIGHT, DARK = "rgb(255, 255, 255)", "rgb(27, 31, 37)"
+GROUNDS = {"light": "rgb(255, 255, 255)", "dark": "rgb(27, 31, 37)"}
 
 
 def show(browser: BrowserContext, *fragments: str, body: str = "", scheme: str = "light", width: int = 1200) -> Page:
@@ -59,24 +60,12 @@ def test_axe_finds_nothing(browser: BrowserContext, scheme: str, width: int) -> 
     page.close()
 
 
-@pytest.mark.parametrize(
-    ("body", "scheme", "ground"),
-    [
-        ("", "light", LIGHT),
-        ("", "dark", DARK),
-        ("data-jp-theme-light='true'", "dark", LIGHT),
-        ("data-jp-theme-light='false'", "light", DARK),
-        ("class='vscode-light'", "dark", LIGHT),
-        ("class='vscode-dark'", "light", DARK),
-        ("class='vscode-high-contrast'", "light", DARK),
-        ("class='vscode-high-contrast vscode-high-contrast-light'", "dark", LIGHT),
-    ],
-)
+@pytest.mark.parametrize(("body", "scheme", "ground"), STORED["themes"])
 def test_the_notebooks_theme_goes_before_the_browsers(
     browser: BrowserContext, body: str, scheme: str, ground: str
 ) -> None:
     page = show(browser, trajectory_html(solved_trajectory()), body=body, scheme=scheme)
-    assert page.evaluate(GROUND) == ground
+    assert page.evaluate(GROUND) == GROUNDS[ground]
     page.close()
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.view.browser.conftest import Visit, row_texts
+from tests.view.browser.conftest import STORED, Visit, row_texts
 
 pytestmark = pytest.mark.slow
 
-STEP, TASK, STATUS, REWARD, ERRORS = 1, 2, 3, 4, 7
+TASK = 2
 
 
 @pytest.fixture
@@ -19,26 +19,8 @@ def page(visit: Visit, address: str) -> Page:
     return opened
 
 
-LISTS: list[tuple[str, str, str, int, str | None]] = [
-    ("status", "solved", "59, shown: 1 to 50", STATUS, "✓ solved"),
-    ("status", "void", "1, shown: 1 to 1", STATUS, "∅ void"),
-    ("error", "NameError", "61, shown: 1 to 50", ERRORS, "NameError"),
-    ("split", "eval", "24, shown: 1 to 24", STEP, None),
-    ("family", "product", "6, shown: 1 to 6", STATUS, None),
-    ("stop", "max_lines", "1, shown: 1 to 1", TASK, "long-train-1"),
-]
-TEXTS = [
-    ("q", "product-heldout-2", "2, shown: 1 to 2"),
-    ("q", "look IT up", "1, shown: 1 to 1"),
-    ("step", "3-4", "16, shown: 1 to 16"),
-    ("step", "24", "12, shown: 1 to 12"),
-    ("min_reward", "1", "48, shown: 1 to 48"),
-    ("max_reward", "-0.05", "48, shown: 1 to 48"),
-]
-
-
 def test_lists_filter(page: Page) -> None:
-    for field, value, count, column, text in LISTS:
+    for field, value, count, column, text in STORED["lists"]:
         page.locator(f"#filter-{field}").select_option(value)
         expect(page.locator("#count")).to_have_text(count)
         assert f"{field}={value.replace(' ', '+')}" in page.url
@@ -48,7 +30,7 @@ def test_lists_filter(page: Page) -> None:
 
 
 def test_texts_filter_while_they_are_typed(page: Page) -> None:
-    for field, value, count in TEXTS:
+    for field, value, count in STORED["texts"]:
         page.locator(f"#filter-{field}").press_sequentially(value)
         expect(page.locator("#count")).to_have_text(count)
         page.locator("#reset").click()

@@ -1,21 +1,23 @@
-"""Rollouts made on forked sessions, exported, and run again by nbclient in kernels of our kernelspec."""
+"""Rollouts made on forked sessions, exported, and run again in kernels of our kernelspec."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
+from nbclient import NotebookClient
 from replay.conftest import LIMITS, source
 from view.conftest import make_trajectory
 
-from repl_rl.errors import KernelStartError
+from repl_rl.kernel.jupyter.provisioner import register
+from repl_rl.kernel.paths import kernels_folder
 from repl_rl.trajectory import LineKind, RecordedCell, StopReason, Trajectory
 from repl_rl.view.notebook import to_notebook
-from repl_rl.view.replay.comparison import Cause, Execution, Replayed
+from repl_rl.view.replay.comparison import Cause, Replayed
 from repl_rl.view.replay.notebooks import ExportedNotebook
-from repl_rl.view.replay.run import open_kernels, replay
+from repl_rl.view.replay.run import replay
 from tests.rollout.test_dialect_rollouts import SESSIONS
 
 pytestmark = pytest.mark.more
@@ -25,11 +27,6 @@ EXPRESSION, STATEMENT = LineKind.EXPRESSION, LineKind.STATEMENT
 
 def causes(result: Replayed) -> list[tuple[str, Cause]]:
     return [(difference.source, difference.cause) for difference in result.differences]
-
-
-async def executed(notebook: Any) -> dict[int, Execution]:
-    async with open_kernels(LIMITS) as execute:
-        return await execute(notebook, "")
 
 
 CELLS = {"everything": 14, "exit": 1, "python": 4, "ipython": 3, "fenced": 1, "inline": 2, "tool_call": 3, "text": 0}
@@ -42,19 +39,30 @@ def test_what_depends_on_nothing_else_is_equal(replayed: dict[str, Replayed], na
     assert replayed[name].cells == CELLS[name]
 
 
-async def test_outputs_are_those_of_the_export_to_the_letter(rollouts: dict[str, Trajectory]) -> None:
+def test_jupyter_gives_the_outputs_of_the_export_to_the_letter(
+    rollouts: dict[str, Trajectory], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Types, names and values of errors, and counts: not only the texts that are compared."""
-    notebook = to_notebook(rollouts["everything"])
-    executions = await executed(notebook)
-    cells = [(place, cell) for place, cell in enumerate(notebook.cells) if cell.cell_type == "code"]
-    assert sorted(executions) == [place for place, _ in cells]
-    assert [list(executions[place].outputs) for place, _ in cells] == [list(cell.outputs) for _, cell in cells]
-    assert [output.evalue for place, _ in cells for output in executions[place].outputs if "evalue" in output] == [
+    register()
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "repl_rl").symlink_to(kernels_folder() / "python")
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    exported, notebook = to_notebook(rollouts["everything"]), to_notebook(rollouts["everything"])
+    for cell in code_cells(notebook):
+        cell.outputs, cell.execution_count = [], None
+    NotebookClient(notebook, timeout=600, allow_errors=True).execute()
+    for name in ("source", "outputs", "execution_count"):
+        assert [cell[name] for cell in code_cells(notebook)] == [cell[name] for cell in code_cells(exported)]
+    assert [output.evalue for cell in code_cells(notebook) for output in cell.outputs if "evalue" in output] == [
         "division by zero",
         "invalid syntax",
         "maximum recursion depth exceeded",
         "Expecting value: line 1 column 1 (char 0)",
     ]
+
+
+def code_cells(notebook: Any) -> list[Any]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
 def test_images_are_not_compared() -> None:
@@ -78,7 +86,6 @@ def test_chance_addresses_and_the_clock_are_named(replayed: dict[str, Replayed])
         ("object()", Cause.ADDRESS),
         ("id([])", Cause.ADDRESS),
         ("time.time_ns()", Cause.TIME),
-        ("os.system('echo hi')", Cause.PROCESSES),
     ]
     assert replayed["chance"].is_explained
     assert not replayed["chance"].is_equal
@@ -98,12 +105,11 @@ def test_a_cut_record_is_compared_by_its_ends(replayed: dict[str, Replayed]) -> 
 
 @pytest.mark.parametrize("name", ["crash", "hang"])
 def test_an_interpreter_that_goes_down_goes_down_again(replayed: dict[str, Replayed], name: str) -> None:
-    """Or was interrupted in the fork server's session, which stops what a Jupyter kernel has to be killed for."""
-    told = [cause for _, cause in causes(replayed[name])]
-    assert told in ([Cause.KILLED], []) or (name == "hang" and told == [Cause.TIMEOUT])
+    """Having printed the same. On a busy machine, what hangs may only have run out of time in one of the two."""
+    assert causes(replayed[name]) == [] or name == "hang"
+    assert {cause for _, cause in causes(replayed[name])} <= {Cause.TIMEOUT}
     assert replayed[name].failure is None
     assert replayed[name].cells == {"crash": 1, "hang": 2}[name]
-    assert causes(replayed["crash"])[0][1] is Cause.KILLED  # its "bye" went with it
 
 
 def changed(trajectory: Trajectory, place: int, **words: Any) -> ExportedNotebook:
@@ -131,7 +137,7 @@ def test_another_error_is_a_difference(rollouts: dict[str, Trajectory]) -> None:
 
 
 def test_a_death_that_the_record_does_not_know_is_unexplained(rollouts: dict[str, Trajectory]) -> None:
-    """The cells behind it were never reached."""
+    """The cells after it were never reached."""
     [result] = replay([changed(rollouts["python"], 3, source="exit()")])
     assert causes(result) == [("exit()", Cause.OTHER)]
     assert result.cells == 2
@@ -150,31 +156,7 @@ def test_a_session_that_cannot_be_set_up_is_a_failure(rollouts: dict[str, Trajec
     notebook = to_notebook(rollouts["python"])
     notebook.metadata.repl_rl.setup = "1 / 0"
     [result] = replay([ExportedNotebook("t", notebook, LIMITS)])
-    assert result.failure == "the notebook could not be run: KernelStartError: the kernel could not be set up"
+    assert result.failure is not None
+    assert result.failure.startswith("the notebook could not be run: KernelStartError: ")
+    assert result.failure.endswith("ZeroDivisionError: division by zero")
     assert (result.is_equal, result.is_explained, result.task_id) == (False, False, "t")
-
-
-async def test_a_session_has_an_end() -> None:
-    """However short its lines are, and if what sets it up never ends."""
-    cells = [nbformat.v4.new_code_cell("import time; time.sleep(1)") for _ in range(50)]
-    async with open_kernels(replace(LIMITS, line_s=20.0, session_s=4.0, start_s=5.0)) as execute:
-        executions = await execute(nbformat.v4.new_notebook(cells=cells), "")
-        assert [execution.status for execution in executions.values()][-1] == "killed"
-        assert len(executions) < 50
-        with pytest.raises(KernelStartError, match="the notebook could not be run"):
-            await execute(nbformat.v4.new_notebook(cells=cells[:1]), "while True: pass")
-
-
-FLOOD = [
-    "import gc; gc.unfreeze(); [kernel] = [each for each in gc.get_objects() if type(each).__name__ == 'ReplKernel']",
-    "content = {'name': 'stdout', 'text': 'x' * 10**6}",
-    "for _ in range(100): kernel.send_response(kernel.iopub_socket, 'stream', content)\n",
-    "1 + 1",
-]
-
-
-async def test_a_cell_that_floods_its_outputs_loses_its_kernel() -> None:
-    """By messages of its own; what it prints is cut inside."""
-    executions = await executed(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in FLOOD]))
-    assert [execution.status for execution in executions.values()] == ["ok"] * 2 + ["killed"]
-    assert sum(len(str(output)) for output in executions[2].outputs) < 32 << 20
