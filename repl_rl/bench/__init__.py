@@ -10,9 +10,11 @@ import dataclasses
 import importlib
 import json
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
+from repl_rl.errors import ConfigError
 from repl_rl.utils.folders import require_file
 
 _BENCHES: dict[str, tuple[str, list[tuple[str, str]]]] = {
@@ -76,3 +78,11 @@ def run(options: argparse.Namespace, console: Console) -> int:
     if options.json:
         options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return 0
+
+
+def require_counts(settings: Any, *names: str) -> None:
+    """Raises ConfigError for a count below 1; None is taken."""
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} {value}: give at least 1")
