@@ -23,6 +23,7 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
+from repl_rl.bench import require_counts
 from repl_rl.errors import ConfigError
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.run.trial import forget_peak, status_mb
@@ -53,24 +54,13 @@ class TrainSettings:
     """Vocabulary sizes. None is nano's own; a larger one gets new, random rows."""
 
     def __post_init__(self) -> None:
-        for name in ("trajectories", "group_size", "prompt_tokens", "rounds"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)}: give at least 1")
+        require_counts(self, "trajectories", "group_size", "prompt_tokens", "rounds")
         if self.tokens < 4 * _CHUNK_TOKENS:
             raise ConfigError(f"--tokens {self.tokens}: give at least {4 * _CHUNK_TOKENS}")
 
 
 DEFAULT = TrainSettings()
 QUICK = TrainSettings(trajectories=4, tokens=80, rounds=1, vocabularies=(None, 2_000))
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A loss and its backward pass."""
-
-    seconds: float
-    peak_mb: float
-    loss: float
 
 
 def measure(settings: TrainSettings, say: Say) -> dict[str, Any]:
@@ -89,15 +79,15 @@ def _both_sides(settings: TrainSettings, checkpoint: Path, say: Say) -> dict[str
     ours, theirs = _trainer(TypedTokenTrainer, checkpoint, settings), _trainer(GRPOTrainer, checkpoint, settings)
     vocabulary = ours.model.config.vocab_size
     inputs = make_batch(settings, vocabulary)
-    steps: dict[str, list[Step]] = {"": [], "trl_": []}
+    steps: dict[str, list[dict[str, float]]] = {"": [], "trl_": []}
     for number in range(1 + settings.rounds):
         say(f"vocabulary of {vocabulary:,}: " + (f"round {number} of {settings.rounds}" if number else "warming up"))
         for side, trainer in (("", ours), ("trl_", theirs)):
             steps[side].append(_step(trainer, inputs))
     figures = {
-        f"{side}{name}": statistics.median(getattr(step, field) for step in taken[1:])
+        f"{side}{name}": statistics.median(step[name] for step in taken[1:])
         for side, taken in steps.items()
-        for name, field in (("step_s", "seconds"), ("peak_mb", "peak_mb"), ("loss", "loss"))
+        for name in taken[0]
     }
     typed = inputs["completion_mask"] * inputs["tool_mask"]
     return {
@@ -137,7 +127,8 @@ def make_batch(settings: TrainSettings, vocabulary: int) -> Batch:
     }
 
 
-def _step(trainer: Any, inputs: Batch) -> Step:
+def _step(trainer: Any, inputs: Batch) -> dict[str, float]:
+    """The figures of a loss and its backward pass."""
     trainer.model.zero_grad(set_to_none=True)
     before_mb = forget_peak()
     started = time.perf_counter()
@@ -146,7 +137,7 @@ def _step(trainer: Any, inputs: Batch) -> Step:
     seconds = time.perf_counter() - started
     peak_mb = status_mb("VmHWM") - before_mb
     trainer.model.zero_grad(set_to_none=True)
-    return Step(seconds, peak_mb, loss.item())
+    return {"step_s": seconds, "peak_mb": peak_mb, "loss": loss.item()}
 
 
 def _checkpoint(vocabulary: int | None, folder: Path) -> Path:

@@ -340,9 +340,10 @@ async def test_a_long_queue_that_moves_is_waited_for() -> None:
     semaphore = CallSemaphore(1)
 
     async def hold() -> bool:
-        served = await semaphore.acquire(2.0)
+        permit = await semaphore.acquire(2.0)
+        assert permit is not None
         await asyncio.sleep(0.005)
-        semaphore.release()
-        return served
+        semaphore.release(permit)
+        return True
 
     assert await asyncio.gather(*(hold() for _ in range(600))) == [True] * 600
