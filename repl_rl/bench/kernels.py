@@ -41,7 +41,6 @@ from jupyter_client.kernelspec import NATIVE_KERNEL_NAME
 from rich.console import Group
 from rich.table import Table
 
-from repl_rl.bench import require_counts
 from repl_rl.errors import ConfigError, ForkRefusedError, KernelDiedError, KernelError, KernelStartError
 from repl_rl.kernel import ExecResult, ExecStatus, HostCalls, KernelPool, KernelSession, KernelSource, Limits
 from repl_rl.utils.machine import cores, machine
@@ -75,7 +74,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class KernelsSettings:
-    """How much is measured. `stock_kernels=None` means as many as fit. Raises ConfigError for invalid counts."""
+    """How much is measured. `stock_kernels=None` means as many as fit. Raises ConfigError for an invalid `many`."""
 
     sessions: int = 64
     rounds: int = 5
@@ -93,7 +92,6 @@ class KernelsSettings:
     """In all, as of the lines run again."""
 
     def __post_init__(self) -> None:
-        require_counts(self, "sessions", "rounds", "stock_kernels")
         if self.many != 0 and self.many <= FEW:
             raise ConfigError(f"--many {self.many}: give more than {FEW}, or 0 to leave that part out")
 

@@ -33,12 +33,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from repl_rl.bench import require_counts
 from repl_rl.bench.open_ended import LINE_S, OpenEnded
 from repl_rl.config import BudgetConfig, EngineConfig, KernelConfig, ModelConfig, SamplingConfig
 from repl_rl.engine import Engine, SampledLine, Slot, Vocabulary, load_vocabulary
 from repl_rl.engine.environment import prepare_environment, require_vllm
-from repl_rl.errors import ConfigError
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.batch import RolloutService
 from repl_rl.rollout.service import MakeRunner, start_service
@@ -61,7 +59,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class RolloutSettings:
-    """How much is measured. Raises ConfigError for invalid counts."""
+    """How much is measured."""
 
     trajectories: int = 256
     concurrency: int = 64
@@ -76,13 +74,9 @@ class RolloutSettings:
     trl_trajectories: int = 64
     """0 leaves this part out."""
     trl_lines: int = 8
+    """2 at least: the last one calls no tool."""
     trl_rounds: int = 3
     tool_latency_ms: tuple[float, ...] = (0.0, 50.0)
-
-    def __post_init__(self) -> None:
-        require_counts(self, "trajectories", "concurrency", "kernels", "lines", "line_tokens", "rounds", "trl_rounds")
-        if self.trl_lines < 2:
-            raise ConfigError(f"--trl-lines {self.trl_lines}: give at least 2, for the last one calls no tool")
 
 
 DEFAULT = RolloutSettings()

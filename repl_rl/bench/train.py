@@ -23,8 +23,6 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
-from repl_rl.bench import require_counts
-from repl_rl.errors import ConfigError
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.run.trial import forget_peak, status_mb
 from repl_rl.trainer.typed_tokens import TypedTokenTrainer
@@ -40,7 +38,7 @@ Batch = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """How much is measured. Raises ConfigError for invalid counts."""
+    """How much is measured."""
 
     trajectories: int = 16
     group_size: int = 1
@@ -48,15 +46,10 @@ class TrainSettings:
     prompt_tokens: int = 40
     """The length of the longest prompt; the shortest has half of it."""
     tokens: int = 256
-    """The length of the longest completion; the shortest has a quarter of it."""
+    """The length of the longest completion; the shortest has a quarter of it, a line at least."""
     rounds: int = 3
     vocabularies: tuple[int | None, ...] = (None, 150_000)
     """Vocabulary sizes. None is nano's own; a larger one gets new, random rows."""
-
-    def __post_init__(self) -> None:
-        require_counts(self, "trajectories", "group_size", "prompt_tokens", "rounds")
-        if self.tokens < 4 * _CHUNK_TOKENS:
-            raise ConfigError(f"--tokens {self.tokens}: give at least {4 * _CHUNK_TOKENS}")
 
 
 DEFAULT = TrainSettings()
