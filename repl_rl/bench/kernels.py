@@ -30,11 +30,10 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import cycle, islice
 from typing import Any, Literal, Self
 
-import numpy as np
 import psutil  # type: ignore[import-untyped]
 import zmq.asyncio
 from jupyter_client import AsyncKernelClient, AsyncKernelManager
@@ -75,7 +74,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class KernelsSettings:
-    """How much is measured. `stock_kernels=None` means as many as fit. Raises ConfigError for invalid counts."""
+    """How much is measured. `stock_kernels=None` means as many as fit. Raises ConfigError for an invalid `many`."""
 
     sessions: int = 64
     rounds: int = 5
@@ -93,36 +92,14 @@ class KernelsSettings:
     """In all, as of the lines run again."""
 
     def __post_init__(self) -> None:
-        for name in ("sessions", "rounds", "stock_kernels"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"--{name.replace('_', '-')} {value}: give at least 1")
         if self.many != 0 and self.many <= FEW:
             raise ConfigError(f"--many {self.many}: give more than {FEW}, or 0 to leave that part out")
-
-    def stock_size(self) -> int:
-        """The number of stock kernels."""
-        if self.stock_kernels is not None:
-            return self.stock_kernels
-        return max(1, min(self.sessions, int(_free_mb() / _STOCK_MB)))
 
 
 DEFAULT = KernelsSettings()
 QUICK = KernelsSettings(
     8, 2, 2, 32, starts=1, solo_lines=45, raises=5, fleet_lines=27, many_lines=9, many_rounds=1, forks=5
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """The figures of one side."""
-
-    start_ms_p50: float
-    line_ms_p50: float
-    line_ms_p99: float
-    raise_ms_p50: float
-    lines_per_s: float
-    unique_mb: float
 
 
 @dataclass(slots=True)
@@ -137,43 +114,16 @@ class Side:
     raise_s: list[float] = field(default_factory=list)
     lines_per_s: list[float] = field(default_factory=list)
 
-    async def measure_starts(self, settings: KernelsSettings) -> None:
-        """Add start times of further sessions, started one after another."""
-        for _ in range(settings.starts):
-            began = time.perf_counter()
-            async with self.source.session() as kernel:
-                await timed_s(kernel, "1")
-                self.start_s.append(time.perf_counter() - began)
-
-    async def measure_lines(self, settings: KernelsSettings) -> None:
-        """Add times of cheap lines in one session."""
-        self.line_s += [await timed_s(self.fleet[0], line) for line in islice(cycle(LINES), settings.solo_lines)]
-
-    async def measure_raises(self, settings: KernelsSettings) -> None:
-        """Add times of lines that raise in one session."""
-        self.raise_s += [await timed_s(self.fleet[0], RAISING, ExecStatus.ERROR) for _ in range(settings.raises)]
-
-    async def measure_fleet(self, settings: KernelsSettings) -> None:
-        """Add the speed of all sessions together."""
-        self.lines_per_s.append(await speed(self.fleet, settings.fleet_lines))
-
-    def figures(self) -> Figures:
+    def figures(self) -> dict[str, float]:
         """Percentiles of the times over all rounds, and the speed of the median round."""
-        return Figures(
-            start_ms_p50=1000 * _percentile(self.start_s, 50),
-            line_ms_p50=1000 * _percentile(self.line_s, 50),
-            line_ms_p99=1000 * _percentile(self.line_s, 99),
-            raise_ms_p50=1000 * _percentile(self.raise_s, 50),
-            lines_per_s=statistics.median(self.lines_per_s),
-            unique_mb=self.unique_mb,
-        )
-
-
-def _percentile(values: list[float], percent: float) -> float:
-    return float(np.percentile(values, percent))
-
-
-_PHASES = (Side.measure_starts, Side.measure_lines, Side.measure_raises, Side.measure_fleet)
+        return {
+            "start_ms_p50": 1000 * statistics.median(self.start_s),
+            "line_ms_p50": 1000 * statistics.median(self.line_s),
+            "line_ms_p99": 1000 * statistics.quantiles(self.line_s, n=100, method="inclusive")[-1],
+            "raise_ms_p50": 1000 * statistics.median(self.raise_s),
+            "lines_per_s": statistics.median(self.lines_per_s),
+            "unique_mb": self.unique_mb,
+        }
 
 
 def measure(settings: KernelsSettings, say: Say) -> dict[str, Any]:
@@ -184,16 +134,16 @@ def measure(settings: KernelsSettings, say: Say) -> dict[str, Any]:
 
 async def _measure(settings: KernelsSettings, say: Say) -> dict[str, Any]:
     began = time.monotonic()
-    stock_size = settings.stock_size()
-    ours, stock = await _measure_both(replace(settings, stock_kernels=stock_size), say)
-    many = await _measure_many(settings, ours.unique_mb, say) if settings.many else None
+    stock_size = settings.stock_kernels or max(1, min(settings.sessions, int(_free_mb() / _STOCK_MB)))
+    ours, stock = await _measure_both(settings, stock_size, say)
+    many = await _measure_many(settings, ours["unique_mb"], say) if settings.many else None
     fork = await _measure_forks(settings, say)
     return {
         "kernels": settings.sessions,
         "stock_kernels": stock_size,
-        **asdict(ours),
-        "stock": asdict(stock),
-        "ratio_lines_per_s": ours.lines_per_s / stock.lines_per_s,
+        **ours,
+        "stock": stock,
+        "ratio_lines_per_s": ours["lines_per_s"] / stock["lines_per_s"],
         "many": many,
         "fork": fork,
         "rounds": settings.rounds,
@@ -203,7 +153,7 @@ async def _measure(settings: KernelsSettings, say: Say) -> dict[str, Any]:
 
 
 def table(report: dict[str, Any]) -> Group:
-    """Ours, stock, and the factor by which ours is better; then the result with many sessions in a sentence."""
+    """Ours, stock, and the factor by which ours is better; then the results with many sessions and of forks."""
     shown = Table(title=f"kernels, {report['cores']} cores", title_justify="left", header_style="bold")
     shown.add_column("")
     for column in (f"ours ({report['kernels']})", f"stock ({report['stock_kernels']})", "ratio"):
@@ -212,27 +162,18 @@ def table(report: dict[str, Any]) -> Group:
         ours, stock = report[key], report["stock"][key]
         ratio = ours / stock if key == "lines_per_s" else stock / ours
         shown.add_row(name, _figure(ours), _figure(stock), f"{_figure(ratio)}x")
-    return Group(shown, *filter(None, [_many_line(report), _fork_line(report)]))
-
-
-def _many_line(report: dict[str, Any]) -> str | None:
-    """The result with many sessions in a sentence; None if that part was left out."""
-    if (many := report["many"]) is None:
-        return None
-    return (
-        f"{many['sessions']} live sessions: {many['total_mb']:,.0f} MB in all, {many['lines_per_s_many']:,.0f} lines/s "
-        f"({many[f'lines_per_s_{FEW}']:,.0f} with {FEW}): a line costs {many['cost_ratio']:.2f}x as much"
-    )
-
-
-def _fork_line(report: dict[str, Any]) -> str | None:
-    """The cost of a fork in a sentence; None if sessions can't be forked here."""
-    if (fork := report["fork"]) is None:
-        return None
-    return (
-        f"a fork of a session of {fork['lines']} lines: {fork['fork_ms_p50']:.1f} ms; the same lines in a fresh "
-        f"session: {fork['again_ms_p50']:.1f} ms"
-    )
+    said = []
+    if many := report["many"]:
+        said.append(
+            f"{many['sessions']} live sessions: {many['total_mb']:,.0f} MB in all, {many['lines_per_s_many']:,.0f} "
+            f"lines/s ({many[f'lines_per_s_{FEW}']:,.0f} with {FEW}): a line costs {many['cost_ratio']:.2f}x as much"
+        )
+    if fork := report["fork"]:
+        said.append(
+            f"a fork of a session of {fork['lines']} lines: {fork['fork_ms_p50']:.1f} ms; the same lines in a fresh "
+            f"session: {fork['again_ms_p50']:.1f} ms"
+        )
+    return Group(shown, *said)
 
 
 async def timed_s(
@@ -245,6 +186,14 @@ async def timed_s(
     if result.status is not expected:
         raise KernelError(f"{source!r} ended as {result.status}, not as {expected}; it printed: {result.output[-500:]}")
     return took_s
+
+
+async def start_s(source: KernelSource) -> float:
+    """Seconds from asking for a session to its answer to the line `1`."""
+    began = time.perf_counter()
+    async with source.session() as kernel:
+        await timed_s(kernel, "1")
+        return time.perf_counter() - began
 
 
 async def speed(fleet: list[KernelSession], lines: int) -> float:
@@ -276,21 +225,27 @@ async def open_fleet(source: KernelSource, size: int) -> AsyncIterator[list[Kern
         yield fleet
 
 
-async def _measure_both(settings: KernelsSettings, say: Say) -> tuple[Figures, Figures]:
-    assert settings.stock_kernels is not None
+async def _measure_both(settings: KernelsSettings, stock_size: int, say: Say) -> tuple[dict[str, float], ...]:
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(KernelPool(settings.sessions + 1, _LIMITS, warm=0))
-        kernels = await stack.enter_async_context(StockKernels(settings.stock_kernels + 1))
+        kernels = await stack.enter_async_context(StockKernels(stock_size + 1))
         say(f"opening {settings.sessions} sessions")
         ours = await stack.enter_async_context(_open_side(pool, settings.sessions))
-        say(f"opening {settings.stock_kernels} stock kernels")
-        stock = await stack.enter_async_context(_open_side(kernels, settings.stock_kernels))
+        say(f"opening {stock_size} stock kernels")
+        sides = ours, await stack.enter_async_context(_open_side(kernels, stock_size))
         for number in range(1, settings.rounds + 1):
             say(f"round {number} of {settings.rounds}")
-            for phase in _PHASES:
-                for side in (ours, stock):
-                    await phase(side, settings)
-    return ours.figures(), stock.figures()
+            for side in sides:
+                side.start_s += [await start_s(side.source) for _ in range(settings.starts)]
+            for side in sides:
+                lines = islice(cycle(LINES), settings.solo_lines)
+                side.line_s += [await timed_s(side.fleet[0], line) for line in lines]
+            for side in sides:
+                raising = [await timed_s(side.fleet[0], RAISING, ExecStatus.ERROR) for _ in range(settings.raises)]
+                side.raise_s += raising
+            for side in sides:
+                side.lines_per_s.append(await speed(side.fleet, settings.fleet_lines))
+    return tuple(side.figures() for side in sides)
 
 
 @asynccontextmanager
@@ -353,8 +308,8 @@ async def _measure_forks(settings: KernelsSettings, say: Say) -> dict[str, Any] 
                     return None
     return {
         "lines": _FORKED_LINES,
-        "fork_ms_p50": 1000 * _percentile(fork_s, 50),
-        "again_ms_p50": 1000 * _percentile(again_s, 50),
+        "fork_ms_p50": 1000 * statistics.median(fork_s),
+        "again_ms_p50": 1000 * statistics.median(again_s),
     }
 
 
@@ -423,34 +378,16 @@ class StockKernel:
         raise KernelStartError("this measurement has no tools")
 
     async def execute(self, source: str, host: HostCalls | None = None) -> ExecResult:
-        """Run one cell. Raises KernelDiedError if no answer comes."""
-        began = time.monotonic()
+        """Run one cell; only a traceback is kept of what it shows. Raises KernelDiedError if no answer comes."""
+        running = self._client.execute_interactive(
+            source, allow_stdin=False, timeout=_PATIENCE_S, output_hook=lambda message: None
+        )
         try:
-            async with asyncio.timeout(_PATIENCE_S):
-                request = self._client.execute(source)
-                output = await self._output(request)
-                reply = await self._reply(request)
+            reply = (await running)["content"]
         except TimeoutError as error:
             raise KernelDiedError(f"a stock kernel did not answer {source!r} within {_PATIENCE_S:g} s") from error
         status = ExecStatus.OK if reply["status"] == "ok" else ExecStatus.ERROR
-        return ExecResult(status, output, reply.get("ename"), duration_s=time.monotonic() - began)
-
-    async def _output(self, request: str) -> str:
-        shown: list[str] = []
-        while True:
-            message = await self._client.get_iopub_msg()
-            if message["parent_header"].get("msg_id") != request:
-                continue
-            if message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":
-                return "".join(shown)
-            shown.append(_text(message["msg_type"], message["content"]))
-
-    async def _reply(self, request: str) -> dict[str, Any]:
-        while True:
-            message = await self._client.get_shell_msg()
-            if message["parent_header"].get("msg_id") == request:
-                content: dict[str, Any] = message["content"]
-                return content
+        return ExecResult(status, "\n".join(reply.get("traceback", ())), reply.get("ename"))
 
 
 class StockKernels:
@@ -486,15 +423,3 @@ class StockKernels:
         finally:
             client.stop_channels()
             await manager.shutdown_kernel(now=True)
-
-
-def _text(kind: str, content: dict[str, Any]) -> str:
-    """What a terminal would show for a message on iopub."""
-    match kind:
-        case "stream":
-            return str(content["text"])
-        case "execute_result" | "display_data":
-            return f"{content['data'].get('text/plain', '')}\n"
-        case "error":
-            return "".join(f"{line}\n" for line in content["traceback"])
-    return ""

@@ -22,40 +22,39 @@ class OpenEnded:
     takes_answers: bool = False
 
     def __call__(self, pool: KernelPool) -> KernelSource:
-        return _Kernels(pool, self.latency_s, self.takes_answers)
+        return _Kernels(pool, self)
 
 
+@dataclass(frozen=True, slots=True)
 class _Kernels:
-    def __init__(self, pool: KernelPool, latency_s: float, takes_answers: bool) -> None:
-        self._pool = pool
-        self._settings = (latency_s, takes_answers)
+    pool: KernelPool
+    settings: OpenEnded
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[KernelSession]:
-        async with self._pool.session() as kernel:
-            yield _Kernel(kernel, *self._settings)
+        async with self.pool.session() as kernel:
+            yield _Kernel(kernel, self.settings)
 
     async def forks(
         self, kernel: KernelSession, stacks: Sequence[AsyncExitStack], *, reseed: bool = False, wait: bool = True
     ) -> Sequence[KernelSession]:
         assert isinstance(kernel, _Kernel)
-        children = await self._pool.forks(kernel.wrapped, stacks, reseed=reseed, wait=wait)
-        return [_Kernel(child, *self._settings) for child in children]
+        children = await self.pool.forks(kernel.wrapped, stacks, reseed=reseed, wait=wait)
+        return [_Kernel(child, self.settings) for child in children]
 
 
+@dataclass(frozen=True, slots=True)
 class _Kernel:
-    def __init__(self, kernel: KernelSession, latency_s: float, takes_answers: bool) -> None:
-        self.wrapped = kernel
-        self._latency_s = latency_s
-        self._takes_answers = takes_answers
+    wrapped: KernelSession
+    settings: OpenEnded
 
     async def prepare(self, source: str) -> None:
         await self.wrapped.prepare(source)
 
     async def execute(self, source: str, host: HostCalls | None = None) -> ExecResult:
-        if self._latency_s:
-            await asyncio.sleep(self._latency_s)
+        if self.settings.latency_s:
+            await asyncio.sleep(self.settings.latency_s)
         result = await self.wrapped.execute(source, host)
-        if self._takes_answers or result.answer is None:
+        if self.settings.takes_answers or result.answer is None:
             return result
         return replace(result, answer=None, answer_forms=None)

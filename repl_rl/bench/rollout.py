@@ -25,9 +25,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -36,17 +37,15 @@ from repl_rl.bench.open_ended import LINE_S, OpenEnded
 from repl_rl.config import BudgetConfig, EngineConfig, KernelConfig, ModelConfig, SamplingConfig
 from repl_rl.engine import Engine, SampledLine, Slot, Vocabulary, load_vocabulary
 from repl_rl.engine.environment import prepare_environment, require_vllm
-from repl_rl.errors import ConfigError
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.batch import RolloutService
 from repl_rl.rollout.service import MakeRunner, start_service
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.tasks import make_tasks
-from repl_rl.trajectory import Task, Trajectory
+from repl_rl.trajectory import Trajectory
 from repl_rl.utils.machine import machine
 
 if TYPE_CHECKING:
-    from repl_rl.bench.trl_tools import TRLRound
     from repl_rl.engine.vllm.engine import VLLMEngine
 
 CONTEXT_TOKENS = 6144
@@ -60,7 +59,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class RolloutSettings:
-    """How much is measured. Raises ConfigError for invalid counts."""
+    """How much is measured."""
 
     trajectories: int = 256
     concurrency: int = 64
@@ -75,35 +74,15 @@ class RolloutSettings:
     trl_trajectories: int = 64
     """0 leaves this part out."""
     trl_lines: int = 8
+    """2 at least: the last one calls no tool."""
     trl_rounds: int = 3
     tool_latency_ms: tuple[float, ...] = (0.0, 50.0)
-
-    def __post_init__(self) -> None:
-        for name in ("trajectories", "concurrency", "kernels", "lines", "line_tokens", "rounds", "trl_rounds"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)}: give at least 1")
-        if self.trl_lines < 2:
-            raise ConfigError(f"--trl-lines {self.trl_lines}: give at least 2, for the last one calls no tool")
 
 
 DEFAULT = RolloutSettings()
 QUICK = RolloutSettings(
     16, 8, 12, 4, rounds=1, deep=0, trl_trajectories=8, trl_lines=3, trl_rounds=1, tool_latency_ms=(0.0, 5.0)
 )
-
-
-@dataclass(slots=True)
-class Sides:
-    """Seconds and sampled tokens of both sides, per round."""
-
-    repl_s: list[float] = field(default_factory=list)
-    plain_s: list[float] = field(default_factory=list)
-    bare_s: list[float] = field(default_factory=list)
-    """Seconds of plain generation without log-probabilities."""
-    tokens: list[int] = field(default_factory=list)
-    lines: list[int] = field(default_factory=list)
-    trajectories: list[Trajectory] = field(default_factory=list)
-    """The trajectories of the last round."""
 
 
 def measure(settings: RolloutSettings, say: Say) -> dict[str, Any]:
@@ -130,8 +109,8 @@ def measure(settings: RolloutSettings, say: Say) -> dict[str, Any]:
 
 
 def _against_plain(settings: RolloutSettings, engine: VLLMEngine, vocabulary: Vocabulary, say: Say) -> dict[str, Any]:
-    sides = Sides()
     tasks = make_tasks(None, settings.trajectories, seed=3, split="heldout")
+    rounds: list[dict[str, float]] = []
     with open_ended(settings, engine, vocabulary, settings.lines, settings.kernels) as service:
         wait_until_ready(service, settings.kernels)
         service.generate(tasks)
@@ -139,79 +118,94 @@ def _against_plain(settings: RolloutSettings, engine: VLLMEngine, vocabulary: Vo
             say(f"rollouts and plain generation, round {number + 1} of {settings.rounds}")
             wait_until_ready(service, settings.kernels)
             started = time.perf_counter()
-            sides.trajectories = service.generate(tasks)
-            sides.repl_s.append(time.perf_counter() - started)
-            sides.tokens.append(sum(trajectory.sampled_tokens for trajectory in sides.trajectories))
-            sides.lines.append(sum(len(trajectory.lines) for trajectory in sides.trajectories))
+            made = service.generate(tasks)
+            repl_s = time.perf_counter() - started
             wait_until_ready(service, settings.kernels)
-            sides.plain_s.append(plain_seconds(engine.llm, sides.trajectories, logprobs=0))
-            sides.bare_s.append(plain_seconds(engine.llm, sides.trajectories, logprobs=None))
-    return _plain_figures(settings, sides)
+            rounds.append(
+                {
+                    "repl_s": repl_s,
+                    "plain_s": plain_seconds(engine.llm, made, logprobs=0),
+                    "bare_s": plain_seconds(engine.llm, made, logprobs=None),
+                    "tokens": sum(trajectory.sampled_tokens for trajectory in made),
+                    "lines": sum(len(trajectory.lines) for trajectory in made),
+                }
+            )
 
+    def per_s(count: str, seconds: str) -> float:
+        return statistics.median(each[count] / each[seconds] for each in rounds)
 
-def plain_seconds(llm: Any, trajectories: Sequence[Trajectory], logprobs: int | None) -> float:
-    """Seconds that vLLM's own `generate` takes for the same prompts and the same number of tokens after each."""
-    from vllm import SamplingParams
-
-    prompts = [{"prompt_token_ids": list(trajectory.prompt_ids)} for trajectory in trajectories]
-    params = [
-        SamplingParams(
-            temperature=SAMPLING.temperature,
-            max_tokens=trajectory.sampled_tokens,
-            ignore_eos=True,
-            detokenize=False,
-            logprobs=logprobs,
-        )
-        for trajectory in trajectories
-    ]
-    started = time.perf_counter()
-    outputs = llm.generate(prompts, params, use_tqdm=False)
-    seconds = time.perf_counter() - started
-    assert [len(output.outputs[0].token_ids) for output in outputs] == [one.sampled_tokens for one in trajectories]
-    return seconds
-
-
-def _plain_figures(settings: RolloutSettings, sides: Sides) -> dict[str, Any]:
-    def per_s(counts: list[int], seconds: list[float]) -> float:
-        return statistics.median(count / second for count, second in zip(counts, seconds, strict=True))
-
-    ratios = [plain / repl for plain, repl in zip(sides.plain_s, sides.repl_s, strict=True)]
+    ratios = [each["plain_s"] / each["repl_s"] for each in rounds]
     return {
         "concurrency": settings.concurrency,
         "trajectories": settings.trajectories,
         "kernels": settings.kernels,
-        "sampled_tokens": sides.tokens[-1],
-        "lines": sides.lines[-1],
-        "plain_tok_s": per_s(sides.tokens, sides.plain_s),
-        "plain_without_logprobs_tok_s": per_s(sides.tokens, sides.bare_s),
-        "repl_tok_s": per_s(sides.tokens, sides.repl_s),
+        "sampled_tokens": rounds[-1]["tokens"],
+        "lines": rounds[-1]["lines"],
+        "plain_tok_s": per_s("tokens", "plain_s"),
+        "plain_without_logprobs_tok_s": per_s("tokens", "bare_s"),
+        "repl_tok_s": per_s("tokens", "repl_s"),
         "ratio": statistics.median(ratios),
         "ratio_per_round": ratios,
-        "lines_per_s": per_s(sides.lines, sides.repl_s),
+        "lines_per_s": per_s("lines", "repl_s"),
         "seconds_per_trajectory": {
-            name: statistics.fmean(getattr(trajectory, name) for trajectory in sides.trajectories)
+            name: statistics.fmean(getattr(trajectory, name) for trajectory in made)
             for name in ("engine_s", "kernel_s", "queue_s", "own_s")
         },
     }
 
 
+def plain_seconds(llm: Any, trajectories: Sequence[Trajectory], logprobs: int | None) -> float:
+    """Seconds that vLLM's own `generate` takes for the same prompts and the same number of tokens after each."""
+    prompts = [each.prompt_ids for each in trajectories]
+    return _generate_s(llm, prompts, [each.sampled_tokens for each in trajectories], logprobs)
+
+
+def _generate_s(llm: Any, prompts: Sequence[Sequence[int]], tokens: Sequence[int], logprobs: int | None) -> float:
+    from vllm import SamplingParams
+
+    params = [
+        SamplingParams(
+            temperature=SAMPLING.temperature, max_tokens=count, ignore_eos=True, detokenize=False, logprobs=logprobs
+        )
+        for count in tokens
+    ]
+    started = time.perf_counter()
+    outputs = llm.generate([{"prompt_token_ids": list(ids)} for ids in prompts], params, use_tqdm=False)
+    seconds = time.perf_counter() - started
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [*tokens]
+    return seconds
+
+
 def _deep(settings: RolloutSettings, engine: VLLMEngine, vocabulary: Vocabulary, say: Say) -> dict[str, Any]:
+    """Roll out tasks one by one, and time plain generation at their lines at `DEPTHS`.
+
+    A depth that no trajectory reaches, or without a line of the common length, is left out. The stopwatch sits between
+    engine and worker and adds a turn of this process's event loop to each line, so lines cost a little less without it.
+    """
     say(f"{settings.deep} trajectories of 205 lines")
-    tasks = make_tasks(None, settings.deep, seed=4, split="heldout")
     watch = Stopwatch(engine)
+    timed: dict[int, list[TimedLine]] = {depth: [] for depth in DEPTHS}
     with open_ended(settings, watch, vocabulary, lines=205, kernels=2) as service:
-        costs = line_costs(service, watch, engine.llm, tasks)
-    return {key: value for depth, cost in costs.items() for key, value in _depth_figures(depth, cost).items()}
-
-
-def _depth_figures(depth: int, cost: LineCost) -> dict[str, float]:
-    return {
-        f"line{depth}_ms": cost.whole_ms,
-        f"line{depth}_beyond_plain_ms": cost.own_ms,
-        f"plain{depth}_ms": cost.plain_ms,
-        f"line{depth}_tokens": cost.tokens,
-        f"line{depth}_context_tokens": cost.context_tokens,
-    }
+        for task in make_tasks(None, settings.deep, seed=4, split="heldout"):
+            watch.asked.clear()
+            (trajectory,) = service.generate([task])
+            for depth in DEPTHS:
+                timed[depth] += _at_depth(depth, watch.asked, trajectory, engine.llm)
+    lengths = [line.tokens for lines in timed.values() for line in lines]
+    figures: dict[str, float] = {}
+    for depth, lines in timed.items():
+        alike = [line for line in lines if abs(line.tokens - statistics.median(lengths)) <= _SAME_LENGTH_TOKENS]
+        if alike:
+            whole_ms = 1000 * statistics.median(line.seconds for line in alike)
+            plain_ms = 1000 * statistics.median(line.plain_s for line in alike)
+            figures |= {
+                f"line{depth}_ms": whole_ms,
+                f"line{depth}_beyond_plain_ms": whole_ms - plain_ms,
+                f"plain{depth}_ms": plain_ms,
+                f"line{depth}_tokens": statistics.fmean(line.tokens for line in alike),
+                f"line{depth}_context_tokens": statistics.median(line.context_tokens for line in alike),
+            }
+    return figures
 
 
 def _against_trl(settings: RolloutSettings, engine: VLLMEngine, vocabulary: Vocabulary, say: Say) -> dict[str, Any]:
@@ -231,9 +225,25 @@ def _against_trl(settings: RolloutSettings, engine: VLLMEngine, vocabulary: Voca
                 rounds = []
                 for _ in range(settings.trl_rounds):
                     peer = trl.roll_out(tasks, latency_s)
-                    ours = _ours(service, tasks)
                     wait_until_ready(service, len(tasks))
-                    rounds.append(_trl_figures(peer, ours, plain_seconds(engine.llm, ours.trajectories, logprobs=0)))
+                    executions = service.kernel_numbers()["executions"]
+                    started = time.perf_counter()
+                    made = service.generate(tasks)
+                    seconds = time.perf_counter() - started
+                    executions = int(service.kernel_numbers()["executions"] - executions)
+                    wait_until_ready(service, len(tasks))
+                    rounds.append(
+                        {
+                            "trl_rollouts_s": peer.seconds,
+                            "repl_rollouts_s": seconds,
+                            "trl_tool_executions": peer.calls,
+                            "repl_tool_executions": executions,
+                            "trl_in_tools_s": peer.tool_s,
+                            "trl_sampled_tokens": peer.sampled_tokens,
+                            "repl_sampled_tokens": sum(trajectory.sampled_tokens for trajectory in made),
+                            "plain_rollouts_s": plain_seconds(engine.llm, made, logprobs=0),
+                        }
+                    )
             rows.append({name: statistics.median(figures[name] for figures in rounds) for name in rounds[0]})
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     pairs = zip(columns["trl_rollouts_s"], columns["repl_rollouts_s"], strict=True)
@@ -244,36 +254,6 @@ def _against_trl(settings: RolloutSettings, engine: VLLMEngine, vocabulary: Voca
     }
 
 
-def _trl_figures(trl: TRLRound, ours: _Ours, plain_s: float) -> dict[str, float]:
-    return {
-        "trl_rollouts_s": trl.seconds,
-        "repl_rollouts_s": ours.seconds,
-        "trl_tool_executions": trl.calls,
-        "repl_tool_executions": ours.cells,
-        "trl_in_tools_s": trl.tool_s,
-        "trl_sampled_tokens": trl.sampled_tokens,
-        "repl_sampled_tokens": sum(trajectory.sampled_tokens for trajectory in ours.trajectories),
-        "plain_rollouts_s": plain_s,
-    }
-
-
-@dataclass(frozen=True, slots=True)
-class _Ours:
-    seconds: float
-    cells: int
-    trajectories: list[Trajectory]
-
-
-def _ours(service: RolloutService, tasks: Sequence[Task]) -> _Ours:
-    wait_until_ready(service, len(tasks))
-    before = service.kernel_numbers()["executions"]
-    started = time.perf_counter()
-    trajectories = service.generate(tasks)
-    seconds = time.perf_counter() - started
-    return _Ours(seconds, int(service.kernel_numbers()["executions"] - before), trajectories)
-
-
-@contextmanager
 def open_ended(
     settings: RolloutSettings,
     engine: Any,
@@ -282,7 +262,7 @@ def open_ended(
     kernels: int,
     latency_s: float = 0.0,
     make_runner: MakeRunner | None = None,
-) -> Iterator[RolloutService]:
+) -> RolloutService:
     """A service whose trajectories type `lines` lines, whatever they submit."""
     setup = RolloutSetup(
         vocabulary,
@@ -293,8 +273,7 @@ def open_ended(
         kernel=KernelConfig(size=kernels, line_s=LINE_S),
         wrap_kernels=OpenEnded(latency_s),
     )
-    with start_service(engine, setup, make_runner=make_runner) as service:
-        yield service
+    return start_service(engine, setup, make_runner=make_runner)
 
 
 def wait_until_ready(service: RolloutService, kernels: int) -> None:
@@ -336,99 +315,40 @@ _PLAIN_REPEATS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class LineCost:
-    """One line of about `tokens` tokens. `whole_ms` is the time from its request to the next one's, `plain_ms` that of
-    plain generation, and `own_ms` their difference."""
-
-    own_ms: float
-    whole_ms: float
-    plain_ms: float
-    tokens: float
-    context_tokens: float
-
-
-@dataclass(frozen=True, slots=True)
 class TimedLine:
-    """A line: the seconds from its request to the request for the next one, and its number of tokens."""
-
-    number: int
-    seconds: float
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """A line at a depth, and the time that plain generation takes for one token there."""
+    """A line near a depth: its tokens, the seconds from its request to the next one's, and those of plain generation of
+    as many tokens there."""
 
     tokens: int
     seconds: float
-    plain_token_s: float
+    plain_s: float
     context_tokens: int
 
 
-def line_costs(service: RolloutService, watch: Stopwatch, llm: Any, tasks: Sequence[Task]) -> dict[int, LineCost]:
-    """Roll out the tasks one by one, and time plain generation at their lines at `DEPTHS`.
-
-    A depth that no trajectory reaches, or without a line of the common length, is left out. The stopwatch sits between
-    engine and worker and adds a turn of this process's event loop to each line, so lines cost a little less without it.
-    """
-    measured: dict[int, list[Timing]] = {depth: [] for depth in DEPTHS}
-    for task in tasks:
-        watch.lines.clear()
-        (trajectory,) = service.generate([task])
-        for depth in DEPTHS:
-            measured[depth] += _at_depth(depth, watch.lines, trajectory, llm)
-    lengths = [timing.tokens for timings in measured.values() for timing in timings]
-    tokens = statistics.median(lengths) if lengths else 0.0
-    costs = {depth: cost_of(timings, tokens) for depth, timings in measured.items()}
-    return {depth: cost for depth, cost in costs.items() if cost is not None}
-
-
-def _at_depth(depth: int, lines: Sequence[TimedLine], trajectory: Trajectory, llm: Any) -> list[Timing]:
-    """The timings of the lines around `depth`; empty if the trajectory ended before that line."""
+def _at_depth(depth: int, asked: Sequence[tuple[float, int]], trajectory: Trajectory, llm: Any) -> list[TimedLine]:
+    """The lines around `depth`; empty if the trajectory ended before that line."""
     if len(trajectory.lines) < depth:
         return []
     context = trajectory.prompt_ids + trajectory.completion_ids[: trajectory.lines[depth - 1].start]
-    token_s = _plain_token_s(llm, context)
-    near = [line for line in lines if abs(line.number - depth) <= _WINDOW]
-    return [Timing(line.tokens, line.seconds, token_s, len(context)) for line in near]
-
-
-def _plain_token_s(llm: Any, context: Sequence[int]) -> float:
-    """Seconds per token after `context`, without the request's own cost: the slope between one token and many."""
-
-    def seconds(tokens: int) -> float:
-        from vllm import SamplingParams
-
-        params = SamplingParams(temperature=1.0, max_tokens=tokens, ignore_eos=True, detokenize=False, logprobs=0)
-        started = time.perf_counter()
-        llm.generate([{"prompt_token_ids": list(context)}], params, use_tqdm=False)
-        return time.perf_counter() - started
-
-    seconds(1)  # fills the prefix cache
-    slopes = [(seconds(_PLAIN_TOKENS) - seconds(1)) / (_PLAIN_TOKENS - 1) for _ in range(_PLAIN_REPEATS)]
-    return statistics.median(slopes)
-
-
-def cost_of(timings: Sequence[Timing], tokens: float) -> LineCost | None:
-    """Medians over the lines of about `tokens` tokens; None if there are none."""
-    alike = [timing for timing in timings if abs(timing.tokens - tokens) <= _SAME_LENGTH_TOKENS]
-    if not alike:
-        return None
-    whole_ms = 1000 * statistics.median(timing.seconds for timing in alike)
-    plain_ms = 1000 * statistics.median(timing.plain_token_s * timing.tokens for timing in alike)
-    context_tokens = statistics.median(timing.context_tokens for timing in alike)
-    return LineCost(
-        whole_ms - plain_ms, whole_ms, plain_ms, statistics.fmean(one.tokens for one in alike), context_tokens
-    )
+    _generate_s(llm, [context], [1], 0)  # fills the prefix cache
+    slopes = [
+        (_generate_s(llm, [context], [_PLAIN_TOKENS], 0) - _generate_s(llm, [context], [1], 0)) / (_PLAIN_TOKENS - 1)
+        for _ in range(_PLAIN_REPEATS)
+    ]  # of the time over the tokens, without the request's own cost
+    token_s = statistics.median(slopes)
+    return [
+        TimedLine(tokens, next_began - began, tokens * token_s, len(context))
+        for number, ((began, tokens), (next_began, _)) in enumerate(pairwise(asked), 1)
+        if abs(number - depth) <= _WINDOW
+    ]
 
 
 class Stopwatch:
-    """An engine that notes when its slots are asked for lines."""
+    """An engine that notes when it was asked for each line, and how many tokens that has."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.lines: list[TimedLine] = []
+        self.asked: list[tuple[float, int]] = []
 
     @property
     def version(self) -> int:
@@ -437,24 +357,19 @@ class Stopwatch:
     @asynccontextmanager
     async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[Slot]:
         async with self._engine.slot(tokens, depth) as slot:
-            yield _WatchedSlot(slot, self.lines)
+            yield _WatchedSlot(slot, self.asked)
 
     def close(self) -> None:
         self._engine.close()
 
 
 class _WatchedSlot:
-    def __init__(self, slot: Slot, lines: list[TimedLine]) -> None:
+    def __init__(self, slot: Slot, asked: list[tuple[float, int]]) -> None:
         self._slot = slot
-        self._lines = lines
-        self._last: tuple[float, int] | None = None
-        self._number = 0
+        self._asked = asked
 
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
-        asked = time.perf_counter()
-        if self._last is not None:
-            self._number += 1
-            self._lines.append(TimedLine(self._number, asked - self._last[0], self._last[1]))
+        began = time.perf_counter()
         line = await self._slot.sample_line(ids, max_tokens, sampling)
-        self._last = (asked, len(line.ids))
+        self._asked.append((began, len(line.ids)))
         return line

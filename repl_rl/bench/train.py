@@ -23,7 +23,6 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
-from repl_rl.errors import ConfigError
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.run.trial import forget_peak, status_mb
 from repl_rl.trainer.typed_tokens import TypedTokenTrainer
@@ -39,7 +38,7 @@ Batch = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """How much is measured. Raises ConfigError for invalid counts."""
+    """How much is measured."""
 
     trajectories: int = 16
     group_size: int = 1
@@ -47,30 +46,14 @@ class TrainSettings:
     prompt_tokens: int = 40
     """The length of the longest prompt; the shortest has half of it."""
     tokens: int = 256
-    """The length of the longest completion; the shortest has a quarter of it."""
+    """The length of the longest completion; the shortest has a quarter of it, a line at least."""
     rounds: int = 3
     vocabularies: tuple[int | None, ...] = (None, 150_000)
     """Vocabulary sizes. None is nano's own; a larger one gets new, random rows."""
 
-    def __post_init__(self) -> None:
-        for name in ("trajectories", "group_size", "prompt_tokens", "rounds"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)}: give at least 1")
-        if self.tokens < 4 * _CHUNK_TOKENS:
-            raise ConfigError(f"--tokens {self.tokens}: give at least {4 * _CHUNK_TOKENS}")
-
 
 DEFAULT = TrainSettings()
 QUICK = TrainSettings(trajectories=4, tokens=80, rounds=1, vocabularies=(None, 2_000))
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A loss and its backward pass."""
-
-    seconds: float
-    peak_mb: float
-    loss: float
 
 
 def measure(settings: TrainSettings, say: Say) -> dict[str, Any]:
@@ -89,15 +72,15 @@ def _both_sides(settings: TrainSettings, checkpoint: Path, say: Say) -> dict[str
     ours, theirs = _trainer(TypedTokenTrainer, checkpoint, settings), _trainer(GRPOTrainer, checkpoint, settings)
     vocabulary = ours.model.config.vocab_size
     inputs = make_batch(settings, vocabulary)
-    steps: dict[str, list[Step]] = {"": [], "trl_": []}
+    steps: dict[str, list[dict[str, float]]] = {"": [], "trl_": []}
     for number in range(1 + settings.rounds):
         say(f"vocabulary of {vocabulary:,}: " + (f"round {number} of {settings.rounds}" if number else "warming up"))
         for side, trainer in (("", ours), ("trl_", theirs)):
             steps[side].append(_step(trainer, inputs))
     figures = {
-        f"{side}{name}": statistics.median(getattr(step, field) for step in taken[1:])
+        f"{side}{name}": statistics.median(step[name] for step in taken[1:])
         for side, taken in steps.items()
-        for name, field in (("step_s", "seconds"), ("peak_mb", "peak_mb"), ("loss", "loss"))
+        for name in taken[0]
     }
     typed = inputs["completion_mask"] * inputs["tool_mask"]
     return {
@@ -137,7 +120,8 @@ def make_batch(settings: TrainSettings, vocabulary: int) -> Batch:
     }
 
 
-def _step(trainer: Any, inputs: Batch) -> Step:
+def _step(trainer: Any, inputs: Batch) -> dict[str, float]:
+    """The figures of a loss and its backward pass."""
     trainer.model.zero_grad(set_to_none=True)
     before_mb = forget_peak()
     started = time.perf_counter()
@@ -146,7 +130,7 @@ def _step(trainer: Any, inputs: Batch) -> Step:
     seconds = time.perf_counter() - started
     peak_mb = status_mb("VmHWM") - before_mb
     trainer.model.zero_grad(set_to_none=True)
-    return Step(seconds, peak_mb, loss.item())
+    return {"step_s": seconds, "peak_mb": peak_mb, "loss": loss.item()}
 
 
 def _checkpoint(vocabulary: int | None, folder: Path) -> Path:

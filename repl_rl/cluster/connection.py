@@ -30,10 +30,6 @@ class Node:
     address: str
     resources: Mapping[str, float]
 
-    def has(self, wanted: Mapping[str, float]) -> bool:
-        """Whether it has so much, if nothing else runs there."""
-        return all(self.resources.get(name, 0.0) >= amount for name, amount in wanted.items())
-
 
 @dataclass(frozen=True, slots=True)
 class Finding:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from repl_rl.cluster.connection import Connection, Node, actor_at
 from repl_rl.cluster.worker import Rolled, RolloutActor, WorkerSetup, require_shared
-from repl_rl.config import ClusterConfig, EngineConfig, ModelConfig, SeededSampling
+from repl_rl.config import ClusterConfig, Config, SeededSampling
 from repl_rl.engine import Engine, SharedEngine
 from repl_rl.errors import ConfigError, EngineError, ReplRLError
 from repl_rl.rollout.batch import OnEnd, RolloutBatch, RolloutService
@@ -67,7 +67,8 @@ class _RemoteWorker(Room):
 
 
 class RolloutCluster(RolloutService):
-    """Workers on the machines of `connection`. Their engines find servers by `locate` (`Replicas.locate`).
+    """Workers on the machines of `connection`, as `config.cluster` says. Their engines find servers by `locate`
+    (`Replicas.locate`), and the model at `path`.
 
     Raises ConfigError if `engine` has its weights in this process, if a machine can't run sessions, or if the cluster
     is too small.
@@ -79,30 +80,29 @@ class RolloutCluster(RolloutService):
         setup: RolloutSetup,
         *,
         connection: Connection,
-        config: ClusterConfig,
+        config: Config,
         path: str,
-        model: ModelConfig,
-        engine_config: EngineConfig,
-        seed: int = 0,
         locate: Locate | None = None,
         timeouts: WorkerTimeouts | None = None,
     ) -> None:
         super().__init__(setup)
-        require_shared(engine, engine_config)
+        require_shared(engine, config.engine)
         assert isinstance(engine, SharedEngine)
+        cluster = config.cluster
+        assert cluster is not None
         self._engine = engine
         self._timeouts = timeouts or WorkerTimeouts()
         self._workers: list[_RemoteWorker] = []
         self._reviving: set[asyncio.Task[None]] = set()
-        kernels = config.kernels_per_worker or setup.kernel.size
+        kernels = cluster.kernels_per_worker or setup.kernel.size
         own = replace(setup, kernel=setup.kernel.model_copy(update={"size": kernels}), at_once=kernels)
-        nodes = connection.nodes_for(config.resources, config.workers, "workers")
+        nodes = connection.nodes_for(cluster.resources, cluster.workers, "workers")
         self.at_once = kernels * len(nodes)
         connection.require(nodes, {"backend": setup.kernel.backend, "sandbox": setup.kernel.sandbox})
         self._loop = BackgroundLoop()
         try:
-            worker = WorkerSetup(path, model, engine_config, own, engine.weights, seed, locate)
-            self._loop.run(self._open(nodes, config, kernels, worker))
+            worker = WorkerSetup(config, path, own, engine.weights, locate)
+            self._loop.run(self._open(nodes, cluster, kernels, worker))
         except BaseException:
             self.close()
             raise

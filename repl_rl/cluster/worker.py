@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from repl_rl.config import EngineConfig, ModelConfig
+from repl_rl.config import Config, EngineConfig
 from repl_rl.engine import Engine, SharedEngine, make_engine
 from repl_rl.engine.environment import prepare_environment
 from repl_rl.engine.factory import engine_backend
@@ -31,13 +31,11 @@ if TYPE_CHECKING:
 class WorkerSetup:
     """All that an actor needs. `path` is the model's, as the trainer has it."""
 
+    config: Config
     path: str
-    model: ModelConfig
-    engine: EngineConfig
     rollout: RolloutSetup
     weights: Any
     """Those of the trainer's engine, which this one follows."""
-    seed: int
     locate: Locate | None = None
     """Where the engine's servers are now."""
 
@@ -108,22 +106,15 @@ class RolloutActor:
 
 def open_engine(setup: WorkerSetup) -> Engine:
     """The engine of a worker, which follows the trainer's. Raises ConfigError if it can't, or what opening raises."""
-    vocabulary = setup.rollout.vocabulary
-    if engine_backend(setup.engine) == "server":
+    config = setup.config
+    common = setup.path, setup.rollout.vocabulary, config.model, config.engine, config.seed
+    if engine_backend(config.engine) == "server":
         from repl_rl.engine.server import VLLMServerEngine
 
-        return VLLMServerEngine(
-            setup.path,
-            vocabulary,
-            setup.model,
-            setup.engine,
-            setup.seed,
-            follows=setup.weights,
-            locate=setup.locate,
-        )
-    prepare_environment(setup.engine.kv_cache_gib)
-    engine = make_engine(setup.path, vocabulary, setup.model, setup.engine, setup.seed)
-    require_shared(engine, setup.engine)
+        return VLLMServerEngine(*common, follows=setup.weights, locate=setup.locate)
+    prepare_environment(config.engine.kv_cache_gib)
+    engine = make_engine(*common)
+    require_shared(engine, config.engine)
     return engine
 
 

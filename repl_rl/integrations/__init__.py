@@ -1,6 +1,5 @@
 """Our interpreter inside other trainers, one module per trainer; importing this package loads none of them.
 
 - `trl`: an `environment_factory` for TRL's own `GRPOTrainer`.
-- `async_grpo`: a `rollout_worker` for TRL's `AsyncGRPOTrainer`, with credit per line.
 - `verifiers`: a taskset, a harness and an environment for `verifiers`.
 """

@@ -46,31 +46,38 @@ class LiveSession:
     """
 
     def __init__(self, kernels: KernelSource) -> None:
+        self._kernels = kernels
+        self._stack = AsyncExitStack()
+        self._interpreter: TrajectoryKernel | None = None
+        self._forget()
+
+    def _forget(self) -> None:
         self.answer: tuple[str, ...] | None = None
         self.answer_forms: tuple[str | None, ...] | None = None
         self.failure: str | None = None
         self.kinds: list[LineKind] = []
-        self._kernels = kernels
-        self._stack = AsyncExitStack()
-        self._interpreter: TrajectoryKernel | None = None
         self._is_lost = False
 
-    async def open(self) -> None:
-        """Start an interpreter. Raises KernelStartError if it does not start."""
+    async def restart(self) -> None:
+        """Begin anew in a fresh interpreter. Raises KernelStartError if it does not start."""
+        await self.close()
+        self._forget()
+        await self._open()
+
+    async def _open(self) -> TrajectoryKernel:
         interpreter = TrajectoryKernel(self._kernels, self._stack)
         await interpreter.start()
         self._interpreter = interpreter
+        return interpreter
 
     async def type(self, turn: Turn) -> Answered:
         """Run the cells that a turn completes."""
         if self.answer is not None:
             return Answered(ANSWERED)
         try:
-            if self._interpreter is None:
-                await self.open()
+            interpreter = self._interpreter or await self._open()
             note, self._is_lost = STATE_LOST if self._is_lost else "", False
-            assert self._interpreter is not None
-            ran = await run_turn(self._interpreter, turn)
+            ran = await run_turn(interpreter, turn)
         except KernelError as error:
             self.failure = self.failure or str(error)
             self.kinds.append(LineKind.KILLED)
@@ -106,8 +113,8 @@ class SharedKernels:
             self.loop.close()
             raise
 
-    def slot(self) -> EpisodeKernel:
-        """One of the pool's kernels, for one more environment.
+    def take(self) -> LiveSession:
+        """A session of one of the pool's kernels, for one more environment, which gives it back at its end.
 
         Raises ConfigError if the pool has no kernel left. Waiting would never end, because environments keep theirs.
         """
@@ -120,46 +127,20 @@ class SharedKernels:
                     "the number of rollouts that run at once, in training or evaluation, whichever is more"
                 )
             self._taken += 1
-        return EpisodeKernel(self)
+        return LiveSession(self.pool)
 
-    def give_back(self) -> None:
-        """Free the kernel of one environment."""
+    def give_back(self, session: LiveSession) -> None:
+        """Free the kernel and end the session, without waiting for its end."""
         with self._lock:
             self._taken -= 1
+        if not self.loop.is_closed:
+            self.loop.submit(session.close())
 
     def close(self) -> None:
         """End all sessions and the loop."""
         if not self.loop.is_closed:
             self.loop.run(self.pool.__aexit__(None, None, None))
             self.loop.close()
-
-
-class EpisodeKernel:
-    """What one environment holds: the right to a kernel, and the session of its current episode."""
-
-    def __init__(self, kernels: SharedKernels) -> None:
-        self.session: LiveSession | None = None
-        self._kernels = kernels
-
-    def begin(self) -> None:
-        """End the current episode and start an interpreter for the next. Raises KernelStartError if that fails."""
-        before, self.session = self.session, LiveSession(self._kernels.pool)
-        if before is not None:
-            self._kernels.loop.run(before.close())
-        self._kernels.loop.run(self.session.open())
-
-    def type(self, turn: Turn) -> Answered:
-        """Run a turn in the current session; starts one if there is none yet."""
-        if self.session is None:
-            self.begin()
-        assert self.session is not None
-        return self._kernels.loop.run(self.session.type(turn))
-
-    def leave(self) -> None:
-        """Free the kernel and end the session, without waiting for its end."""
-        self._kernels.give_back()
-        if self.session is not None and not self._kernels.loop.is_closed:
-            self._kernels.loop.submit(self.session.close())
 
 
 _shared: dict[tuple[int, str], SharedKernels] = {}

@@ -32,7 +32,7 @@ from typing import Any, ClassVar
 from repl_rl.config import KernelConfig
 from repl_rl.dialect import SMALLEST_LIMIT_CHARS, Cell, PythonReader, Turn, truncate_middle
 from repl_rl.errors import ConfigError
-from repl_rl.integrations.shared import EpisodeKernel, shared_kernels
+from repl_rl.integrations.shared import shared_kernels
 from repl_rl.tasks import grade
 from repl_rl.trajectory import LineKind, Task
 
@@ -80,8 +80,9 @@ class ReplEnvironment:
     """Longer outputs are cut in the middle."""
 
     def __init__(self) -> None:
-        self._slot: EpisodeKernel = shared_kernels(self.kernel_config).slot()
-        weakref.finalize(self, self._slot.leave).atexit = False
+        self._kernels = shared_kernels(self.kernel_config)
+        self._session = self._kernels.take()
+        weakref.finalize(self, self._kernels.give_back, self._session).atexit = False
 
     @classmethod
     def configured(
@@ -99,7 +100,7 @@ class ReplEnvironment:
 
     def reset(self, **row: Any) -> None:
         """Begin an episode in a fresh interpreter. Raises KernelStartError if it does not start."""
-        self._slot.begin()
+        self._kernels.loop.run(self._session.restart())
 
     def python(self, code: str) -> str:
         """Run Python code in a live interpreter and return what it prints, the values of bare expressions included.
@@ -111,24 +112,24 @@ class ReplEnvironment:
         """
         if not isinstance(code, str):
             raise TypeError(f"code has to be a string, got {type(code).__name__}")
-        answered = self._slot.type(read_program(code))
+        answered = self._kernels.loop.run(self._session.type(read_program(code)))
         shown = answered.note + "".join(cell.text for cell in answered.cells)
         return truncate_middle(shown, self.max_output_chars)
 
     @property
     def answer(self) -> tuple[str, ...] | None:
         """The `repr`s of the values that the episode's first submission handed over; None before that."""
-        return self._slot.session.answer if self._slot.session else None
+        return self._session.answer
 
     @property
     def answer_forms(self) -> tuple[str | None, ...] | None:
         """The forms of these values, see `Trajectory.answer_forms`."""
-        return self._slot.session.answer_forms if self._slot.session else None
+        return self._session.answer_forms
 
     @property
     def failure(self) -> str | None:
         """What failed in the machinery, through no fault of the code, else None. Such an episode deserves no reward."""
-        return self._slot.session.failure if self._slot.session else None
+        return self._session.failure
 
 
 def answer_reward(environments: Sequence[ReplEnvironment], answer: Sequence[Any], **_: Any) -> list[float | None]:

@@ -20,7 +20,6 @@ own.
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -32,6 +31,7 @@ from repl_rl.dialect import Dialect, make_dialect
 from repl_rl.errors import ConfigError, DependencyError
 from repl_rl.integrations.shared import LiveSession, SharedKernels, shared_kernels
 from repl_rl.tasks import grade, make_tasks
+from repl_rl.tasks.formats import rows_of
 from repl_rl.trajectory import LineKind, Task
 
 try:
@@ -241,17 +241,9 @@ def load_environment(
 
 def read_problems(path: Path) -> list[Task]:
     """The problems of a file, in order. Raises ConfigError, naming the file and the line that is not a problem."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise ConfigError(f"{path} can't be read: {error.strerror}") from error
     problems = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            problems.append(Task(str(row.get("id", number)), str(row["question"]), str(row["answer"])))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{path}, line {number}: not a JSON object with question and answer ({error})") from error
+    for number, (where, row) in enumerate(rows_of([path]), 1):
+        if missing := [name for name in ("question", "answer") if name not in row]:
+            raise ConfigError(f"{where}: a problem has question and answer, and there is no {missing[0]!r}")
+        problems.append(Task(str(row.get("id", number)), str(row["question"]), str(row["answer"])))
     return problems

@@ -196,20 +196,12 @@ def _cluster_of(prepared: Prepared, progress: Progress) -> Iterator[tuple[Prepar
         with progress.stage(stage) if config.cluster.replicas else nullcontext():
             replicas = stack.enter_context(open_replicas(connection, config, path))
         engine = config.engine.model_copy(update={"servers": replicas.urls or config.engine.servers})
-        make_runner = partial(
-            RolloutCluster,
-            connection=connection,
-            config=config.cluster,
-            path=path,
-            model=config.model,
-            engine_config=engine,
-            seed=config.seed,
-            locate=replicas.locate,
-        )
-        arguments: dict[str, Any] = {"make_runner": make_runner}
+        config = config.model_copy(update={"engine": engine})
+        runner = partial(RolloutCluster, connection=connection, config=config, path=path, locate=replicas.locate)
+        arguments: dict[str, Any] = {"make_runner": runner}
         if replicas.urls:
             arguments["make_engine"] = partial(VLLMServerEngine, locate=replicas.locate)
-        yield replace(prepared, config=config.model_copy(update={"engine": engine})), arguments
+        yield replace(prepared, config=config), arguments
 
 
 def _train(prepared: Prepared, progress: Progress, extra: dict[str, Any]) -> TrainingOutcome:

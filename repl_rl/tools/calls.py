@@ -13,9 +13,7 @@ import asyncio
 import inspect
 import json
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -25,6 +23,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 from repl_rl.kernel.results import HostCall, HostReply
 from repl_rl.tools.signatures import read_arguments, typed_signature
 from repl_rl.tools.tool import Tool
+from repl_rl.utils.admission import Admission, Reservation, Room
 from repl_rl.utils.text import cut_middle
 
 MOST_BYTES = 1 << 20
@@ -61,16 +60,17 @@ class HostTool:
             bound = read_arguments(self._tool.name, self._signature, call.args, call.kwargs)
         except Exception as error:  # noqa: BLE001 - TypeError, or what a type's own validator raises
             return _failed(error)
-        if not await self._semaphore.acquire(self._tool.timeout_s):
+        permit = await self._semaphore.acquire(self._tool.timeout_s)
+        if permit is None:
             return self._late(f"; all {self._tool.at_once} calls that may run at once hang")
         function = partial(self._tool.function, *bound.args, **bound.kwargs)
         running: asyncio.Future[HostReply]  # the permit is released when the function has really ended
         if self._is_async:
             running = asyncio.ensure_future(_reply_of_coroutine(self._tool.name, function))
-            running.add_done_callback(lambda _: self._semaphore.release())
+            running.add_done_callback(lambda _: self._semaphore.release(permit))
         else:
             future = self._tool.submit(partial(_reply_of_call, self._tool.name, function))
-            future.add_done_callback(lambda _: self._semaphore.release())
+            future.add_done_callback(lambda _: self._semaphore.release(permit))
             running = asyncio.wrap_future(future)
         until = asyncio.get_running_loop().time() + self._tool.timeout_s
         try:
@@ -151,49 +151,31 @@ class CallSemaphore:
     """
 
     def __init__(self, count: int) -> None:
-        self._free = count
+        self._admission = Admission(Room(count))
         self._released = 0
-        self._waiting: deque[Future[None]] = deque()
-        self._lock = threading.Lock()
 
-    async def acquire(self, limit_s: float) -> bool:
-        """Wait for a permit. False if none was released for `limit_s` seconds, the longest that a call may hold one."""
-        permit: Future[None] = Future()
-        permit.set_running_or_notify_cancel()  # can't be cancelled from now on, so that no permit gets lost
-        with self._lock:
-            if self._free:
-                self._free -= 1
-                permit.set_result(None)
-            else:
-                self._waiting.append(permit)
-            seen = self._released
-        waiter = asyncio.wrap_future(permit)
+    async def acquire(self, limit_s: float) -> Reservation | None:
+        """Wait for a permit. None if none was released for `limit_s` seconds, the longest that a call may hold one."""
+        loop, is_admitted = asyncio.get_running_loop(), asyncio.Event()
+        seen = self._released
+        permit = self._admission.ask(1, lambda: loop.call_soon_threadsafe(is_admitted.set))
         try:
-            while not (await asyncio.wait({waiter}, timeout=limit_s))[0]:
-                if seen == self._released and self._withdraw(permit):
-                    return False
-                seen = self._released
+            while permit.room is None:
+                try:
+                    await asyncio.wait_for(is_admitted.wait(), limit_s)
+                except TimeoutError:
+                    if seen == self._released:
+                        self._admission.leave(permit)
+                        return None
+                    seen = self._released
         except asyncio.CancelledError:
-            if not self._withdraw(permit):
-                self.release()
+            self.release(permit)
             raise
-        return True
+        return permit
 
-    def release(self) -> None:
-        with self._lock:
-            self._released += 1
-            if self._waiting:
-                self._waiting.popleft().set_result(None)
-            else:
-                self._free += 1
-
-    def _withdraw(self, permit: Future[None]) -> bool:
-        """Withdraw the request for a permit. False if the permit has been handed out already."""
-        with self._lock:
-            if permit.done():
-                return False
-            self._waiting.remove(permit)
-            return True
+    def release(self, permit: Reservation) -> None:
+        self._released += 1
+        self._admission.leave(permit)
 
 
 _semaphores: WeakKeyDictionary[Callable[..., Any], dict[int, CallSemaphore]] = WeakKeyDictionary()

@@ -34,6 +34,8 @@ Function = Callable[..., Any]
 Submit = Callable[[Callable[[], Any]], "Future[Any]"]
 
 _MARK = "__repl_rl_tool__"
+"""The attribute of a function with the options that the decorator got for it. A dict, which needs nothing of ours where
+the function is unpickled."""
 TAKEN = "submit_final_answer"
 """Every session has this function, so no tool may have its name. It ends the episode."""
 _AnyFunction = TypeVar("_AnyFunction", bound=Function)
@@ -74,16 +76,6 @@ class Tool:
         return make_schema(self.name, self.function)
 
 
-@dataclass(frozen=True, slots=True)
-class ToolOptions:
-    """The options that the decorator `tool` got for a function."""
-
-    where: Where | None = None
-    timeout_s: float = 10.0
-    at_once: int = 8
-    ends: bool = False
-
-
 @overload
 def tool(function: _AnyFunction) -> _AnyFunction: ...
 @overload
@@ -106,7 +98,7 @@ def tool(
 
     def mark(function: _AnyFunction) -> _AnyFunction:
         try:
-            setattr(function, _MARK, ToolOptions(where, timeout_s, at_once, ends))
+            setattr(function, _MARK, {"where": where, "timeout_s": timeout_s, "at_once": at_once, "ends": ends})
         except AttributeError as error:
             raise ToolError(f"{function!r} can't be decorated; write a function around it") from error
         return function
@@ -149,20 +141,17 @@ def make_tool(
     if not doc:
         raise ToolError(f"tool {name!r} has no docstring; say in it what the function does, for the model to read")
     signature = typed_signature(name, function)
-    options = getattr(function, _MARK, None)
-    if not isinstance(options, ToolOptions):
-        options = ToolOptions()
+    options = dict(getattr(function, _MARK, {}))
+    where = options.pop("where", None) or where
     made = Tool(
         name=name,
         signature=signature_text(name, signature),
         description=" ".join(doc.split("\n\n")[0].split()),
         doc=doc,
-        where=options.where or where,
+        where=where,
         function=function,
-        timeout_s=options.timeout_s,
-        at_once=options.at_once,
-        ends=options.ends,
         submit=submit,
+        **options,
     )
     if made.where == "host":
         check_json_types(name, signature)

@@ -141,26 +141,20 @@ def _sides(settings: ClusterSettings, engine_name: str, say: Say) -> Iterator[di
     rollout = replace(RolloutSettings(), line_tokens=32)
     with connect(config.cluster) as connection, ExitStack() as stack:
         engine: SharedEngine
-        engine_config, locate = config.engine, None
+        locate = None
         if engine_name == "script":
             engine = Script(vocabulary, _SCRIPT)
-            engine_config = engine_config.model_copy(update={"backend": f"{__name__}:{make_script.__name__}"})
+            changed = {"backend": f"{__name__}:{make_script.__name__}"}
         else:
             say("starting vllm serve")
             replicas = stack.enter_context(open_replicas(connection, config, path))
             locate = replicas.locate
-            engine_config = engine_config.model_copy(update={"servers": replicas.urls})
-            engine = VLLMServerEngine(path, vocabulary, config.model, engine_config, config.seed, locate=locate)
+            changed = {"servers": replicas.urls}
+        config = config.model_copy(update={"engine": config.engine.model_copy(update=changed)})
+        if engine_name != "script":
+            engine = VLLMServerEngine(path, vocabulary, config.model, config.engine, config.seed, locate=locate)
         stack.callback(engine.close)
-        by_ray = partial(
-            RolloutCluster,
-            connection=connection,
-            config=config.cluster,
-            path=path,
-            model=config.model,
-            engine_config=engine_config,
-            locate=locate,
-        )
+        by_ray = partial(RolloutCluster, connection=connection, config=config, path=path, locate=locate)
         opened = partial(open_ended, rollout, engine, vocabulary, settings.lines, settings.kernels)
         with opened() as process, opened(make_runner=by_ray) as ray:
             yield {"process": process, "ray": ray}

@@ -16,7 +16,7 @@ from cluster.shared_engine import SharedScript
 
 from repl_rl.cluster import Connection, RolloutCluster, connect
 from repl_rl.cluster.rollouts import WorkerTimeouts
-from repl_rl.config import BudgetConfig, ClusterConfig, EngineConfig, KernelConfig, ModelConfig
+from repl_rl.config import BudgetConfig, ClusterConfig, Config, EngineConfig, KernelConfig
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.batch import RolloutService
 from repl_rl.rollout.service import start_service
@@ -83,10 +83,10 @@ def open_service(
             make_runner = partial(
                 RolloutCluster,
                 connection=connection,
-                config=cluster_config.model_copy(update=changes),
+                config=Config(engine=EngineConfig(backend=BACKEND)).model_copy(
+                    update={"cluster": cluster_config.model_copy(update=changes)}
+                ),
                 path=str(NANO_PATH),
-                model=ModelConfig(path="nano"),
-                engine_config=EngineConfig(backend=BACKEND),
                 timeouts=timeouts or WorkerTimeouts(between_tries_s=0.1),
             )
             return stack.enter_context(start_service(engine, setup, make_runner=make_runner))

@@ -35,9 +35,6 @@ def run(code: str, **names: Any) -> dict[str, Any]:
     return names
 
 
-pytestmark = pytest.mark.more
-
-
 @pytest.fixture(autouse=True)
 def _surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", "none")

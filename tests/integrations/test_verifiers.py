@@ -153,10 +153,10 @@ def test_a_machine_that_fails_is_an_error_of_the_episode_and_no_reward(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("not json", r"problems.jsonl, line 1: not a JSON object with question and answer"),
-        ('{"question": "1 + 1?"}', r"line 1: .*'answer'"),
-        ("[1]", r"line 1: not a JSON object"),
-        (None, r"problems.jsonl can't be read: No such file"),
+        ("not json", r"problems.jsonl, line 1: can't be read as jsonl: Expecting value"),
+        ('{"question": "1 + 1?"}', r"line 1: a problem has question and answer, and there is no 'answer'"),
+        ("[1]", r"line 1: can't be read as jsonl: \[1\] is not an object"),
+        (None, r"problems.jsonl: can't be read as jsonl: .*No such file"),
     ],
 )
 def test_a_file_of_no_use_is_named(tmp_path: Path, text: str | None, said: str) -> None:

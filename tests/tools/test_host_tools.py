@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
-from user_tools import convert, multiply, search
+from user_tools import multiply, search
 
 from repl_rl.kernel.results import HostCall, HostCalls, HostReply
 from repl_rl.tools import Toolbox, as_tools, tool
@@ -259,39 +259,24 @@ def test_hanging_calls_take_no_more_places_than_there_are() -> None:
 
 
 async def test_a_limit_holds_over_all_toolboxes_and_nobody_is_turned_away() -> None:
-    """Twelve callers, each with a toolbox of their own: never more than two inside, and all are served in the end."""
-    inside, most = 0, 0
+    """Twelve callers, each with an object and a toolbox of their own: never more than two inside, and all are served in
+    the end."""
 
-    @tool(where="host", at_once=2, timeout_s=30.0)
-    async def count() -> int:
-        """Count."""
-        nonlocal inside, most
-        inside += 1
-        most = max(most, inside)
-        for _ in range(5):
-            await asyncio.sleep(0)
-        inside -= 1
-        return most
-
-    replies = await asyncio.gather(*(answering(count)(HostCall("count", (), {})) for _ in range(12)))
-    assert [reply.error_name for reply in replies] == [None] * 12
-    assert most == 2
-
-
-async def test_methods_of_many_objects_share_the_places_of_their_function() -> None:
     class Shop:
         inside, most = 0, 0
 
-        @tool(at_once=1, timeout_s=30.0)
+        @tool(at_once=2, timeout_s=30.0)
         async def buy(self) -> None:
             """Buy."""
             Shop.inside += 1
             Shop.most = max(Shop.most, Shop.inside)
-            await asyncio.sleep(0)
+            for _ in range(5):
+                await asyncio.sleep(0)
             Shop.inside -= 1
 
-    await asyncio.gather(*(answering(Shop().buy)(HostCall("buy", (), {})) for _ in range(4)))
-    assert Shop.most == 1
+    replies = await asyncio.gather(*(answering(Shop().buy)(HostCall("buy", (), {})) for _ in range(12)))
+    assert [reply.error_name for reply in replies] == [None] * 12
+    assert Shop.most == 2
 
 
 async def test_a_cancelled_caller_leaves_its_place_in_the_queue_and_inside() -> None:
@@ -313,36 +298,16 @@ async def test_a_cancelled_caller_leaves_its_place_in_the_queue_and_inside() -> 
     assert await third == HostReply(value="third")
 
 
-async def test_a_tool_of_one_thread_stays_in_it() -> None:
-    from repl_rl.tools.tool import make_tool
-    from repl_rl.utils.threads import OneThread
-
-    def where() -> int:
-        """Where."""
-        return threading.get_ident()
-
-    thread = OneThread("shop")
-    answer = Toolbox([make_tool(where, "host", submit=thread.submit)]).host_calls()
-    assert answer is not None
-    idents = {(await answer(HostCall("where", (), {}))).value for _ in range(3)}
-    thread.close()
-    assert len(idents) == 1
-    assert threading.get_ident() not in idents
-
-
-def test_a_tool_of_the_sandbox_can_be_asked_of_the_host_too() -> None:
-    assert ask(convert, 2, "USD") == HostReply(value=2.5)
-
-
 @pytest.mark.more
 async def test_a_long_queue_that_moves_is_waited_for() -> None:
     """The last of 600 waits for longer than one call may take, and is served: permits come back all the time."""
     semaphore = CallSemaphore(1)
 
     async def hold() -> bool:
-        served = await semaphore.acquire(2.0)
+        permit = await semaphore.acquire(2.0)
+        assert permit is not None
         await asyncio.sleep(0.005)
-        semaphore.release()
-        return served
+        semaphore.release(permit)
+        return True
 
     assert await asyncio.gather(*(hold() for _ in range(600))) == [True] * 600

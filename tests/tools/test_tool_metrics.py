@@ -16,19 +16,6 @@ def with_calls(*lines: list[ToolCall]) -> Trajectory:
     return replace(trajectory, lines=tuple(placed))
 
 
-def test_one_call_right_one_wrong_and_none() -> None:
-    right = with_calls([ToolCall("multiply", None, 0.5)])
-    wrong = with_calls([ToolCall("multiply", "TypeError", 0.1)])
-    assert tool_metrics([right, wrong, with_calls([])]) == {
-        "tools/call_frequency": 2 / 3,
-        "tools/failure_frequency": 1 / 2,
-        "tools/multiply/call_frequency": 2 / 3,
-        "tools/multiply/calls": 2 / 3,
-        "tools/multiply/failure_frequency": 1 / 2,
-        "tools/multiply/seconds": 0.3,
-    }
-
-
 def test_several_tools_over_several_lines() -> None:
     busy = with_calls(
         [ToolCall("a", None, 1.0), ToolCall("a", "KeyError", 2.0), ToolCall("b", None, 4.0)], [], [ToolCall("a")]
@@ -51,17 +38,12 @@ def test_several_tools_over_several_lines() -> None:
 def test_aborted_and_unfinished_ones_are_left_out_and_known_tools_are_zero() -> None:
     failed = with_calls([ToolCall("multiply", "KernelDied", 9.0)])
     void = [replace(failed, stop_reason=reason) for reason in (StopReason.ABORTED, StopReason.UNFINISHED)]
-    zeros = {
-        "tools/call_frequency": 0.0,
-        "tools/failure_frequency": 0.0,
-        "tools/multiply/call_frequency": 0.0,
-        "tools/multiply/calls": 0.0,
-        "tools/multiply/failure_frequency": 0.0,
-        "tools/multiply/seconds": 0.0,
-    }
+    of_all = {"tools/call_frequency": 0.0, "tools/failure_frequency": 0.0}
+    keys = ("call_frequency", "calls", "failure_frequency", "seconds")
+    zeros = of_all | {f"tools/multiply/{key}": 0.0 for key in keys}
     assert tool_metrics(void, ["multiply"]) == zeros
     assert tool_metrics([*void, with_calls([])], ["multiply"]) == zeros
-    assert tool_metrics(void) == {"tools/call_frequency": 0.0, "tools/failure_frequency": 0.0}
+    assert tool_metrics(void) == of_all
 
 
 def test_invented_names_are_bounded_and_known_ones_stay() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import cloudpickle
 import pytest
-from user_tools import convert, logged, multiply, search
+from user_tools import convert, multiply, search
 
 from repl_rl.errors import ConfigError, ToolError
 from repl_rl.tools import Toolbox, as_tools
@@ -24,24 +24,6 @@ def elsewhere(source: str, *, before: str = "") -> str:
         [sys.executable, "-I", "-c", f"{before}\n{source}"], capture_output=True, text=True, timeout=600, check=False
     )
     return done.stdout if done.returncode == 0 else done.stderr.splitlines()[-1]
-
-
-def test_functions_travel_with_what_their_modules_hold() -> None:
-    source = Toolbox(as_tools([multiply, convert, logged])).setup_source()
-    look = (
-        "print(multiply(6, 7), convert(3.3, 'USD'), convert(1), logged()[-2:], 'user_rates' in sys.modules)\n"
-        "try:\n"
-        "    convert(1, 'XYZ')\n"
-        "except LookupError as error:\n"
-        "    print(type(error).__name__, error)\n"
-        "try:\n"
-        "    import user_rates\n"
-        "except ImportError:\n"
-        "    print('not importable')\n"
-    )
-    assert elsewhere(f"import sys\n{source}{look}") == (
-        "42 4.0 1.0 ['USD', 'EUR'] False\nUnknownCurrency no rate for XYZ\nnot importable\n"
-    )
 
 
 def test_set_up_leaves_no_name_of_its_own() -> None:

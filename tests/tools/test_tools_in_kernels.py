@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 from kernel.conftest import LIMITS
-from user_tools import convert, multiply, search
+from user_tools import convert, logged, multiply, search
 
 from repl_rl.kernel import ExecResult, KernelPool
 from repl_rl.tools import Toolbox, as_tools, tool
-from repl_rl.tools.environments import EnvironmentSession, environment_factory
-from repl_rl.trajectory import Task
 
 HEADER = 'Traceback (most recent call last):\n  File "<stdin>", line 1, in <module>\n'
 
@@ -37,13 +35,13 @@ def calls(result: ExecResult) -> list[tuple[str, str | None]]:
 
 @pytest.mark.parametrize("backend", ["fork", "repl_rl"])
 def test_functions_of_a_users_modules_in_the_sandbox(backend: str) -> None:
-    box = Toolbox(as_tools([multiply, convert]), {"start": {"x": [1, 2]}})
+    box = Toolbox(as_tools([multiply, convert, logged]), {"start": {"x": [1, 2]}})
     right, wrong, unknown, data, module, shown = session(
         box,
         "multiply(6, b=7)",
         "multiply(6, c=7)",
         "convert(1, 'XYZ')",
-        "start['x'], convert(3.3, 'USD')",
+        "start['x'], convert(3.3, 'USD'), convert(1), logged()",
         "import user_tools",
         "help(multiply)",
         backend=backend,
@@ -53,7 +51,8 @@ def test_functions_of_a_users_modules_in_the_sandbox(backend: str) -> None:
     assert calls(wrong) == [("multiply", "TypeError")]
     assert unknown.output.endswith("UnknownCurrency: no rate for XYZ\n")
     assert calls(unknown) == [("convert", "UnknownCurrency")]
-    assert (data.output, calls(data)) == ("([1, 2], 4.0)\n", [("convert", None)])
+    assert data.output == "([1, 2], 4.0, 1.0, ['XYZ', 'USD', 'EUR'])\n"
+    assert calls(data) == [("convert", None), ("convert", None), ("logged", None)]
     assert module.error_name == "ModuleNotFoundError"
     assert "multiply(a: int, b: int) -> int\n    Multiply two numbers.\n" in shown.output.replace("'", "")
 
@@ -196,35 +195,3 @@ def test_host_tools_answer_over_the_channel() -> None:
         [("weather", "TimeoutError")],
         [],
     ]
-
-
-class Counter:
-    def reset(self, task: Task) -> dict[str, Any]:
-        self.count = int(task.answer)
-        return {"up": self.up, "step": 2}
-
-    def up(self, by: int) -> int:
-        """Go up."""
-        self.count += by
-        return self.count
-
-    def observe(self) -> str:
-        return f"at {self.count}"
-
-
-@pytest.mark.more
-def test_an_environment_behind_a_real_kernel() -> None:
-    async def run() -> list[str]:
-        world = EnvironmentSession(environment_factory(Counter))
-        async with KernelPool(size=1, limits=LIMITS) as pool, pool.session() as kernel:
-            own, observation = await world.open(Task("t", "q", "40"))
-            box = Toolbox(as_tools([multiply])).joined(own)
-            await kernel.prepare(box.setup_source())
-            shown = [observation]
-            for cell in ("up(step)", "multiply(up(-2), step)"):
-                result = await kernel.execute(cell, host=box.host_calls())
-                shown += [result.output, await world.after_line()]
-            await world.close()
-            return shown
-
-    assert asyncio.run(run()) == ["\nat 40", "42\n", "at 42\n", "80\n", "at 40\n"]

@@ -7,7 +7,6 @@ from repl_rl.tools.environments.factory import (
     environment_factory,
     from_trl,
     is_trl,
-    row_of,
 )
 from repl_rl.tools.environments.session import EnvironmentSession
 
@@ -19,5 +18,4 @@ __all__ = [
     "environment_factory",
     "from_trl",
     "is_trl",
-    "row_of",
 ]

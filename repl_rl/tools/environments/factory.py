@@ -158,7 +158,7 @@ class TrlEnvironment:
 
     def reset(self, task: Task) -> Any:
         """The tools by name. Raises what the environment raises, and TypeError and ValueError like TRL."""
-        row = row_of(task)
+        row = {"prompt": [{"role": "user", "content": task.question}], "answer": task.answer, **task.metadata}
         factory = self._factory
         if isinstance(factory, Mapping):
             name = row.pop("environment", None)
@@ -195,11 +195,6 @@ class TrlEnvironment:
         names = [name for name, _ in members if name not in _NO_TOOLS and not name.startswith("_")]
         methods = [getattr(self.instance, name) for name in names]
         return {method.__name__: method for method in methods}
-
-
-def row_of(task: Task) -> dict[str, Any]:
-    """The row that TRL would pass: the prompt as a conversation, the answer, and the task's metadata."""
-    return {"prompt": [{"role": "user", "content": task.question}], "answer": task.answer, **task.metadata}
 
 
 def _text(observation: Any) -> str:

@@ -80,17 +80,6 @@ async def test_a_trajectory_from_reset_to_reward(environment: Any) -> None:
         assert session.instance.tries == 3
 
 
-async def test_an_object_is_copied_for_every_trajectory() -> None:
-    original, seen = Guess(), []
-    for _ in range(2):
-        async with opened(original, TASK) as (session, box, _):
-            await ask(box, "guess", 1)
-            seen.append(session.instance)
-    assert [each.tries for each in seen] == [1, 1]
-    assert seen[0] is not seen[1]
-    assert not hasattr(original, "tries")
-
-
 class Shelf:
     """State that may not change threads."""
 
