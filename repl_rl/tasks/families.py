@@ -24,8 +24,7 @@ Operands = tuple[int, ...]
 class Family:
     """One kind of problem. `phrasings` hold {0}, {1}, ... for the operands that `draw` returns and `solve` takes.
 
-    If `present` is given, they hold what it returns for the operands. `check` takes the answer of `solve` and the
-    operands, and says by a second method whether the answer is right.
+    If `present` is given, they hold what it returns for the operands.
     """
 
     name: str
@@ -33,7 +32,6 @@ class Family:
     solve: Callable[..., Any]
     phrasings: tuple[str, ...]
     present: Callable[..., tuple[Any, ...]] = lambda *operands: operands
-    check: Callable[..., bool] | None = None
     environment: str | None = None
     """Name or import path of the environment that its problems are solved in."""
     context: Callable[..., Any] | None = None
