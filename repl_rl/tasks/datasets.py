@@ -13,7 +13,7 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from pathlib import Path
@@ -26,10 +26,10 @@ from repl_rl.tasks.formats import FORMATS, Format, Problem, Row, read_problems, 
 from repl_rl.tasks.grading import unreadable
 from repl_rl.tasks.identity import Split
 from repl_rl.tasks.make import make_tasks
-from repl_rl.tasks.unreadable import refuse_rows, unreadable_because
 from repl_rl.trajectory import Task
 
 _HELDOUT_SHARE = 1 / 8
+_MOST_LISTED, _LISTED_CHARS = 20, 200
 _SAVED = ("dataset_dict.json", "dataset_info.json", "state.json")
 """In a folder that `save_to_disk` wrote."""
 _log = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ def load_splits(config: TasksConfig, *asked: tuple[Split, int, int]) -> list[lis
         rows += sum(map(len, taken))
         found = {id(task): task for task in unreadable(chain(*taken))}
         if config.unreadable != "text":
-            left_out += [(where.get(key, f"task {task.id!r}"), unreadable_because(task)) for key, task in found.items()]
+            left_out += [(where.get(key, f"task {task.id!r}"), _why(task)) for key, task in found.items()]
         for (tasks, count), own, new in zip(sets, kept, taken, strict=True):
             for task in new:
                 if id(task) not in found:
@@ -127,7 +127,7 @@ def load_splits(config: TasksConfig, *asked: tuple[Split, int, int]) -> list[lis
             new[:] = tasks[: count - len(own)] if config.unreadable == "skip" else []
     left_out.sort(key=lambda row: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", row[0])])
     if config.unreadable != "skip":
-        refuse_rows(left_out, rows)
+        _refuse(left_out, rows)
     elif left_out:
         first = ": ".join(left_out[0])
         _log.warning("tasks.unreadable: skip leaves out %d of %d problems, such as %s", len(left_out), rows, first)
@@ -135,6 +135,31 @@ def load_splits(config: TasksConfig, *asked: tuple[Split, int, int]) -> list[lis
         if not own:
             raise ConfigError(f"no problem of split {split!r} can be graded; the first of {rows}: {left_out[0]}")
     return kept
+
+
+def require_gradable(tasks: Iterable[Task]) -> None:
+    """Raises ConfigError listing the tasks whose reference answers can't be read and have to be."""
+    _refuse([(f"task {task.id!r}", _why(task)) for task in unreadable(tasks)])
+
+
+def _why(task: Task) -> str:
+    return f"the reference answer {task.answer[:_LISTED_CHARS]!r} can't be read as mathematics or words"
+
+
+def _refuse(rows: Sequence[tuple[str, str]], of: int | None = None) -> None:
+    """Raises ConfigError listing problems that can't be graded, each with where it is and why, if there are any."""
+    if not rows:
+        return
+    ways = (
+        "mend or drop {0}, take out the answer with tasks.answer_pattern, or set tasks.unreadable: skip to leave {0} "
+        "out, or text to compare answers that can't be read as texts"
+    )
+    if len(rows) == 1:
+        raise ConfigError(f"{rows[0][0]}: {rows[0][1]}; {ways.format('it')}")
+    left = [f"and {len(rows) - _MOST_LISTED} more"] if len(rows) > _MOST_LISTED else []
+    listed = "\n  ".join([*(f"{where}: {why}" for where, why in rows[:_MOST_LISTED]), *left])
+    counted = f"{len(rows)}{'' if of is None else f' of {of}'} problems can't be graded"
+    raise ConfigError(f"{counted}; {ways.format('them')}:\n  {listed}")
 
 
 def _problems_of(config: TasksConfig, wanted: Split) -> list[tuple[Problem, Task]]:

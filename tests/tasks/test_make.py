@@ -41,7 +41,7 @@ SECOND_METHOD = {
     "divisors": lambda n: sum(n % d == 0 for d in range(1, n + 1)),
     "binomial": _binomial,
     "range_sum": lambda a, b: sum(range(a, b + 1)),
-    "square_sum": lambda a, b: sum(n * n for n in range(a, b + 1)),
+    "square_sum": lambda a, b: (b * (b + 1) * (2 * b + 1) - (a - 1) * a * (2 * a - 1)) // 6,
     "small_sum": lambda a, b: len([*range(a), *range(b)]),
     "small_difference": lambda a, b: len(range(b, a)),
     "small_product": lambda a, b: sum([a] * b),
