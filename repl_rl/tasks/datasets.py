@@ -13,7 +13,7 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any
 
 from repl_rl.config.tasks import DATA_FILES, ColumnsConfig, TasksConfig
 from repl_rl.errors import ConfigError
-from repl_rl.tasks.formats import FORMATS, Format, Problem, Row, read_problems, rows_of, taken_out
+from repl_rl.tasks.formats import FORMATS, Format, Problem, read_problems, rows_of, taken_out
 from repl_rl.tasks.grading import unreadable
 from repl_rl.tasks.identity import Split
 from repl_rl.tasks.make import make_tasks
@@ -30,8 +30,6 @@ from repl_rl.trajectory import Task
 
 _HELDOUT_SHARE = 1 / 8
 _MOST_LISTED, _LISTED_CHARS = 20, 200
-_SAVED = ("dataset_dict.json", "dataset_info.json", "state.json")
-"""In a folder that `save_to_disk` wrote."""
 _log = logging.getLogger(__name__)
 _SPLITS = {
     "train": ("train", "training"),
@@ -167,8 +165,9 @@ def _problems_of(config: TasksConfig, wanted: Split) -> list[tuple[Problem, Task
     plain = ColumnsConfig(question="question", answer="answer")
     preset = PRESETS.get(config.dataset or "", Preset(config.dataset or "", None, "train", _HELDOUT_SHARE, plain))
     heldout = preset.heldout if config.heldout is None else config.heldout
-    if config.heldout is None and config.path is not None and config.dataset not in PRESETS:
-        others = _splits_in(_found(config.path), config.subset)
+    path = None if config.path is None else _found(config.path)
+    if config.heldout is None and path is not None and config.dataset not in PRESETS:
+        others = _splits_in(path, config.subset)
         heldout = next((name for name in ("test", "validation") if name in others and name != config.split), heldout)
     if config.is_split_by_date:  # both sides are of one split
         config = config.model_copy(update={"split": config.split or preset.split or preset.heldout})
@@ -204,12 +203,11 @@ def _problems_of(config: TasksConfig, wanted: Split) -> list[tuple[Problem, Task
         form = FORMATS[config.format]
     name = (config.dataset or str(config.folder)).rstrip("/").rpartition("/")[2]
     name = name.removesuffix(Path(name).suffix) if name.lower().endswith(DATA_FILES) else name
-    if config.path is None:
-        rows = _numbered(load_hub(preset.hub, config.subset or preset.subset, split), name, split)
-    elif any((path := _found(config.path)).joinpath(saved).exists() for saved in _SAVED):
-        rows = _numbered(_from_disk(path, split), name, split)
-    else:
+    if path is not None and not _is_saved(path):
         rows = rows_of(_files_of(path, config.subset or preset.subset, split))
+    else:
+        made = load_hub(preset.hub, config.subset or preset.subset, split) if path is None else _from_disk(path, split)
+        rows = ((f"data set {name!r}, split {split!r}, row {number}", row) for number, row in enumerate(made))
     columns = config.columns.model_dump(exclude_none=True)
     tasks: dict[str, tuple[Problem, Task]] = {}
     for number, problem in enumerate(read_problems(rows, form, columns, config.format)):
@@ -223,11 +221,6 @@ def _problems_of(config: TasksConfig, wanted: Split) -> list[tuple[Problem, Task
     if not tasks:
         raise ConfigError(f"data set {name!r} has no problem in split {split!r} on the side that is asked for")
     return list(tasks.values())
-
-
-def _numbered(rows: Iterable[Row], name: str, split: str) -> Iterator[tuple[str, Row]]:
-    """Rows, each with what errors call it."""
-    return ((f"data set {name!r}, split {split!r}, row {number}", row) for number, row in enumerate(rows))
 
 
 def load_hub(name: str, subset: str | None, split: str) -> Any:
@@ -269,7 +262,7 @@ def _splits_in(path: Path, subset: str | None) -> Collection[str]:
     """
     if path.is_file():
         return ()
-    if any((path / saved).exists() for saved in _SAVED):
+    if _is_saved(path):
         loaded = _loaded_from_disk(path)
         return loaded if hasattr(loaded, "keys") else ()
     splits = _files_by_split(path, subset)
@@ -316,6 +309,11 @@ def _files_of(path: Path, subset: str | None, split: str) -> list[Path]:
     if len(kinds := sorted({file.suffix[1:].lower().removesuffix("l") for file in chosen})) > 1:
         raise ConfigError(f"{path} holds split {split!r} as {' and '.join(kinds)}; leave one kind of file in it")
     return chosen
+
+
+def _is_saved(path: Path) -> bool:
+    """Whether `save_to_disk` wrote this folder."""
+    return any((path / name).exists() for name in ("dataset_dict.json", "dataset_info.json", "state.json"))
 
 
 def _is_data(file: Path) -> bool:

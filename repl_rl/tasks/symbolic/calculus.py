@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
 from random import Random
 from typing import Any
 
@@ -29,14 +28,9 @@ def _cubic(lower: int, upper: int, *coefficients: int) -> tuple[Any, ...]:
     return sum(factor * _x() ** power for power, factor in enumerate(coefficients)), lower, upper
 
 
-def _cubic_area(lower: int, upper: int, *coefficients: int) -> Fraction:
-    return sum(
-        (
-            Fraction(factor * (upper ** (power + 1) - lower ** (power + 1)), power + 1)
-            for power, factor in enumerate(coefficients)
-        ),
-        Fraction(0),
-    )
+def _cubic_area(*operands: int) -> Any:
+    cubic, lower, upper = _cubic(*operands)
+    return sympy.integrate(cubic, (_x(), lower, upper))
 
 
 def _primitive(rate: int, *coefficients: int) -> Any:
