@@ -1,12 +1,11 @@
 """Problems, from generated families and data sets, and the grader that reads submitted answers of every form."""
 
-from repl_rl.tasks.datasets import PRESETS, Preset, load_splits, load_tasks
+from repl_rl.tasks.datasets import PRESETS, Preset, load_splits, load_tasks, require_gradable
 from repl_rl.tasks.families import FAMILIES, Family
 from repl_rl.tasks.grading import grade, grade_many
 from repl_rl.tasks.identity import Split
 from repl_rl.tasks.make import environment_of, make_tasks, split_of
 from repl_rl.tasks.symbolic import SYMBOLIC_FAMILIES
-from repl_rl.tasks.unreadable import require_gradable
 
 __all__ = [
     "FAMILIES",

@@ -13,7 +13,7 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from pathlib import Path
@@ -22,16 +22,14 @@ from typing import Any
 
 from repl_rl.config.tasks import DATA_FILES, ColumnsConfig, TasksConfig
 from repl_rl.errors import ConfigError
-from repl_rl.tasks.formats import FORMATS, Format, Problem, Row, read_problems, rows_of, taken_out
+from repl_rl.tasks.formats import FORMATS, Format, Problem, read_problems, rows_of, taken_out
 from repl_rl.tasks.grading import unreadable
 from repl_rl.tasks.identity import Split
 from repl_rl.tasks.make import make_tasks
-from repl_rl.tasks.unreadable import refuse_rows, unreadable_because
 from repl_rl.trajectory import Task
 
 _HELDOUT_SHARE = 1 / 8
-_SAVED = ("dataset_dict.json", "dataset_info.json", "state.json")
-"""In a folder that `save_to_disk` wrote."""
+_MOST_LISTED, _LISTED_CHARS = 20, 200
 _log = logging.getLogger(__name__)
 _SPLITS = {
     "train": ("train", "training"),
@@ -116,7 +114,7 @@ def load_splits(config: TasksConfig, *asked: tuple[Split, int, int]) -> list[lis
         rows += sum(map(len, taken))
         found = {id(task): task for task in unreadable(chain(*taken))}
         if config.unreadable != "text":
-            left_out += [(where.get(key, f"task {task.id!r}"), unreadable_because(task)) for key, task in found.items()]
+            left_out += [(where.get(key, f"task {task.id!r}"), _why(task)) for key, task in found.items()]
         for (tasks, count), own, new in zip(sets, kept, taken, strict=True):
             for task in new:
                 if id(task) not in found:
@@ -127,7 +125,7 @@ def load_splits(config: TasksConfig, *asked: tuple[Split, int, int]) -> list[lis
             new[:] = tasks[: count - len(own)] if config.unreadable == "skip" else []
     left_out.sort(key=lambda row: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", row[0])])
     if config.unreadable != "skip":
-        refuse_rows(left_out, rows)
+        _refuse(left_out, rows)
     elif left_out:
         first = ": ".join(left_out[0])
         _log.warning("tasks.unreadable: skip leaves out %d of %d problems, such as %s", len(left_out), rows, first)
@@ -137,13 +135,39 @@ def load_splits(config: TasksConfig, *asked: tuple[Split, int, int]) -> list[lis
     return kept
 
 
+def require_gradable(tasks: Iterable[Task]) -> None:
+    """Raises ConfigError listing the tasks whose reference answers can't be read and have to be."""
+    _refuse([(f"task {task.id!r}", _why(task)) for task in unreadable(tasks)])
+
+
+def _why(task: Task) -> str:
+    return f"the reference answer {task.answer[:_LISTED_CHARS]!r} can't be read as mathematics or words"
+
+
+def _refuse(rows: Sequence[tuple[str, str]], of: int | None = None) -> None:
+    """Raises ConfigError listing problems that can't be graded, each with where it is and why, if there are any."""
+    if not rows:
+        return
+    ways = (
+        "mend or drop {0}, take out the answer with tasks.answer_pattern, or set tasks.unreadable: skip to leave {0} "
+        "out, or text to compare answers that can't be read as texts"
+    )
+    if len(rows) == 1:
+        raise ConfigError(f"{rows[0][0]}: {rows[0][1]}; {ways.format('it')}")
+    left = [f"and {len(rows) - _MOST_LISTED} more"] if len(rows) > _MOST_LISTED else []
+    listed = "\n  ".join([*(f"{where}: {why}" for where, why in rows[:_MOST_LISTED]), *left])
+    counted = f"{len(rows)}{'' if of is None else f' of {of}'} problems can't be graded"
+    raise ConfigError(f"{counted}; {ways.format('them')}:\n  {listed}")
+
+
 def _problems_of(config: TasksConfig, wanted: Split) -> list[tuple[Problem, Task]]:
     """All problems of a data set on one side, those that can't be read included."""
     plain = ColumnsConfig(question="question", answer="answer")
     preset = PRESETS.get(config.dataset or "", Preset(config.dataset or "", None, "train", _HELDOUT_SHARE, plain))
     heldout = preset.heldout if config.heldout is None else config.heldout
-    if config.heldout is None and config.path is not None and config.dataset not in PRESETS:
-        others = _splits_in(_found(config.path), config.subset)
+    path = None if config.path is None else _found(config.path)
+    if config.heldout is None and path is not None and config.dataset not in PRESETS:
+        others = _splits_in(path, config.subset)
         heldout = next((name for name in ("test", "validation") if name in others and name != config.split), heldout)
     if config.is_split_by_date:  # both sides are of one split
         config = config.model_copy(update={"split": config.split or preset.split or preset.heldout})
@@ -179,12 +203,11 @@ def _problems_of(config: TasksConfig, wanted: Split) -> list[tuple[Problem, Task
         form = FORMATS[config.format]
     name = (config.dataset or str(config.folder)).rstrip("/").rpartition("/")[2]
     name = name.removesuffix(Path(name).suffix) if name.lower().endswith(DATA_FILES) else name
-    if config.path is None:
-        rows = _numbered(load_hub(preset.hub, config.subset or preset.subset, split), name, split)
-    elif any((path := _found(config.path)).joinpath(saved).exists() for saved in _SAVED):
-        rows = _numbered(_from_disk(path, split), name, split)
-    else:
+    if path is not None and not _is_saved(path):
         rows = rows_of(_files_of(path, config.subset or preset.subset, split))
+    else:
+        made = load_hub(preset.hub, config.subset or preset.subset, split) if path is None else _from_disk(path, split)
+        rows = ((f"data set {name!r}, split {split!r}, row {number}", row) for number, row in enumerate(made))
     columns = config.columns.model_dump(exclude_none=True)
     tasks: dict[str, tuple[Problem, Task]] = {}
     for number, problem in enumerate(read_problems(rows, form, columns, config.format)):
@@ -198,11 +221,6 @@ def _problems_of(config: TasksConfig, wanted: Split) -> list[tuple[Problem, Task
     if not tasks:
         raise ConfigError(f"data set {name!r} has no problem in split {split!r} on the side that is asked for")
     return list(tasks.values())
-
-
-def _numbered(rows: Iterable[Row], name: str, split: str) -> Iterator[tuple[str, Row]]:
-    """Rows, each with what errors call it."""
-    return ((f"data set {name!r}, split {split!r}, row {number}", row) for number, row in enumerate(rows))
 
 
 def load_hub(name: str, subset: str | None, split: str) -> Any:
@@ -244,7 +262,7 @@ def _splits_in(path: Path, subset: str | None) -> Collection[str]:
     """
     if path.is_file():
         return ()
-    if any((path / saved).exists() for saved in _SAVED):
+    if _is_saved(path):
         loaded = _loaded_from_disk(path)
         return loaded if hasattr(loaded, "keys") else ()
     splits = _files_by_split(path, subset)
@@ -291,6 +309,11 @@ def _files_of(path: Path, subset: str | None, split: str) -> list[Path]:
     if len(kinds := sorted({file.suffix[1:].lower().removesuffix("l") for file in chosen})) > 1:
         raise ConfigError(f"{path} holds split {split!r} as {' and '.join(kinds)}; leave one kind of file in it")
     return chosen
+
+
+def _is_saved(path: Path) -> bool:
+    """Whether `save_to_disk` wrote this folder."""
+    return any((path / name).exists() for name in ("dataset_dict.json", "dataset_info.json", "state.json"))
 
 
 def _is_data(file: Path) -> bool:

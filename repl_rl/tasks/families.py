@@ -24,8 +24,7 @@ Operands = tuple[int, ...]
 class Family:
     """One kind of problem. `phrasings` hold {0}, {1}, ... for the operands that `draw` returns and `solve` takes.
 
-    If `present` is given, they hold what it returns for the operands. `check` takes the answer of `solve` and the
-    operands, and says by a second method whether the answer is right.
+    If `present` is given, they hold what it returns for the operands.
     """
 
     name: str
@@ -33,7 +32,6 @@ class Family:
     solve: Callable[..., Any]
     phrasings: tuple[str, ...]
     present: Callable[..., tuple[Any, ...]] = lambda *operands: operands
-    check: Callable[..., bool] | None = None
     environment: str | None = None
     """Name or import path of the environment that its problems are solved in."""
     context: Callable[..., Any] | None = None
@@ -48,10 +46,9 @@ class Family:
     """Whether the package reasoning-gym makes and scores its problems."""
 
 
-def _draw_remainder(rng: Random) -> Operands:
-    divisor = rng.randint(101, 997)
-    quotient = rng.randint(101, 999)
-    return divisor * quotient + rng.randint(1, divisor - 1), divisor
+def _draw_remainder(rng: Random, divisors: tuple[int, int], quotients: tuple[int, int]) -> Operands:
+    divisor = rng.randint(*divisors)
+    return divisor * rng.randint(*quotients) + rng.randint(1, divisor - 1), divisor
 
 
 def _draw_multiples(rng: Random, least: int, most: int, bound: int) -> Operands:
@@ -67,31 +64,9 @@ def _draw_range(rng: Random) -> Operands:
 
 
 def _divisor_count(number: int) -> int:
-    """The number of divisors: the product of each prime's exponent plus one."""
-    count, rest, factor = 1, number, 2
-    while factor * factor <= rest:
-        exponent = 0
-        while rest % factor == 0:
-            rest, exponent = rest // factor, exponent + 1
-        count, factor = count * (exponent + 1), factor + 1
-    return count * (2 if rest > 1 else 1)
-
-
-def _square_sum(first: int, last: int) -> int:
-    def up_to(n: int) -> int:
-        return n * (n + 1) * (2 * n + 1) // 6
-
-    return up_to(last) - up_to(first - 1)
-
-
-def _draw_larger_first(rng: Random) -> Operands:
-    first, second = rng.sample(range(11, 999), 2)
-    return max(first, second), min(first, second)
-
-
-def _draw_small_remainder(rng: Random) -> Operands:
-    divisor = rng.randint(3, 29)
-    return divisor * rng.randint(11, 99) + rng.randint(1, divisor - 1), divisor
+    """The number of divisors: two for each that lies below the root, and the root."""
+    below = (divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0)
+    return sum(1 if divisor * divisor == number else 2 for divisor in below)
 
 
 _NUMBER_FAMILIES = (
@@ -103,7 +78,7 @@ _NUMBER_FAMILIES = (
     ),
     Family(
         "remainder",
-        _draw_remainder,
+        lambda rng: _draw_remainder(rng, (101, 997), (101, 999)),
         operator.mod,
         (
             "What is the remainder of {0} divided by {1}?",
@@ -114,7 +89,7 @@ _NUMBER_FAMILIES = (
     Family(
         "modpow",
         lambda rng: (rng.randint(3, 99), rng.randint(101, 999), rng.randint(101, 997)),
-        lambda a, b, m: pow(a, b, m),
+        pow,
         (
             "Find the remainder of {0}**{1} divided by {2}.",
             "What is {0} to the power {1} modulo {2}?",
@@ -176,7 +151,7 @@ _NUMBER_FAMILIES = (
     Family(
         "square_sum",
         _draw_range,
-        _square_sum,
+        lambda first, last: sum(number * number for number in range(first, last + 1)),
         (
             "What is the sum of the squares from {0} to {1}?",
             "Add up the squares of all integers from {0} to {1}.",
@@ -197,7 +172,7 @@ _EASY_FAMILIES = (
     ),
     Family(
         "small_difference",
-        _draw_larger_first,
+        lambda rng: tuple(sorted(rng.sample(range(11, 999), 2), reverse=True)),
         operator.sub,
         ("What is {0} - {1}?", "Subtract {1} from {0}.", "What is {0} minus {1}?"),
     ),
@@ -209,7 +184,7 @@ _EASY_FAMILIES = (
     ),
     Family(
         "small_remainder",
-        _draw_small_remainder,
+        lambda rng: _draw_remainder(rng, (3, 29), (11, 99)),
         operator.mod,
         (
             "What is {0} % {1}?",

@@ -14,6 +14,7 @@ Rows are checked when they are read. A problem whose question or answer doesn't 
 
 from __future__ import annotations
 
+import calendar
 import csv
 import datetime
 import json
@@ -308,13 +309,10 @@ def period_of(value: Any) -> tuple[datetime.date, datetime.date]:
     found = re.fullmatch(r"(\d{4})(?:-(\d{1,2})(?:-(\d{1,2})(?:[T ].*)?)?)?", text)
     if not found:
         raise ValueError(f"{text!r:.80} is not a date such as 2024, 2024-06 or 2024-06-01")
-    year, month, day = (None if part is None else int(part) for part in found.groups())
-    assert year is not None
-    first = datetime.date(year, month or 1, day or 1)
-    if day is not None:
-        return first, first
-    following = datetime.date(year + 1, 1, 1) if month is None or month == 12 else datetime.date(year, month + 1, 1)
-    return first, following - datetime.timedelta(days=1)
+    year, month, day = found.groups()
+    first = datetime.date(int(year), int(month or 1), int(day or 1))
+    last_month = int(month or 12)
+    return first, first.replace(month=last_month, day=int(day or calendar.monthrange(first.year, last_month)[1]))
 
 
 _READ: Mapping[str, Callable[[Any], Any]] = {"date": period_of, "context": lambda value: value}

@@ -8,8 +8,7 @@ for longer ways. The package is imported when the first puzzle is made.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cache, lru_cache
 from itertools import count
 from typing import Any, ClassVar
@@ -31,10 +30,19 @@ Entry = Mapping[str, Any]
 
 
 class Puzzle:
-    """The environment: moves are kept, and scored in the end. A subclass knows the rules of one kind of puzzle."""
+    """The environment: moves are kept, and scored in the end. A subclass knows one kind of puzzle: what it asks, its
+    rules, and how reasoning-gym makes it for each length."""
 
     forks = True
     name: ClassVar[str]
+    phrasing: ClassVar[str]
+    asked: ClassVar[staticmethod[[Entry], tuple[Any, ...]]] = staticmethod(lambda entry: ())
+    """What the phrasing names."""
+    needs: ClassVar[staticmethod[[Entry], int]]
+    """How many moves its solution has."""
+    arguments: ClassVar[Mapping[int, Mapping[str, int]]]
+    between: ClassVar[str] = ""
+    """What stands between two moves where reasoning-gym reads them."""
 
     def reset(self, task: Task) -> dict[str, Any]:
         number, self._length = task.metadata["operands"]
@@ -52,7 +60,7 @@ class Puzzle:
 
     def answer(self) -> str:
         """The moves as reasoning-gym reads them."""
-        raise NotImplementedError
+        return self.between.join(self.moves)
 
     def reward(self, trajectory: Trajectory) -> float:
         """What reasoning-gym gives for the moves; 0 where it pays for their form alone."""
@@ -64,6 +72,14 @@ class QuantumLock(Puzzle):
     """`press(button)` changes a number, if the light allows it, and then the light."""
 
     name = "quantum_lock"
+    phrasing = (
+        "Make the number {0}: press(button). A press that counts turns the light from red to green or back. {1}. "
+        "Then submit."
+    )
+    asked = staticmethod(lambda entry: (entry["metadata"]["target_value"], _buttons(entry)))
+    needs = staticmethod(lambda entry: len(entry["metadata"]["solution_path"]))
+    arguments: ClassVar = {10: {"difficulty": 8}, 20: {"difficulty": 25}}
+    between = " → "
 
     def begin(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
         self._buttons = {each["name"]: each for each in metadata["buttons"]}
@@ -90,14 +106,15 @@ class QuantumLock(Puzzle):
     def observe(self) -> str:
         return f"number {self._number}, light {self._light}"
 
-    def answer(self) -> str:
-        return " → ".join(self.moves)
-
 
 class Jugs(Puzzle):
     """`fill`, `empty` and `pour` water."""
 
     name = "jugs"
+    phrasing = "Get {0} litres into one of the jugs: fill(jug), empty(jug), pour(jug, into). Then submit."
+    asked = staticmethod(lambda entry: (entry["metadata"]["puzzle"]["target"],))
+    needs = staticmethod(lambda entry: int(entry["metadata"]["puzzle"]["min_moves"]))
+    arguments: ClassVar = {n: {"difficulty": difficulty} for n, difficulty in ((3, 1), (10, 4), (20, 10), (40, 20))}
 
     def begin(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
         self._sizes = dict(zip("ABCDEFG", metadata["puzzle"]["jug_capacities"], strict=False))
@@ -139,6 +156,14 @@ class TowerOfHanoi(Puzzle):
     """`move(source, target)` moves the top disk of a peg."""
 
     name = "tower_of_hanoi"
+    phrasing = "Move all disks from peg {0} to peg {1}, none onto a smaller one: move(source, target). Then submit."
+    asked = staticmethod(lambda entry: (entry["metadata"]["start_peg"], entry["metadata"]["target_peg"]))
+    needs = staticmethod(lambda entry: int(entry["metadata"]["solution_length"]))
+    arguments: ClassVar = {
+        length: {"min_disks": disks, "max_disks": disks, "min_pegs": 3, "max_pegs": 3}
+        for length, disks in ((3, 1), (10, 3), (20, 4), (40, 5))
+    }
+    between = "\n"
 
     def begin(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
         self._pegs: dict[int, list[int]] = {peg: [] for peg in range(1, metadata["num_pegs"] + 1)}
@@ -161,14 +186,20 @@ class TowerOfHanoi(Puzzle):
     def observe(self) -> str:
         return ", ".join(f"peg {peg}: {' '.join(map(str, disks)) or '-'}" for peg, disks in self._pegs.items())
 
-    def answer(self) -> str:
-        return "\n".join(self.moves)
-
 
 class Sokoban(Puzzle):
     """`go(step)` walks, and pushes a box that is in the way."""
 
     name = "sokoban"
+    phrasing = (
+        "Push each box (@) onto a goal (X): go(step) with U, D, L or R. * is you (% on a goal), $ a box on a goal, "
+        "+ a wall. Then submit."
+    )
+    needs = staticmethod(lambda entry: len(entry["answer"]))
+    arguments: ClassVar = {
+        length: {"min_w": side, "max_w": side, "min_h": side, "max_h": side, "max_boxes": 4}
+        for length, side in ((10, 6), (20, 6), (40, 7))
+    }
 
     def begin(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
         rows = [list(row) for row in metadata["gamestr"].replace(" ", "").strip().split("\n")]
@@ -186,14 +217,20 @@ class Sokoban(Puzzle):
     def observe(self) -> str:
         return "\n".join("".join(map(str, row)) for row in self._game.puzzle)
 
-    def answer(self) -> str:
-        return "".join(self.moves)
-
 
 class RushHour(Puzzle):
     """`slide(car, cells)` moves a car along its row or column."""
 
     name = "rush_hour"
+    phrasing = (
+        "Bring car A to the right edge: slide(car, cells) moves a car along itself, right or down, or left or up "
+        "if cells is negative. x is a wall. Then submit."
+    )
+    needs = staticmethod(lambda entry: int(entry["metadata"]["min_moves"]))
+    arguments: ClassVar = {
+        length: {"min_moves": least, "max_moves": length - 1} for length, least in ((10, 4), (20, 10), (40, 20))
+    }
+    between = " "
 
     def begin(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
         self._board = imported("reasoning_gym.games.rush_hour").Board(metadata["board_config"])
@@ -211,20 +248,6 @@ class RushHour(Puzzle):
     def observe(self) -> str:
         return str(self._board.board_str()).rstrip("\n")
 
-    def answer(self) -> str:
-        return " ".join(self.moves)
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """One kind of puzzle: what it asks, how long its solution is, and how reasoning-gym makes it for each length."""
-
-    environment: type[Puzzle]
-    phrasing: str
-    asked: Callable[[Entry], tuple[Any, ...]]
-    moves: Callable[[Entry], int]
-    arguments: Mapping[int, Mapping[str, int]]
-
 
 def _buttons(entry: Entry) -> str:
     return "; ".join(
@@ -233,57 +256,7 @@ def _buttons(entry: Entry) -> str:
     )
 
 
-def _disks(disks: int) -> Mapping[str, int]:
-    return {"min_disks": disks, "max_disks": disks, "min_pegs": 3, "max_pegs": 3}
-
-
-def _board(side: int) -> Mapping[str, int]:
-    return {"min_w": side, "max_w": side, "min_h": side, "max_h": side, "max_boxes": 4}
-
-
-_KINDS: dict[str, _Kind] = {
-    kind.environment.name: kind
-    for kind in (
-        _Kind(
-            QuantumLock,
-            "Make the number {0}: press(button). A press that counts turns the light from red to green or back. {1}. "
-            "Then submit.",
-            lambda entry: (entry["metadata"]["target_value"], _buttons(entry)),
-            lambda entry: len(entry["metadata"]["solution_path"]),
-            {10: {"difficulty": 8}, 20: {"difficulty": 25}},
-        ),
-        _Kind(
-            Jugs,
-            "Get {0} litres into one of the jugs: fill(jug), empty(jug), pour(jug, into). Then submit.",
-            lambda entry: (entry["metadata"]["puzzle"]["target"],),
-            lambda entry: int(entry["metadata"]["puzzle"]["min_moves"]),
-            {3: {"difficulty": 1}, 10: {"difficulty": 4}, 20: {"difficulty": 10}, 40: {"difficulty": 20}},
-        ),
-        _Kind(
-            TowerOfHanoi,
-            "Move all disks from peg {0} to peg {1}, none onto a smaller one: move(source, target). Then submit.",
-            lambda entry: (entry["metadata"]["start_peg"], entry["metadata"]["target_peg"]),
-            lambda entry: int(entry["metadata"]["solution_length"]),
-            {3: _disks(1), 10: _disks(3), 20: _disks(4), 40: _disks(5)},
-        ),
-        _Kind(
-            Sokoban,
-            "Push each box (@) onto a goal (X): go(step) with U, D, L or R. * is you (% on a goal), $ a box on a goal, "
-            "+ a wall. Then submit.",
-            lambda entry: (),
-            lambda entry: len(entry["answer"]),
-            {10: _board(6), 20: _board(6), 40: _board(7)},
-        ),
-        _Kind(
-            RushHour,
-            "Bring car A to the right edge: slide(car, cells) moves a car along itself, right or down, or left or up "
-            "if cells is negative. x is a wall. Then submit.",
-            lambda entry: (),
-            lambda entry: int(entry["metadata"]["min_moves"]),
-            {length: {"min_moves": least, "max_moves": length - 1} for length, least in ((10, 4), (20, 10), (40, 20))},
-        ),
-    )
-}
+_KINDS = {kind.name: kind for kind in (QuantumLock, Jugs, TowerOfHanoi, Sokoban, RushHour)}
 
 
 @lru_cache(256)
@@ -292,7 +265,7 @@ def made(name: str, number: int, length: int) -> Entry:
     next smaller one of `LENGTHS`. Raises DependencyError if reasoning-gym is missing."""
     dataset, least = _dataset(name, length), max([0, *(each for each in LENGTHS if each < length)])
     entries = (dataset[index] for index in count(number))
-    return next(entry for entry in entries if max(1, least) <= _KINDS[name].moves(entry) < length)
+    return next(entry for entry in entries if max(1, least) <= _KINDS[name].needs(entry) < length)
 
 
 @cache
@@ -300,15 +273,15 @@ def _dataset(name: str, length: int) -> Any:
     return imported("reasoning_gym").create_dataset(name, seed=0, size=1, **_KINDS[name].arguments[length])
 
 
-def _family(kind: _Kind, length: int) -> Family:
-    name = kind.environment.name
+def _family(kind: type[Puzzle], length: int) -> Family:
+    name = kind.name
     return Family(
         f"{name}-{length}",
         lambda rng: (rng.randrange(10**9), length),
         lambda *operands: str(made(name, *operands)["answer"] or ""),  # for rush_hour there is none
         (kind.phrasing,),
         present=lambda *operands: kind.asked(made(name, *operands)),
-        environment=f"{__name__}:{kind.environment.__name__}",
+        environment=f"{__name__}:{kind.__name__}",
     )
 
 

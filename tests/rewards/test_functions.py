@@ -6,6 +6,7 @@ import asyncio
 import copy
 import math
 import pickle
+import shutil
 import sys
 import threading
 import time
@@ -169,20 +170,7 @@ def test_functions_are_shaping_too() -> None:
 
 @pytest.fixture
 def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    (tmp_path / "rewards_of_a_user.py").write_text(
-        "import json\n"
-        "def judged(trajectory):\n"
-        "    return [verdict(line) for line in trajectory.lines]\n"
-        "def verdict(line):\n"
-        "    return json.loads(line.text)\n"
-        "async def later(trajectory):\n"
-        "    return judged(trajectory)\n"
-        "def brief(trajectory):\n"
-        "    return [-0.25 * (len(line.text) > 2) for line in trajectory.lines]\n"
-        "def outcome(trajectory):\n"
-        "    return [0.0] * len(trajectory.lines)\n"
-        "number = 3\n"
-    )
+    shutil.copy(Path(__file__).with_name("rewards_of_a_user.py.txt"), tmp_path / "rewards_of_a_user.py")
     (tmp_path / "broken_rewards.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "rewards_of_a_user", raising=False)
@@ -219,7 +207,7 @@ def test_the_line_that_raised_is_named(user_module: str) -> None:
             table(functions=(f"{user_module}:{name}",))
         assert str(caught.value) == (
             f"reward function {name!r} raised JSONDecodeError: Extra data: line 1 column 4 (char 3) "
-            "(rewards_of_a_user.py:5, on task 'made up to try rewards')"
+            "(rewards_of_a_user.py:6, on task 'made up to try rewards')"
         )
 
 

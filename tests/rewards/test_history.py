@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from made_trajectories import line
@@ -10,45 +13,16 @@ from made_trajectories import line
 from repl_rl.rewards.history import cell_starts, history, read_statement
 from repl_rl.trajectory import Line, LineKind, RecordedCell
 
-OPEN, COMMENT, BLANK, STATEMENT, EXPRESSION, ERROR = (
-    LineKind.OPEN,
-    LineKind.COMMENT,
-    LineKind.BLANK,
-    LineKind.STATEMENT,
-    LineKind.EXPRESSION,
-    LineKind.EXCEPTION,
-)
+OPEN, COMMENT, BLANK, EXPRESSION = LineKind.OPEN, LineKind.COMMENT, LineKind.BLANK, LineKind.EXPRESSION
+CASES = yaml.safe_load((Path(__file__).parent / "history.yaml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(
-    ("kinds", "starts"),
-    [
-        ([], ()),
-        ([STATEMENT, EXPRESSION], (0, 1)),
-        ([OPEN, OPEN, STATEMENT, STATEMENT], (0, 1, 0, 3)),
-        ([COMMENT, OPEN, COMMENT, BLANK, ERROR, COMMENT], (0, 1, 2, 3, 1, 5)),
-        ([STATEMENT, OPEN, OPEN], (0, 1, 2)),
-        ([OPEN, LineKind.SYNTAX_ERROR, OPEN, LineKind.ANSWER], (0, 0, 2, 2)),
-    ],
-)
-def test_open_lines_belong_to_the_cell_that_a_later_line_completes(
-    kinds: list[LineKind], starts: tuple[int, ...]
-) -> None:
-    assert cell_starts([line(kind=kind) for kind in kinds]) == starts
+@pytest.mark.parametrize(("kinds", "starts"), CASES["cells"], ids=str)
+def test_open_lines_belong_to_the_cell_that_a_later_line_completes(kinds: list[str], starts: list[int]) -> None:
+    assert list(cell_starts([line(kind=LineKind(kind)) for kind in kinds])) == starts
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("x = 1\n", "x=1 # one\n"),
-        ("f( a,b )\n", "f(a, b)\n"),
-        ("(x)\n", "x\n"),
-        ("for i in range(3):\n    print(i)\n\n", "for i in range(3): print(i)\n"),
-        ("x = 'a'\n", 'x = "a"\n'),
-        ("#  a   thought\n", "# a thought\n"),
-        ("1 +\n", "1  +\n"),
-    ],
-)
+@pytest.mark.parametrize(("one", "other"), CASES["same"], ids=str)
 def test_spaces_comments_and_quotes_make_no_other_line(one: str, other: str) -> None:
     assert read_statement(one).key == read_statement(other).key
 
@@ -102,11 +76,8 @@ def test_an_output_is_news_once() -> None:
 
 
 def test_showing_what_was_just_typed_is_no_news_and_what_was_worked_out_is() -> None:
-    typed = {"5": "5", "'abc'": "'abc'", "print(1)": "1", "print('hello world', 3)": "hello world 3"}
-    typed |= {"[1, 2]": "[1, 2]", "print(f'{7} is it')": "7 is it", "None": "", "[].append(1)": ""}
-    worked_out = {"10 - 9": "1", "x": "5", "'a' * 3": "'aaa'", "print(x, 1)": "5 1"}
-    assert [case for case in typed.items() if stale(shows(*case)) != (True,)] == []
-    assert [case for case in worked_out.items() if stale(shows(*case)) != (False,)] == []
+    assert [case for case in CASES["typed"].items() if stale(shows(*case)) != (True,)] == []
+    assert [case for case in CASES["worked out"].items() if stale(shows(*case)) != (False,)] == []
 
 
 def test_prompts_with_numbers_make_no_news() -> None:

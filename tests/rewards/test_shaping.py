@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from made_trajectories import line, made
@@ -17,6 +19,7 @@ from repl_rl.rewards.history import History, no_history
 from repl_rl.rewards.shaping import shaped, split_over_cells
 from repl_rl.trajectory import LineKind
 
+CASES = yaml.safe_load((Path(__file__).parent / "shaping.yaml").read_text(encoding="utf-8"))
 FRESH = no_history([line()] * 4)
 
 
@@ -24,20 +27,9 @@ def held(values: tuple[float, ...], past: History = FRESH, step: int = 0, **shap
     return shaped({"a": values}, past, ShapingConfig(**shaping), 1.0, step)["a"]
 
 
-@pytest.mark.parametrize(
-    ("shaping", "expected"),
-    [
-        ({}, (1.0, -2.0, 1.0, -4.0)),
-        ({"clip": [-3.0, 0.5]}, (0.5, -2.0, 0.5, -3.0)),
-        ({"caps": {"gain": 1.5}}, (1.0, -2.0, 0.5, -4.0)),
-        ({"caps": {"loss": 3.0}}, (1.0, -2.0, 1.0, -1.0)),
-        ({"caps": {"gain": 0.0, "loss": 0.0}}, (0.0, 0.0, 0.0, 0.0)),
-        ({"clip": [-3.0, 0.5], "caps": {"gain": 0.75, "loss": 2.5}}, (0.5, -2.0, 0.25, -0.5)),
-        ({"weight": 0.5, "caps": {"gain": 1.5}}, (0.5, -1.0, 0.25, -2.0)),
-    ],
-)
-def test_clip_caps_and_weight_by_hand(shaping: dict[str, Any], expected: tuple[float, ...]) -> None:
-    assert held((1.0, -2.0, 1.0, -4.0), **shaping) == expected
+@pytest.mark.parametrize(("shaping", "expected"), CASES["limits"], ids=str)
+def test_clip_caps_and_weight_by_hand(shaping: dict[str, Any], expected: list[float]) -> None:
+    assert list(held((1.0, -2.0, 1.0, -4.0), **shaping)) == expected
 
 
 def test_a_gain_can_not_be_made_up_beyond_the_cap_by_losing_first() -> None:
@@ -80,15 +72,7 @@ def test_novelty_judges_the_cell_before_its_gain_is_shared() -> None:
     assert table.score(made([*block, *block]), 0.0).line_rewards == (0.25, 0.25, 0.0, 0.0)
 
 
-@pytest.mark.parametrize(
-    ("schedule", "values"),
-    [
-        ({}, [1.0, 1.0, 1.0]),
-        (0.25, [0.25, 0.25, 0.25]),
-        ({"start": 1.0, "end": 0.0, "steps": 4}, [1.0, 0.75, 0.0]),
-        ({"start": 0.0, "end": 2.0, "steps": 2}, [0.0, 1.0, 2.0]),
-    ],
-)
+@pytest.mark.parametrize(("schedule", "values"), CASES["schedules"], ids=str)
 def test_weights_follow_their_schedule(schedule: Any, values: list[float]) -> None:
     weight = ShapingConfig(weight=schedule).weight
     assert [weight.at(step) for step in (0, 1, 100)] == values

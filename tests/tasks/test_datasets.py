@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import subprocess
 import sys
 from datetime import date
@@ -34,7 +35,7 @@ def _write(path, rows):
             writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()
             writer.writerows(rows)
-    elif path.suffix == ".json":
+    elif path.name.endswith(".whole.json"):
         path.write_text(json.dumps(rows))
     else:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -50,8 +51,9 @@ def _formatted(name, split="train", **config):
     return sorted(tasks, key=lambda task: int(task.metadata["where"].split()[-1]))
 
 
-@pytest.mark.parametrize("suffix", ["parquet", "jsonl", "json", "csv"])
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl", "json", "whole.json", "csv"])
 def test_gsm8k_from_files_of_every_kind(tmp_path, suffix):
+    """A file that ends in json may hold JSON lines."""
     _write(tmp_path / f"train.{suffix}", ROWS)
     _write(tmp_path / f"test.{suffix}", ROWS[:3])
     train = _load(tmp_path, dataset="gsm8k")
@@ -62,31 +64,11 @@ def test_gsm8k_from_files_of_every_kind(tmp_path, suffix):
     assert {task.id for task in _load(tmp_path, "heldout", dataset="gsm8k")} == {f"gsm8k-test-{n}" for n in range(3)}
 
 
-def test_a_file_that_ends_in_json_may_hold_json_lines(tmp_path):
-    (tmp_path / "train.json").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    assert {task.answer for task in _load(tmp_path, dataset="gsm8k")} == {str(number + 1000) for number in range(40)}
-
-
-def test_a_folder_as_the_hub_lays_it_out(tmp_path):
-    _write(tmp_path / "main" / "train-00000-of-00002.parquet", ROWS[:10])
-    _write(tmp_path / "main" / "train-00001-of-00002.parquet", ROWS[10:15])
-    _write(tmp_path / "main" / "test-00000-of-00001.parquet", ROWS[15:17])
-    _write(tmp_path / "socratic" / "train-00000-of-00001.parquet", ROWS[20:])
-    assert len(_load(tmp_path, dataset="gsm8k")) == 15
-    assert len(_load(tmp_path, "heldout", dataset="gsm8k")) == 2
-
-
 def test_math_takes_the_last_box(tmp_path):
-    solutions = [
-        r"Thus $\boxed{\frac{1}{2}}$ or \boxed{\frac{\sqrt{2}}{2}}.",
-        r"So \boxed{(1,2)}",
-        r"It is $\boxed 7$.",
-    ]
-    rows = [{"problem": f"P{n}", "solution": text, "type": "Algebra", "level": "1"} for n, text in enumerate(solutions)]
-    _write(tmp_path / "train.jsonl", rows)
+    shutil.copy(FILES / "math.jsonl", tmp_path / "train.jsonl")
     tasks = sorted(_load(tmp_path, dataset="math"), key=lambda task: task.id)
-    assert [task.answer for task in tasks] == [r"\frac{\sqrt{2}}{2}", "(1,2)", "7"]
-    assert {task.family for task in tasks} == {"Algebra"}
+    assert [task.answer for task in tasks] == EXPECTED["math"]["answers"]
+    assert [task.family for task in tasks] == ["Algebra", "Prealgebra", "Intermediate Algebra", "Number Theory"]
 
 
 def test_columns_of_ones_own(tmp_path):
@@ -102,13 +84,13 @@ def test_columns_of_ones_own(tmp_path):
 def test_what_save_to_disk_wrote(tmp_path):
     whole, splits = tmp_path / "whole", tmp_path / "splits"
     Dataset.from_list(ROWS).save_to_disk(str(whole))
-    DatasetDict(train=Dataset.from_list(ROWS[:5]), test=Dataset.from_list(ROWS[5:7])).save_to_disk(str(splits))
-    assert len(_load(splits, dataset="gsm8k")) == 5
-    assert len(_load(splits, "heldout", dataset="gsm8k")) == 2
+    DatasetDict(train=Dataset.from_list(ROWS[:5]), validation=Dataset.from_list(ROWS[5:7])).save_to_disk(str(splits))
+    keys = {"answer_pattern": "#### (.+)"}
+    assert [len(_load(splits, split, **keys)) for split in ("train", "heldout")] == [5, 2]
     assert len(_load(whole, dataset="gsm8k", heldout="train")) == 40
     with pytest.raises(ConfigError, match="no split 'test': it is a set without splits"):
         _load(whole, "heldout", dataset="gsm8k")
-    with pytest.raises(ConfigError, match="no split 'dev'; it holds train, test"):
+    with pytest.raises(ConfigError, match="no split 'dev'; it holds train, validation"):
         _load(splits, "heldout", dataset="gsm8k", heldout="dev")
 
 
@@ -198,8 +180,8 @@ SPLITS = yaml.safe_load((HERE / "splits.yaml").read_text(encoding="utf-8"))
 @pytest.mark.parametrize("case", SPLITS, ids=lambda case: " ".join(case["files"]))
 def test_the_test_split_of_a_folder_is_held_out(tmp_path, case):
     for name in case["files"]:
-        _write(tmp_path / name, [{"question": f"{name} {n}?", "answer": str(n)} for n in range(20)])
-    config = TasksConfig(folder=str(tmp_path), **case.get("keys", {}))
+        _write(tmp_path / name, [{"question": f"{name} {n}?", "answer": f"#### {n}"} for n in range(20)])
+    config = TasksConfig(folder=str(tmp_path), answer_pattern="#### (.+)", **case.get("keys", {}))
     asked = ("train", 0, 1000), ("heldout", 0, 1000)
     if "says" in case:
         with pytest.raises(ConfigError, match=case["says"]):
@@ -209,20 +191,10 @@ def test_the_test_split_of_a_folder_is_held_out(tmp_path, case):
     assert found == [case["train"], case["heldout"]]
 
 
-def test_the_test_split_of_a_saved_set_is_held_out(tmp_path):
-    made = {name: Dataset.from_list([{"question": f"{name}?", "answer": "1"}]) for name in ("train", "validation")}
-    DatasetDict(made).save_to_disk(str(tmp_path / "saved"))
-    train, heldout = load_splits(TasksConfig(folder=str(tmp_path / "saved")), ("train", 0, 9), ("heldout", 0, 9))
-    assert [task.question for task in [*train, *heldout]] == ["train?", "validation?"]
-
-
-def test_two_problems_of_one_id_and_answers_that_cannot_be_graded_are_named(tmp_path):
+def test_two_problems_of_one_id_are_named(tmp_path):
     _write(tmp_path / "train.jsonl", [{"question": "Q", "answer": "1", "id": 1}] * 2)
     with pytest.raises(ConfigError, match=r"two problems of the id '.*-train-1'"):
         _load(tmp_path, heldout="test", columns={"id": "id"})
-    _write(tmp_path / "train.jsonl", [{"question": "Q", "answer": r"\frac{1}{"}])
-    with pytest.raises(ConfigError, match=r"train.jsonl, line 1: the reference answer '.*frac\{1\}\{'"):
-        _load(tmp_path, heldout="test")
 
 
 def test_folders_that_do_not_fit_are_named(tmp_path):
@@ -296,11 +268,6 @@ def test_a_side_with_no_problem_is_named(tmp_path):
     _write(tmp_path / "train.jsonl", ROWS[:1])
     with pytest.raises(ConfigError, match="has no problem in split 'train'"):
         _load(tmp_path, "heldout", heldout=0.0001)
-
-
-def test_sets_without_training_problems_say_what_to_train_on(tmp_path):
-    with pytest.raises(ConfigError, match="'math-500' is for evaluation only; train on another"):
-        load_tasks(TasksConfig(dataset="math-500"), "train", 0, 1)
 
 
 def test_a_preset_may_hold_out_another(tmp_path, monkeypatch):
@@ -378,19 +345,7 @@ def test_questions_families_and_ids_in_a_format():
     )
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "'theorem own_let : let y := 2; y + y = 5'",
-        "theorem",
-        "'",
-        "['theorem']",
-        "'\\ud800'",
-        "1",
-        "'a', {[]}",
-        "'a' % []",
-    ],
-)
+@pytest.mark.parametrize("text", EXPECTED["minif2f"]["wrong"])
 def test_a_theorem_is_compared_as_text(text):
     task = _formatted("minif2f", heldout=1e-9)[2]
     assert grade(task, (text,)) == 0.0

@@ -93,17 +93,6 @@ def test_the_packages_scorer_takes_its_own_answers_to_a_thousand_problems(family
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("reasoning_gym")
-@pytest.mark.parametrize("family", gym.GYM_FAMILIES)
-def test_train_and_heldout_share_no_question(family):
-    train = make_tasks(family, 150, 1, "train")
-    heldout = make_tasks(family, 20, 2, "heldout")
-    assert make_tasks(family, 150, 1, "train") == train
-    assert {task.question for task in train}.isdisjoint(task.question for task in heldout)
-    assert len({task.question for task in train}) == 150
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("reasoning_gym")
 def test_problems_are_the_same_in_every_process():
     program = [sys.executable, str(HERE / "gym_digests.py.txt"), gym.home()]
     outputs = [

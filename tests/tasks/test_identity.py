@@ -106,7 +106,10 @@ def test_a_family_that_says_nothing_is_told_apart_by_content_too(name: str, own_
     held = 40 - len(made)
     heldout = make_tasks(name, held, 4, "heldout")
     assert {task.metadata["operands"][0] % 40 for task in heldout} == set(range(40)) - made
-    with pytest.raises(ConfigError, match=rf"no heldout problem left after {held}; .*: {held + 1} were asked for"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"{name}' has no heldout problem left after {held}; ask for fewer .*: {held + 1} were asked for",
+    ):
         make_tasks(name, held + 1, 5, "heldout")
 
 

@@ -66,8 +66,6 @@ def test_generated_answers_are_accepted_for_their_own_problem(name: str) -> None
     assert grade_many(tasks, [(task.answer,) for task in tasks]) == [1.0] * 12
     others = grade_many(tasks, [(task.answer,) for task in tasks[1:] + tasks[:1]])
     assert sum(others) <= (12 if name in GUESSABLE else 3)
-    heldout = make_tasks(name, 12, 1, "heldout")
-    assert {task.question for task in tasks}.isdisjoint(task.question for task in heldout)
 
 
 @pytest.mark.parametrize(("verdict", "expected"), [("right", 1.0), ("wrong", 0.0)])

@@ -92,11 +92,13 @@ def _at_once(task: Task, answer: Sequence[str] | None, forms: Forms) -> float | 
     if not all(isinstance(text, str) for text in answer):
         return 0.0
     expected = task.answer.strip()
+    most_chars = _MAX_CHARS + 4 * len(expected)
+    is_too_long = sum(map(len, answer)) > most_chars
     if task.metadata.get("graded_as") == "text":
-        return float(len(answer) == 1 and _words_of(answer[0], len(expected)) == expected.split())
+        text = string_of(answer[0]) if len(answer) == 1 and not is_too_long else None
+        return float(text is not None and text.split() == expected.split())
     if _decides(task):
-        too_long = sum(map(len, answer)) > _MAX_CHARS + 4 * len(expected)
-        return 0.0 if too_long else ("", tuple(answer), str(task.family), tuple(task.metadata["operands"]))
+        return 0.0 if is_too_long else ("", tuple(answer), str(task.family), tuple(task.metadata["operands"]))
     if forms is not None and len(forms) == len(answer):
         # Each value is read from its form if it has one, else from its `repr`, and never from both: a session that
         # sends one answer as the form and another one as the `repr` has submitted one of them.
@@ -105,18 +107,9 @@ def _at_once(task: Task, answer: Sequence[str] | None, forms: Forms) -> float | 
     if verdict is not None:
         return float(verdict)
     is_text = len(answer) == 1 and answer[0][:1] in ("'", '"')
-    is_too_long = sum(map(len, answer)) > _MAX_CHARS + 4 * len(expected)
-    if (task.family in FAMILIES and not is_text) or not expected or is_too_long:
+    if (task.family in FAMILIES and not is_text) or not expected or sum(map(len, answer)) > most_chars:
         return 0.0
     return expected, tuple(answer), "", ()
-
-
-def _words_of(text: str, expected_chars: int) -> list[str] | None:
-    """The words of a submitted string; None for anything else, and for what is much longer than expected."""
-    if len(text) > _MAX_CHARS + 4 * expected_chars:
-        return None
-    value = string_of(text)
-    return None if value is None else value.split()
 
 
 def _decides(task: Task) -> bool:

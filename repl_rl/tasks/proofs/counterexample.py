@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 from random import Random
+from typing import Any
 
 from repl_rl.tasks.families import Family, Operands
 from repl_rl.tasks.proofs.reading import integers, rational
@@ -61,27 +62,20 @@ def _draw_dip(rng: Random) -> Operands:
     return left, left + rng.randint(1, 3), rng.randint(-6, 6), rng.randint(1, 9)
 
 
-def _coefficients(left: int, right: int, centre: int, height: int) -> list[int]:
-    """Of (10x - left)(10x - right)((x - centre)**2 + height), the highest power first."""
-    first, second = (100, -10 * (left + right), left * right), (1, -2 * centre, centre * centre + height)
-    found = [0] * 5
-    for i, a in enumerate(first):
-        for j, b in enumerate(second):
-            found[i + j] += a * b
-    return found
+def _value(x: Any, left: int, right: int, centre: int, height: int) -> Any:
+    return (10 * x - left) * (10 * x - right) * ((x - centre) ** 2 + height)
 
 
 def _quartic(*operands: int) -> tuple[str]:
+    """The polynomial with its powers in order, the highest first."""
+    factors = sympy.Poly(_value(sympy.Symbol("x"), *operands)).all_coeffs()
     powers = ("*x**4", "*x**3", "*x**2", "*x", "")
-    terms = [f"{factor:+d}{power}" for factor, power in zip(_coefficients(*operands), powers, strict=True) if factor]
+    terms = [f"{int(factor):+d}{power}" for factor, power in zip(factors, powers, strict=True) if factor]
     return (" ".join(terms).replace("+", "+ ").replace("-", "- ").removeprefix("+ "),)
 
 
 def _is_below_zero(submitted: Sequence[str], *operands: int) -> bool:
-    x, value = rational(submitted), Fraction(0)
-    for factor in _coefficients(*operands):
-        value = value * x + factor
-    return value < 0
+    return bool(_value(rational(submitted), *operands) < 0)
 
 
 def _greedy(coins: Sequence[int], amount: int) -> int:

@@ -28,22 +28,6 @@ def _nonzero(rng: Random, most: int) -> int:
     return rng.choice((-1, 1)) * rng.randint(1, most)
 
 
-def _line(x: int, y: int, dx: int, dy: int) -> Loop:
-    return {"x": x, "y": y}, {"x": f"x + {dx}", "y": f"y + {dy}"}
-
-
-def _sum(start: int, slope: int, offset: int) -> Loop:
-    return {"n": 0, "s": start}, {"n": "n + 1", "s": f"s + {slope}*n + {offset}"}
-
-
-def _powers(x: int, s: int, ratio: int) -> Loop:
-    return {"x": x, "s": s}, {"x": f"{ratio}*x", "s": "s + x"}
-
-
-def _sum_of_sums(y: int, s: int, slope: int) -> Loop:
-    return {"n": 0, "y": y, "s": s}, {"n": "n + 1", "y": f"y + {slope}", "s": "s + y"}
-
-
 def _of(name: str, loop: Callable[..., Loop], draw: Any, solve: Callable[..., str], must_have: str = "") -> Family:
     """The family of a loop, whose invariant has `must_have` in it."""
 
@@ -121,25 +105,25 @@ def _keeps_away(submitted: Sequence[str], start: int, add: int, times: int, targ
 FAMILIES = (
     _of(
         "invariant-1",
-        _line,
+        lambda x, y, dx, dy: ({"x": x, "y": y}, {"x": f"x + {dx}", "y": f"y + {dy}"}),
         lambda rng: (rng.randint(-50, 50), rng.randint(-50, 50), _nonzero(rng, 12), _nonzero(rng, 12)),
         lambda x, y, dx, dy: repr(f"{dy}*(x - ({x})) - ({dx})*(y - ({y}))"),
     ),
     _of(
         "invariant-2",
-        _sum,
+        lambda start, slope, offset: ({"n": 0, "s": start}, {"n": "n + 1", "s": f"s + {slope}*n + {offset}"}),
         lambda rng: (rng.randint(-50, 50), _nonzero(rng, 12), rng.randint(-30, 30)),
         lambda start, slope, offset: repr(f"2*s - 2*({start}) - ({slope})*n*(n - 1) - 2*({offset})*n"),
     ),
     _of(
         "invariant-3",
-        _powers,
+        lambda x, s, ratio: ({"x": x, "s": s}, {"x": f"{ratio}*x", "s": "s + x"}),
         lambda rng: (_nonzero(rng, 30), rng.randint(-50, 50), rng.randint(2, 12)),
         lambda x, s, ratio: repr(f"{ratio - 1}*(s - ({s})) - (x - ({x}))"),
     ),
     _of(
         "invariant-4",
-        _sum_of_sums,
+        lambda y, s, slope: ({"n": 0, "y": y, "s": s}, {"n": "n + 1", "y": f"y + {slope}", "s": "s + y"}),
         lambda rng: (rng.randint(-40, 40), rng.randint(-50, 50), _nonzero(rng, 12)),
         lambda y, s, slope: repr(f"2*({slope})*(s - ({s})) - (y**2 - ({slope})*y) + {y * y - slope * y}"),
         must_have="s",

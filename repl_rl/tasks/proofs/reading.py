@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -74,25 +74,32 @@ def polynomial(texts: Sequence[str], names: Sequence[str]) -> Any:
     tree = ast.parse(text.strip(), mode="eval")
     if sum(1 for _ in ast.walk(tree)) > _MAX_NODES:
         raise ValueError("too large")
-    return _polynomial(tree.body, [sympy.Symbol(name) for name in names])
+    return _polynomial(tree.body, {name: sympy.Symbol(name) for name in names})
 
 
-def _polynomial(node: ast.expr, symbols: Sequence[Any]) -> Any:
+def _polynomial(node: ast.expr, symbols: Mapping[str, Any]) -> Any:
     def made(part: ast.expr) -> Any:
         return _polynomial(part, symbols)
 
+    def of(value: Any) -> Any:
+        return sympy.Poly(value, *symbols.values(), domain=sympy.QQ)
+
     match node:
         case ast.Constant(value=int(value)) if not isinstance(value, bool) and abs(value) < 10**_MAX_DIGITS:
-            found = sympy.Poly(value, *symbols, domain=sympy.QQ)
-        case ast.Name(id=name) if name in map(str, symbols):
-            found = sympy.Poly(next(symbol for symbol in symbols if str(symbol) == name), *symbols, domain=sympy.QQ)
+            found = of(value)
+        case ast.Name(id=name) if name in symbols:
+            found = of(symbols[name])
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             found = -made(operand)
         case ast.UnaryOp(op=ast.UAdd(), operand=operand):
             found = made(operand)
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             found = made(left) + made(right)
-        case ast.BinOp(left=left, op=ast.Sub(), right=right):
+        case (
+            ast.BinOp(left=left, op=ast.Sub(), right=right)
+            | ast.Compare(left=left, ops=[ast.Eq()], comparators=[right])
+            | ast.Call(func=ast.Name(id="Eq"), args=[left, right], keywords=[])
+        ):
             found = made(left) - made(right)
         case ast.BinOp(left=left, op=ast.Mult(), right=right):
             found = made(left) * made(right)
@@ -102,13 +109,9 @@ def _polynomial(node: ast.expr, symbols: Sequence[Any]) -> Any:
                 raise ValueError(f"a degree above {_MAX_DEGREE}")
             found = base**power
         case ast.BinOp(left=left, op=ast.Div(), right=ast.Constant(value=int(divisor))) if divisor:
-            found = made(left) * sympy.Poly(sympy.QQ(1, divisor), *symbols, domain=sympy.QQ)
-        case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
-            found = made(left) - made(right)
-        case ast.Call(func=ast.Name(id="Eq"), args=[left, right], keywords=[]):
-            found = made(left) - made(right)
+            found = made(left) * of(sympy.QQ(1, divisor))
         case _:
-            raise ValueError(f"{type(node).__name__} has no place in a polynomial in {', '.join(map(str, symbols))}")
+            raise ValueError(f"{type(node).__name__} has no place in a polynomial in {', '.join(symbols)}")
     if found.total_degree() > _MAX_DEGREE:
         raise ValueError(f"a degree above {_MAX_DEGREE}")
     return found

@@ -1,7 +1,7 @@
 """Families of problems that sympy states and checks: equations, systems, integrals, limits, matrices, number theory.
 
-The number after a family's name is its level. Every answer is known from how the problem was built; `Family.check`
-confirms it by another method, and the tests do so for many draws. sympy is loaded when the first problem is made.
+The number after a family's name is its level. Every answer is known from how the problem was built; the tests
+confirm it by another method, for many draws. sympy is loaded when the first problem is made.
 """
 
 from repl_rl.tasks.families import Family

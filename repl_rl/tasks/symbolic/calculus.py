@@ -1,19 +1,14 @@
-"""Integrals and limits.
-
-Integrals are built from their antiderivatives, and checked by Simpson's rule, by differentiating and by quadrature.
-Limits are built from what they tend to, and checked with many digits at points close by.
-"""
+"""Integrals, built from their antiderivatives, and limits, built from what they tend to."""
 
 from __future__ import annotations
 
-from fractions import Fraction
 from random import Random
 from typing import Any
 
 from repl_rl.tasks.families import Family, Operands
 from repl_rl.utils.import_path import LazyModule
 
-mpmath, sympy = LazyModule("mpmath"), LazyModule("sympy")
+sympy = LazyModule("sympy")
 
 
 def _x() -> Any:
@@ -33,24 +28,9 @@ def _cubic(lower: int, upper: int, *coefficients: int) -> tuple[Any, ...]:
     return sum(factor * _x() ** power for power, factor in enumerate(coefficients)), lower, upper
 
 
-def _cubic_area(lower: int, upper: int, *coefficients: int) -> Fraction:
-    return sum(
-        (
-            Fraction(factor * (upper ** (power + 1) - lower ** (power + 1)), power + 1)
-            for power, factor in enumerate(coefficients)
-        ),
-        Fraction(0),
-    )
-
-
-def _simpson_agrees(answer: Fraction, lower: int, upper: int, *coefficients: int) -> bool:
-    """Check by Simpson's rule, which is exact for cubics."""
-
-    def height(at: Fraction) -> Fraction:
-        return sum((factor * at**power for power, factor in enumerate(coefficients)), Fraction(0))
-
-    ends = height(Fraction(lower)) + height(Fraction(upper))
-    return answer == Fraction(upper - lower, 6) * (ends + 4 * height(Fraction(lower + upper, 2)))
+def _cubic_area(*operands: int) -> Any:
+    cubic, lower, upper = _cubic(*operands)
+    return sympy.integrate(cubic, (_x(), lower, upper))
 
 
 def _primitive(rate: int, *coefficients: int) -> Any:
@@ -66,23 +46,11 @@ def _integrand(rate: int, *coefficients: int) -> tuple[Any, ...]:
     return (factor * sympy.exp(rate * _x()),)
 
 
-def _differentiates_back(answer: Any, *operands: int) -> bool:
-    back = sympy.simplify(answer.diff(_x()) - _integrand(*operands)[0])
-    return bool(back == 0 and answer.subs(_x(), 0) == 0)
-
-
 def _trigonometric(frequency: int, slope: int, offset: int) -> tuple[Any, ...]:
     """The derivative of (slope*x + offset)*cos(frequency*x)."""
     x = _x()
     along, across = slope * sympy.cos(frequency * x), frequency * (slope * x + offset) * sympy.sin(frequency * x)
     return (sympy.expand(along - across),)
-
-
-def _quadrature_agrees(answer: Any, *operands: int) -> bool:
-    height = sympy.lambdify(_x(), _trigonometric(*operands)[0], "mpmath")
-    with mpmath.workdps(30):
-        area = mpmath.quad(height, mpmath.linspace(0, mpmath.pi, 10))
-        return bool(abs(area - answer.evalf(30)) < mpmath.mpf("1e-15"))
 
 
 _INTEGRALS = (
@@ -96,7 +64,6 @@ _INTEGRALS = (
             "Compute the integral of {0} with respect to x between {1} and {2} exactly.",
         ),
         _cubic,
-        _simpson_agrees,
     ),
     Family(
         "integral-2",
@@ -108,7 +75,6 @@ _INTEGRALS = (
             "Integrate {0} with respect to x; choose the constant so that the result is 0 at x = 0.",
         ),
         _integrand,
-        _differentiates_back,
     ),
     Family(
         "integral-3",
@@ -120,7 +86,6 @@ _INTEGRALS = (
             "Compute the integral of {0} with respect to x between 0 and pi exactly.",
         ),
         _trigonometric,
-        _quadrature_agrees,
     ),
 )
 
@@ -146,15 +111,6 @@ def _growth(gain: int, times: int, shift: int) -> tuple[Any, ...]:
     return f"({1 + gain / x})**({times * x + shift})", "oo"
 
 
-def _is_near(answer: Any, expression: str, at: Any) -> bool:
-    """Whether the expression is very near the answer at x = 10**30, or at 10**-30 from a finite point."""
-    height = sympy.lambdify(_x(), sympy.sympify(expression), "mpmath")
-    with mpmath.workdps(120):
-        point = mpmath.mpf(10) ** 30 if at == "oo" else at + mpmath.mpf(10) ** -30
-        exact = mpmath.mpmathify(answer.evalf(60))
-        return bool(abs(height(point) - exact) <= mpmath.mpf("1e-20") * max(1, abs(exact)))
-
-
 _PHRASINGS = (
     "Find the limit of {0} as x tends to {1}.",
     "What does {0} tend to as x goes to {1}?",
@@ -162,24 +118,20 @@ _PHRASINGS = (
 )
 
 
-def _limit(name: str, draw: Any, solve: Any, present: Any) -> Family:
-    return Family(
-        name, draw, solve, _PHRASINGS, present, lambda answer, *operands: _is_near(answer, *present(*operands))
-    )
-
-
 _LIMITS = (
-    _limit(
+    Family(
         "limit-1",
         lambda rng: tuple(rng.sample(range(-15, 16), 3)),
         lambda hole, above, below: sympy.Rational(hole - above, hole - below),
+        _PHRASINGS,
         _gap,
     ),
-    _limit("limit-2", _draw_roots, lambda first, _1, second, _2: sympy.Rational(first - second, 2), _roots),
-    _limit(
+    Family("limit-2", _draw_roots, lambda first, _1, second, _2: sympy.Rational(first - second, 2), _PHRASINGS, _roots),
+    Family(
         "limit-3",
         lambda rng: (_some(rng, 12), _some(rng, 12), rng.randint(-9, 9)),
         lambda gain, times, _shift: sympy.exp(gain * times),
+        _PHRASINGS,
         _growth,
     ),
 )

@@ -1,10 +1,9 @@
-"""Number theory by sympy's functions; checked by trying the numbers one after another."""
+"""Number theory by sympy's functions."""
 
 from __future__ import annotations
 
 import math
 from random import Random
-from typing import Any
 
 from repl_rl.tasks.families import Family, Operands
 from repl_rl.utils.import_path import LazyModule
@@ -26,11 +25,6 @@ def _remainder(*operands: int) -> int:
     return int(sympy.ntheory.modular.crt(operands[1::2], operands[::2])[0])
 
 
-def _is_the_first(answer: int, *operands: int) -> bool:
-    pairs = list(zip(operands[::2], operands[1::2], strict=True))
-    return answer == next(n for n in range(1, 10**6) if all(n % modulus == rest for rest, modulus in pairs))
-
-
 def _draw_unit(rng: Random) -> Operands:
     while True:
         modulus = rng.randint(101, 2999)
@@ -44,61 +38,55 @@ def _draw_order(rng: Random) -> Operands:
     return rng.randint(2, prime - 2), prime
 
 
-def _is_the_order(answer: int, base: int, prime: int) -> bool:
-    value, exponent = base, 1
-    while value != 1:
-        value, exponent = value * base % prime, exponent + 1
-    return answer == exponent
-
-
-def _family(name: str, draw: Any, solve: Any, check: Any, *phrasings: str) -> Family:
-    return Family(name, draw, solve, phrasings, check=check)
-
-
 FAMILIES = (
-    _family(
+    Family(
         "congruence-1",
         lambda rng: _draw_congruences(rng, 2),
         _remainder,
-        _is_the_first,
-        "What is the smallest positive number that leaves {0} when divided by {1} and {2} when divided by {3}?",
-        "Find the smallest positive n with n = {0} mod {1} and n = {2} mod {3}.",
-        "Solve n = {0} (mod {1}), n = {2} (mod {3}) for the smallest positive n.",
+        (
+            "What is the smallest positive number that leaves {0} when divided by {1} and {2} when divided by {3}?",
+            "Find the smallest positive n with n = {0} mod {1} and n = {2} mod {3}.",
+            "Solve n = {0} (mod {1}), n = {2} (mod {3}) for the smallest positive n.",
+        ),
     ),
-    _family(
+    Family(
         "congruence-2",
         lambda rng: _draw_congruences(rng, 3),
         _remainder,
-        _is_the_first,
-        "Find the smallest positive n with n = {0} mod {1}, n = {2} mod {3} and n = {4} mod {5}.",
-        "Solve n = {0} (mod {1}), n = {2} (mod {3}), n = {4} (mod {5}) for the smallest positive n.",
-        "Which smallest positive number leaves {0}, {2} and {4} when divided by {1}, {3} and {5}?",
+        (
+            "Find the smallest positive n with n = {0} mod {1}, n = {2} mod {3} and n = {4} mod {5}.",
+            "Solve n = {0} (mod {1}), n = {2} (mod {3}), n = {4} (mod {5}) for the smallest positive n.",
+            "Which smallest positive number leaves {0}, {2} and {4} when divided by {1}, {3} and {5}?",
+        ),
     ),
-    _family(
+    Family(
         "modular-inverse-1",
         _draw_unit,
         lambda unit, modulus: int(sympy.mod_inverse(unit, modulus)),
-        lambda answer, unit, modulus: answer == next(n for n in range(1, modulus) if n * unit % modulus == 1),
-        "Find the inverse of {0} modulo {1}, between 1 and the modulus.",
-        "Which positive n, smaller than the modulus, solves {0}*n = 1 (mod {1})?",
-        "Compute the smallest positive multiplicative inverse of {0} mod {1}.",
+        (
+            "Find the inverse of {0} modulo {1}, between 1 and the modulus.",
+            "Which positive n, smaller than the modulus, solves {0}*n = 1 (mod {1})?",
+            "Compute the smallest positive multiplicative inverse of {0} mod {1}.",
+        ),
     ),
-    _family(
+    Family(
         "totient-1",
         lambda rng: (rng.randint(2, 99) * rng.randint(11, 99),),
         lambda number: int(sympy.totient(number)),
-        lambda answer, number: answer == sum(math.gcd(n, number) == 1 for n in range(1, number + 1)),
-        "What is Euler's totient of {0}?",
-        "How many of the numbers up to {0} share no divisor with it?",
-        "Compute phi({0}), Euler's function.",
+        (
+            "What is Euler's totient of {0}?",
+            "How many of the numbers up to {0} share no divisor with it?",
+            "Compute phi({0}), Euler's function.",
+        ),
     ),
-    _family(
+    Family(
         "order-1",
         _draw_order,
         lambda base, prime: int(sympy.n_order(base, prime)),
-        _is_the_order,
-        "What is the multiplicative order of {0} modulo {1}?",
-        "Find the smallest positive k with {0}**k = 1 (mod {1}).",
-        "Which is the least k > 0 for which {1} divides {0}**k - 1?",
+        (
+            "What is the multiplicative order of {0} modulo {1}?",
+            "Find the smallest positive k with {0}**k = 1 (mod {1}).",
+            "Which is the least k > 0 for which {1} divides {0}**k - 1?",
+        ),
     ),
 )
