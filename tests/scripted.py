@@ -24,6 +24,7 @@ from repl_rl.kernel import ExecResult
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.scripted import typed_line
 from repl_rl.rollout.setup import RolloutSetup, make_extensions
+from repl_rl.tools.tool import Where
 from repl_rl.utils.admission import Admission, Room
 
 LOGPROB = -0.25
@@ -136,6 +137,7 @@ def rollout_of(
     budget: BudgetConfig | Mapping[str, Any] | None = None,
     subcalls: Mapping[str, Any] | None = None,
     tools: Iterable[Any] = (),
+    where: Where = "sandbox",
     environment: Any = None,
     sampler: Any = None,
     **setup: Any,
@@ -147,10 +149,20 @@ def rollout_of(
         context_tokens=context_tokens,
         budget=budget if isinstance(budget, BudgetConfig) else BudgetConfig(**(budget or {})),
         subcalls=SubcallsConfig(**(subcalls or {})),
-        extensions=make_extensions(tools, environment=environment, sampler=sampler),
+        extensions=make_extensions(tools, where, environment, sampler),
         **setup,
     )
     return Rollout(engine, kernels or FakeKernelPool(), made)
+
+
+def multiply(a: int, b: int) -> int:
+    """Multiply two integers.
+
+    Args:
+        a: The first factor.
+        b: The second factor.
+    """
+    return a * b
 
 
 class RecursiveEngine:
@@ -179,12 +191,26 @@ class RecursiveEngine:
         self.note = note
 
     @asynccontextmanager
-    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[RecursiveSlot]:
+    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[Any]:
+        left: list[str] | None = None
+
+        async def sample_line(ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
+            nonlocal left
+            self.given.append(tuple(ids))
+            self.note(sampling)
+            if left is None:
+                found = self.script_at(depth)(self.vocabulary.decode(ids))
+                if not isinstance(found, str | Sequence):
+                    found = await found
+                left = [f" {found}\n"] if isinstance(found, str) else list(found)
+            await asyncio.sleep(0)
+            return scripted_line(self.vocabulary, left.pop(0), max_tokens)
+
         async with self.admission.reserve(tokens, depth):
             self.held[depth] += 1
             self.most[depth] = max(self.most[depth], self.held[depth])
             try:
-                yield RecursiveSlot(self, self.script_at(depth))
+                yield SimpleNamespace(sample_line=sample_line)
             finally:
                 self.held[depth] -= 1
 
@@ -210,23 +236,3 @@ class AskedEngine(RecursiveEngine):
 
     def script_at(self, depth: int) -> Script:
         return self.script if depth else lambda prompt: self._typed
-
-
-class RecursiveSlot:
-    """Types one session, or answers one question."""
-
-    def __init__(self, engine: RecursiveEngine, script: Script) -> None:
-        self._engine = engine
-        self._script = script
-        self._left: list[str] | None = None
-
-    async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
-        self._engine.given.append(tuple(ids))
-        self._engine.note(sampling)
-        if self._left is None:
-            found = self._script(self._engine.vocabulary.decode(ids))
-            if not isinstance(found, str | Sequence):
-                found = await found
-            self._left = [f" {found}\n"] if isinstance(found, str) else list(found)
-        await asyncio.sleep(0)
-        return scripted_line(self._engine.vocabulary, self._left.pop(0), max_tokens)

@@ -12,6 +12,7 @@ import yaml
 from dialect.chats import JSON_TEMPLATES, Chat, tool_calls
 from dialect.conftest import Talk
 from dialect.talk import FOLDER
+from scripted import multiply
 
 from repl_rl.config import DialectConfig
 from repl_rl.dialect import Cell, CellRun, Refusal
@@ -73,16 +74,6 @@ def test_the_prompt_offers_the_tools_and_the_sequence_is_what_the_template_rende
         assert typed.strip() == f"{dialect.form.opening}{body}{dialect.form.closing}" or typed == "\n".join(
             [dialect.form.opening, body, dialect.form.closing]
         )
-
-
-def multiply(a: int, b: int) -> int:
-    """Multiply two numbers.
-
-    Args:
-        a: One of them.
-        b: The other one.
-    """
-    return a * b
 
 
 def test_the_users_tools_are_offered_beside_our_own() -> None:

@@ -12,17 +12,13 @@ from typing import Any
 import pytest
 import vocabularies
 import yaml
-from exactness import (
-    RecordingEngine,
-    assert_masked_text_is_the_outputs,
-    assert_the_engine_was_given_the_sequence_so_far,
-)
+from exactness import RecordingEngine, assert_exact
 from scripted import ScriptedEngine, rollout_of
 
 from repl_rl.config import DialectConfig
 from repl_rl.dialect import dialect_class
 from repl_rl.engine import Vocabulary
-from repl_rl.kernel import KernelPool, Limits
+from repl_rl.kernel import KernelPool
 from repl_rl.rewards.history import history
 from repl_rl.rollout.scripted import turns
 from repl_rl.rollout.setup import dialect_for
@@ -69,10 +65,9 @@ def vocabulary_for(dialect: str, end: str = vocabularies.CHAT_END) -> Vocabulary
     return Vocabulary(tokenizer, also, dialect_class(DialectConfig(name=dialect)).stops)
 
 
-@pytest.fixture(scope="module")
-def roll(loop: BackgroundLoop, kernel_pools: Callable[..., KernelPool]) -> Callable[..., Trajectory]:
+@pytest.fixture
+def roll(loop: BackgroundLoop, pool: KernelPool) -> Callable[..., Trajectory]:
     """`roll_out` on kernels of one pool."""
-    pool = kernel_pools(Limits(line_s=60), size=2)
     return lambda *arguments, **named: loop.run(roll_out(pool, *arguments, **named))
 
 
@@ -96,8 +91,7 @@ async def roll_out(
     given: dict[str, Any] = {"vocabulary": vocabulary, "dialect": made, "context_tokens": context_tokens}
     rollout = rollout_of(engine, pool, budget={"lines": 60, "tokens": 3000, "line_tokens": 400} | budget, **given)
     [trajectory] = await rollout.many([Task("t", QUESTION, "401")])
-    assert_the_engine_was_given_the_sequence_so_far([trajectory], engine.calls)
-    assert_masked_text_is_the_outputs(trajectory, vocabulary)
+    assert_exact([trajectory], engine, vocabulary)
     return trajectory
 
 

@@ -14,7 +14,7 @@ from scripted import AskedEngine, rollout_of
 
 from repl_rl.config import BranchConfig, DialectConfig, parse_config
 from repl_rl.errors import ConfigError
-from repl_rl.kernel import KernelPool, Limits
+from repl_rl.kernel import KernelPool
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.metrics import batch_metrics
 from repl_rl.rollout.setup import load_extensions
@@ -22,14 +22,8 @@ from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import StopReason, Task, Trajectory, read_jsonl, write_jsonl
 from repl_rl.utils.threads import BackgroundLoop
 
-Pools = Callable[..., KernelPool]
 TASK = Task("t", "Who has the key?", "Ada", metadata={"context": "Ada has it. " * 100})
 Play = Callable[..., Trajectory]
-
-
-@pytest.fixture
-def pool(kernel_pools: Pools) -> KernelPool:
-    return kernel_pools(Limits(line_s=60), size=2)
 
 
 def asking(typed: Sequence[str], pool: KernelPool, dialect: str = "python", **subcalls: Any) -> Rollout:
