@@ -12,7 +12,7 @@ import vocabularies
 from exactness import assert_masked_text_is_the_outputs
 from scripted import AskedEngine, rollout_of
 
-from repl_rl.config import BranchConfig, DialectConfig, parse_config
+from repl_rl.config import BranchConfig, parse_config
 from repl_rl.errors import ConfigError
 from repl_rl.kernel import KernelPool
 from repl_rl.rollout.loop import Rollout
@@ -134,14 +134,6 @@ def test_a_line_changes_the_state_by_what_it_binds_and_not_by_what_it_asks(play:
     asked, shown, bound, answered, looked, _ = (line.fingerprint for line in play(typed).lines)
     assert asked is not None
     assert asked == shown != bound != answered == looked
-
-
-def test_a_context_that_is_printed_is_cut(play: Play) -> None:
-    [task] = make_tasks("needle-100k", 1, seed=1, split="train")
-    limit = DialectConfig().max_output_chars
-    trajectory = play(["print(context)\n", "FINAL(1)\n"], task)
-    assert limit / 2 < len(shown(trajectory)[0]) < limit + 100
-    assert "characters" in shown(trajectory)[0]
 
 
 @pytest.mark.parametrize("name", ["needle-1k", "count-10k", "join-100k", "needle-1m", "count-1m", "join-1m"])
