@@ -39,7 +39,20 @@ def scripted_line(vocabulary: Vocabulary, typed: str, max_tokens: int) -> Sample
     return replace(line, logprobs=(LOGPROB,) * len(line.ids))
 
 
-class ScriptedEngine:
+class FakeEngine:
+    """What an engine has besides lines: nothing to close, and itself as every slot."""
+
+    version = 0
+
+    @asynccontextmanager
+    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[Any]:
+        yield self
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class ScriptedEngine(FakeEngine):
     """Turn n of a session types `script(prompt)[n]`, or `script[n]`, verbatim, after `before` has been called.
 
     `given` keeps every list of ids that it was handed, `slots` is how many slots are held.
@@ -51,7 +64,6 @@ class ScriptedEngine:
         script: Callable[[str], Sequence[str]] | Sequence[str],
         before: BeforeTurn | None = None,
     ) -> None:
-        self.version = 0
         self.given: list[list[int]] = []
         self.slots = 0
         self.vocabulary = vocabulary
@@ -60,7 +72,7 @@ class ScriptedEngine:
         self.sessions: dict[tuple[int, ...], tuple[str, int]] = {}
 
     @asynccontextmanager
-    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[ScriptedEngine]:
+    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[Any]:
         self.slots += 1
         try:
             yield self
@@ -75,9 +87,6 @@ class ScriptedEngine:
         line = scripted_line(self.vocabulary, self._script(prompt)[turn], max_tokens)
         self.sessions[(*ids, *line.ids)] = (prompt, turn + 1)
         return line
-
-    def close(self) -> None:
-        """Nothing is held."""
 
     def session_of(self, ids: tuple[int, ...]) -> tuple[str, int]:
         """The prompt and the turn of the session whose ids these go on from; a new one if there is none."""
@@ -165,14 +174,12 @@ def multiply(a: int, b: int) -> int:
     return a * b
 
 
-class RecursiveEngine:
+class RecursiveEngine(FakeEngine):
     """Sessions and sub-calls alike type `script(prompt)`: a list of lines, or a text as the answer to a question.
 
     Both wait for room as at a real engine. `held` is how many slots are held now, by depth, `most` the most that were.
     `note` is called with how each line is sampled.
     """
-
-    version = 0
 
     def __init__(
         self,
@@ -216,9 +223,6 @@ class RecursiveEngine:
 
     def script_at(self, depth: int) -> Script:
         return self.script
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 class AskedEngine(RecursiveEngine):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import vocabularies
 import yaml
+from dialect.chats import TEMPLATES, call
 from exactness import RecordingEngine, assert_exact
 from scripted import ScriptedEngine, rollout_of
 
@@ -26,7 +26,7 @@ from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory
 from repl_rl.utils.threads import BackgroundLoop
 
 QUESTION = "Find the remainder of 7**2024 divided by 1000."
-TEMPLATE = (Path(__file__).parents[1] / "dialect" / "templates" / "qwen2_5.jinja").read_text()
+TEMPLATE = (TEMPLATES / "qwen2_5.jinja").read_text()
 GUIDE = (Path(__file__).parents[2] / "docs" / "dialects.md").read_text()
 
 
@@ -41,16 +41,8 @@ class Told:
     cells: list[list[str]]
 
 
-def call(name: str, **arguments: str) -> str:
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
-
-
-def sessions() -> dict[str, Told]:
-    read = yaml.safe_load((Path(__file__).parent / "dialect_sessions.yaml").read_text(encoding="utf-8"))
-    return {name: Told(**values) for name, values in read.items()}
-
-
-SESSIONS = sessions()
+_READ = yaml.safe_load(Path(__file__).with_name("dialect_sessions.yaml").read_text(encoding="utf-8"))
+SESSIONS = {name: Told(**values) for name, values in _READ.items()}
 
 
 @cache
@@ -172,12 +164,15 @@ LONG = {dialect: typed[:-1] for dialect, typed in printing("print('x ' * 2000)",
 
 
 @pytest.mark.parametrize("dialect", LONG)
-def test_a_result_that_does_not_fit_ends_the_trajectory(roll: Callable[..., Trajectory], dialect: str) -> None:
+def test_a_result_that_does_not_fit_ends_the_trajectory_and_is_kept(
+    roll: Callable[..., Trajectory], dialect: str
+) -> None:
     typed = LONG[dialect]
     trajectory = roll(dialect, typed, tokens=300)
     assert trajectory.stop_reason is StopReason.MAX_TOKENS
     assert "".join(line.text for line in trajectory.lines) == "".join(typed)
     assert all(trajectory.sampled_mask[trajectory.lines[-1].start :])
+    assert "x x x" in trajectory.lines[-1].output
     prompt_tokens = len(trajectory.prompt_ids)
     short = roll(dialect, typed, context_tokens=prompt_tokens + 300)
     assert short.stop_reason is StopReason.CONTEXT

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 import torch
 from exactness import RecordingEngine, assert_exact, largest_logprob_difference
-from scripted import rollout_of
+from scripted import FakeEngine, rollout_of
 from transformers import AutoModelForCausalLM
 
 from repl_rl.config import (
@@ -35,7 +35,6 @@ from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Task, Trajectory, whole_session
 
-Pools = Callable[..., KernelPool]
 CONTEXT_TOKENS = 512
 TREE = BranchConfig(roots=3, forks=2, branches=3, within=5)
 
@@ -72,15 +71,13 @@ def made(engine: RecordingEngine, vocabulary: Vocabulary) -> Made:
 
 
 @pytest.fixture
-def patient_pool(kernel_pools: Pools) -> KernelPool:
+def patient_pool(kernel_pools: Callable[..., KernelPool]) -> KernelPool:
     """A line that asks lasts as long as all it asks, where one session may type a line that never ends."""
     return kernel_pools(Limits(line_s=900, cpu_s=15), size=3, depth=1)
 
 
-class HalfScripted:
+class HalfScripted(FakeEngine):
     """Trajectories type `typed`, each in a slot of the engine; what they ask, the engine answers."""
-
-    version = 0
 
     def __init__(self, engine: Any, vocabulary: Vocabulary, typed: Sequence[str]) -> None:
         self._engine = engine
@@ -96,9 +93,6 @@ class HalfScripted:
                 yield slot if depth else ScriptedSlot(self._vocabulary, iter(self._typed))
             finally:
                 self.held[depth] -= 1
-
-    def close(self) -> None:
-        """The engine is closed by who opened it."""
 
 
 def asking(

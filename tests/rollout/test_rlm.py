@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 import vocabularies
 from exactness import assert_masked_text_is_the_outputs
+from kernel.kernelspecs import add_spec
 from scripted import AskedEngine, rollout_of
 
 from repl_rl.config import BranchConfig, parse_config
@@ -274,10 +274,7 @@ def test_configs_that_can_not_work_are_refused(values: dict[str, Any], message: 
 
 
 def test_a_kernel_that_takes_no_tools_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "kernels" / "ir"
-    folder.mkdir(parents=True)
-    spec = {"argv": ["R", "-e", "IRkernel::main()", "{connection_file}"], "display_name": "R", "language": "R"}
-    (folder / "kernel.json").write_text(json.dumps(spec))
+    add_spec(tmp_path, "ir", ["R", "-e", "IRkernel::main()", "{connection_file}"], language="R")
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
     with pytest.raises(
         ConfigError, match=r"environment RLM sets up its sessions with repl_tools.*'ir'.*take kernel.back"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -20,8 +20,6 @@ from repl_rl.rollout.subcalls import NoAnswerError, ServedModel, SubCalls
 from repl_rl.trajectory import Task, Trajectory
 
 pytestmark = pytest.mark.more
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Server:
