@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from repl_rl.config import SamplingConfig
-from repl_rl.engine import Engine, SampledLine, Slot, Vocabulary
+from repl_rl.engine import Engine, SampledLine, Vocabulary
 from repl_rl.trajectory import Trajectory
 
 
@@ -30,28 +31,28 @@ class RecordingEngine:
         return self.engine.version
 
     @asynccontextmanager
-    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[RecordingSlot]:
+    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[Any]:
         async with self.engine.slot(tokens, depth) as slot:
-            yield RecordingSlot(slot, self.calls, self._after_line)
+
+            async def sample_line(ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
+                given = tuple(ids)
+                line = await slot.sample_line(ids, max_tokens, sampling)
+                self.calls.append((given, line))
+                self._after_line(len(self.calls))
+                return line
+
+            yield SimpleNamespace(sample_line=sample_line)
 
     def close(self) -> None:
         self.engine.close()
 
 
-class RecordingSlot:
-    def __init__(
-        self, slot: Slot, calls: list[tuple[tuple[int, ...], SampledLine]], after_line: Callable[[int], None]
-    ) -> None:
-        self._slot = slot
-        self._calls = calls
-        self._after_line = after_line
-
-    async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
-        given = tuple(ids)
-        line = await self._slot.sample_line(ids, max_tokens, sampling)
-        self._calls.append((given, line))
-        self._after_line(len(self._calls))
-        return line
+def assert_exact(trajectories: Sequence[Trajectory], engine: RecordingEngine, vocabulary: Vocabulary) -> None:
+    """Every line given and entered once, masks on the outputs, nothing lost."""
+    assert not any(trajectory.is_void for trajectory in trajectories)
+    assert_the_engine_was_given_the_sequence_so_far(trajectories, engine.calls)
+    for trajectory in trajectories:
+        assert_masked_text_is_the_outputs(trajectory, vocabulary)
 
 
 def assert_the_engine_was_given_the_sequence_so_far(

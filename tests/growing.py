@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
-from scripted import rollout_of
+from scripted import FakeEngine, rollout_of
 
 from repl_rl.config import BranchConfig, BudgetConfig, SamplingConfig
 from repl_rl.engine import Finish, SampledLine, Vocabulary
@@ -19,10 +19,8 @@ TASK = Task("t", "What?", "1")
 SEEDED = SamplingConfig().seeded("7")
 
 
-class Policy:
+class Policy(FakeEngine):
     """Types `line(text so far, number of the answer)`; token log-probabilities are `logprob` of the same."""
-
-    version = 0
 
     def __init__(
         self,
@@ -34,19 +32,12 @@ class Policy:
         self._vocabulary, self._line, self._logprob = vocabulary, line, logprob
         self._answers = 0
 
-    @asynccontextmanager
-    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[Policy]:
-        yield self
-
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
         typed = self._line(self._vocabulary.decode(ids), self._answers)
         self._answers += 1
         sampled = self._vocabulary.encode_output(typed)
         self.sampled += len(sampled)
         return SampledLine(tuple(sampled), (self._logprob(typed),) * len(sampled), Finish.NEWLINE)
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 def lines_so_far(text: str) -> int:

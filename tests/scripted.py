@@ -24,6 +24,7 @@ from repl_rl.kernel import ExecResult
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.scripted import typed_line
 from repl_rl.rollout.setup import RolloutSetup, make_extensions
+from repl_rl.tools.tool import Where
 from repl_rl.utils.admission import Admission, Room
 
 LOGPROB = -0.25
@@ -38,7 +39,20 @@ def scripted_line(vocabulary: Vocabulary, typed: str, max_tokens: int) -> Sample
     return replace(line, logprobs=(LOGPROB,) * len(line.ids))
 
 
-class ScriptedEngine:
+class FakeEngine:
+    """What an engine has besides lines: nothing to close, and itself as every slot."""
+
+    version = 0
+
+    @asynccontextmanager
+    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[Any]:
+        yield self
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class ScriptedEngine(FakeEngine):
     """Turn n of a session types `script(prompt)[n]`, or `script[n]`, verbatim, after `before` has been called.
 
     `given` keeps every list of ids that it was handed, `slots` is how many slots are held.
@@ -50,7 +64,6 @@ class ScriptedEngine:
         script: Callable[[str], Sequence[str]] | Sequence[str],
         before: BeforeTurn | None = None,
     ) -> None:
-        self.version = 0
         self.given: list[list[int]] = []
         self.slots = 0
         self.vocabulary = vocabulary
@@ -59,7 +72,7 @@ class ScriptedEngine:
         self.sessions: dict[tuple[int, ...], tuple[str, int]] = {}
 
     @asynccontextmanager
-    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[ScriptedEngine]:
+    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[Any]:
         self.slots += 1
         try:
             yield self
@@ -74,9 +87,6 @@ class ScriptedEngine:
         line = scripted_line(self.vocabulary, self._script(prompt)[turn], max_tokens)
         self.sessions[(*ids, *line.ids)] = (prompt, turn + 1)
         return line
-
-    def close(self) -> None:
-        """Nothing is held."""
 
     def session_of(self, ids: tuple[int, ...]) -> tuple[str, int]:
         """The prompt and the turn of the session whose ids these go on from; a new one if there is none."""
@@ -136,6 +146,7 @@ def rollout_of(
     budget: BudgetConfig | Mapping[str, Any] | None = None,
     subcalls: Mapping[str, Any] | None = None,
     tools: Iterable[Any] = (),
+    where: Where = "sandbox",
     environment: Any = None,
     sampler: Any = None,
     **setup: Any,
@@ -147,20 +158,28 @@ def rollout_of(
         context_tokens=context_tokens,
         budget=budget if isinstance(budget, BudgetConfig) else BudgetConfig(**(budget or {})),
         subcalls=SubcallsConfig(**(subcalls or {})),
-        extensions=make_extensions(tools, environment=environment, sampler=sampler),
+        extensions=make_extensions(tools, where, environment, sampler),
         **setup,
     )
     return Rollout(engine, kernels or FakeKernelPool(), made)
 
 
-class RecursiveEngine:
+def multiply(a: int, b: int) -> int:
+    """Multiply two integers.
+
+    Args:
+        a: The first factor.
+        b: The second factor.
+    """
+    return a * b
+
+
+class RecursiveEngine(FakeEngine):
     """Sessions and sub-calls alike type `script(prompt)`: a list of lines, or a text as the answer to a question.
 
     Both wait for room as at a real engine. `held` is how many slots are held now, by depth, `most` the most that were.
     `note` is called with how each line is sampled.
     """
-
-    version = 0
 
     def __init__(
         self,
@@ -179,20 +198,31 @@ class RecursiveEngine:
         self.note = note
 
     @asynccontextmanager
-    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[RecursiveSlot]:
+    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[Any]:
+        left: list[str] | None = None
+
+        async def sample_line(ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
+            nonlocal left
+            self.given.append(tuple(ids))
+            self.note(sampling)
+            if left is None:
+                found = self.script_at(depth)(self.vocabulary.decode(ids))
+                if not isinstance(found, str | Sequence):
+                    found = await found
+                left = [f" {found}\n"] if isinstance(found, str) else list(found)
+            await asyncio.sleep(0)
+            return scripted_line(self.vocabulary, left.pop(0), max_tokens)
+
         async with self.admission.reserve(tokens, depth):
             self.held[depth] += 1
             self.most[depth] = max(self.most[depth], self.held[depth])
             try:
-                yield RecursiveSlot(self, self.script_at(depth))
+                yield SimpleNamespace(sample_line=sample_line)
             finally:
                 self.held[depth] -= 1
 
     def script_at(self, depth: int) -> Script:
         return self.script
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 class AskedEngine(RecursiveEngine):
@@ -210,23 +240,3 @@ class AskedEngine(RecursiveEngine):
 
     def script_at(self, depth: int) -> Script:
         return self.script if depth else lambda prompt: self._typed
-
-
-class RecursiveSlot:
-    """Types one session, or answers one question."""
-
-    def __init__(self, engine: RecursiveEngine, script: Script) -> None:
-        self._engine = engine
-        self._script = script
-        self._left: list[str] | None = None
-
-    async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
-        self._engine.given.append(tuple(ids))
-        self._engine.note(sampling)
-        if self._left is None:
-            found = self._script(self._engine.vocabulary.decode(ids))
-            if not isinstance(found, str | Sequence):
-                found = await found
-            self._left = [f" {found}\n"] if isinstance(found, str) else list(found)
-        await asyncio.sleep(0)
-        return scripted_line(self._engine.vocabulary, self._left.pop(0), max_tokens)

@@ -9,22 +9,16 @@ from typing import Any
 
 import pytest
 import yaml
-from exactness import (
-    RecordingEngine,
-    assert_masked_text_is_the_outputs,
-    assert_the_engine_was_given_the_sequence_so_far,
-)
-from scripted import ScriptedEngine
+from exactness import RecordingEngine, assert_exact
+from scripted import ScriptedEngine, multiply, rollout_of
 
-from repl_rl.config import BudgetConfig, CreditConfig, DialectConfig, RewardsConfig, TasksConfig
+from repl_rl.config import CreditConfig, DialectConfig, RewardsConfig, TasksConfig
 from repl_rl.dialect import dialect_class
 from repl_rl.engine import load_vocabulary
 from repl_rl.kernel import KernelPool, Limits
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rewards import RewardTable
-from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.score import credit, score
-from repl_rl.rollout.setup import Extensions, RolloutSetup, make_extensions
 from repl_rl.tasks import grade, load_tasks
 from repl_rl.tools import tool_metrics
 from repl_rl.trajectory import LineKind, Message, StopReason, Task, Trajectory
@@ -49,16 +43,6 @@ def weather(city: str) -> str:
     return f"The weather in {city.partition(',')[0]} is 40 deg F and sunny all day."
 
 
-def multiply(a: int, b: int) -> int:
-    """Multiply two integers.
-
-    Args:
-        a: The first factor.
-        b: The second factor.
-    """
-    return a * b
-
-
 class Roll:
     """Scripted rollouts on real kernels. What holds for every trajectory is asserted here."""
 
@@ -67,11 +51,7 @@ class Roll:
         self.vocabulary = load_vocabulary(str(NANO_PATH))
 
     async def __call__(
-        self,
-        scripts: Sequence[Sequence[str]],
-        tasks: Sequence[Task],
-        extensions: Extensions | None = None,
-        dialect: str = "python",
+        self, scripts: Sequence[Sequence[str]], tasks: Sequence[Task], dialect: str = "python", **extensions: Any
     ) -> list[Trajectory]:
         """A script for each task."""
         self.vocabulary = load_vocabulary(str(NANO_PATH), dialect_class(DialectConfig(name=dialect)).stops)
@@ -82,17 +62,10 @@ class Roll:
             return next(script for question, script in by_question.items() if question.splitlines()[0] in prompt)
 
         engine = RecordingEngine(ScriptedEngine(self.vocabulary, script))
-        setup = RolloutSetup(
-            self.vocabulary,
-            DialectConfig(name=dialect),
-            context_tokens=6000,
-            budget=BudgetConfig(lines=20, tokens=4000, line_tokens=400),
-            extensions=extensions or Extensions(),
-        )
-        trajectories = await Rollout(engine, self.pool, setup).many(tasks)
-        assert_the_engine_was_given_the_sequence_so_far(trajectories, engine.calls)
-        for trajectory in trajectories:
-            assert_masked_text_is_the_outputs(trajectory, self.vocabulary)
+        given: dict[str, Any] = {"vocabulary": self.vocabulary, "dialect": dialect, "context_tokens": 6000}
+        given["budget"] = {"lines": 20, "tokens": 4000, "line_tokens": 400}
+        trajectories = await rollout_of(engine, self.pool, **given, **extensions).many(tasks)
+        assert_exact(trajectories, engine, self.vocabulary)
         return trajectories
 
 
@@ -126,7 +99,7 @@ async def test_session_3_calls_inside_prose(where: Any, roll: Roll) -> None:
     asked = Message("user", "Should I pack an umbrella?"), Message("assistant", "For which city?")
     task = Task("umbrella", "Seattle.", "no", history=asked)
     lines = SESSIONS["prose"]["typed"]
-    [trajectory] = await roll([lines], [task], make_extensions([weather], where), dialect="inline")
+    [trajectory] = await roll([lines], [task], "inline", tools=[weather], where=where)
     assert "user: Should I pack an umbrella?\nassistant: For which city?\n" in trajectory.prompt
     assert "weather(city: str) -> str: Look up the weather." in trajectory.prompt
     assert roll.vocabulary.decode(trajectory.completion_ids) == SESSIONS["prose"]["shown"]
@@ -146,7 +119,7 @@ async def test_session_4_calls_and_failures_are_counted(
     dialect: str, scripts: dict[str, list[str]], where: Any, roll: Roll
 ) -> None:
     tasks = [Task(name, f"Multiply 12 and 13 {name}.", "156") for name in scripts]
-    trajectories = await roll(list(scripts.values()), tasks, make_extensions([multiply], where), dialect)
+    trajectories = await roll(list(scripts.values()), tasks, dialect, tools=[multiply], where=where)
     metrics = tool_metrics(trajectories, ["multiply"])
     assert metrics["tools/multiply/call_frequency"] == pytest.approx(2 / 3)
     assert metrics["tools/multiply/failure_frequency"] == pytest.approx(1 / 2)
@@ -162,7 +135,7 @@ async def test_session_4_calls_and_failures_are_counted(
 async def test_session_4_several_calls_of_a_turn_are_all_answered(roll: Roll) -> None:
     calls = "".join(SESSIONS["several calls"])
     task = Task("t", "Multiply 2 by 3 and 4 by 5.", "6")
-    [trajectory] = await roll([[calls, "6 and 20"]], [task], make_extensions([multiply]), "tool_call")
+    [trajectory] = await roll([[calls, "6 and 20"]], [task], "tool_call", tools=[multiply])
     answered = trajectory.lines[0]
     assert answered.output.count("<tool_response>") == 3
     assert (
@@ -229,7 +202,7 @@ async def test_session_6_an_environment_that_owns_everything(roll: Roll) -> None
         [" shelf['tea']\n", " buy('tea')\n", " buy('gold')\n", " buy('milk')\n", " submit_final_answer('done')\n"],
         [" submit_final_answer('done')\n"],
     ]
-    [shopped, idle] = await roll(scripts, tasks, make_extensions(environment=Shop()))
+    [shopped, idle] = await roll(scripts, tasks, environment=Shop())
     assert "# (cart: empty)\n" in shopped.prompt
     assert [line.output for line in shopped.lines][:2] == ["3\n(cart: empty)\n>>>", "'1 in the cart'\n(cart: tea)\n>>>"]
     assert shopped.lines[2].error_name == "KeyError"

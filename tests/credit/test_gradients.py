@@ -11,7 +11,7 @@ import copy
 import itertools
 import math
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,18 +80,23 @@ class Process:
         """The share of trajectories that visit a state."""
         return math.fsum(self.log_probability(path).exp().item() for path in self.paths if state in path.states)
 
-    def expected_gradient(self, credit: CreditConfig, group_size: int) -> torch.Tensor:  # (S, A)
-        """Of the loss that trajectories are averaged in, E[sum_i sum_l A_{i,l} log pi(line l of i) / G]."""
+    def expected_gradient(
+        self, credit: CreditConfig, group_size: int, divided_by: Callable[[int, int], int] | None = None
+    ) -> torch.Tensor:  # (S, A)
+        """Of the loss E[sum_i sum_l A_{i,l} log pi(line l of i) / D].
+
+        D is the size of the group, or follows from the lines of i and of the group.
+        """
         weights = torch.zeros_like(self.theta)  # (S, A)
         probabilities = [self.log_probability(path).exp().item() for path in self.paths]
         trajectories = [of_lines(path.typed()) for path in self.paths]
         for group in itertools.product(range(len(self.paths)), repeat=group_size):
             members = [trajectories[index] for index in group]
             per_token = advantages(members, [self.paths[index].rewards for index in group], credit)
-            probability = math.prod(probabilities[index] for index in group) / group_size
+            probability, lines = math.prod(probabilities[index] for index in group), sum(len(m.lines) for m in members)
             for index, made, values in zip(group, members, per_token, strict=True):
-                of_lines_ = [values[line.start] for line in made.lines]
-                _add(weights, self.paths[index], [probability * value for value in of_lines_])
+                share = probability / (divided_by(len(made.lines), lines) if divided_by else group_size)
+                _add(weights, self.paths[index], [share * values[line.start] for line in made.lines])
         return self.gradient(weights)
 
     def gradient(self, weights: torch.Tensor) -> torch.Tensor:  # (S, A) -> (S, A)
@@ -183,13 +188,13 @@ POTENTIAL = [0.0, 0.3, -0.2, 0.5, 0.1]
 """Of each state; 0 at the start and after the end."""
 
 
-def with_potential(process: Process) -> Process:
+def with_potential(process: Process, potential: Sequence[float] = POTENTIAL) -> Process:
     """The same process, whose lines earn the differences of a potential, too."""
     shaped = copy.copy(process)
     shaped.paths = []
     for path in process.paths:
-        after = [POTENTIAL[state] for state in path.states[1:]] + [0.0]
-        before = [POTENTIAL[state] for state in path.states]
+        after = [potential[state] for state in path.states[1:]] + [0.0]
+        before = [potential[state] for state in path.states]
         earned = [r + a - b for r, a, b in zip(path.rewards, after, before, strict=True)]
         shaped.paths.append(Path(path.states, path.actions, tuple(earned)))
     return shaped
@@ -206,40 +211,20 @@ def test_a_potential_changes_no_gradient_where_it_is_allowed_and_pushes_elsewher
         assert moved.abs().max() > 1e-3
 
 
-DIVIDED_BY = {
-    "dr_grpo": lambda own, of_all: 1,
-    "grpo": lambda own, of_all: own,
-    "dapo": lambda own, of_all: of_all,
-}
-"""What losses divide by, from the tokens of a trajectory and of the group: a constant only in the first one."""
-
-
-def _of_loss(process: Process, credit: CreditConfig, loss_type: str, potential: float) -> torch.Tensor:  # (S, A)
-    """The expected gradient of a loss on groups of two, with a potential of the state."""
-    weights = torch.zeros_like(process.theta)
-    probabilities = [process.log_probability(path).exp().item() for path in process.paths]
-    trajectories, paid = [of_lines(path.typed()) for path in process.paths], list[list[float]]()
-    for path in process.paths:
-        phi = [0.0, *(potential * (state % 3) for state in path.states[1:]), 0.0]
-        paid.append([r + b - a for r, a, b in zip(path.rewards, phi, phi[1:], strict=False)])
-    for pair in itertools.product(range(len(trajectories)), repeat=2):
-        per_token = advantages([trajectories[index] for index in pair], [paid[index] for index in pair], credit)
-        typed = [len(trajectories[index].lines) for index in pair]
-        for index, own, values in zip(pair, typed, per_token, strict=True):
-            share = math.prod(probabilities[other] for other in pair) / DIVIDED_BY[loss_type](own, sum(typed))
-            of_lines_ = [share * values[line.start] for line in trajectories[index].lines]
-            _add(weights, process.paths[index], of_lines_)
-    return process.gradient(weights)
-
-
 @pytest.mark.parametrize("estimator", ["return_to_go", "rloo"])
 def test_a_gradient_is_exact_if_the_loss_divides_by_a_constant_and_else_nearly(estimator: str) -> None:
-    """The figures of docs/credit.md and docs/rewards.md: sessions of two and three lines."""
+    """The figures of docs/credit.md and docs/rewards.md: sessions of two and three lines.
+
+    `dr_grpo` divides by a constant, `grpo` by the tokens of a session, `dapo` by those of the group.
+    """
     process, credit = Process(3, early=True), CreditConfig(estimator=estimator)
-    exact = process.exact_gradient()
-    assert_equal(_of_loss(process, credit, "dr_grpo", 1.0), 2 * exact)
-    for loss_type, least, moved in (("grpo", 0.994, 0.101), ("dapo", 0.998, 0.057)):
-        plain, shaped = (_of_loss(process, credit, loss_type, potential) for potential in (0.0, 1.0))
+    with_phi, exact = with_potential(process, [0.0, 1.0, 2.0, 0.0, 1.0]), process.exact_gradient()
+    assert_equal(with_phi.expected_gradient(credit, 2, lambda own, of_all: 1), 2 * exact)
+    for divided_by, least, moved in (
+        (lambda own, of_all: own, 0.994, 0.101),
+        (lambda own, of_all: of_all, 0.998, 0.057),
+    ):
+        plain, shaped = (each.expected_gradient(credit, 2, divided_by) for each in (process, with_phi))
         cosine = torch.nn.functional.cosine_similarity(plain.flatten(), exact.flatten(), dim=0)
         assert least < cosine < 0.999
         shift = float((shaped - plain).abs().max() / plain.abs().max())

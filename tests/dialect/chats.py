@@ -4,6 +4,7 @@ what matters for tools.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,3 +44,8 @@ class Chat:
 def tool_calls(template: str, tools: Sequence[Any] = ()) -> ToolCallDialect:
     """The dialect `tool_call` for a model with this template."""
     return ToolCallDialect(DialectConfig(name="tool_call"), tools, Chat(template))
+
+
+def call(name: str, **arguments: str) -> str:
+    """A call as Qwen2.5 writes it."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"

@@ -11,9 +11,6 @@ from repl_rl.dialect import Cell, CellRun
 from repl_rl.dialect.fenced import FencedDialect, FencedReader
 from repl_rl.trajectory import LineKind
 
-OPEN, COMMENT, BLANK = LineKind.OPEN, LineKind.COMMENT, LineKind.BLANK
-STATEMENT, EXPRESSION, SYNTAX_ERROR = LineKind.STATEMENT, LineKind.EXPRESSION, LineKind.SYNTAX_ERROR
-
 SESSION = (FOLDER / "fenced_session.md").read_text(encoding="utf-8")
 
 
@@ -33,9 +30,9 @@ def test_a_session(talked: Talk) -> None:
     text, rans = talked(FencedDialect(), typed_part(SESSION))
     assert text == SESSION
     kinds = [ran.kind for ran in rans]
-    assert kinds[:7] == [COMMENT, OPEN, OPEN, OPEN, OPEN, OPEN, STATEMENT]
-    ends = [kind for kind in kinds if kind not in (OPEN, COMMENT)]
-    assert ends == [STATEMENT, LineKind.EXCEPTION, SYNTAX_ERROR, SYNTAX_ERROR, STATEMENT]
+    assert kinds[:7] == ["comment", *["open"] * 5, "statement"]
+    ends = [kind for kind in kinds if kind not in ("open", "comment")]
+    assert ends == ["statement", "exception", "syntax_error", "syntax_error", "statement"]
     assert [ran.error_name for ran in rans if ran.error_name] == ["ZeroDivisionError", "SyntaxError", "SyntaxError"]
 
 
@@ -66,7 +63,7 @@ def test_an_answer_handed_over_in_a_block_ends_the_session(talked: Talk) -> None
 
 
 def show(reader: FencedReader, *outputs: str) -> str:
-    runs = [CellRun(Cell("x", EXPRESSION), output) for output in outputs]
+    runs = [CellRun(Cell("x", LineKind.EXPRESSION), output) for output in outputs]
     return "".join(part.text for part in reader.show(runs, goes_on=True))
 
 
@@ -83,7 +80,7 @@ def test_an_output_block_is_longer_than_any_fence_in_it() -> None:
 
 def test_long_outputs_lose_their_middle() -> None:
     reader = FencedDialect(DialectConfig(name="fenced", max_output_chars=64)).reader()
-    [shown] = reader.show([CellRun(Cell("x", EXPRESSION), "a" * 99 + "\n")], goes_on=True)
+    [shown] = reader.show([CellRun(Cell("x", LineKind.EXPRESSION), "a" * 99 + "\n")], goes_on=True)
     assert "characters left out" in shown.text
     assert len(shown.text) <= 64 + len("```output\n\n```\n")
 
@@ -91,6 +88,6 @@ def test_long_outputs_lose_their_middle() -> None:
 def test_text_typed_ahead_stands_before_the_output_block() -> None:
     reader = FencedReader()
     turn = reader.read("```python\nx\n```\nSo")
-    assert turn.cells == (Cell("x", EXPRESSION),)
+    assert turn.cells == (Cell("x", LineKind.EXPRESSION),)
     assert show(reader, "1\n") == "\n```output\n1\n```\n"
     assert reader.read(" it is.\nAnswer: 1\n").answer == ("'1'",)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from kernel.kernelspecs import add_spec
 
 from repl_rl.config import DialectConfig, KernelConfig
 from repl_rl.dialect import AskingReader, Turn, make_dialect
@@ -101,9 +101,7 @@ def test_the_end_of_input_ends_an_open_cell() -> None:
 def test_a_dialect_that_reads_python_is_refused_for_other_languages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "kernels" / "told"
-    folder.mkdir(parents=True)
-    (folder / "kernel.json").write_text(json.dumps({"argv": ["x"], "display_name": "told", "language": "told"}))
+    add_spec(tmp_path, "told", ["x"], language="told")
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
     kernel = KernelConfig(backend="told")
     require_readable(DialectConfig(name="ipython"), kernel)

@@ -12,9 +12,6 @@ from repl_rl.dialect.inline import InlineDialect
 from repl_rl.trajectory import LineKind
 
 STOPS = "\n>"
-OPEN, COMMENT, BLANK = LineKind.OPEN, LineKind.COMMENT, LineKind.BLANK
-STATEMENT, EXPRESSION, SYNTAX_ERROR = LineKind.STATEMENT, LineKind.EXPRESSION, LineKind.SYNTAX_ERROR
-
 SESSIONS = [ast.literal_eval(f'"""{line}"""') for line in (FOLDER / "inline_sessions.txt").read_text().splitlines()]
 """What the model types and what it is answered, by turns."""
 
@@ -42,5 +39,5 @@ def test_an_answer_handed_over_in_a_call_ends_the_session(talked: Talk) -> None:
 def test_the_kinds_of_turns(talked: Talk) -> None:
     typed = turns_of("A thought.\n\n<fn>x = 1</fn> then <fn>x</fn><fn>y</fn><fn>y y</fn>\n", STOPS)
     _, rans = talked(InlineDialect(), typed)
-    kinds = [COMMENT, BLANK, OPEN, STATEMENT, OPEN, EXPRESSION, OPEN, LineKind.EXCEPTION, OPEN, SYNTAX_ERROR, BLANK]
-    assert [ran.kind for ran in rans] == kinds
+    kinds = "comment blank open statement open expression open exception open syntax_error blank"
+    assert [ran.kind for ran in rans] == kinds.split()

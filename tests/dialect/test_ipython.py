@@ -28,10 +28,6 @@ from repl_rl.trajectory import LineKind
 
 __all__ = ["kernelspecs"]
 
-OPEN, COMMENT, BLANK = LineKind.OPEN, LineKind.COMMENT, LineKind.BLANK
-STATEMENT, EXPRESSION, SYNTAX_ERROR = LineKind.STATEMENT, LineKind.EXPRESSION, LineKind.SYNTAX_ERROR
-
-
 SESSIONS = {name: "".join(f"{line}\n" for line in lines) for name, lines in sessions("ipython_sessions").items()}
 
 
@@ -93,7 +89,7 @@ def test_our_kernel_shows_cpythons_tracebacks(talked: Talk) -> None:
         'ZeroDivisionError: division by zero\n\nIn [2]: foo bar\n  File "<stdin>", line 1\n    foo bar\n'
         "        ^^^\nSyntaxError: invalid syntax\n\nIn [3]: 5\nOut[3]: 5\n\nIn [4]:"
     )
-    assert [ran.kind for ran in rans] == [LineKind.EXCEPTION, SYNTAX_ERROR, EXPRESSION]
+    assert [ran.kind for ran in rans] == ["exception", "syntax_error", "expression"]
 
 
 def test_what_a_program_prints_is_no_echo(talked: Talk) -> None:
@@ -122,7 +118,7 @@ def test_no_prompt_behind_text_that_is_typed_ahead() -> None:
     reader = IPythonReader()
     [cell] = reader.read(" x\ny").cells
     assert shown(reader, CellRun(cell, "\x02out\x033\n\x02end\x03")) == "Out[1]: 3\n"
-    assert reader.read(" = 1\n").cells == (Cell("y = 1", STATEMENT),)
+    assert reader.read(" = 1\n").cells == (Cell("y = 1", LineKind.STATEMENT),)
     assert shown(reader) == "\nIn [3]:"
 
 

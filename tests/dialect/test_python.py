@@ -13,11 +13,6 @@ from hypothesis import strategies as st
 from repl_rl.config import DialectConfig
 from repl_rl.dialect import PythonDialect, make_dialect, truncate_middle
 from repl_rl.errors import ConfigError
-from repl_rl.trajectory import LineKind
-
-OPEN, COMMENT, BLANK = LineKind.OPEN, LineKind.COMMENT, LineKind.BLANK
-STATEMENT, EXPRESSION, SYNTAX_ERROR = LineKind.STATEMENT, LineKind.EXPRESSION, LineKind.SYNTAX_ERROR
-
 
 BANNER = """\
 Python 3.11.7 (main, Dec  4 2023, 18:10:11) [GCC 12.2.0] on linux

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from scripted import multiply
+
 from repl_rl.dialect.prose import PlainTextDialect
 from repl_rl.tools import as_tools
 
@@ -15,10 +17,6 @@ def test_nothing_is_shown_and_no_kernel_needed() -> None:
 
 
 def test_no_tools_are_presented_where_nothing_could_call_them() -> None:
-    def multiply(a: int, b: int) -> int:
-        """Multiply two numbers."""
-        return a * b
-
     with_tools = PlainTextDialect(tools=as_tools([multiply]))
     assert with_tools.completion_prompt("What?") == PlainTextDialect().completion_prompt("What?")
     assert with_tools.chat_prompt("What?") == PlainTextDialect().chat_prompt("What?")

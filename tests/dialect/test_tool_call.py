@@ -9,9 +9,10 @@ import json
 
 import pytest
 import yaml
-from dialect.chats import JSON_TEMPLATES, Chat, tool_calls
+from dialect.chats import JSON_TEMPLATES, Chat, call, tool_calls
 from dialect.conftest import Talk
 from dialect.talk import FOLDER
+from scripted import multiply
 
 from repl_rl.config import DialectConfig
 from repl_rl.dialect import Cell, CellRun, Refusal
@@ -22,7 +23,7 @@ from repl_rl.tools import as_tools
 from repl_rl.trajectory import LineKind
 
 CALLS = yaml.safe_load((FOLDER / "call_forms.yaml").read_text(encoding="utf-8"))
-OPEN, COMMENT, EXPRESSION = LineKind.OPEN, LineKind.COMMENT, LineKind.EXPRESSION
+EXPRESSION = LineKind.EXPRESSION
 
 
 @pytest.mark.parametrize("template", CALLS)
@@ -75,16 +76,6 @@ def test_the_prompt_offers_the_tools_and_the_sequence_is_what_the_template_rende
         )
 
 
-def multiply(a: int, b: int) -> int:
-    """Multiply two numbers.
-
-    Args:
-        a: One of them.
-        b: The other one.
-    """
-    return a * b
-
-
 def test_the_users_tools_are_offered_beside_our_own() -> None:
     dialect = tool_calls("qwen2_5", as_tools([multiply]))
     prompt = dialect.chat_prompt("Q")
@@ -113,10 +104,6 @@ def test_a_tool_of_the_users_takes_the_place_of_ours() -> None:
     assert cell == Cell("print(python(**{'expression': '1'}))", EXPRESSION)
 
 
-def call_of(code: str) -> str:
-    return f"<tool_call>\n{json.dumps({'name': 'python', 'arguments': {'code': code}})}\n</tool_call>"
-
-
 @pytest.mark.parametrize(
     ("codes", "results"),
     [
@@ -130,7 +117,7 @@ def call_of(code: str) -> str:
 )
 def test_calls_are_answered_in_their_order(talked: Talk, codes: list[str], results: list[str]) -> None:
     dialect = tool_calls("qwen2_5")
-    typed = "\n".join(map(call_of, codes))
+    typed = "\n".join(call("python", code=code) for code in codes)
     text, _ = talked(dialect, [typed], ends=True)
     before, *behind = dialect.frame(len(codes))
     answered = "".join(result + frame for result, frame in zip(results, behind, strict=True))
@@ -154,6 +141,9 @@ def test_only_the_templates_own_text_is_frame() -> None:
 
 def test_a_turn_with_calls_waits_and_one_without_ends() -> None:
     reader = tool_calls("qwen3").reader()
-    turns = [reader.read(f"<think>\nHm.\n</think>\n\n{call_of('1')}", True), reader.read("It is \\boxed{1}.", True)]
+    turns = [
+        reader.read(f"<think>\nHm.\n</think>\n\n{call('python', code='1')}", True),
+        reader.read("It is \\boxed{1}.", True),
+    ]
     assert [turn.waits for turn in turns] == [True, False]
     assert [turn.answer for turn in turns] == [None, ("'1'",)]

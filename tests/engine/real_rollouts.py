@@ -10,12 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from exactness import (
-    RecordingEngine,
-    assert_masked_text_is_the_outputs,
-    assert_the_engine_was_given_the_sequence_so_far,
-    largest_logprob_difference,
-)
+from exactness import largest_logprob_difference
 from serving import CONTEXT_TOKENS, RunningServer
 from transformers import AutoModelForCausalLM
 
@@ -60,14 +55,6 @@ def roll_out(
     tasks = make_tasks(None, count, seed=3, split="heldout")
     with start_service(engine, RolloutSetup(vocabulary, **(setup | changes))) as service:
         return [service.generate(tasks, sampling) for sampling in samplings]
-
-
-def assert_exact(trajectories: Sequence[Trajectory], recorded: RecordingEngine, vocabulary: Vocabulary) -> None:
-    """Every line given and entered once, masks on the outputs, nothing lost."""
-    assert not any(trajectory.is_void for trajectory in trajectories)
-    assert_the_engine_was_given_the_sequence_so_far(trajectories, recorded.calls)
-    for trajectory in trajectories:
-        assert_masked_text_is_the_outputs(trajectory, vocabulary)
 
 
 def assert_logprobs(trajectories: Sequence[Trajectory], path: Path | str, temperature: float = 1.0) -> None:

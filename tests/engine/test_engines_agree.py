@@ -15,9 +15,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from exactness import RecordingEngine
+from exactness import RecordingEngine, assert_exact
 from random_checkpoint import make_random_checkpoint
-from real_rollouts import TEMPERATURE, assert_exact, assert_logprobs, roll_out
+from real_rollouts import TEMPERATURE, assert_logprobs, roll_out
 from serving import start_server
 
 from repl_rl.config import BudgetConfig, DialectConfig, EngineConfig, ModelConfig, SamplingConfig

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from exactness import RecordingEngine
-from real_rollouts import TEMPERATURE, assert_exact, assert_logprobs, line_difference, metric, opened, roll_out, sample
+from exactness import RecordingEngine, assert_exact
+from real_rollouts import TEMPERATURE, assert_logprobs, line_difference, metric, opened, roll_out, sample
 from serving import CONTEXT_TOKENS, RunningServer, servers
 
 # What every engine promises, collected here for this one.

@@ -13,9 +13,9 @@ import psutil
 import pytest
 import tcp_transfer
 import torch
-from exactness import RecordingEngine
+from exactness import RecordingEngine, assert_exact
 from fake_vllm import FakeVLLM
-from real_rollouts import TEMPERATURE, assert_exact, assert_logprobs, line_difference, metric, opened, roll_out, sample
+from real_rollouts import TEMPERATURE, assert_logprobs, line_difference, metric, opened, roll_out, sample
 from serving import servers, start_server
 from transformers import AutoModelForCausalLM
 from waiting import until

@@ -13,12 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from exactness import (
-    RecordingEngine,
-    assert_masked_text_is_the_outputs,
-    assert_the_engine_was_given_the_sequence_so_far,
-    largest_logprob_difference,
-)
+from exactness import RecordingEngine, assert_exact, largest_logprob_difference
 
 from repl_rl.config import (
     BudgetConfig,
@@ -101,9 +96,7 @@ def test_16_rollouts_are_exact(gemma: Path, capsys: Any) -> None:
 
     assert sum(len(trajectory.lines) for trajectory in trajectories) > 32
     assert all(len(trajectory.lines) <= 10 for trajectory in trajectories)
-    assert_the_engine_was_given_the_sequence_so_far(trajectories, engine.calls)
-    for trajectory in trajectories:
-        assert_masked_text_is_the_outputs(trajectory, vocabulary)
+    assert_exact(trajectories, engine, vocabulary)
     model = AutoModelForCausalLM.from_pretrained(gemma, dtype=torch.float32).eval()
     worst = max(largest_logprob_difference(trajectory, model) for trajectory in trajectories)
     sampled = sum(trajectory.sampled_tokens for trajectory in trajectories)

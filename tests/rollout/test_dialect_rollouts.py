@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -12,17 +11,14 @@ from typing import Any
 import pytest
 import vocabularies
 import yaml
-from exactness import (
-    RecordingEngine,
-    assert_masked_text_is_the_outputs,
-    assert_the_engine_was_given_the_sequence_so_far,
-)
+from dialect.chats import TEMPLATES, call
+from exactness import RecordingEngine, assert_exact
 from scripted import ScriptedEngine, rollout_of
 
 from repl_rl.config import DialectConfig
 from repl_rl.dialect import dialect_class
 from repl_rl.engine import Vocabulary
-from repl_rl.kernel import KernelPool, Limits
+from repl_rl.kernel import KernelPool
 from repl_rl.rewards.history import history
 from repl_rl.rollout.scripted import turns
 from repl_rl.rollout.setup import dialect_for
@@ -30,7 +26,7 @@ from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory
 from repl_rl.utils.threads import BackgroundLoop
 
 QUESTION = "Find the remainder of 7**2024 divided by 1000."
-TEMPLATE = (Path(__file__).parents[1] / "dialect" / "templates" / "qwen2_5.jinja").read_text()
+TEMPLATE = (TEMPLATES / "qwen2_5.jinja").read_text()
 GUIDE = (Path(__file__).parents[2] / "docs" / "dialects.md").read_text()
 
 
@@ -45,16 +41,8 @@ class Told:
     cells: list[list[str]]
 
 
-def call(name: str, **arguments: str) -> str:
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
-
-
-def sessions() -> dict[str, Told]:
-    read = yaml.safe_load((Path(__file__).parent / "dialect_sessions.yaml").read_text(encoding="utf-8"))
-    return {name: Told(**values) for name, values in read.items()}
-
-
-SESSIONS = sessions()
+_READ = yaml.safe_load(Path(__file__).with_name("dialect_sessions.yaml").read_text(encoding="utf-8"))
+SESSIONS = {name: Told(**values) for name, values in _READ.items()}
 
 
 @cache
@@ -69,10 +57,9 @@ def vocabulary_for(dialect: str, end: str = vocabularies.CHAT_END) -> Vocabulary
     return Vocabulary(tokenizer, also, dialect_class(DialectConfig(name=dialect)).stops)
 
 
-@pytest.fixture(scope="module")
-def roll(loop: BackgroundLoop, kernel_pools: Callable[..., KernelPool]) -> Callable[..., Trajectory]:
+@pytest.fixture
+def roll(loop: BackgroundLoop, pool: KernelPool) -> Callable[..., Trajectory]:
     """`roll_out` on kernels of one pool."""
-    pool = kernel_pools(Limits(line_s=60), size=2)
     return lambda *arguments, **named: loop.run(roll_out(pool, *arguments, **named))
 
 
@@ -96,8 +83,7 @@ async def roll_out(
     given: dict[str, Any] = {"vocabulary": vocabulary, "dialect": made, "context_tokens": context_tokens}
     rollout = rollout_of(engine, pool, budget={"lines": 60, "tokens": 3000, "line_tokens": 400} | budget, **given)
     [trajectory] = await rollout.many([Task("t", QUESTION, "401")])
-    assert_the_engine_was_given_the_sequence_so_far([trajectory], engine.calls)
-    assert_masked_text_is_the_outputs(trajectory, vocabulary)
+    assert_exact([trajectory], engine, vocabulary)
     return trajectory
 
 
@@ -178,12 +164,15 @@ LONG = {dialect: typed[:-1] for dialect, typed in printing("print('x ' * 2000)",
 
 
 @pytest.mark.parametrize("dialect", LONG)
-def test_a_result_that_does_not_fit_ends_the_trajectory(roll: Callable[..., Trajectory], dialect: str) -> None:
+def test_a_result_that_does_not_fit_ends_the_trajectory_and_is_kept(
+    roll: Callable[..., Trajectory], dialect: str
+) -> None:
     typed = LONG[dialect]
     trajectory = roll(dialect, typed, tokens=300)
     assert trajectory.stop_reason is StopReason.MAX_TOKENS
     assert "".join(line.text for line in trajectory.lines) == "".join(typed)
     assert all(trajectory.sampled_mask[trajectory.lines[-1].start :])
+    assert "x x x" in trajectory.lines[-1].output
     prompt_tokens = len(trajectory.prompt_ids)
     short = roll(dialect, typed, context_tokens=prompt_tokens + 300)
     assert short.stop_reason is StopReason.CONTEXT

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from scripted import Execute, HookedKernels, ScriptedEngine, rollout_of
 from repl_rl.config import DialectConfig, KernelConfig, parse_config
 from repl_rl.engine import Vocabulary
 from repl_rl.errors import ConfigError, EnvironmentFailure, KernelDiedError
-from repl_rl.kernel import ExecResult, KernelPool, Limits
+from repl_rl.kernel import ExecResult, KernelPool
 from repl_rl.rollout.batch import RolloutBatch
 from repl_rl.rollout.scheduler import Cut
 from repl_rl.rollout.setup import load_extensions, make_extensions
@@ -23,11 +22,6 @@ from repl_rl.trajectory import StopReason, Task, Trajectory
 pytestmark = pytest.mark.more
 
 TYPED = [" 1\n", " submit_final_answer(1)\n"]
-
-
-@pytest.fixture
-def pool(kernel_pools: Callable[..., KernelPool]) -> KernelPool:
-    return kernel_pools(Limits(line_s=60), size=2)
 
 
 @tool(where="host")

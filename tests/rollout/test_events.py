@@ -11,7 +11,7 @@ import pytest
 import vocabularies
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted import LOGPROB, Execute, HookedKernels, ScriptedEngine, failing_kernels, rollout_of
+from scripted import LOGPROB, Execute, HookedKernels, ScriptedEngine, rollout_of
 from small import without_times
 from test_dialect_rollouts import SESSIONS, lines_of, vocabulary_for
 from test_three_views import (
@@ -175,15 +175,6 @@ async def test_a_consumer_that_is_cancelled_frees_them_too(vocabulary: Vocabular
     assert (engine.slots, gate.kernels.open) == (0, 0)
 
 
-def test_a_kernel_that_breaks_under_a_line_ends_it_as_an_aborted_trajectory(vocabulary: Vocabulary) -> None:
-    events = listen(rollout_of(ScriptedEngine(vocabulary, LINES), failing_kernels(broken=1, cells=1)))
-    trajectory = trajectory_in(events)
-    assert [type(event) for event in events] == [Began, Sampled, Ran, Sampled, Ran, Ended]
-    assert trajectory.stop_reason is StopReason.ABORTED
-    assert trajectory.error == "KernelDiedError: the connection broke"
-    assert (trajectory.lines[1].text, trajectory.lines[1].kind) == (" x\n", LineKind.KILLED)
-
-
 def test_where_no_kernel_comes_up_there_is_a_beginning_and_an_end(vocabulary: Vocabulary) -> None:
     class Nothing:
         @asynccontextmanager
@@ -207,15 +198,6 @@ def test_half_a_character_at_the_end_is_told_with_its_line() -> None:
     assert isinstance(after, Ran)
     assert (sampled.text, before.line.text, after.line.text) == (" 1\n", " 1\n", " 1\n\ufffd")
     assert trajectory_in(events).lines == (after.line,)
-
-
-def test_an_overlong_line_is_told_and_did_not_run(vocabulary: Vocabulary) -> None:
-    kernels = RecordingKernels([OK])
-    engine = ScriptedEngine(vocabulary, [" print('on and on')\n"])
-    events = listen(rollout_of(engine, kernels, budget={"line_tokens": 3}))
-    assert [type(event) for event in events] == [Began, Sampled, Ran, Ended]
-    assert trajectory_in(events).lines[0].kind is LineKind.OVERLONG
-    assert kernels.sources == []
 
 
 async def test_a_failing_engine_raises_out_of_the_iterator_behind_what_was_told(vocabulary: Vocabulary) -> None:

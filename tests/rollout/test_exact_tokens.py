@@ -10,13 +10,8 @@ from typing import Any, cast
 
 import pytest
 import torch
-from exactness import (
-    RecordingEngine,
-    assert_masked_text_is_the_outputs,
-    assert_the_engine_was_given_the_sequence_so_far,
-    largest_logprob_difference,
-)
-from scripted import rollout_of
+from exactness import RecordingEngine, assert_exact, largest_logprob_difference
+from scripted import FakeEngine, rollout_of
 from transformers import AutoModelForCausalLM
 
 from repl_rl.config import (
@@ -40,7 +35,6 @@ from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Task, Trajectory, whole_session
 
-Pools = Callable[..., KernelPool]
 CONTEXT_TOKENS = 512
 TREE = BranchConfig(roots=3, forks=2, branches=3, within=5)
 
@@ -53,8 +47,11 @@ def engine(vocabulary: Vocabulary) -> Iterator[RecordingEngine]:
     engine.close()
 
 
+Made = tuple[list[Trajectory], list[Trajectory]]
+
+
 @pytest.fixture(scope="module")
-def made(engine: RecordingEngine, vocabulary: Vocabulary) -> tuple[list[Trajectory], list[Trajectory]]:
+def made(engine: RecordingEngine, vocabulary: Vocabulary) -> Made:
     """Independent trajectories, and four groups of trees."""
     tasks = make_tasks(None, 64, seed=3, split="heldout")
     with start_service(
@@ -73,31 +70,14 @@ def made(engine: RecordingEngine, vocabulary: Vocabulary) -> tuple[list[Trajecto
         )
 
 
-@pytest.fixture(scope="module")
-def trajectories(made: tuple[list[Trajectory], list[Trajectory]]) -> list[Trajectory]:
-    return made[0]
-
-
-@pytest.fixture(scope="module")
-def trees(made: tuple[list[Trajectory], list[Trajectory]]) -> list[Trajectory]:
-    return made[1]
-
-
 @pytest.fixture
-def pool(kernel_pools: Pools) -> KernelPool:
-    return kernel_pools(Limits(line_s=60), size=3)
-
-
-@pytest.fixture
-def patient_pool(kernel_pools: Pools) -> KernelPool:
+def patient_pool(kernel_pools: Callable[..., KernelPool]) -> KernelPool:
     """A line that asks lasts as long as all it asks, where one session may type a line that never ends."""
     return kernel_pools(Limits(line_s=900, cpu_s=15), size=3, depth=1)
 
 
-class HalfScripted:
+class HalfScripted(FakeEngine):
     """Trajectories type `typed`, each in a slot of the engine; what they ask, the engine answers."""
-
-    version = 0
 
     def __init__(self, engine: Any, vocabulary: Vocabulary, typed: Sequence[str]) -> None:
         self._engine = engine
@@ -113,9 +93,6 @@ class HalfScripted:
                 yield slot if depth else ScriptedSlot(self._vocabulary, iter(self._typed))
             finally:
                 self.held[depth] -= 1
-
-    def close(self) -> None:
-        """The engine is closed by who opened it."""
 
 
 def asking(
@@ -215,31 +192,30 @@ async def test_what_is_sampled_for_sub_calls_is_exact_to_the_token(
     sessions = [call.trajectory for call in calls if call.lines and call.trajectory is not None]
     assert len(sessions) == 12
     assert any(len(session.lines) > 1 for session in sessions)
-    assert_the_engine_was_given_the_sequence_so_far(trained, recording.calls)
-    for session in sessions:
-        assert_masked_text_is_the_outputs(session, vocabulary)
+    assert_exact(trained, recording, vocabulary)
     assert all(call.tokens == call.trajectory.sampled_tokens for call in calls if call.trajectory is not None)
     model = AutoModelForCausalLM.from_pretrained(NANO_PATH, dtype=torch.float32).eval()
     assert max(largest_logprob_difference(trajectory, model) for trajectory in trained) < 1e-3
     assert_the_engine_holds_nothing(engine)
 
 
-def test_64_rollouts_are_made_of_many_kinds_of_lines(trajectories: list[Trajectory]) -> None:
+def test_64_rollouts_are_made_of_many_kinds_of_lines(made: Made) -> None:
+    trajectories, _ = made
     assert len(trajectories) == 64
     kinds = {line.kind for trajectory in trajectories for line in trajectory.lines}
     assert {"statement", "expression", "answer"} <= kinds
     assert kinds & {"exception", "syntax_error"}
-    assert not any(trajectory.is_void for trajectory in trajectories)
 
 
-def test_the_engine_was_given_prompt_and_completion_so_far(
-    trajectories: list[Trajectory], trees: list[Trajectory], engine: RecordingEngine
+def test_what_is_sampled_in_rollouts_and_trees_is_exact_to_the_token(
+    made: Made, engine: RecordingEngine, vocabulary: Vocabulary
 ) -> None:
     """Each sampled token is in one trajectory: a branch has those of its root in its prompt."""
-    assert_the_engine_was_given_the_sequence_so_far([*trajectories, *trees], engine.calls)
+    assert_exact([*made[0], *made[1]], engine, vocabulary)
 
 
-def test_trees_have_forks_and_their_branches_begin_as_their_roots_do(trees: list[Trajectory]) -> None:
+def test_trees_have_forks_and_their_branches_begin_as_their_roots_do(made: Made) -> None:
+    _, trees = made
     groups = [trees[start : start + TREE.group_size] for start in range(0, len(trees), TREE.group_size)]
     begun = [each.branch for each in trees if each.branch is not None]
     assert len(begun) == len(groups) * (TREE.group_size - TREE.roots)
@@ -253,17 +229,8 @@ def test_trees_have_forks_and_their_branches_begin_as_their_roots_do(trees: list
             )
 
 
-def test_masked_text_is_exactly_the_outputs(
-    trajectories: list[Trajectory], trees: list[Trajectory], vocabulary: Vocabulary
-) -> None:
-    for trajectory in [*trajectories, *trees]:
-        assert_masked_text_is_the_outputs(trajectory, vocabulary)
-
-
-def test_logprobs_equal_a_float32_forward_pass_over_the_finished_sequence(
-    trajectories: list[Trajectory], trees: list[Trajectory]
-) -> None:
+def test_logprobs_equal_a_float32_forward_pass_over_the_finished_sequence(made: Made) -> None:
     # The sampler's are at temperature 1.3 (processed_logprobs): so is the reference.
     model = AutoModelForCausalLM.from_pretrained(NANO_PATH, dtype=torch.float32).eval()
     model.lm_head.register_forward_hook(lambda module, arguments, logits: logits / 1.3)
-    assert max(largest_logprob_difference(trajectory, model) for trajectory in [*trajectories, *trees]) < 1e-3
+    assert max(largest_logprob_difference(trajectory, model) for trajectory in [*made[0], *made[1]]) < 1e-3

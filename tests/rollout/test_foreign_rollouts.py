@@ -8,11 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from exactness import (
-    RecordingEngine,
-    assert_masked_text_is_the_outputs,
-    assert_the_engine_was_given_the_sequence_so_far,
-)
+from exactness import RecordingEngine, assert_exact
 from real_kernels import RealKernel, pari_kernel, r_kernel
 from scripted import ScriptedEngine, rollout_of
 
@@ -54,12 +50,11 @@ async def test_64_rollouts_are_exact(vocabulary: Vocabulary, kernel: RealKernel,
     async with kernel.pool(6) as pool:
         rollout = rollout_of(engine, pool, dialect=dialect, context_tokens=4000, budget=budget, at_once=6)
         trajectories = await rollout.many([Task(str(n), f"This is number {n}.", "") for n in turns])
-    assert_the_engine_was_given_the_sequence_so_far(trajectories, engine.calls)
+    assert_exact(trajectories, engine, vocabulary)
     for trajectory, expected in zip(trajectories, turns.values(), strict=True):
         assert trajectory.error is None
         assert [(line.text, line.output, line.kind) for line in trajectory.lines] == expected
         assert trajectory.stop_reason is StopReason.EOS
-        assert_masked_text_is_the_outputs(trajectory, vocabulary)
         ids, mask = list[int](), list[bool]()
         for index, (typed, shown, _) in enumerate(expected):
             is_last = index + 1 == len(expected)

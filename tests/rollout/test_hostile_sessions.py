@@ -21,7 +21,7 @@ from growing import SEEDED, Policy
 from kernel.test_border import LongestPause
 from scripted import rollout_of
 
-from repl_rl.config import BranchConfig, BudgetConfig, RewardsConfig
+from repl_rl.config import BranchConfig, RewardsConfig
 from repl_rl.config.credit import CreditConfig
 from repl_rl.engine import Vocabulary
 from repl_rl.kernel import HostCall, HostReply, KernelPool, Limits
@@ -117,16 +117,9 @@ async def test_sessions_and_their_forks(vocabulary: Vocabulary) -> None:
         for seed in until_over():
             draw = random.Random(seed)
             policy = Policy(vocabulary, lambda text, number, draw=draw: f" {draw.choice(LINES).strip()}\n\n")
-            budget = BudgetConfig(lines=6, line_tokens=2000, tokens=8000)
-            rollout = rollout_of(
-                policy,
-                pool,
-                vocabulary=vocabulary,
-                context_tokens=16_000,
-                budget=budget,
-                at_once=6,
-                environment=Fragile,
-            )
+            given: dict[str, Any] = {"vocabulary": vocabulary, "context_tokens": 16_000, "environment": Fragile}
+            given["budget"] = {"lines": 6, "line_tokens": 2000, "tokens": 8000}
+            rollout = rollout_of(policy, pool, at_once=6, **given)
             tasks = [Task("t", "What?", "1")] * config.group_size
             made = await rollout.many(tasks, SEEDED, None, config)
             for each in made:
@@ -180,22 +173,8 @@ async def anything(*given: Any, **named: Any) -> Any:
 
 
 async def test_calls() -> None:
-    values = [
-        0,
-        -1,
-        10**400,
-        1e308,
-        float("nan"),
-        float("inf"),
-        True,
-        None,
-        "",
-        "x" * 10**5,
-        "\ud800",
-        [],
-        {},
-        [[]] * 999,
-    ]
+    values = [0, -1, 10**400, 1e308, float("nan"), float("inf"), True, None, "", "\ud800", [], {}]
+    values += ["x" * 10**5, [[]] * 999]
     host, pause = HostTools(as_tools([several, anything])), LongestPause()
     for seed in until_over():
         draw = random.Random(seed)

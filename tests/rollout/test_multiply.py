@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
+from scripted import multiply
 from small import rows_of, small_trainer
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
@@ -26,16 +27,6 @@ from repl_rl.tools import as_tools
 from studies.nano.sessions import load_interpreter
 
 STEPS, IMITATED = 30, 150
-
-
-def multiply(a: int, b: int) -> int:
-    """Multiply two integers.
-
-    Args:
-        a: The first factor.
-        b: The second factor.
-    """
-    return a * b
 
 
 def accuracy(completions: list[Any], result: list[int], scored: list[Any], **_: Any) -> list[float]:

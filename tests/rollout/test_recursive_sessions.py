@@ -107,9 +107,16 @@ def test_a_session_asks_for_a_session_with_a_context_of_its_own(play: Play) -> N
     assert (numbers["subcalls/calls"], numbers["subcalls/sessions"], numbers["subcalls/depth"]) == (2.0, 1.0, 2.0)
 
 
-def test_without_a_context_the_prompt_is_the_context(play: Play) -> None:
-    trajectory = play({"Begin": ["FINAL(rlm_query('Mine'))\n"], "Mine": ["FINAL(context * 2)\n"]})
-    assert trajectory.answer == ("'MineMine'",)
+QUOTES = ["class A: __repr__ = lambda self: chr(39) + 'a' + chr(39) + ', {[]}'\n", "\n", "FINAL(A())\n"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer"), [(["FINAL(context * 2)\n"], "'AskAsk'"), (QUOTES, "\"'a', {[]}\"")], ids=["context", "quotes"]
+)
+def test_without_a_context_the_prompt_is_it_and_an_answer_is_handed_on_as_it_is_written_and_never_evaluated(
+    play: Play, asked: list[str], answer: str
+) -> None:
+    assert play({"Begin": ["FINAL(rlm_query('Ask'))\n"], "Ask": asked}).answer == (answer,)
 
 
 def test_beyond_the_depth_a_question_is_answered_at_once(play: Play) -> None:
@@ -148,16 +155,6 @@ def test_a_wrong_call_is_an_exception(play: Play) -> None:
     trajectory = play({"Begin": ["rlm_query_batched(['a', 'b'], [1])\n", "FINAL(1)\n"]})
     assert (trajectory.lines[0].error_name, trajectory.answer) == ("ValueError", ("1",))
     assert "2 prompts and 1 contexts; give each prompt one, or None" in trajectory.lines[0].shown
-
-
-def test_an_answer_is_handed_on_as_it_is_written_and_never_evaluated(play: Play) -> None:
-    trajectory = play(
-        {
-            "Begin": ["FINAL(rlm_query('Ask'))\n"],
-            "Ask": ["class A: __repr__ = lambda self: chr(39) + 'a' + chr(39) + ', {[]}'\n", "\n", "FINAL(A())\n"],
-        }
-    )
-    assert trajectory.answer == ("\"'a', {[]}\"",)
 
 
 def test_sessions_that_come_to_nothing_say_why(play: Play) -> None:

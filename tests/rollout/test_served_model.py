@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,14 +15,11 @@ from vocabularies import nano
 from waiting import until_async
 
 from repl_rl.config import SamplingConfig, SubcallsConfig
-from repl_rl.kernel import KernelPool, Limits
+from repl_rl.kernel import KernelPool
 from repl_rl.rollout.subcalls import NoAnswerError, ServedModel, SubCalls
 from repl_rl.trajectory import Task, Trajectory
 
 pytestmark = pytest.mark.more
-
-Pools = Callable[..., KernelPool]
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Server:
@@ -68,11 +65,6 @@ class Server:
         message = {"role": "assistant", "content": made}
         usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
         return web.json_response({"choices": [{"index": 0, "message": message}], "usage": usage})
-
-
-@pytest.fixture
-def pool(kernel_pools: Pools) -> KernelPool:
-    return kernel_pools(Limits(line_s=60), size=2)
 
 
 async def played(typed: list[str], pool: KernelPool, subcalls: dict[str, Any], **setup: Any) -> Trajectory:

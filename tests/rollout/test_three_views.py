@@ -20,7 +20,7 @@ import vocabularies
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_fakes import FakeKernelPool
-from scripted import rollout_of
+from scripted import FakeEngine, rollout_of
 from vocabularies import KINDS
 
 from repl_rl.config import BudgetConfig, SamplingConfig
@@ -36,13 +36,11 @@ CONTEXT_TOKENS = 4096
 PROMPTS = (">>>", "...")
 
 
-class TypingSlot:
+class TypingSlot(FakeEngine):
     """Samples `ids` one after another and cuts them into lines as an engine does; the end of text comes after them.
 
     Its logprobs count: -1/64, -2/64 and so on. `given` keeps what it was handed.
     """
-
-    version = 0
 
     def __init__(self, vocabulary: Vocabulary, ids: Sequence[int]) -> None:
         self.given: list[tuple[int, ...]] = []
@@ -51,10 +49,6 @@ class TypingSlot:
         self._ids = iter([*ids, min(vocabulary.eos_ids)])
         self._count = 0
 
-    @asynccontextmanager
-    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[TypingSlot]:
-        yield self
-
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
         self.given.append(tuple(ids))
         line = list(self._line(max_tokens))
@@ -62,9 +56,6 @@ class TypingSlot:
         logprobs = tuple(-(self._count - len(line) + nth) / 64 for nth in range(1, len(line) + 1))
         self.sampled.append(SampledLine(tuple(line), logprobs, self._finish(line[-1])))
         return self.sampled[-1]
-
-    def close(self) -> None:
-        """Nothing is held."""
 
     def _line(self, max_tokens: int) -> Iterator[int]:
         for index, _ in zip(self._ids, range(max_tokens), strict=False):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,9 +15,13 @@ from repl_rl.errors import ConfigError
 from repl_rl.rollout.scheduler import Cut
 from repl_rl.rollout.tree import ForkRule, Root, Trees
 from repl_rl.run.training import check_inputs
-from repl_rl.trajectory import StopReason, Task, whole_session
+from repl_rl.trajectory import Branch, StopReason, Task, Trajectory, whole_session
 
 pytestmark = pytest.mark.more
+
+
+def branches(made: Sequence[Trajectory]) -> list[Branch]:
+    return [each.branch for each in made if each.branch is not None]
 
 
 async def test_branches_go_on_in_forks_of_their_roots_interpreter(vocabulary: Vocabulary) -> None:
@@ -65,27 +70,23 @@ async def test_a_session_with_threads_is_no_fork_but_a_branch(vocabulary: Vocabu
     line = " import threading; e = threading.Event(); threading.Thread(target=e.wait, daemon=True).start()\n"
     config = BranchConfig(roots=1, branches=2)
     made = await grow(Policy(vocabulary, typing(line, " 1\n")), vocabulary, config)
-    assert made[1].branch is not None
-    assert made[1].branch.by == "replay"
+    assert [branch.by for branch in branches(made)] == ["replay"]
 
 
 async def test_a_root_that_dies_as_it_forks_was_killed_and_is_not_void(vocabulary: Vocabulary) -> None:
     line = " import os; os.register_at_fork(before=lambda: os._exit(0))\n"
-    root, branch = await grow(Policy(vocabulary, typing(line, " 1\n")), vocabulary, BranchConfig(roots=1, branches=2))
-    assert root.stop_reason is StopReason.KILLED
-    assert branch.branch is not None
-    assert branch.branch.by == "replay"
-    assert not root.is_void
-    assert not branch.is_void
+    made = await grow(Policy(vocabulary, typing(line, " 1\n")), vocabulary, BranchConfig(roots=1, branches=2))
+    assert made[0].stop_reason is StopReason.KILLED
+    assert [branch.by for branch in branches(made)] == ["replay"]
+    assert not any(each.is_void for each in made)
 
 
 async def test_lines_that_show_something_else_are_no_branch_point(vocabulary: Vocabulary) -> None:
     """The place types a session from the prompt, and nothing of the failed replay is left in it."""
     policy = Policy(vocabulary, typing(" import time; time.perf_counter_ns()\n", " 1\n"))
     made = await grow(policy, vocabulary, BranchConfig(roots=1, branches=3, by="replay"))
+    assert branches(made) == [Branch(0, 0, 1.0, "anew")] * 2
     for each in made[1:]:
-        assert each.branch is not None
-        assert (each.branch.parent, each.branch.line, each.branch.weight, each.branch.by) == (0, 0, 1.0, "anew")
         assert each.prompt_ids == made[0].prompt_ids
         assert len(each.lines) == 6
 
@@ -102,10 +103,10 @@ async def test_a_tree_has_as_many_forks_as_it_was_asked_for(vocabulary: Vocabula
     made = await grow(
         policy, vocabulary, BranchConfig(roots=1, forks=3, branches=2), budget=BudgetConfig(lines=12, tokens=2000)
     )
-    begun = [each.branch.line for each in made[1:] if each.branch is not None]
+    begun = [branch.line for branch in branches(made)]
     assert len(begun) == 3
     assert begun == sorted(set(begun))
-    assert [each.branch.weight for each in made[1:] if each.branch is not None] == [1 / 2, 1 / 4, 1 / 8]
+    assert [branch.weight for branch in branches(made)] == [1 / 2, 1 / 4, 1 / 8]
 
 
 async def test_equal_seeds_fork_at_equal_lines_and_lines_are_drawn_evenly(vocabulary: Vocabulary) -> None:
@@ -115,7 +116,7 @@ async def test_equal_seeds_fork_at_equal_lines_and_lines_are_drawn_evenly(vocabu
         made = await grow(
             policy, vocabulary, config, FakeKernelPool(), groups=200, sampling=SamplingConfig().seeded(seed)
         )
-        return [each.branch.line for each in made if each.branch is not None]
+        return [branch.line for branch in branches(made)]
 
     first = await forked("a")
     assert first == await forked("a")
@@ -126,15 +127,14 @@ async def test_equal_seeds_fork_at_equal_lines_and_lines_are_drawn_evenly(vocabu
 async def test_entropy_forks_after_the_line_that_surprised(vocabulary: Vocabulary) -> None:
     policy = Policy(vocabulary, typing(" 1\n", " 1\n", " 22\n", " 1\n"), lambda line: -2.0 if "22" in line else -0.5)
     made = await grow(policy, vocabulary, BranchConfig(roots=1, branches=2, at="entropy"), FakeKernelPool())
-    assert made[1].branch is not None
-    assert made[1].branch.line == 3
+    assert [branch.line for branch in branches(made)] == [3]
 
 
 async def test_nothing_forks_after_what_is_skipped_or_inside_a_block(vocabulary: Vocabulary) -> None:
     policy = Policy(vocabulary, typing(" # think\n", " for i in range(2):\n", "     i\n", " \n", " # again\n"))
     made = await grow(policy, vocabulary, BranchConfig(roots=1, branches=2), FakeKernelPool(), groups=20)
-    places = {each.branch.line for each in made if each.branch is not None}
-    assert places == {0, 4}  # 0 where the fork was drawn for line 5, which is skipped
+    # 0 where the fork was drawn for line 5, which is skipped
+    assert {branch.line for branch in branches(made)} == {0, 4}
 
 
 async def test_what_a_root_has_spent_is_spent_for_its_branches(vocabulary: Vocabulary) -> None:
@@ -216,7 +216,7 @@ async def test_an_environment_is_brought_to_where_its_root_was(
 ) -> None:
     policy = Policy(vocabulary, typing(" more()\n"))
     made = await grow(policy, vocabulary, BranchConfig(roots=1, branches=3), environment=environment)
-    assert [each.branch.by for each in made if each.branch is not None] == [by] * 2
+    assert [branch.by for branch in branches(made)] == [by] * 2
     for each in made:
         if environment is ForTrl:
             assert each.environment_reward == 6.0
@@ -242,7 +242,7 @@ class Drawn(Counting):
 async def test_an_environment_that_begins_elsewhere_is_no_branch(vocabulary: Vocabulary) -> None:
     policy = Policy(vocabulary, typing(" 1\n"))
     made = await grow(policy, vocabulary, BranchConfig(roots=1, branches=3), environment=Drawn)
-    assert [each.branch.by for each in made if each.branch is not None] == ["anew"] * 2
+    assert [branch.by for branch in branches(made)] == ["anew"] * 2
     assert len({each.prompt for each in made}) == 3
 
 
@@ -259,7 +259,7 @@ async def test_a_small_pool_grows_large_trees(vocabulary: Vocabulary) -> None:
     policy = Policy(vocabulary, lambda text, number: f" x = {number}\n")
     made = await grow(policy, vocabulary, BranchConfig(roots=4, forks=2, branches=2), size=3)
     assert not any(each.is_void for each in made)
-    assert {each.branch.by for each in made if each.branch is not None} <= {"fork", "replay"}
+    assert {branch.by for branch in branches(made)} <= {"fork", "replay"}
 
 
 async def test_tasks_that_make_no_groups_are_refused() -> None:

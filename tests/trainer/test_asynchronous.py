@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small import ENGINE, small_trainer, without_times
 from trl.trainer.utils import RepeatSampler
+from waiting import until
 
 from repl_rl import ReplGRPOTrainer, read_jsonl
 from repl_rl.config import AsynchronousConfig
@@ -64,24 +64,27 @@ class Rollouts:
                 on_end()
             done.set_result([typed(version)] * SIZE)
 
-    def take(self, version: int) -> list[int]:
-        """The numbers that a step takes from what is finished, or will be at once."""
-        return [ticket.number for ticket, _ in self.taken(version).groups]
-
-    def taken(self, version: int) -> Taken:
+    def take(self, version: int, updates: int | None = None) -> Taken:
+        """What a step takes from what is finished, or will be at once."""
         self.version = version
-        return self.queue.take(version)
+        return self.queue.take(version, updates)
 
     def wait_for(self, *numbers: int) -> None:
         """Until these groups have begun, in this order, and no others."""
-        deadline = time.monotonic() + 60
-        while self.numbers != [*numbers]:
-            assert time.monotonic() < deadline, self.begun
-            time.sleep(0.002)
+        until(lambda: [ticket.number for ticket in self.begun] == [*numbers])
 
-    @property
-    def numbers(self) -> list[int]:
-        return [ticket.number for ticket in self.begun]
+    def step(
+        self, threads: ThreadPoolExecutor, version: int, begun: Iterable[int], *ends: int, updates: int | None = None
+    ) -> Taken:
+        """What a step takes when these groups have begun, and those have ended."""
+        taking = threads.submit(self.take, version, updates)
+        self.wait_for(*begun)
+        self.end(*ends)
+        return taking.result(60)
+
+
+def numbers_of(taken: Taken) -> list[int]:
+    return [ticket.number for ticket, _ in taken.groups]
 
 
 @pytest.fixture
@@ -101,7 +104,7 @@ def test_nothing_is_ahead_with_a_staleness_of_0(threads: ThreadPoolExecutor) -> 
         rollouts.end(2 * step + 1)
         assert not taking.done()
         rollouts.end(2 * step)
-        assert taking.result(10) == [2 * step, 2 * step + 1]
+        assert numbers_of(taking.result(10)) == [2 * step, 2 * step + 1]
         assert rollouts.queue.position() == (2 * step + 2, [])
 
 
@@ -109,18 +112,12 @@ def test_others_are_under_way_while_a_step_trains_and_the_first_that_finish_are_
     threads: ThreadPoolExecutor,
 ) -> None:
     rollouts = Rollouts(max_staleness=2, queue=1)
-    taking = threads.submit(rollouts.taken, 0)
-    rollouts.wait_for(*range(4))  # its own and those of the next step
-    rollouts.end(3, 0, 2)
-    taken = taking.result(10)
-    assert [ticket.number for ticket, _ in taken.groups] == [0, 2]
+    taken = rollouts.step(threads, 0, range(4), 3, 0, 2)  # four: its own and those of the next step
+    assert numbers_of(taken) == [0, 2]
     assert taken.ready == 1
     assert rollouts.queue.position() == (4, [Ticket(1), Ticket(3)])
-    taking = threads.submit(rollouts.taken, 1)
-    rollouts.wait_for(*range(6))
-    rollouts.end(5)
-    taken = taking.result(10)
-    assert [ticket.number for ticket, _ in taken.groups] == [3, 5]
+    taken = rollouts.step(threads, 1, range(6), 5)
+    assert numbers_of(taken) == [3, 5]
     assert taken.metrics(1) == pytest.approx(
         {
             "asynchronous/staleness_mean": 0.5,
@@ -134,54 +131,28 @@ def test_others_are_under_way_while_a_step_trains_and_the_first_that_finish_are_
 def test_staleness_counts_updates_of_which_there_may_be_several_to_a_version(threads: ThreadPoolExecutor) -> None:
     """Two updates a batch: what is one version old has missed two."""
     rollouts = Rollouts(max_staleness=3, queue=1, groups=1)
-
-    def taken(version: int) -> Taken:
-        rollouts.version = version
-        return rollouts.queue.take(version, 10 + 2 * version)
-
-    taking = threads.submit(taken, 0)
-    rollouts.wait_for(0, 1)
-    rollouts.end(0)
-    assert taking.result(10).metrics(0)["asynchronous/staleness_max"] == 0
-    taking = threads.submit(taken, 1)
-    rollouts.wait_for(0, 1, 2)
-    rollouts.end(1)
-    assert taking.result(10).metrics(1)["asynchronous/staleness_max"] == 2
-    taking = threads.submit(taken, 2)
-    rollouts.wait_for(0, 1, 2, 3)
-    rollouts.end(3)
-    assert [ticket.number for ticket, _ in taking.result(10).groups] == [3]
-    taking = threads.submit(taken, 3)
-    rollouts.wait_for(0, 1, 2, 3, 4)
-    rollouts.end(2, 4)
-    found = taking.result(10)
+    for version, staleness in ((0, 0), (1, 2)):
+        taken = rollouts.step(threads, version, range(version + 2), version, updates=10 + 2 * version)
+        assert taken.metrics(version)["asynchronous/staleness_max"] == staleness
+    assert numbers_of(rollouts.step(threads, 2, range(4), 3, updates=14)) == [3]
+    found = rollouts.step(threads, 3, range(5), 2, 4, updates=16)
     assert found.dropped == 1, "number 2 began with version 1, four updates ago"
-    assert [ticket.number for ticket, _ in found.groups] == [4]
+    assert numbers_of(found) == [4]
 
 
 def test_a_group_that_is_too_old_is_dropped_and_its_task_comes_again(threads: ThreadPoolExecutor) -> None:
     rollouts = Rollouts(max_staleness=1, queue=1, groups=1)
     for step in range(2):  # number 0 takes long
-        taking = threads.submit(rollouts.take, step)
-        rollouts.wait_for(*range(step + 2))
-        rollouts.end(step + 1)
-        assert taking.result(10) == [step + 1]
+        assert numbers_of(rollouts.step(threads, step, range(step + 2), step + 1)) == [step + 1]
     rollouts.end(0)  # sampled at 0, and the next step is the second after it
-    taking = threads.submit(rollouts.taken, 2)
-    rollouts.wait_for(0, 1, 2, 0, 3)
-    assert Ticket(0, 1) in rollouts.begun
-    rollouts.end(0)
-    taken = taking.result(10)
+    taken = rollouts.step(threads, 2, (0, 1, 2, 0, 3), 0)
     assert [ticket for ticket, _ in taken.groups] == [Ticket(0, 1)]
     assert taken.metrics(2)["asynchronous/dropped_share"] == 0.5
 
 
 def test_at_rest_nothing_is_under_way(threads: ThreadPoolExecutor) -> None:
     rollouts = Rollouts(max_staleness=1)
-    taking = threads.submit(rollouts.take, 0)
-    rollouts.wait_for(*range(4))
-    rollouts.end(0, 1)
-    taking.result(10)
+    rollouts.step(threads, 0, range(4), 0, 1)
     is_inside, may_leave = threading.Event(), threading.Event()
 
     def rest() -> None:
@@ -196,7 +167,7 @@ def test_at_rest_nothing_is_under_way(threads: ThreadPoolExecutor) -> None:
     assert is_inside.wait(10)
     may_leave.set()
     resting.result(10)
-    assert rollouts.take(1) == [2, 3]
+    assert numbers_of(rollouts.take(1)) == [2, 3]
 
 
 def test_a_failure_reaches_the_step_and_closing_ends_what_is_under_way(threads: ThreadPoolExecutor) -> None:
@@ -238,7 +209,7 @@ def test_each_group_is_taken_once_and_none_is_too_old(data: st.DataObject) -> No
                 first, again = rollouts.queue.position()
                 rollouts.queue.close()
                 rollouts = Rollouts(**settings, last=groups * steps, first=first, again=again)
-            taking = thread.submit(rollouts.taken, step)
+            taking = thread.submit(rollouts.take, step)
             while not taking.done():
                 tickets = sorted(rollouts.under_way)
                 if tickets:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -91,33 +90,6 @@ def test_a_drifted_sequence_is_dropped_whole_or_not_at_all(tmp_path: Path) -> No
 def test_the_table_of_completions_has_our_advantages(tmp_path: Path) -> None:
     trainer, _ = made_batch(tmp_path, credit={"estimator": "rloo"})
     assert trainer.table["advantages"] == [1.0, -1.0, 1.0, -1.0]
-
-
-def vespo_by_the_paper(trainer: RecordedTrainer, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The mean over tokens of phi(w) A log pi, where w is the sequence's ratio, and phi's form its mean advantage's."""
-    now, typed = trainer.logprobs(batch), batch["completion_mask"] * batch["tool_mask"]
-    objective = torch.zeros(())
-    for row in range(len(now)):
-        mean = float((batch["advantages"][row] * typed[row]).sum() / typed[row].sum())
-        k, rate = (2.0, 3.0) if mean >= 0 else (3.0, 2.0)
-        log_w = float(((now[row].detach() - batch["old_per_token_logps"][row]) * typed[row]).sum())
-        phi = math.exp(rate + k * log_w - rate * math.exp(log_w))
-        objective = objective + (phi * batch["advantages"][row] * now[row] * typed[row]).sum()
-    return -objective / typed.sum()
-
-
-def test_vespos_weight_is_one_for_a_sequence_whose_lines_differ_in_sign(tmp_path: Path) -> None:
-    trainer, batch = made_batch(tmp_path, loss_type="vespo")
-    wanted = gradient_of(trainer.model, vespo_by_the_paper(trainer, batch))
-    assert wanted.norm() > 0.1
-    torch.testing.assert_close(trainer.gradient(batch), wanted, atol=1e-6, rtol=1e-4)
-    own = trainer.get_gamma_weights(
-        advantages=batch["advantages"],
-        log_ratio_per_token=trainer.logprobs(batch).detach() - batch["old_per_token_logps"],
-        mask=batch["completion_mask"] * batch["tool_mask"],
-        importance_sampling_ratio=None,
-    )
-    assert own.shape == (4, 1)
 
 
 @pytest.mark.parametrize("arguments", [{}, {"epsilon_high": 2.0}])

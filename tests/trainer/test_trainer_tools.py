@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from datasets import Dataset
+from scripted import multiply
 from small import ENGINE, rows_of, small_args, small_trainer
 
 from repl_rl import ReplGRPOTrainer, Task, read_jsonl
@@ -15,16 +16,6 @@ from repl_rl.trainer.rows import as_dataset, task_of
 from repl_rl.trajectory import Message, StopReason
 
 SEEN: dict[str, Any] = {}
-
-
-def multiply(a: int, b: int) -> int:
-    """Multiply two integers.
-
-    Args:
-        a: The first factor.
-        b: The second factor.
-    """
-    return a * b
 
 
 class Counter:

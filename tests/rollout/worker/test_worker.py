@@ -61,17 +61,21 @@ def descendants(pid: int) -> list[int]:
 
 
 def test_trajectories_are_those_of_rollouts_in_this_process(vocabulary: Vocabulary) -> None:
-    made = []
+    made, temperatures = [], list[float]()
+
+    async def note(prompt: str, turn: int, sampling: SamplingConfig) -> None:
+        temperatures.append(sampling.temperature)
+
     for apart in (False, True):
-        engine = ScriptedEngine(vocabulary, lines_for)
+        engine = ScriptedEngine(vocabulary, lines_for, note)
         engine.version = 3
         with open_service(engine, vocabulary, apart) as service:
             told: dict[int, Trajectory] = {}
-            first = service.generate(TASKS, on_end=told.__setitem__)
+            first = service.generate(TASKS, SamplingConfig(temperature=0.25), on_end=told.__setitem__)
             assert [told[index] for index in range(len(TASKS))] == first
             engine.version = 4
             engine.sessions.clear()
-            second = service.generate(TASKS[:1], SamplingConfig(temperature=0.5))
+            second = service.generate(TASKS[:1])
             made.append([without_times(trajectory) for trajectory in first + second])
             numbers = service.kernel_numbers()
             assert (numbers["sessions"], numbers["executions"], numbers["failed_starts"]) == (5, 15, 0)
@@ -83,51 +87,32 @@ def test_trajectories_are_those_of_rollouts_in_this_process(vocabulary: Vocabula
     assert [each["answer"] for each in there] == [("7",), ("14",), ("21",), ("28",), ("7",)]
     assert [each["version"] for each in there] == [3, 3, 3, 3, 4]
     assert [line["error_name"] for line in there[1]["lines"]] == [None, "NameError", None, None]
-
-
-@pytest.mark.slow
-def test_the_temperature_of_a_call_reaches_the_engine_and_the_next_call_has_the_usual_one(
-    vocabulary: Vocabulary,
-) -> None:
-    asked: list[float] = []
-
-    async def note(prompt: str, turn: int, sampling: SamplingConfig) -> None:
-        asked.append(sampling.temperature)
-
-    engine = ScriptedEngine(vocabulary, lines_for, note)
-    with open_service(engine, vocabulary) as service:
-        service.generate(TASKS[:1], SamplingConfig(temperature=0.25))
-        engine.sessions.clear()
-        service.generate(TASKS[:1])
-    assert asked == [0.25] * 4 + [SamplingConfig().temperature] * 4
+    assert temperatures == ([0.25] * 16 + [SamplingConfig().temperature] * 4) * 2, "of a call, and then the usual one"
 
 
 @pytest.mark.more
-def test_a_failure_of_the_engine_is_raised_and_the_next_batch_works(vocabulary: Vocabulary) -> None:
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (EngineError("out of memory on the third line"), r"^out of memory on the third line$"),
+        (ZeroDivisionError("by zero"), r"^the engine failed: ZeroDivisionError\('by zero'\)$"),
+    ],
+)
+def test_a_failure_of_the_engine_is_raised_and_the_next_batch_works(
+    vocabulary: Vocabulary, error: Exception, message: str
+) -> None:
     async def fail(prompt: str, turn: int, sampling: object) -> None:
         if len(engine.given) == 5 and not failed:
             failed.append(prompt)
-            raise EngineError("out of memory on the third line")
+            raise error
 
     failed: list[str] = []
     engine = ScriptedEngine(vocabulary, lines_for, fail)
     with open_service(engine, vocabulary) as service:
-        with pytest.raises(EngineError, match=r"^out of memory on the third line$"):
+        with pytest.raises(EngineError, match=message):
             service.generate(TASKS)
         engine.sessions.clear()
         assert [t.answer for t in service.generate(TASKS)] == [("7",), ("14",), ("21",), ("28",)]
-
-
-@pytest.mark.slow
-def test_what_is_no_error_of_ours_arrives_as_an_engine_error(vocabulary: Vocabulary) -> None:
-    async def fail(prompt: str, turn: int, sampling: object) -> None:
-        raise ZeroDivisionError("by zero")
-
-    with (
-        open_service(ScriptedEngine(vocabulary, lines_for, fail), vocabulary) as service,
-        pytest.raises(EngineError, match=r"^the engine failed: ZeroDivisionError\('by zero'\)$"),
-    ):
-        service.generate(TASKS)
 
 
 async def stumbling(tasks: Sequence[Task], engine: Any, kernels: Any) -> list[Trajectory]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from families import FAMILIES, random_model
 from peft import LoraConfig, get_peft_model
+from test_packing import padded
 from trl.trainer.utils import add_fused_lm_head
 
 from repl_rl.trainer.packed import TypedForward, pack
@@ -27,13 +28,8 @@ def make_model(name: str, **arguments: Any) -> Any:
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    width, length = max(map(len, PROMPTS)), max(map(len, COMPLETIONS))
-    rows = [
-        [0] * (width - len(prompt)) + prompt + completion + [0] * (length - len(completion))
-        for prompt, completion in zip(PROMPTS, COMPLETIONS, strict=True)
-    ]
-    ids = torch.tensor(rows)
-    return ids, (ids > 0).long(), torch.tensor([mask + [0] * (length - len(mask)) for mask in MASKS])
+    ids, typed = padded(PROMPTS, COMPLETIONS, MASKS)
+    return ids, (ids > 0).long(), typed
 
 
 def plainly(model: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Each of TRL's losses on typed tokens only: its formula, worked out token by token in plain floats, and its gradient.
+"""Each of TRL's losses on typed tokens only: its formula, worked out token by token, and the gradient of that.
 
 Real TRL `_compute_loss` and real weights on a hand-made batch. The formulas are those of the papers that TRL's
 `loss_type` names.
@@ -41,35 +41,36 @@ CORRECTIONS = [[1.0, 0.9, 1.0, 1.0, 1.2, 1.1], [0.8, 1.0, 1.0, 1.5, 0.95, 1.0]]
 class Token:
     """What one typed token brings into the loss."""
 
-    logprob: float
-    log_ratio: float
-    to_reference: float
+    logprob: torch.Tensor
+    log_ratio: torch.Tensor
+    to_reference: torch.Tensor
     correction: float
     advantage: float
     sequence: list[Token] = field(default_factory=list, repr=False)
 
     @property
-    def ratio(self) -> float:
-        return math.exp(self.log_ratio)
+    def ratio(self) -> torch.Tensor:
+        return self.log_ratio.exp()
 
 
-def clipped(token: Token) -> float:
-    inside = min(max(token.ratio, 1 - EPSILON), 1 + EPSILON_HIGH)
-    return -min(token.ratio * token.advantage, inside * token.advantage)
+def clipped(token: Token) -> torch.Tensor:
+    inside = token.ratio.clamp(1 - EPSILON, 1 + EPSILON_HIGH)
+    return -torch.min(token.ratio * token.advantage, inside * token.advantage)
 
 
-def cispo(token: Token) -> float:
-    return -min(token.ratio, EPSILON_HIGH) * token.advantage * token.logprob
+def cispo(token: Token) -> torch.Tensor:
+    return -token.ratio.detach().clamp(max=EPSILON_HIGH) * token.advantage * token.logprob
 
 
-def sapo(token: Token) -> float:
+def sapo(token: Token) -> torch.Tensor:
     temperature = SAPO_POSITIVE if token.advantage > 0 else SAPO_NEGATIVE
-    gate = 1 / (1 + math.exp(-temperature * (token.ratio - 1)))
+    gate = 1 / (1 + (-temperature * (token.ratio - 1)).exp())
     return -gate * 4 / temperature * token.advantage
 
 
-def vespo(token: Token, with_correction: bool) -> float:
-    log_w = sum(other.log_ratio for other in token.sequence)
+def vespo(token: Token, with_correction: bool) -> torch.Tensor:
+    """The weight is one for a sequence, whose lines may differ in sign."""
+    log_w = sum(float(other.log_ratio.detach()) for other in token.sequence)
     log_w += sum(math.log(other.correction) for other in token.sequence) if with_correction else 0.0
     mean = sum(other.advantage for other in token.sequence) / len(token.sequence)  # the paper's, of the sequence
     shape, rate = (2.0, 3.0) if mean >= 0 else (3.0, 2.0)
@@ -77,25 +78,22 @@ def vespo(token: Token, with_correction: bool) -> float:
     return -weight * token.advantage * token.logprob
 
 
-def by_hand(loss_type: str, rows: list[list[Token]], with_kl: bool, with_correction: bool) -> float:
-    per_token: Callable[[Token], float] = {"cispo": cispo, "sapo": sapo}.get(loss_type, clipped)
+def by_hand(loss_type: str, rows: list[list[Token]], with_kl: bool, with_correction: bool) -> torch.Tensor:
+    per_token: Callable[[Token], torch.Tensor] = {"cispo": cispo, "sapo": sapo}.get(loss_type, clipped)
 
-    def term(token: Token) -> float:
+    def term(token: Token) -> torch.Tensor:
         value = vespo(token, with_correction) if loss_type == "vespo" else per_token(token)
         if with_correction and loss_type != "vespo":
-            value *= token.correction
+            value = value * token.correction
         # k3 (Schulman 2020), r - log r - 1 with r = reference / new, by the ratio (DeepSeek-V3.2)
-        kl = token.ratio * (math.exp(-token.to_reference) + token.to_reference - 1)
+        kl = token.ratio * ((-token.to_reference).exp() + token.to_reference - 1)
         return value + (BETA * kl if with_kl else 0.0)
 
-    sums = [sum(term(token) for token in row) for row in rows]
+    sums = [torch.stack([term(token) for token in row]).sum() for row in rows]
     if loss_type in ("grpo", "sapo"):
-        return sum(total / len(row) for total, row in zip(sums, rows, strict=True)) / len(rows)
-    if loss_type == "dr_grpo":
-        return sum(sums) / (len(rows) * MAX_TOKENS)
-    if loss_type == "luspo":
-        return sum(sums) / len(rows)
-    return sum(sums) / TYPED_TOKENS
+        return torch.stack([total / len(row) for total, row in zip(sums, rows, strict=True)]).mean()
+    whole = torch.stack(sums).sum()
+    return whole / {"dr_grpo": len(rows) * MAX_TOKENS, "luspo": len(rows)}.get(loss_type, TYPED_TOKENS)
 
 
 @pytest.fixture(scope="module")
@@ -159,14 +157,15 @@ def loss_of(trainer: RecordedTrainer, inputs: dict[str, torch.Tensor]) -> float:
     return float(trainer.compute_loss(trainer.model, inputs).detach())
 
 
-def typed_tokens(logprobs: torch.Tensor) -> list[list[Token]]:
+def typed_tokens(logprobs: torch.Tensor, old: torch.Tensor, reference: torch.Tensor) -> list[list[Token]]:
+    logprobs, log_ratios, to_reference = (each.double() for each in (logprobs, logprobs - old, logprobs - reference))
     rows: list[list[Token]] = []
     for row in range(2):
         tokens: list[Token] = []
         for at in range(6):
             if TYPED_MASK[row][at] and PADDING_MASK[row][at]:
-                numbers = (LOG_RATIOS[row][at], TO_REFERENCE[row][at], CORRECTIONS[row][at], ADVANTAGES[row][at])
-                tokens.append(Token(float(logprobs[row, at]), *numbers, sequence=tokens))
+                own = logprobs[row, at], log_ratios[row, at], to_reference[row, at]
+                tokens.append(Token(*own, CORRECTIONS[row][at], ADVANTAGES[row][at], tokens))
         rows.append(tokens)
     return rows
 
@@ -174,23 +173,24 @@ def typed_tokens(logprobs: torch.Tensor) -> list[list[Token]]:
 @pytest.mark.parametrize("with_correction", [False, True], ids=["uncorrected", "corrected"])
 @pytest.mark.parametrize("with_kl", [False, True], ids=["no KL", "KL"])
 @pytest.mark.parametrize("loss_type", TYPES)
-def test_the_loss_is_its_formula_over_typed_tokens(
+def test_the_loss_and_its_gradient_are_the_formula_over_typed_tokens(
     trainer: RecordedTrainer, monkeypatch: pytest.MonkeyPatch, loss_type: str, with_kl: bool, with_correction: bool
 ) -> None:
     monkeypatch.setattr(trainer, "loss_type", loss_type)
     monkeypatch.setattr(trainer, "beta", BETA if with_kl else 0.0)
     monkeypatch.setattr(trainer, "use_vllm", with_correction)
-    with torch.no_grad():
-        logprobs = plain_logps(trainer.model)
-    inputs: dict[str, Any] = batch(old_logps=logprobs - torch.tensor(LOG_RATIOS))
-    inputs["ref_per_token_logps"] = logprobs - torch.tensor(TO_REFERENCE)
+    logprobs = plain_logps(trainer.model)
+    old, reference = (logprobs.detach() - torch.tensor(apart) for apart in (LOG_RATIOS, TO_REFERENCE))
+    inputs: dict[str, Any] = {**batch(old_logps=old), "ref_per_token_logps": reference}
     if with_correction:
         # TRL masks the difference before it takes its exponential, so that the ratio is 1 where nothing was typed
         inputs["importance_sampling_ratio"] = torch.tensor(CORRECTIONS)
-    loss = loss_of(trainer, inputs)
-    expected = by_hand(loss_type, typed_tokens(logprobs), with_kl, with_correction)
-    assert loss == pytest.approx(expected, abs=1e-6, rel=2e-6)
-    assert abs(expected) > 1e-3
+    expected = by_hand(loss_type, typed_tokens(logprobs, old, reference), with_kl, with_correction)
+    assert loss_of(trainer, inputs) == pytest.approx(float(expected.detach()), abs=1e-6, rel=2e-6)
+    assert expected.abs() > 1e-3
+    wanted = gradient_of(trainer.model, expected)
+    rounded = 2e-6 * float(wanted.abs().max())  # in float32
+    torch.testing.assert_close(trainer.gradient(inputs), wanted, atol=rounded, rtol=1e-4)
 
 
 def test_the_gradient_is_the_policy_gradient_of_typed_tokens(trainer: RecordedTrainer) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from hypothesis import given
@@ -67,6 +69,19 @@ def test_little_in_common_is_not_shared() -> None:
     assert packed.lengths == (19, 19), "a tenth of the sequence"
 
 
+Rows = Sequence[Sequence[int]]
+
+
+def padded(prompts: Rows, completions: Rows, masks: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids (B, P + T), prompts padded on the left and completions on the right, and which of (B, T) were typed."""
+    width, length = max(map(len, prompts)), max(map(len, completions))
+    rows = [
+        [*[0] * (width - len(prompt)), *prompt, *completion, *[0] * (length - len(completion))]
+        for prompt, completion in zip(prompts, completions, strict=True)
+    ]
+    return torch.tensor(rows), torch.tensor([[*map(int, mask), *[0] * (length - len(mask))] for mask in masks])
+
+
 TOKENS = st.integers(1, 2)
 
 
@@ -77,14 +92,8 @@ def test_every_typed_token_is_predicted_behind_what_really_stood_before_it(share
     prompts = [data.draw(st.lists(TOKENS, min_size=1, max_size=3)) for _ in range(rows)]
     masks = [data.draw(st.lists(st.booleans(), min_size=1, max_size=5)) for _ in range(rows)]
     completions = [data.draw(st.lists(TOKENS, min_size=len(mask), max_size=len(mask))) for mask in masks]
-    width, length = max(map(len, prompts)), max(map(len, completions))
-    ids = torch.tensor(
-        [
-            [0] * (width - len(prompt)) + prompt + completion + [0] * (length - len(completion))
-            for prompt, completion in zip(prompts, completions, strict=True)
-        ]
-    )
-    typed = torch.tensor([[int(was) for was in mask] + [0] * (length - len(mask)) for mask in masks])
+    ids, typed = padded(prompts, completions, masks)
+    length = typed.size(1)
     packed = pack(ids, (ids > 0).long(), typed, shares=shares)
     expected = [
         (row * length + place, completion[place], prompt + completion[:place])

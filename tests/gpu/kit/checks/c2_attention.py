@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from inspect import signature
 from typing import Any
 
@@ -28,6 +28,12 @@ HEADS, KV_HEADS, SIZE = (4, 2, 16) if TINY else (32, 8, 128)
 SEQUENCES, LENGTH, SHARED = (3, 48, 12) if TINY else (8, 1600, 400)
 OWN = LENGTH - SHARED
 SCALE = SIZE**-0.5
+
+
+def attend(states: Sequence[torch.Tensor], lengths: tuple[int, ...], shared: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """Our attention over one row."""
+    layer, named = torch.nn.Module(), {"sequence_lengths": lengths, "sequence_shared": shared}
+    return packed_attention(layer, *states, None, scaling=SCALE, **named)[0]
 
 
 class Row:
@@ -52,15 +58,7 @@ class Row:
         ]
 
     def ours(self) -> torch.Tensor:
-        out, _ = packed_attention(
-            torch.nn.Module(),
-            *self.states,
-            None,
-            scaling=SCALE,
-            sequence_lengths=self.lengths,
-            sequence_shared=self.shared,
-        )
-        return out
+        return attend(self.states, self.lengths, self.shared)
 
     def clear(self) -> None:
         for each in self.states:
@@ -146,24 +144,11 @@ def new_lengths(name: str, dtype: torch.dtype) -> None:
         for times in (first, second):
             wait()
             began = time.perf_counter()
-            out, _ = packed_attention(
-                torch.nn.Module(),
-                *states,
-                None,
-                scaling=SCALE,
-                sequence_lengths=lengths,
-                sequence_shared=(none,) * SEQUENCES,
-            )
-            out.sum().backward()
+            attend(states, lengths, (none,) * SEQUENCES).sum().backward()
             wait()
             times.append((time.perf_counter() - began) * 1e3)
-    record(
-        2,
-        f"new lengths, {name}",
-        dtype=str(dtype),
-        first_ms=statistics.median(first[1:]),
-        second_ms=statistics.median(second[1:]),
-    )
+    medians = {"first_ms": statistics.median(first[1:]), "second_ms": statistics.median(second[1:])}
+    record(2, f"new lengths, {name}", dtype=str(dtype), **medians)
 
 
 def causal_flops(queries: int, before: int = 0) -> float:
@@ -185,19 +170,20 @@ def main(dtype: torch.dtype) -> None:
         record(2, "packed agrees with float64", dtype=str(dtype), output=error(found, wanted), gradients=errors)
 
     attempt(2, "packed agrees with float64", agree)
-    attempt(2, "packed", lambda: measure("packed", dtype, row.ours, row.upstream, row.states, shared_flops))
-    attempt(2, "new lengths", lambda: new_lengths("as torch chooses", dtype))
-
     states = row.whole()
-    packed_lengths, none = (LENGTH,) * SEQUENCES, (row.shared[0],) * SEQUENCES
 
     def whole() -> torch.Tensor:
-        return packed_attention(
-            torch.nn.Module(), *states, None, scaling=SCALE, sequence_lengths=packed_lengths, sequence_shared=none
-        )[0]
+        return attend(states, (LENGTH,) * SEQUENCES, (row.shared[0],) * SEQUENCES)
 
     upstream = torch.randn_like(states[0].transpose(1, 2))
-    attempt(2, "whole", lambda: measure("whole", dtype, whole, upstream, states, whole_flops))
+
+    def packed_and_whole(how: str = "") -> None:
+        ours = row.ours, row.upstream, row.states, shared_flops
+        attempt(2, "packed", lambda: measure(f"packed{how}", dtype, *ours))
+        attempt(2, "whole", lambda: measure(f"whole{how}", dtype, whole, upstream, states, whole_flops))
+
+    packed_and_whole()
+    attempt(2, "new lengths", lambda: new_lengths("as torch chooses", dtype))
 
     def padded() -> None:
         sides = ((each.size(1), SEQUENCES, LENGTH, SIZE) for each in states)
@@ -254,12 +240,7 @@ def main(dtype: torch.dtype) -> None:
     if dtype == torch.bfloat16:
         torch.backends.cuda.enable_cudnn_sdp(False)
         try:
-            attempt(
-                2,
-                "packed",
-                lambda: measure("packed, no cuDNN", dtype, row.ours, row.upstream, row.states, shared_flops),
-            )
-            attempt(2, "whole", lambda: measure("whole, no cuDNN", dtype, whole, upstream, states, whole_flops))
+            packed_and_whole(", no cuDNN")
             attempt(2, "new lengths", lambda: new_lengths("no cuDNN", dtype))
         finally:
             torch.backends.cuda.enable_cudnn_sdp(True)

@@ -104,16 +104,10 @@ Values = dict[tuple[int, bool], tuple[float, float]]
 
 def side(name: str, kind: type[GRPOTrainer], size: str, plans: list[Plan]) -> Values:
     """Loss and gradient norm by micro-batch and checkpointing."""
-    with tempfile.TemporaryDirectory() as folder:
-        values = _side(name, kind, size, plans, folder)
-    free()  # of what the trainer held
-    return values
-
-
-def _side(name: str, kind: type[GRPOTrainer], size: str, plans: list[Plan], folder: str) -> Values:
     values: Values = {}
     began = time.time()
-    made = trainer(kind, size, folder)
+    with tempfile.TemporaryDirectory() as folder:  # nothing is written into it
+        made = trainer(kind, size, folder)
     model = made.model
     facts = {"packs": getattr(made, "packs", None), "attention": str(model.config._attn_implementation)}
     record(3, f"{size}, {name}: trainer", made_s=time.time() - began, **facts)

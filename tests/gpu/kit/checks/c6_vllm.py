@@ -140,7 +140,7 @@ def sample(engine: Any, made: list[Session], lines: int, sampling: SamplingConfi
 
 
 @torch.no_grad()
-def beside(model: Any, made: list[Session], version: int | None = None) -> tuple[float, float, float, int]:
+def beside(model: Any, made: list[Session], version: int | None = None) -> dict[str, float]:
     """Mean and most of |transformers - vLLM| over sampled tokens, the share of greedy ones, and their number."""
     differences, greedy = [], []
     for each in made:
@@ -157,12 +157,8 @@ def beside(model: Any, made: list[Session], version: int | None = None) -> tuple
         )
         greedy.append(own.argmax(-1) == tokens)
     all_differences, all_greedy = torch.cat(differences), torch.cat(greedy)
-    return (
-        float(all_differences.mean()),
-        float(all_differences.max()),
-        float(all_greedy.float().mean()),
-        len(all_greedy),
-    )
+    apart = {"mean": float(all_differences.mean()), "most": float(all_differences.max())}
+    return {**apart, "likeliest": float(all_greedy.float().mean()), "tokens": len(all_greedy)}
 
 
 def agreement(engine: Any, path: str) -> None:
@@ -175,17 +171,7 @@ def agreement(engine: Any, path: str) -> None:
     for dtype in (torch.float32,) if TINY else (torch.bfloat16, torch.float32):
         model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(device()).eval()
         for name, made, seconds in (("first batch", first, first_s), ("greedy", greedy, greedy_s)):
-            mean, most, share, count = beside(model, made)
-            record(
-                6,
-                f"{name} beside transformers",
-                dtype=str(dtype),
-                mean=mean,
-                most=most,
-                likeliest=share,
-                tokens=count,
-                seconds=seconds,
-            )
+            record(6, f"{name} beside transformers", dtype=str(dtype), seconds=seconds, **beside(model, made))
         del model
         free()
 
@@ -232,18 +218,9 @@ def updates_in_flight(engine: Any, path: str) -> None:
     record(6, "updates in flight", reload_s=reloads, sessions=len(made), of_several_versions=several)
     for version, model in models.items():
         if any(own == version for each in made for _, _, own in each.sampled):
-            mean, most, _, count = beside(model, made, version)
             other = models[version - 1] if version - 1 in models else models[version + 1]
-            wrong, *_ = beside(other, made, version)
-            record(
-                6,
-                "tokens of a version",
-                version=version,
-                tokens=count,
-                mean=mean,
-                most=most,
-                mean_if_other_weights=wrong,
-            )
+            found, wrong = (beside(each, made, version) for each in (model, other))
+            record(6, "tokens of a version", version=version, **found, mean_if_other_weights=wrong["mean"])
     engine.load_weights(named(models[began_at]))
 
 
