@@ -28,7 +28,7 @@ import torch
 from repl_rl.config import SamplingConfig
 from repl_rl.engine.base import SampledLine, Slot, check_line, check_trajectory
 from repl_rl.engine.environment import limit_openmp
-from repl_rl.engine.remote import Done, SlotHost
+from repl_rl.engine.remote import Done, SlotHost, settle
 from repl_rl.errors import ConfigError, EngineError, ReplRLError
 from repl_rl.utils.admission import Admission, Reservation
 from repl_rl.utils.channel import Frames, frame
@@ -359,9 +359,4 @@ class _Connection:
 
 def _settle(answers: Sequence[_Answer]) -> None:
     for future, result in answers:
-        if future.done():
-            continue
-        if isinstance(result, ReplRLError):
-            future.set_exception(result)
-        else:
-            future.set_result(result)
+        settle(future, result)
