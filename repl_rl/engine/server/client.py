@@ -282,17 +282,15 @@ def check(url: str, facts: ServerFacts, wanted: Wanted) -> None:
         )
 
 
-def agree(facts: Sequence[tuple[str, ServerFacts]]) -> None:
-    """Raises EngineError if servers differ in what may change a sample."""
-    (first_url, first), *others = facts
-    for url, other in others:
-        for name in ("version", "dtype", "quantization", "cache_dtype", "worker_extension", "transfer", "stop_digest"):
-            ours, theirs = getattr(first, name), getattr(other, name)
-            if ours != theirs:
-                raise EngineError(
-                    f"the servers differ in {name.replace('_', ' ')}: {first_url} has {ours!r} and {url} has "
-                    f"{theirs!r}; start them all with the same vLLM and the same flags"
-                )
+def agree(first: tuple[str, ServerFacts], url: str, facts: ServerFacts) -> None:
+    """Raises EngineError if a server differs from the first one in what may change a sample."""
+    for name in ("version", "dtype", "quantization", "cache_dtype", "worker_extension", "transfer", "stop_digest"):
+        ours, theirs = getattr(first[1], name), getattr(facts, name)
+        if ours != theirs:
+            raise EngineError(
+                f"the servers differ in {name.replace('_', ' ')}: {first[0]} has {ours!r} and {url} has {theirs!r}; "
+                "start them all with the same vLLM and the same flags"
+            )
 
 
 async def _version(client: ServerClient) -> str:

@@ -53,7 +53,7 @@ class Server:
     began_at: str
     """The URL that it began with."""
     up: bool = False
-    trouble: str = "not asked yet"
+    trouble: ReplRLError | None = None
     """Why it is down, or why it last was."""
     slots: int = 0
     """The number of trajectories on this server."""
@@ -151,26 +151,21 @@ class Fleet:
                 if not server.up:
                     label = await self._inspect(server.client)
                     if label is not None and self.usable(label, self.weights) is None:  # None: it doesn't say
-                        if self._follows:
-                            raise EngineError(f"{server.url} has other weights, until the trainer has given it its own")
-                        server.waits = self.weights.is_sent
-                        if server.waits:
-                            raise EngineError(f"{server.url} has other weights, until the next ones are sent")
+                        server.waits = self.weights.is_sent and not self._follows
+                        if server.waits or self._follows:
+                            until = "the next ones are sent" if server.waits else "the trainer has given it its own"
+                            raise ServerUnreachable(f"{server.url} has other weights, until {until}")
                         await self._bring(server, self.weights)
-            except ServerSilent as error:
-                server.silences += 1
-                if server.silences >= _SILENCES:
-                    await self.mark_down(server, str(error))
             except ReplRLError as error:
-                await self.mark_down(server, str(error))
+                server.silences += 1
+                if not (server.up and isinstance(error, ServerSilent) and server.silences < _SILENCES):
+                    await self.mark_down(server, error)
             else:
                 server.silences = 0
                 if not server.up:
-                    if server.gone.is_set():
+                    if server.trouble is not None:
                         logger.warning("%s is back", server.url)
-                    server.up = True
-                    server.gone.clear()
-                    await self._tell()
+                    await self._mark_up(server)
 
     async def find(self, server: Server) -> None:
         """Turn to the URL that a server has now. Raises ServerUnreachable if it has none."""
@@ -180,11 +175,16 @@ class Fleet:
                 logger.warning("%s is gone, and %s takes its place", server.url, url)
                 server.client = server.client.at(url)
 
-    async def mark_down(self, server: Server, trouble: str) -> None:
+    async def mark_down(self, server: Server, trouble: ReplRLError) -> None:
         if server.up:
             logger.warning("%s is down, its trajectories go on elsewhere: %s", server.url, trouble)
         server.up, server.trouble = False, trouble
         server.gone.set()
+        await self._tell()
+
+    async def _mark_up(self, server: Server) -> None:
+        server.up, server.waits = True, False
+        server.gone.clear()
         await self._tell()
 
     async def _tell(self) -> None:
@@ -222,28 +222,25 @@ class Fleet:
         server refuses or if none takes them."""
         async with self._without_requests():
             try:
-                tries = 1
-                while not await self._give_to_all_up(weights):
-                    if tries == _GIVE_TRIES:
-                        raise EngineError(f"no server took new weights:\n{self.troubles()}")
-                    tries += 1
+                for _ in range(_GIVE_TRIES):
+                    await self.wait_for_one()
+                    taking = self.up
+                    given = (self._give(server, weights) for server in taking)
+                    failures = await asyncio.gather(*given, return_exceptions=True)
+                    refusals = [error for error in failures if error and not isinstance(error, ServerUnreachable)]
+                    if refusals:
+                        returned = (self._give(server, self.weights) for server in taking)
+                        await asyncio.gather(*returned, return_exceptions=True)
+                        raise EngineError(str(refusals[0])) from refusals[0]
+                    if None in failures:
+                        break
+                else:  # all have gone away, each time
+                    raise EngineError(f"no server took new weights:\n{self.troubles()}")
             except EngineError:
                 weights.remove_files()
                 raise
             self.weights.remove_files()
             self.weights = weights
-
-    async def _give_to_all_up(self, weights: Weights) -> bool:
-        """Whether a server has them now: all others have gone away. Raises EngineError if one refuses them."""
-        await self.wait_for_one()
-        up = self.up
-        results = await asyncio.gather(*(self._give(server, weights) for server in up), return_exceptions=True)
-        failures = [error for error in results if isinstance(error, BaseException)]
-        refusals = [error for error in failures if not isinstance(error, ServerUnreachable)]
-        if refusals:
-            await asyncio.gather(*(self._give(server, self.weights) for server in up), return_exceptions=True)
-            raise EngineError(str(refusals[0])) from refusals[0]
-        return len(failures) < len(up)
 
     async def give_together(self, weights: Weights, send: Callable[[list[ServerClient]], None]) -> None:
         """As `give_all`, by `send`, which is called in a thread with the servers that can take part.
@@ -261,7 +258,7 @@ class Fleet:
                 await asyncio.gather(*(_finish(client, weights) for client in clients))
             except ReplRLError as error:
                 for server in taking:
-                    await self.mark_down(server, str(error))
+                    await self.mark_down(server, error)
                 raise
             finally:
                 resumed = (client.post("/resume") for client in clients)
@@ -269,9 +266,7 @@ class Fleet:
             self.weights.remove_files()
             self.weights = weights
             for server in taking:
-                server.up, server.waits = True, False
-                server.gone.clear()
-            await self._tell()
+                await self._mark_up(server)
 
     async def adopt(self, weights: Weights) -> None:
         """Use the weights that another process has given the servers."""
@@ -292,13 +287,15 @@ class Fleet:
             self.weights = later
         return later
 
-    async def _give(self, server: Server, weights: Weights) -> None:
+    async def _give(self, server: Server, weights: Weights) -> ReplRLError | None:
+        """What went wrong, if anything; the server is down then."""
         async with server.mending:
             try:
                 await self._bring(server, weights)
             except ReplRLError as error:
-                await self.mark_down(server, str(error))
-                raise
+                await self.mark_down(server, error)
+                return error
+        return None
 
     async def _bring(self, server: Server, weights: Weights) -> None:
         """`bring_to`, which may take long and is given up once the server no longer answers health checks."""
