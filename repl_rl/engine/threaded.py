@@ -45,7 +45,7 @@ class Stepper(Protocol[SequenceT]):
     """A batch of lines, at most one per sequence. Used from one thread at a time."""
 
     def add(self, sequence: SequenceT, ids: list[int], max_tokens: int, sampling: SamplingConfig, /) -> None:
-        """Begin the line that follows `ids`."""
+        """Begin the line that follows `ids`, which nobody else keeps."""
 
     def step(self) -> Iterable[tuple[SequenceT, SampledLine | EngineError]]:
         """Sample one token for every line, and return the lines that end with it. An exception ends the engine."""

@@ -113,15 +113,13 @@ async def test_a_seed_gives_a_slot_the_same_lines_whatever_runs_beside_it(
 def test_a_prompt_that_sequences_share_is_read_once(checkpoint: Path, vocabulary: Vocabulary, passes: Passes) -> None:
     def grown(prompts: list[list[int]], steps: int) -> list[list[int]]:
         """The ids of greedy sequences after so many steps side by side."""
-        model = RowModel(str(checkpoint), "float32")
+        batch = RowBatch(RowModel(str(checkpoint), "float32"), vocabulary, len(prompts), len(prompts))
         passes.fed.clear()
-        batch = RowBatch(model, most_rows=len(prompts))
         sequences = [RowSequence(Random(0), 100) for _ in prompts]
         for sequence, ids in zip(sequences, prompts, strict=True):
-            sequence.go_on_from(ids, GREEDY)
-            batch.start(sequence)
+            batch.add(sequence, list(ids), 50, GREEDY)
         for _ in range(steps):
-            batch.step()
+            assert list(batch.step()) == []
         return [sequence.ids for sequence in sequences]
 
     shared = list(vocabulary.encode_prompt(">>> # one and the same problem for the whole group\n>>>"))

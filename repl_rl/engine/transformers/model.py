@@ -22,7 +22,17 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, Cache, DynamicCache
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    AutoModelForCausalLM,
+    Cache,
+    DynamicCache,
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 from transformers.integrations import deepspeed
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -252,47 +262,36 @@ def sample_tokens(
     Row b's token is the first whose cumulative probability exceeds `uniforms[b]`; a greedy row's is the likeliest.
     A row of non-finite logits comes back with a non-finite log-probability.
     """
-    logps = torch.log_softmax(_processed(logits.float(), settings), dim=-1)  # (B, V)
+    rows: dict[tuple[float, int, float], list[int]] = {}
+    for row, setting in enumerate(settings):
+        rows.setdefault((setting.temperature, setting.top_k, setting.top_p), []).append(row)
+    logits, greedy = logits.float(), torch.zeros(len(settings), 1, dtype=torch.bool, device=logits.device)
+    likeliest = logits.argmax(dim=-1, keepdim=True)  # (B, 1)
+    for (temperature, top_k, top_p), own in rows.items():
+        greedy[own] = temperature == 0
+        warpers = _warpers(temperature, top_k, top_p)
+        if len(rows) == 1:
+            logits = warpers(None, logits)
+        elif warpers:
+            logits = logits.index_copy(0, torch.tensor(own, device=logits.device), warpers(None, logits[own]))
+    logps = torch.log_softmax(logits, dim=-1)  # (B, V)
     # By inverting the cumulative sum. In single precision, it would lose a large vocabulary's small probabilities.
     cumulative = logps.exp().cumsum(dim=-1, dtype=torch.float64)  # (B, V)
-    targets = _column(uniforms, cumulative) * cumulative[:, -1:]
-    ids = torch.searchsorted(cumulative, targets, right=True).clamp(max=logps.shape[1] - 1)  # (B, 1)
-    greedy = [setting.temperature == 0 for setting in settings]
-    if any(greedy):
-        ids = torch.where(_column(greedy, logits), logits.argmax(dim=-1, keepdim=True), ids)
-    chosen = logps.gather(1, ids)  # (B, 1)
-    return ids.squeeze(1).tolist(), chosen.squeeze(1).tolist()
+    targets = torch.tensor(uniforms, dtype=torch.float64, device=logits.device).unsqueeze(1) * cumulative[:, -1:]
+    drawn = torch.searchsorted(cumulative, targets, right=True).clamp(max=logps.shape[1] - 1)  # (B, 1)
+    ids = torch.where(greedy, likeliest, drawn)
+    return ids.squeeze(1).tolist(), logps.gather(1, ids).squeeze(1).tolist()
 
 
-def _processed(logits: torch.Tensor, settings: Sequence[SamplingConfig]) -> torch.Tensor:
-    """Logits (B, V) divided by their row's temperature, minus infinity outside its top-k and top-p."""
-    vocabulary_size = logits.shape[1]
-    temperatures = [max(s.temperature, LEAST_TEMPERATURE) if s.temperature > 0 else 1.0 for s in settings]
-    top_ks = [
-        min(s.top_k or vocabulary_size, vocabulary_size) if s.temperature > 0 else vocabulary_size for s in settings
-    ]
-    top_ps = [s.top_p if s.temperature > 0 else 1.0 for s in settings]
-    if any(temperature != 1.0 for temperature in temperatures):
-        logits = logits / _column(temperatures, logits)
-    if min(top_ks) < vocabulary_size or min(top_ps) < 1.0:
-        logits = _truncated(logits, _column(top_ks, logits, torch.int64), _column(top_ps, logits))
-    return logits
-
-
-def _truncated(logits: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor) -> torch.Tensor:
-    """Logits (B, V), with minus infinity outside of top-k and top-p; top_ks and top_ps are (B, 1).
-
-    Top-p drops a token if the probabilities up to its own, in ascending order, sum to at most 1 - p. Tokens as likely
-    as the k-th stay; at least one token always stays.
-    """
-    ordered, order = logits.sort(dim=-1)  # (B, V), ascending
-    ordered = ordered.masked_fill(ordered < ordered.gather(1, ordered.shape[1] - top_ks), -torch.inf)
-    unlikely = ordered.softmax(dim=-1).cumsum(dim=-1) <= 1 - top_ps  # (B, V)
-    unlikely[:, -1] = False
-    return logits.scatter(1, order, ordered.masked_fill(unlikely, -torch.inf))
-
-
-def _column(values: Sequence[float], like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Values as a column (B, 1) on the device of `like`. The type is `dtype` if given, else bool, or that of `like`."""
-    own = torch.bool if isinstance(values[0], bool) else like.dtype
-    return torch.tensor(values, dtype=dtype or own, device=like.device).unsqueeze(1)
+def _warpers(temperature: float, top_k: int, top_p: float) -> LogitsProcessorList:
+    """transformers' own, none for greedy rows: tokens as likely as the k-th stay, and one token at least."""
+    warpers = LogitsProcessorList()
+    if temperature == 0:
+        return warpers
+    if temperature != 1:
+        warpers.append(TemperatureLogitsWarper(float(max(temperature, LEAST_TEMPERATURE))))
+    if top_k:
+        warpers.append(TopKLogitsWarper(top_k))
+    if top_p < 1:
+        warpers.append(TopPLogitsWarper(top_p))
+    return warpers
