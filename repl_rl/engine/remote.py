@@ -14,6 +14,7 @@ import asyncio
 import itertools
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -149,7 +150,7 @@ class RemoteSlot:
         return line
 
 
-def settle(future: asyncio.Future[Any], result: object) -> None:
+def settle(future: asyncio.Future[Any] | Future[Any], result: object) -> None:
     """Give whoever waits a result or an error, unless nobody does any more."""
     if future.done():
         return

@@ -18,6 +18,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -38,7 +39,6 @@ _SEND_S = 10
 """A process that reads nothing for so long is taken to have stopped; the lines of others don't wait for it."""
 
 SequenceT = TypeVar("SequenceT")
-_Answer = tuple[asyncio.Future[SampledLine], SampledLine | ReplRLError]
 
 
 class Stepper(Protocol[SequenceT]):
@@ -98,7 +98,6 @@ class ThreadedEngine(ABC, Generic[SequenceT]):
         self._is_asleep = False
         self._connections: list[_Connection] = []
         self._running: dict[SequenceT, _Line] = {}
-        self._answers: dict[asyncio.AbstractEventLoop, list[_Answer]] = {}
         self._closing = False
         self._down: EngineError | None = None
         self._lock = threading.Lock()
@@ -218,10 +217,6 @@ class ThreadedEngine(ABC, Generic[SequenceT]):
         self._stepper.leave(slot.sequence)
         self.admission.leave(slot.reservation)
 
-    def settle(self, future: asyncio.Future[SampledLine], result: SampledLine | ReplRLError) -> None:
-        """Settle `future` on its event loop, together with the others of this step."""
-        self._answers.setdefault(future.get_loop(), []).append((future, result))
-
     def _step_forever(self) -> None:
         try:
             if self.threads is not None:
@@ -240,7 +235,7 @@ class ThreadedEngine(ABC, Generic[SequenceT]):
                     if isinstance(result, SampledLine):
                         self.admission.grow(line.reservation, line.length + len(result.ids))
                     line.done(result)
-                self._answer()
+                self._write_connections()
         except BaseException as error:  # noqa: BLE001 - whatever it is, every waiting rollout has to hear of it
             failure = EngineError(f"{self._name} failed: {error}")
             failure.__cause__ = error
@@ -263,13 +258,9 @@ class ThreadedEngine(ABC, Generic[SequenceT]):
             connection.read()
         self._connections = [connection for connection in self._connections if connection.is_open]
 
-    def _answer(self) -> None:
+    def _write_connections(self) -> None:
         for connection in self._connections:
             connection.write()
-        answers, self._answers = self._answers, {}
-        for loop, settled in answers.items():
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits on it
-                loop.call_soon_threadsafe(_settle, settled)
 
     def _raise_if_down(self) -> None:
         if self._down is not None:
@@ -283,7 +274,7 @@ class ThreadedEngine(ABC, Generic[SequenceT]):
                 done(self._down)
             self._requests.clear()
             self._running.clear()
-            self._answer()
+            self._write_connections()
             for connection in self._connections:
                 with contextlib.suppress(Exception):  # a broken stepper may fail again here
                     connection.close()
@@ -298,11 +289,11 @@ class ThreadedSlot(Generic[SequenceT]):
         self._engine = engine
 
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
-        future: asyncio.Future[SampledLine] = asyncio.get_running_loop().create_future()
-        done = partial(self._engine.settle, future)
+        future: Future[SampledLine] = Future()
+        done = partial(_settle, future)
         self._engine.submit(partial(self._engine.begin, self, list(ids), max_tokens, sampling, done), done)
         try:
-            return await future
+            return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             self._engine.post(partial(self._engine.drop, self))
             raise
@@ -357,6 +348,6 @@ class _Connection:
             self._host.leave_all()
 
 
-def _settle(answers: Sequence[_Answer]) -> None:
-    for future, result in answers:
+def _settle(future: Future[SampledLine], result: SampledLine | ReplRLError) -> None:
+    if future.set_running_or_notify_cancel():
         settle(future, result)

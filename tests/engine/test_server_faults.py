@@ -608,10 +608,10 @@ async def test_an_engine_that_follows_goes_on_with_later_weights_and_gives_none(
 
 @pytest.mark.parametrize("label", ["default", "repl-rl-00000000-7", "repl-rl-7", "on the way to it"])
 def test_labels_of_other_trainers_are_not_followed(label: str) -> None:
-    weights = Weights(3, "repl-rl-abcdef01-3", run="repl-rl-abcdef01")
+    weights = Weights("repl-rl-abcdef01", 3)
     assert weights.later(label) is None
     assert weights.later("repl-rl-abcdef01-2") is None
-    assert weights.later("repl-rl-abcdef01-12") == Weights(12, "repl-rl-abcdef01-12", run="repl-rl-abcdef01")
+    assert weights.later("repl-rl-abcdef01-12") == Weights("repl-rl-abcdef01", 12)
 
 
 async def test_an_engine_that_follows_opens_without_a_server_that_is_away(fakes: Fakes) -> None:

@@ -172,7 +172,7 @@ class VLLMServerEngine:
         if self._transfer is None or facts is None:
             self._loop.run(self._fleet.give_all(self._folder.write(version, named_weights)))
             return
-        weights = Weights(version, self._folder.label(version), is_sent=True, run=self._folder.run)
+        weights = Weights(self._folder.run, version, is_sent=True)
         send = partial(self._transfer.send, facts=facts, named=named_weights)
         self._loop.run(self._fleet.give_together(weights, send))
 
@@ -199,7 +199,7 @@ class VLLMServerEngine:
             headers={"Authorization": f"Bearer {key}"} if key else None,
         )
         clients = [ServerClient(url, session, self._timeouts) for url in dict.fromkeys(map(base_url, config.servers))]
-        weights = self._follows or Weights(run=self._folder.run)
+        weights = self._follows or Weights(self._folder.run)
         leads = self._follows is None
         self._fleet = Fleet(clients, config.places, self._timeouts, self._inspect, weights, not leads, locate)
         first, *others = self.servers

@@ -21,7 +21,7 @@ import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -318,22 +318,25 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """One state of the policy. Without files it is the checkpoint that the servers were started with."""
+    """One state of the policy. The first one is the checkpoint that the servers were started with."""
 
+    run: str
+    """A name for all weights of one trainer."""
     version: int = 0
-    label: str = CHECKPOINT
     files: tuple[str, ...] = ()
     is_sent: bool = False
     """They have been sent to the servers, and nothing here keeps them."""
-    run: str = ""
-    """A name for all weights of one trainer."""
+
+    @property
+    def label(self) -> str:
+        """By which a server names them with each token."""
+        return f"{self.run}-{self.version}" if self.version else CHECKPOINT
 
     def later(self, label: str) -> Weights | None:
         """The weights with this label, if they are later ones of the same trainer."""
         start, _, number = label.rpartition("-")
-        if not self.run or start != self.run or not number.isdecimal() or int(number) <= self.version:
-            return None
-        return Weights(int(number), label, run=self.run)
+        is_later = start == self.run and number.isdecimal() and int(number) > self.version
+        return Weights(self.run, int(number)) if is_later else None
 
     def remove_files(self) -> None:
         """Delete the files; no server will be asked to load them again."""
@@ -359,24 +362,20 @@ class WeightsFolder:
 
         Reads `named_params` to the end even then, because gathering a sharded weight takes all processes.
         """
-        label = self.label(version)
+        weights = Weights(self.run, version)
         tensors = iter(named_params)
         try:
             if self._made is None:
                 given = None if self._given is None else Path(self._given).expanduser().absolute()
                 made = scratch_folder("repl-rl-weights-", given, 0o700 if given is None else 0o777)
                 self._made = self._stack.enter_context(made)
-            files = list(_write(self._made, label, tensors))
+            return replace(weights, files=tuple(_write(self._made, weights.label, tensors)))
         except (OSError, SafetensorError) as error:
             deque(tensors, maxlen=0)
             raise ConfigError(
                 f"new weights can't be written to {self._given or tempfile.gettempdir()!r}: {error}; name a folder "
                 "with room that trainer and servers share in engine.weights_folder"
             ) from error
-        return Weights(version, label, tuple(files), run=self.run)
-
-    def label(self, version: int) -> str:
-        return f"{self.run}-{version}"
 
     def close(self) -> None:
         self._stack.close()
