@@ -60,15 +60,6 @@ class Stepper(Protocol[SequenceT]):
         """The weights are others now: lines under way go on with these, and use nothing that was computed before."""
 
 
-@dataclass(eq=False, slots=True)
-class _Line:
-    """A line that is being sampled, after `length` ids."""
-
-    reservation: Reservation
-    length: int
-    done: Done
-
-
 class ThreadedEngine(ABC, Generic[SequenceT]):
     """An `Engine` that steps `stepper` while it has lines.
 
@@ -97,7 +88,7 @@ class ThreadedEngine(ABC, Generic[SequenceT]):
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK)
         self._is_asleep = False
         self._connections: list[_Connection] = []
-        self._running: dict[SequenceT, _Line] = {}
+        self._running: dict[SequenceT, ThreadedSlot[SequenceT]] = {}
         self._closing = False
         self._down: EngineError | None = None
         self._lock = threading.Lock()
@@ -203,7 +194,8 @@ class ThreadedEngine(ABC, Generic[SequenceT]):
         except ConfigError as error:
             done(error)
             return
-        self._running[slot.sequence] = _Line(slot.reservation, len(ids), done)
+        slot.length, slot.done = len(ids), done
+        self._running[slot.sequence] = slot
         self._stepper.add(slot.sequence, ids, max_tokens, sampling)
 
     def drop(self, slot: ThreadedSlot[SequenceT]) -> None:
@@ -231,10 +223,10 @@ class ThreadedEngine(ABC, Generic[SequenceT]):
                     request()
                 self._read_connections()
                 for sequence, result in self._stepper.step() if self._running else ():
-                    line = self._running.pop(sequence)
+                    slot = self._running.pop(sequence)
                     if isinstance(result, SampledLine):
-                        self.admission.grow(line.reservation, line.length + len(result.ids))
-                    line.done(result)
+                        self.admission.grow(slot.reservation, slot.length + len(result.ids))
+                    slot.done(result)
                 self._write_connections()
         except BaseException as error:  # noqa: BLE001 - whatever it is, every waiting rollout has to hear of it
             failure = EngineError(f"{self._name} failed: {error}")
@@ -246,8 +238,10 @@ class ThreadedEngine(ABC, Generic[SequenceT]):
         self._is_asleep = True
         if not self._requests:
             waiting = select.poll()  # select() can't take descriptors of 1024 and more
-            for descriptor in (self._wakeup, *(each.fileno() for each in self._connections if each.is_open)):
-                waiting.register(descriptor, select.POLLIN)
+            waiting.register(self._wakeup, select.POLLIN)
+            for connection in self._connections:
+                if connection.is_open:
+                    waiting.register(connection.socket, select.POLLIN)
             waiting.poll()
         self._is_asleep = False
         with contextlib.suppress(BlockingIOError):
@@ -270,7 +264,7 @@ class ThreadedEngine(ABC, Generic[SequenceT]):
         with self._lock:
             self._down = self._down or error
             waiting = [done for _, done in self._requests if done is not None]
-            for done in (*waiting, *(line.done for line in self._running.values())):
+            for done in (*waiting, *(slot.done for slot in self._running.values())):
                 done(self._down)
             self._requests.clear()
             self._running.clear()
@@ -280,22 +274,26 @@ class ThreadedEngine(ABC, Generic[SequenceT]):
                     connection.close()
 
 
+@dataclass(eq=False, slots=True)
 class ThreadedSlot(Generic[SequenceT]):
     """A `Slot` of this process. The host of a remote slot holds one for it."""
 
-    def __init__(self, engine: ThreadedEngine[SequenceT], sequence: SequenceT, reservation: Reservation) -> None:
-        self.sequence = sequence
-        self.reservation = reservation
-        self._engine = engine
+    engine: ThreadedEngine[SequenceT]
+    sequence: SequenceT
+    reservation: Reservation
+    length: int = 0
+    """Of the ids that its line follows."""
+    done: Done = lambda result: None
+    """Called with its line."""
 
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
         future: Future[SampledLine] = Future()
         done = partial(_settle, future)
-        self._engine.submit(partial(self._engine.begin, self, list(ids), max_tokens, sampling, done), done)
+        self.engine.submit(partial(self.engine.begin, self, list(ids), max_tokens, sampling, done), done)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            self._engine.post(partial(self._engine.drop, self))
+            self.engine.post(partial(self.engine.drop, self))
             raise
 
 
@@ -306,20 +304,17 @@ class _Connection:
     """
 
     def __init__(self, engine: ThreadedEngine[Any], end: socket.socket) -> None:
-        self._socket = end
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_S, 0))
+        self.socket = end
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_S, 0))
         self._frames = Frames()
         self._outbox: list[Any] = []
         self._host = SlotHost(engine, self._outbox.append)
         self.is_open = True
 
-    def fileno(self) -> int:
-        return self._socket.fileno()
-
     def read(self) -> None:
         while self.is_open:
             try:
-                chunk = self._socket.recv(_CHUNK_BYTES, socket.MSG_DONTWAIT)
+                chunk = self.socket.recv(_CHUNK_BYTES, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return
             except OSError:
@@ -335,7 +330,7 @@ class _Connection:
     def write(self) -> None:
         if self._outbox and self.is_open:
             try:
-                self._socket.sendall(frame(self._outbox))
+                self.socket.sendall(frame(self._outbox))
             except OSError:
                 self.close()
             self._outbox.clear()
@@ -344,7 +339,7 @@ class _Connection:
         """Give back all slots. A second call does nothing."""
         if self.is_open:
             self.is_open = False
-            self._socket.close()
+            self.socket.close()
             self._host.leave_all()
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import random
+import secrets
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -56,7 +56,6 @@ logger = logging.getLogger(__name__)
 _REMEMBERED_PREFIXES = 4096
 _TRIES_PER_SERVER = 2
 _LONGEST_BACKOFF_S = 5.0
-_chance = random.SystemRandom()
 _KEEP_ALIVE_S = 4.0
 """vLLM closes idle connections after 5 s; a request on a connection that is being closed is lost."""
 
@@ -245,7 +244,7 @@ class VLLMServerEngine:
         self, slot: _ServerSlot, ids: list[int], max_tokens: int, sampling: SamplingConfig
     ) -> SampledLine:
         troubles: list[str] = []
-        seed = sampling.line_seed(len(ids)) if isinstance(sampling, SeededSampling) else _chance.getrandbits(63)
+        seed = sampling.line_seed(len(ids)) if isinstance(sampling, SeededSampling) else secrets.randbits(63)
         for tries in range(_TRIES_PER_SERVER * (len(self._fleet.servers) + 1)):
             if tries:
                 await asyncio.sleep(min(self._timeouts.backoff_s * 2 ** (tries - 1), _LONGEST_BACKOFF_S))

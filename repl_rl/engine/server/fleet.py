@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -353,8 +354,7 @@ class WeightsFolder:
 
     def __init__(self, folder: str | None) -> None:
         self.run = f"repl-rl-{uuid.uuid4().hex[:8]}"
-        self._given = folder
-        self._made: Path | None = None
+        self._given = None if folder is None else Path(folder).expanduser().absolute()
         self._stack = ExitStack()
 
     def write(self, version: int, named_params: Iterable[tuple[str, torch.Tensor]]) -> Weights:
@@ -365,21 +365,21 @@ class WeightsFolder:
         weights = Weights(self.run, version)
         tensors = iter(named_params)
         try:
-            if self._made is None:
-                given = None if self._given is None else Path(self._given).expanduser().absolute()
-                made = scratch_folder("repl-rl-weights-", given, 0o700 if given is None else 0o777)
-                self._made = self._stack.enter_context(made)
-            return replace(weights, files=tuple(_write(self._made, weights.label, tensors)))
+            return replace(weights, files=tuple(_write(self._own, weights.label, tensors)))
         except (OSError, SafetensorError) as error:
             deque(tensors, maxlen=0)
             raise ConfigError(
-                f"new weights can't be written to {self._given or tempfile.gettempdir()!r}: {error}; name a folder "
+                f"new weights can't be written to '{self._given or tempfile.gettempdir()}': {error}; name a folder "
                 "with room that trainer and servers share in engine.weights_folder"
             ) from error
 
+    @cached_property
+    def _own(self) -> Path:
+        made = scratch_folder("repl-rl-weights-", self._given, 0o700 if self._given is None else 0o777)
+        return self._stack.enter_context(made)
+
     def close(self) -> None:
         self._stack.close()
-        self._made = None
 
 
 def _write(folder: Path, label: str, named_params: Iterable[tuple[str, torch.Tensor]]) -> Iterator[str]:

@@ -52,7 +52,7 @@ class KVRows(Cache):  # type: ignore[misc]
         super().__init__(layers=[])
         self.row_count = 0
         self.width = 0
-        self._stored: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # layer: keys and values, (S, C + 1, H, D)
+        self._stored: dict[tuple[int, str], torch.Tensor] = {}  # keys and values of each layer, (S, C + 1, H, D)
         self._rows = slice(0, 0)
         self._row_index = torch.empty(0)  # (B, 1)
         self._positions = torch.empty(0)  # (B, Q)
@@ -62,15 +62,16 @@ class KVRows(Cache):  # type: ignore[misc]
     @property
     def bytes_per_token(self) -> int:
         """Of all layers that forward passes have gone through so far."""
-        return sum(part[0, 0].nbytes for pair in self._stored.values() for part in pair)
+        return sum(part[0, 0].nbytes for part in self._stored.values())
 
     def reserve(self, row_count: int, width: int) -> None:
         """Make room for this many rows and columns at least; what is stored stays."""
         if row_count <= self.row_count and width <= self.width:
             return
         self.row_count, self.width = max(row_count, self.row_count), max(width, self.width)
-        for layer, (keys, values) in self._stored.items():
-            self._stored[layer] = (self._enlarged(keys), self._enlarged(values))
+        for name, part in self._stored.items():
+            self._stored[name] = part.new_zeros(self.row_count, self.width + 1, *part.shape[2:])
+            self._stored[name][: part.shape[0], : part.shape[1] - 1] = part[:, :-1]
 
     def aim(self, rows: slice, positions: torch.Tensor) -> None:
         """The next forward pass runs over `rows`, its tokens at `positions` (B, Q); -1 is padding."""
@@ -82,24 +83,19 @@ class KVRows(Cache):  # type: ignore[misc]
 
     def swap(self, row: int, other: int, length: int) -> None:
         """Exchange the first `length` columns of two rows."""
-        for pair in self._stored.values():
-            for part in pair:
-                part[[row, other], :length] = part[[other, row], :length]
+        for part in self._stored.values():
+            part[[row, other], :length] = part[[other, row], :length]
 
     def copy(self, row: int, other: int, length: int) -> None:
         """Write the first `length` columns of `row` into `other` as well."""
-        for pair in self._stored.values():
-            for part in pair:
-                part[other, :length] = part[row, :length]
+        for part in self._stored.values():
+            part[other, :length] = part[row, :length]
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store new states (B, H, Q, D); returns all states of the rows (B, H, K, D), K up to the longest row."""
-        if layer_idx not in self._stored:
-            self._stored[layer_idx] = (self._new_part(key_states), self._new_part(value_states))
-        keys, values = self._stored[layer_idx]
-        return self._put(keys, key_states), self._put(values, value_states)
+        return self._put((layer_idx, "keys"), key_states), self._put((layer_idx, "values"), value_states)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._length
@@ -112,23 +108,15 @@ class KVRows(Cache):  # type: ignore[misc]
         return self._positions
 
     def __len__(self) -> int:
-        return len(self._stored)
+        return len(self._stored) // 2
 
-    def _put(self, part: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        rows = part[self._rows]  # (B, C + 1, H, D)
+    def _put(self, name: tuple[int, str], states: torch.Tensor) -> torch.Tensor:
+        if name not in self._stored:  # zeros, not whatever memory holds: a masked NaN would still spoil a sum
+            _, heads, _, head_size = states.shape
+            self._stored[name] = states.new_zeros(self.row_count, self.width + 1, heads, head_size)
+        rows = self._stored[name][self._rows]  # (B, C + 1, H, D)
         rows[self._row_index, self._columns] = states.transpose(1, 2)
         return rows[:, : self._length].transpose(1, 2)
-
-    def _new_part(self, states: torch.Tensor) -> torch.Tensor:
-        """Zeros, not whatever memory holds: a masked NaN would still spoil a sum."""
-        _, heads, _, head_size = states.shape
-        return states.new_zeros(self.row_count, self.width + 1, heads, head_size)
-
-    def _enlarged(self, part: torch.Tensor) -> torch.Tensor:
-        rows, columns, heads, head_size = part.shape
-        larger = part.new_zeros(self.row_count, self.width + 1, heads, head_size)
-        larger[:rows, : columns - 1] = part[:, :-1]
-        return larger
 
 
 def _row_mask(
