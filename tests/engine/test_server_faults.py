@@ -25,6 +25,7 @@ from repl_rl.engine import Finish, SampledLine, Vocabulary
 from repl_rl.engine.server import VLLMServerEngine
 from repl_rl.engine.server.client import ServerRefused, ServerTimeouts, ServerUnreachable, read_answer
 from repl_rl.engine.server.fleet import Locate, Weights
+from repl_rl.engine.server.transfer import ServerGroup
 from repl_rl.errors import ConfigError, EngineError
 from repl_rl.models.nano import NANO_PATH
 
@@ -518,17 +519,6 @@ async def test_some_servers_can_be_sampled_from_and_take_no_weights(
         engine.load_weights(new_weights())
 
 
-async def test_a_server_that_is_away_during_an_update_gets_the_weights_when_it_is_back(fakes: Fakes) -> None:
-    engine = fakes.open()
-    fakes[0].stop()
-    engine.load_weights(new_weights())
-    assert engine.version == 1
-    assert [fake.label for fake in fakes] == ["default", engine.weights.label]
-    fakes[0].start()
-    await until(lambda: up(engine) == [True, True])
-    assert fakes[0].label == engine.weights.label
-
-
 async def test_a_server_that_was_restarted_unseen_is_given_the_weights_before_its_tokens_count(fakes: Fakes) -> None:
     engine = fakes.open(fakes[0], between_checks_s=600)
     engine.load_weights(new_weights())
@@ -579,6 +569,26 @@ def test_without_a_server_new_weights_are_an_error_and_leave_no_file(fakes: Fake
         engine.load_weights(new_weights())
     assert engine.version == 0
     assert list(fakes.folder.rglob("*.safetensors*")) == []
+
+
+def test_each_server_has_ranks_of_its_own_in_a_transfer(fakes: Fakes) -> None:
+    bodies: list[tuple[str, Any]] = []
+    ended: list[bool] = []
+    for fake, size in zip(fakes, (4, 2), strict=True):
+        fake.workers = size
+        fake.on_transfer = lambda path, body: bodies.append((path, body))
+    engine = fakes.open()
+    clients = [server.client for server in engine.servers]
+    group = ServerGroup(clients, engine._loop.run, lambda: ended.append(True))
+    group.init_weight_transfer_engine({"port": 5})
+    group.update_weights({"names": []})
+    begun = [body["init_info"] for path, body in bodies if path == "/init_weight_transfer_engine"]
+    assert sorted(info["rank_offset"] for info in begun) == [1, 5]
+    assert {info["port"] for info in begun} == {5}
+    fakes[1].refused["/update_weights"] = 500
+    with pytest.raises(EngineError, match="HTTP 500"):
+        group.update_weights({"names": []})
+    assert ended == [True]
 
 
 # Engines that follow the weights of another process.
