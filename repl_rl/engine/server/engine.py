@@ -229,7 +229,7 @@ class VLLMServerEngine:
                 WORKER_EXTENSION,
             )
         self._end_of_line = line_end(facts, self._wanted.vocabulary)
-        self._watching = asyncio.create_task(self._fleet.watch())
+        self._watching = [asyncio.create_task(self._fleet.watch(server)) for server in self.servers]
 
     async def _inspect(self, client: ServerClient) -> str | None:
         """The label of a server's weights. Raises a ReplRLError if its model is wrong or it differs from the others."""
@@ -244,20 +244,18 @@ class VLLMServerEngine:
         self, slot: _ServerSlot, ids: list[int], max_tokens: int, sampling: SamplingConfig
     ) -> SampledLine:
         troubles: list[str] = []
+        beginning = hash(tuple(ids))
         seed = sampling.line_seed(len(ids)) if isinstance(sampling, SeededSampling) else secrets.randbits(63)
         for tries in range(_TRIES_PER_SERVER * (len(self._fleet.servers) + 1)):
             if tries:
                 await asyncio.sleep(min(self._timeouts.backoff_s * 2 ** (tries - 1), _LONGEST_BACKOFF_S))
-            server = slot.server
+            server = slot.server or self._holders.get(beginning)
             is_to_be_left = tries > 0 and tries % _TRIES_PER_SERVER == 0
-            if server is None and (holder := self._holders.get(hash(tuple(ids)))) is not None and holder.up:
-                server = holder
-                slot.move(server)
             if server is None or not server.up or is_to_be_left:
                 server = await self._fleet.wait_for_one(avoid=server)
-                slot.move(server)
+            slot.move(server)
             if slot.has_typed:  # sessions that branch off here begin with these ids, which this server has cached
-                self._holders[hash(tuple(ids))] = server
+                self._holders[beginning] = server
                 if len(self._holders) > _REMEMBERED_PREFIXES:
                     del self._holders[next(iter(self._holders))]
             try:

@@ -124,17 +124,11 @@ class Fleet:
         """One line per server, with its last failure."""
         return "\n".join(f"  {server.url}: {server.trouble}" for server in self.servers)
 
-    async def watch(self) -> None:
-        """Check every server, forever; a slow one does not hold up the others."""
-
-        async def check_again_and_again(server: Server) -> None:
-            while True:
-                await asyncio.sleep(self._timeouts.between_checks_s)
-                await self.check(server)
-
-        async with asyncio.TaskGroup() as group:
-            for server in self.servers:
-                group.create_task(check_again_and_again(server))
+    async def watch(self, server: Server) -> None:
+        """Check a server, forever."""
+        while True:
+            await asyncio.sleep(self._timeouts.between_checks_s)
+            await self.check(server)
 
     async def check(self, server: Server) -> None:
         """Check a server now, and mark it up or down. One that comes up is given the current weights first.

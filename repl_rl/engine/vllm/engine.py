@@ -86,7 +86,8 @@ class VLLMEngine(ThreadedEngine[LineSlot]):
 
     @property
     def prompt_tokens(self) -> tuple[int, int]:
-        return self.stepper.prompt_tokens
+        stepper = self.stepper
+        return stepper.asked_tokens, stepper.scheduler.computed_tokens - stepper.decoded_tokens
 
     @property
     def takes_adapters(self) -> bool:
@@ -196,22 +197,17 @@ class LineStepper:
         self._numbers = itertools.count()
         self._running: dict[str, LineSlot] = {}
         """By request id."""
-        self._asked_tokens = 0
+        self.asked_tokens = 0
         """The tokens that lines were to continue, those of each line."""
-        self._decoded_tokens = 0
+        self.decoded_tokens = 0
         """Sampled tokens that were given to the model again, to sample the next one of their line."""
-
-    @property
-    def prompt_tokens(self) -> tuple[int, int]:
-        """As `CountsPrompts`."""
-        return self._asked_tokens, self.scheduler.computed_tokens - self._decoded_tokens
 
     def add(self, slot: LineSlot, ids: list[int], max_tokens: int, sampling: SamplingConfig) -> None:
         params = _params(max_tokens, sampling.temperature, sampling.top_p, sampling.top_k)
         if isinstance(sampling, SeededSampling):
             params = params.clone()
             params.seed = sampling.line_seed(len(ids))
-        self._asked_tokens += len(ids)
+        self.asked_tokens += len(ids)
         if slot.arrival is None:
             slot.arrival = float(next(self._numbers))
         self._ask(slot, ids, params, attempt=1)
@@ -228,7 +224,7 @@ class LineStepper:
             del self._running[output.request_id]
             request, reason = slot.request, str(output.finish_reason)
             ids = tuple(request.output_token_ids)
-            self._decoded_tokens += len(ids) - 1
+            self.decoded_tokens += len(ids) - 1
             if reason in ("stop", "length"):
                 if not all(map(math.isfinite, slot.logprobs)):
                     raise EngineError(
