@@ -44,6 +44,8 @@ CHECKPOINT = "default"
 
 WORKER_EXTENSION = "repl_rl.engine.server.worker.WeightsFromFiles"
 SCHEDULER = "repl_rl.engine.vllm.scheduler.ServerLineScheduler"
+GENERATE = "/inference/v1/generate"
+"""vLLM's route that takes token ids and returns token ids."""
 CLAMPED = -9999.0
 """What vLLM's front end sends for a log-probability that is not a number, or minus infinity."""
 
@@ -106,10 +108,6 @@ class ServerClient:
 
     async def post(self, path: str, body: Any = None, wait_s: float | None = None) -> Any:
         return await self._call("POST", path, body, self.timeouts.health_s if wait_s is None else wait_s)
-
-    async def generate(self, body: dict[str, Any], wait_s: float | None = None) -> Any:
-        """Call vLLM's route that takes token ids and returns token ids."""
-        return await self.post("/inference/v1/generate", body, self.timeouts.request_s if wait_s is None else wait_s)
 
     async def worker_call(self, method: str, **arguments: Any) -> list[Any]:
         """Run a method of the worker extension in each of the server's workers (`repl_rl.engine.server.worker`)."""
@@ -317,7 +315,7 @@ async def _probe(client: ServerClient, wanted: Wanted) -> tuple[float, str | Non
     end = {"extra_args": {LINE_KEY: [wanted.vocabulary.stops.decode(), ""]}}
     request = line_request([last], 1, SamplingConfig(temperature=1.0, top_k=1), end, label="probe")
     try:
-        answer = await client.generate(request, client.timeouts.handshake_s)
+        answer = await client.post(GENERATE, request, client.timeouts.handshake_s)
         choice = answer["choices"][0]
         reason = choice.get("stop_reason")
         logprob = float(choice["logprobs"]["content"][0]["logprob"])

@@ -26,6 +26,7 @@ import aiohttp
 from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig, SeededSampling
 from repl_rl.engine.base import SampledLine, Slot, check_line, check_trajectory
 from repl_rl.engine.server.client import (
+    GENERATE,
     WORKER_EXTENSION,
     ServerClient,
     ServerFacts,
@@ -313,7 +314,7 @@ class _ServerSlot:
 
 async def _unless_gone(server: Server, body: dict[str, object]) -> object:
     """The server's answer. Raises ServerUnreachable as soon as the server is known to be down."""
-    asking = asyncio.create_task(server.client.generate(body))
+    asking = asyncio.create_task(server.client.post(GENERATE, body, server.client.timeouts.request_s))
     going = asyncio.create_task(server.gone.wait())
     try:
         await asyncio.wait({asking, going}, return_when=asyncio.FIRST_COMPLETED)

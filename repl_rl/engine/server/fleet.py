@@ -376,12 +376,11 @@ class WeightsFolder:
         self._stack.close()
 
 
-def _write(folder: Path, label: str, named_params: Iterable[tuple[str, torch.Tensor]]) -> Iterator[str]:
+def _write(folder: Path, label: str, named_params: Iterator[tuple[str, torch.Tensor]]) -> Iterator[str]:
     """Write files of a few GiB each, so that no copy of the whole model is held in memory; yields their paths."""
-    tensors = iter(named_params)
     for number in itertools.count():
         batch: dict[str, torch.Tensor] = {}
-        for name, tensor in tensors:
+        for name, tensor in named_params:
             batch[name] = tensor.detach().to("cpu", copy=True).contiguous()
             if sum(each.nbytes for each in batch.values()) >= _FILE_BYTES:
                 break

@@ -59,15 +59,9 @@ class VLLMEngine(ThreadedEngine[LineSlot]):
     """An `Engine` over `vllm.LLM`. Raises ModelError or ConfigError if the checkpoint can't be served as asked."""
 
     def __init__(
-        self,
-        path: str,
-        vocabulary: Vocabulary,
-        model: ModelConfig,
-        config: EngineConfig,
-        seed: int = 0,
-        **llm_kwargs: Any,
+        self, path: str, vocabulary: Vocabulary, model: ModelConfig, config: EngineConfig, seed: int = 0
     ) -> None:
-        self.llm = load_llm(path, model.dtype, config, seed, llm_kwargs)
+        self.llm = load_llm(path, model.dtype, config, seed)
         self.adapter: LoRARequest | None = None
         """What lines are sampled with, beside the weights."""
         self.stepper = LineStepper(self, vocabulary, is_deterministic=config.deterministic)
@@ -135,10 +129,10 @@ _open: WeakSet[VLLMEngine] = WeakSet()
 """The engines of this process that are not closed."""
 
 
-def load_llm(path: str, dtype: str, config: EngineConfig, seed: int, extra: dict[str, Any]) -> LLM:
+def load_llm(path: str, dtype: str, config: EngineConfig, seed: int) -> LLM:
     """Load the checkpoint at `path` with our scheduler, replaceable weights and, on a CPU, small blocks.
 
-    `extra` are further arguments of `LLM`. Raises ModelError with vLLM's reason.
+    Raises ModelError with vLLM's reason.
     """
     on_cpu = not torch.cuda.is_available()
     if on_cpu:
@@ -168,7 +162,7 @@ def load_llm(path: str, dtype: str, config: EngineConfig, seed: int, extra: dict
     logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # without a GPU, vLLM asks for Triton in vain
     with loading(f"vLLM can't load {path!r}"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`torch.distributed.reduce_op` is deprecated", FutureWarning)
-        return LLM(**{**arguments, **device, **config.vllm, **extra})
+        return LLM(**{**arguments, **device, **config.vllm})
 
 
 class LineStepper:
