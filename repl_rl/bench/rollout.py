@@ -94,9 +94,9 @@ def measure(settings: RolloutSettings, say: Say) -> dict[str, Any]:
 
     say("loading nano into vLLM")
     vocabulary = load_vocabulary(str(NANO_PATH))
-    config = EngineConfig(context_tokens=CONTEXT_TOKENS, places=settings.concurrency)
-    overrides = {"max_position_embeddings": CONTEXT_TOKENS}
-    engine = VLLMEngine(str(NANO_PATH), vocabulary, ModelConfig(), config, hf_overrides=overrides)
+    overrides = {"hf_overrides": {"max_position_embeddings": CONTEXT_TOKENS}}
+    config = EngineConfig(context_tokens=CONTEXT_TOKENS, places=settings.concurrency, vllm=overrides)
+    engine = VLLMEngine(str(NANO_PATH), vocabulary, ModelConfig(), config)
     try:
         report = _against_plain(settings, engine, vocabulary, say)
         if settings.deep:

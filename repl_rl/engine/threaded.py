@@ -18,6 +18,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +29,7 @@ import torch
 from repl_rl.config import SamplingConfig
 from repl_rl.engine.base import SampledLine, Slot, check_line, check_trajectory
 from repl_rl.engine.environment import limit_openmp
-from repl_rl.engine.remote import Done, SlotHost
+from repl_rl.engine.remote import Done, SlotHost, settle
 from repl_rl.errors import ConfigError, EngineError, ReplRLError
 from repl_rl.utils.admission import Admission, Reservation
 from repl_rl.utils.channel import Frames, frame
@@ -38,14 +39,13 @@ _SEND_S = 10
 """A process that reads nothing for so long is taken to have stopped; the lines of others don't wait for it."""
 
 SequenceT = TypeVar("SequenceT")
-_Answer = tuple[asyncio.Future[SampledLine], SampledLine | ReplRLError]
 
 
 class Stepper(Protocol[SequenceT]):
     """A batch of lines, at most one per sequence. Used from one thread at a time."""
 
     def add(self, sequence: SequenceT, ids: list[int], max_tokens: int, sampling: SamplingConfig, /) -> None:
-        """Begin the line that follows `ids`."""
+        """Begin the line that follows `ids`, which nobody else keeps."""
 
     def step(self) -> Iterable[tuple[SequenceT, SampledLine | EngineError]]:
         """Sample one token for every line, and return the lines that end with it. An exception ends the engine."""
@@ -58,15 +58,6 @@ class Stepper(Protocol[SequenceT]):
 
     def update(self, version: int) -> None:
         """The weights are others now: lines under way go on with these, and use nothing that was computed before."""
-
-
-@dataclass(eq=False, slots=True)
-class _Line:
-    """A line that is being sampled, after `length` ids."""
-
-    reservation: Reservation
-    length: int
-    done: Done
 
 
 class ThreadedEngine(ABC, Generic[SequenceT]):
@@ -97,8 +88,7 @@ class ThreadedEngine(ABC, Generic[SequenceT]):
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK)
         self._is_asleep = False
         self._connections: list[_Connection] = []
-        self._running: dict[SequenceT, _Line] = {}
-        self._answers: dict[asyncio.AbstractEventLoop, list[_Answer]] = {}
+        self._running: dict[SequenceT, ThreadedSlot[SequenceT]] = {}
         self._closing = False
         self._down: EngineError | None = None
         self._lock = threading.Lock()
@@ -204,7 +194,8 @@ class ThreadedEngine(ABC, Generic[SequenceT]):
         except ConfigError as error:
             done(error)
             return
-        self._running[slot.sequence] = _Line(slot.reservation, len(ids), done)
+        slot.length, slot.done = len(ids), done
+        self._running[slot.sequence] = slot
         self._stepper.add(slot.sequence, ids, max_tokens, sampling)
 
     def drop(self, slot: ThreadedSlot[SequenceT]) -> None:
@@ -217,10 +208,6 @@ class ThreadedEngine(ABC, Generic[SequenceT]):
         self.drop(slot)
         self._stepper.leave(slot.sequence)
         self.admission.leave(slot.reservation)
-
-    def settle(self, future: asyncio.Future[SampledLine], result: SampledLine | ReplRLError) -> None:
-        """Settle `future` on its event loop, together with the others of this step."""
-        self._answers.setdefault(future.get_loop(), []).append((future, result))
 
     def _step_forever(self) -> None:
         try:
@@ -236,11 +223,11 @@ class ThreadedEngine(ABC, Generic[SequenceT]):
                     request()
                 self._read_connections()
                 for sequence, result in self._stepper.step() if self._running else ():
-                    line = self._running.pop(sequence)
+                    slot = self._running.pop(sequence)
                     if isinstance(result, SampledLine):
-                        self.admission.grow(line.reservation, line.length + len(result.ids))
-                    line.done(result)
-                self._answer()
+                        self.admission.grow(slot.reservation, slot.length + len(result.ids))
+                    slot.done(result)
+                self._write_connections()
         except BaseException as error:  # noqa: BLE001 - whatever it is, every waiting rollout has to hear of it
             failure = EngineError(f"{self._name} failed: {error}")
             failure.__cause__ = error
@@ -251,8 +238,10 @@ class ThreadedEngine(ABC, Generic[SequenceT]):
         self._is_asleep = True
         if not self._requests:
             waiting = select.poll()  # select() can't take descriptors of 1024 and more
-            for descriptor in (self._wakeup, *(each.fileno() for each in self._connections if each.is_open)):
-                waiting.register(descriptor, select.POLLIN)
+            waiting.register(self._wakeup, select.POLLIN)
+            for connection in self._connections:
+                if connection.is_open:
+                    waiting.register(connection.socket, select.POLLIN)
             waiting.poll()
         self._is_asleep = False
         with contextlib.suppress(BlockingIOError):
@@ -263,13 +252,9 @@ class ThreadedEngine(ABC, Generic[SequenceT]):
             connection.read()
         self._connections = [connection for connection in self._connections if connection.is_open]
 
-    def _answer(self) -> None:
+    def _write_connections(self) -> None:
         for connection in self._connections:
             connection.write()
-        answers, self._answers = self._answers, {}
-        for loop, settled in answers.items():
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits on it
-                loop.call_soon_threadsafe(_settle, settled)
 
     def _raise_if_down(self) -> None:
         if self._down is not None:
@@ -279,32 +264,36 @@ class ThreadedEngine(ABC, Generic[SequenceT]):
         with self._lock:
             self._down = self._down or error
             waiting = [done for _, done in self._requests if done is not None]
-            for done in (*waiting, *(line.done for line in self._running.values())):
+            for done in (*waiting, *(slot.done for slot in self._running.values())):
                 done(self._down)
             self._requests.clear()
             self._running.clear()
-            self._answer()
+            self._write_connections()
             for connection in self._connections:
                 with contextlib.suppress(Exception):  # a broken stepper may fail again here
                     connection.close()
 
 
+@dataclass(eq=False, slots=True)
 class ThreadedSlot(Generic[SequenceT]):
     """A `Slot` of this process. The host of a remote slot holds one for it."""
 
-    def __init__(self, engine: ThreadedEngine[SequenceT], sequence: SequenceT, reservation: Reservation) -> None:
-        self.sequence = sequence
-        self.reservation = reservation
-        self._engine = engine
+    engine: ThreadedEngine[SequenceT]
+    sequence: SequenceT
+    reservation: Reservation
+    length: int = 0
+    """Of the ids that its line follows."""
+    done: Done = lambda result: None
+    """Called with its line."""
 
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
-        future: asyncio.Future[SampledLine] = asyncio.get_running_loop().create_future()
-        done = partial(self._engine.settle, future)
-        self._engine.submit(partial(self._engine.begin, self, list(ids), max_tokens, sampling, done), done)
+        future: Future[SampledLine] = Future()
+        done = partial(_settle, future)
+        self.engine.submit(partial(self.engine.begin, self, list(ids), max_tokens, sampling, done), done)
         try:
-            return await future
+            return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            self._engine.post(partial(self._engine.drop, self))
+            self.engine.post(partial(self.engine.drop, self))
             raise
 
 
@@ -315,20 +304,17 @@ class _Connection:
     """
 
     def __init__(self, engine: ThreadedEngine[Any], end: socket.socket) -> None:
-        self._socket = end
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_S, 0))
+        self.socket = end
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_S, 0))
         self._frames = Frames()
         self._outbox: list[Any] = []
         self._host = SlotHost(engine, self._outbox.append)
         self.is_open = True
 
-    def fileno(self) -> int:
-        return self._socket.fileno()
-
     def read(self) -> None:
         while self.is_open:
             try:
-                chunk = self._socket.recv(_CHUNK_BYTES, socket.MSG_DONTWAIT)
+                chunk = self.socket.recv(_CHUNK_BYTES, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return
             except OSError:
@@ -344,7 +330,7 @@ class _Connection:
     def write(self) -> None:
         if self._outbox and self.is_open:
             try:
-                self._socket.sendall(frame(self._outbox))
+                self.socket.sendall(frame(self._outbox))
             except OSError:
                 self.close()
             self._outbox.clear()
@@ -353,15 +339,10 @@ class _Connection:
         """Give back all slots. A second call does nothing."""
         if self.is_open:
             self.is_open = False
-            self._socket.close()
+            self.socket.close()
             self._host.leave_all()
 
 
-def _settle(answers: Sequence[_Answer]) -> None:
-    for future, result in answers:
-        if future.done():
-            continue
-        if isinstance(result, ReplRLError):
-            future.set_exception(result)
-        else:
-            future.set_result(result)
+def _settle(future: Future[SampledLine], result: SampledLine | ReplRLError) -> None:
+    if future.set_running_or_notify_cancel():
+        settle(future, result)

@@ -82,9 +82,9 @@ def measure(settings: TreesSettings, say: Say) -> dict[str, Any]:
 
     say("loading nano into vLLM")
     vocabulary = load_vocabulary(str(NANO_PATH))
-    overrides = {"max_position_embeddings": CONTEXT_TOKENS}
-    config = EngineConfig(context_tokens=CONTEXT_TOKENS)
-    engine = VLLMEngine(str(NANO_PATH), vocabulary, ModelConfig(), config, hf_overrides=overrides)
+    overrides = {"hf_overrides": {"max_position_embeddings": CONTEXT_TOKENS}}
+    config = EngineConfig(context_tokens=CONTEXT_TOKENS, vllm=overrides)
+    engine = VLLMEngine(str(NANO_PATH), vocabulary, ModelConfig(), config)
     try:
         rows = [
             _row(settings, engine, vocabulary, lines, latency_ms, say)

@@ -191,9 +191,9 @@ def _measured(settings: CapacitySettings, say: Say) -> dict[str, Any]:
     others = psutil.cpu_percent(interval=1.0) / 100 * (os.cpu_count() or 1)
     say("loading nano into vLLM")
     vocabulary = load_vocabulary(str(NANO_PATH))
-    overrides = {"max_position_embeddings": CONTEXT_TOKENS}
-    config = EngineConfig(context_tokens=CONTEXT_TOKENS, places=_PLACES)
-    engine = VLLMEngine(str(NANO_PATH), vocabulary, ModelConfig(), config, hf_overrides=overrides)
+    overrides = {"hf_overrides": {"max_position_embeddings": CONTEXT_TOKENS}}
+    config = EngineConfig(context_tokens=CONTEXT_TOKENS, places=_PLACES, vllm=overrides)
+    engine = VLLMEngine(str(NANO_PATH), vocabulary, ModelConfig(), config)
     steps = _Steps(engine)
     rollout = replace(RolloutSettings(), line_tokens=32)
     tasks = make_tasks(None, settings.trajectories, seed=6, split="heldout")

@@ -172,19 +172,17 @@ def tokens_answer(ids: list[int], logprobs: list[Any], label: str, reason: str =
     return {"choices": [choice]}
 
 
-async def say_line(server: FakeVLLM, body: dict[str, Any]) -> web.Response:
-    ids = list(server.vocabulary.encode_output(LINE))
-    return web.json_response(tokens_answer(ids, [LOGPROB] * len(ids), server.label))
-
-
-def saying(logprob: Any) -> Respond:
+def saying(last_logprob: Any) -> Respond:
     """A line whose last token has this log-probability."""
 
     async def respond(server: FakeVLLM, body: dict[str, Any]) -> web.Response:
         ids = list(server.vocabulary.encode_output(LINE))
-        return web.json_response(tokens_answer(ids, [LOGPROB] * (len(ids) - 1) + [logprob], server.label))
+        return web.json_response(tokens_answer(ids, [LOGPROB] * (len(ids) - 1) + [last_logprob], server.label))
 
     return respond
+
+
+say_line = saying(LOGPROB)
 
 
 def failing(status: int, times: int = 1_000_000) -> Respond:

@@ -190,14 +190,3 @@ async def test_a_seed_draws_the_same_line_in_a_batch_up_to_rounding(
 
     for number, together in enumerate(await asyncio.gather(*map(seeded, range(8)))):
         assert_same(together, await seeded(number))
-
-
-@pytest.mark.more
-async def test_one_vllm_of_a_process_is_closed_and_the_other_goes_on(
-    vllm_engine: Engine, vocabulary: Vocabulary
-) -> None:
-    expected = await line(vllm_engine, prompt(vocabulary, 2))
-    other = opened("vllm", vocabulary)
-    assert_same(await line(other, prompt(vocabulary, 2)), expected)
-    other.close()
-    assert_same(await line(vllm_engine, prompt(vocabulary, 2)), expected)

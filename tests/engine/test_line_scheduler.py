@@ -15,7 +15,7 @@ from vllm.v1.engine import FinishReason
 
 from repl_rl.config import SamplingConfig
 from repl_rl.engine import SampledLine, Vocabulary
-from repl_rl.engine.vllm.engine import LineStepper, VLLMEngine
+from repl_rl.engine.vllm.engine import LineSlot, LineStepper, VLLMEngine
 from repl_rl.engine.vllm.scheduler import Ends, LineScheduler, stop_table
 from repl_rl.errors import EngineError
 from repl_rl.models.nano import NANO_PATH
@@ -30,7 +30,9 @@ Typed = tuple[list[int], list[float]]
 @pytest.fixture
 def engine(vllm_engine: VLLMEngine) -> Iterator[VLLMEngine]:
     """After the test, nothing may hold a block; vLLM keeps one for itself."""
+    stop_table = scheduler_of(vllm_engine).stop_table
     yield vllm_engine
+    scheduler_of(vllm_engine).stop_table = stop_table
     assert free_blocks(vllm_engine) == BLOCKS - 1
     assert not scheduler_of(vllm_engine).requests
 
@@ -154,7 +156,7 @@ def test_where_waiting_lines_hold_the_blocks_that_the_first_lacks_the_last_ones_
 ) -> None:
     """Five slots hold 45 of 47 blocks as their first lines end, all in one step, and their second lines begin at once:
     each lacks three blocks."""
-    slots = {str(number): [5 + number] * 9 * BLOCK_TOKENS for number in range(5)}
+    slots = {LineSlot(str(number)): [5 + number] * 9 * BLOCK_TOKENS for number in range(5)}
     logprobs = {slot: [0.0] * len(ids) for slot, ids in slots.items()}
     with engine.paused():
         stepper = LineStepper(engine, vocabulary)
@@ -174,7 +176,6 @@ def test_where_waiting_lines_hold_the_blocks_that_the_first_lacks_the_last_ones_
                     waiting.remove(slot)
         for slot in slots:
             stepper.leave(slot)
-        LineStepper(engine, vocabulary)
     for slot, ids in slots.items():
         assert_exact(reference, ids, logprobs[slot])
 
@@ -247,11 +248,11 @@ def test_who_came_first_goes_on_first(
     engine: VLLMEngine, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three slots and one that may run. Their second lines are asked for in reverse."""
-    slots = ["first", "second", "third"]
+    slots = [LineSlot("first"), LineSlot("second"), LineSlot("third")]
     asked = {slot: prompt(vocabulary, question) for slot, question in zip(slots, QUESTIONS, strict=False)}
 
-    def ended(stepper: LineStepper) -> list[str]:
-        order: list[str] = []
+    def ended(stepper: LineStepper) -> list[LineSlot]:
+        order: list[LineSlot] = []
         while len(order) < len(slots):
             for slot, line in stepper.step():
                 assert isinstance(line, SampledLine)
@@ -278,10 +279,10 @@ def test_a_log_probability_that_is_not_a_number_is_an_error(engine: VLLMEngine, 
     with engine.paused():
         [kept] = engine.llm.apply_model(lambda model: model.model.norm.weight.data.clone())
         engine.llm.apply_model(lambda model: model.model.norm.weight.data.fill_(float("nan")))
-        stepper = LineStepper(engine, vocabulary)
-        stepper.add("slot", prompt(vocabulary, QUESTIONS[0]), 1, GREEDY)
+        stepper, slot = LineStepper(engine, vocabulary), LineSlot("slot")
+        stepper.add(slot, prompt(vocabulary, QUESTIONS[0]), 1, GREEDY)
         with pytest.raises(EngineError, match="the weights are broken"):
             list(stepper.step())
         engine.llm.apply_model(lambda model: model.model.norm.weight.data.copy_(kept))
         engine.llm.reset_prefix_cache()
-        stepper.leave("slot")
+        stepper.leave(slot)

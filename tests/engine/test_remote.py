@@ -16,17 +16,7 @@ from waiting import until_async as until
 
 from repl_rl.config import SamplingConfig
 from repl_rl.engine import Finish, SampledLine, ServesSlots
-from repl_rl.engine.remote import (
-    AskLine,
-    CancelLine,
-    EngineHost,
-    LeaveSlot,
-    LineSampled,
-    RemoteEngine,
-    RemoteSlot,
-    SlotTaken,
-    TakeSlot,
-)
+from repl_rl.engine.remote import Answer, AskLine, CancelLine, EngineHost, LeaveSlot, RemoteEngine, TakeSlot
 from repl_rl.engine.threaded import ThreadedEngine
 from repl_rl.errors import ConfigError, EngineError
 from repl_rl.utils.admission import Admission, Room
@@ -208,25 +198,30 @@ async def test_line_after_line_the_engine_has_the_whole_sequence(serve: Serve) -
 
 
 async def test_only_what_the_engine_lacks_is_sent() -> None:
+    ours, theirs = socket.socketpair()
     sent: list[Any] = []
-    slot = RemoteSlot(4, sent.append)
 
-    async def line(ids: list[int], sampling: SamplingConfig, answer: SampledLine) -> None:
-        asked = asyncio.create_task(slot.sample_line(ids, 5, sampling))
-        await asyncio.sleep(0)
-        slot.on_answer(LineSampled(4, sent[-1].number, answer))
-        assert await asked == answer
+    def answer(request: Any) -> None:
+        sent.append(request)
+        if not isinstance(request, LeaveSlot):
+            channel.send(Answer(0, request.number, line_of([sum(request.ids)]) if request.number else None))
 
-    await line([1, 2], COLD, line_of([3]))
-    await line([1, 2, 3, 9], COLD, line_of([10]))
-    await line([1, 5, 3, 9, 10, 11], HOT, line_of([12]))  # id 2 has become 5
-    await line([1, 5], HOT, line_of([6]))  # shorter than before
+    channel = await Channel.open(ours, answer, lambda: None)
+    remote = await RemoteEngine.open(theirs)
+    async with remote.slot(50) as slot:
+        await slot.sample_line([1, 2], 5, COLD)
+        await slot.sample_line([1, 2, 3, 9], 5, COLD)
+        await slot.sample_line([1, 5, 3, 9, 9, 11], 5, HOT)  # id 2 has become 5
+        await slot.sample_line([1, 5], 5, HOT)  # shorter than before
     assert sent == [
-        AskLine(4, 1, 0, (1, 2), 5, COLD),
-        AskLine(4, 2, 3, (9,), 5, None),
-        AskLine(4, 3, 0, (1, 5, 3, 9, 10, 11), 5, HOT),
-        AskLine(4, 4, 0, (1, 5), 5, None),
+        TakeSlot(0, 50),
+        AskLine(0, 1, 0, (1, 2), 5, COLD),
+        AskLine(0, 2, 3, (9,), 5, None),
+        AskLine(0, 3, 0, (1, 5, 3, 9, 9, 11), 5, HOT),
+        AskLine(0, 4, 0, (1, 5), 5, None),
     ]
+    remote.close()
+    channel.close()
 
 
 async def test_a_cancelled_line_is_dropped_and_its_slot_goes_on(serve: Serve) -> None:
@@ -253,12 +248,12 @@ async def test_a_line_cancelled_before_the_engine_has_seen_it_does_not_hide_the_
         received: list[Any] = []
         channel = await Channel.open(served.end, received.append, lambda: None)
         channel.send(TakeSlot(0, 50))
-        await until(lambda: received == [SlotTaken(0)])
+        await until(lambda: received == [Answer(0, 0)])
         channel.send(AskLine(0, 1, 0, (ENDLESS,), 5, HOT))
         channel.send(CancelLine(0, 1))
         channel.send(AskLine(0, 2, 0, (8,), 2, None))
         await until(lambda: len(received) == 2)
-        assert received == [SlotTaken(0), LineSampled(0, 2, line_of([9, 10]))]
+        assert received == [Answer(0, 0), Answer(0, 2, line_of([9, 10]))]
         channel.send(LeaveSlot(0))
         await served.is_given_back()
         channel.close()

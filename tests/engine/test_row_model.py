@@ -90,11 +90,6 @@ def test_rows_of_different_lengths_grow_and_change_places(llama: Path) -> None:
         assert torch.allclose(found, logps_of(reference, ids), atol=1e-4)
 
 
-def test_a_rows_token_is_as_large_as_its_keys_and_values(llama: Path) -> None:
-    assert RowModel(str(llama), "float32").bytes_per_token == 4 * 2 * (2 * 16) * 4  # layers, both, heads x size, bytes
-    assert RowModel(str(llama), "bfloat16").bytes_per_token == 4 * 2 * (2 * 16) * 2
-
-
 def test_weights_of_another_model_are_refused_by_name_and_shape(llama: Path) -> None:
     model = RowModel(str(llama), "float32")
     with pytest.raises(EngineError, match=r"'model\.other' of shape \(3,\): there is none of that name"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 
 import pytest
 import torch
@@ -32,20 +31,6 @@ def test_greedy_takes_the_likeliest_and_reports_it_at_temperature_one_untruncate
     assert sampled(SamplingConfig(temperature=0, top_k=1, top_p=0.1), 0.99) == (0, pytest.approx(0.5))
 
 
-def test_the_temperature_is_in_the_reported_logprob() -> None:
-    powers = [p**2 for p in PROBABILITIES]
-    assert sampled(SamplingConfig(temperature=0.5), 0.99) == (2, pytest.approx(powers[2] / sum(powers)))
-
-
-def test_top_k_keeps_the_k_likeliest() -> None:
-    assert sampled(SamplingConfig(top_k=2), 0.99) == (1, pytest.approx(0.3 / 0.8))
-
-
-@pytest.mark.parametrize(("top_p", "token", "probability"), [(0.4, 0, 1.0), (0.6, 1, 0.3 / 0.8), (0.9, 2, 0.15 / 0.95)])
-def test_top_p_keeps_the_likeliest_until_their_sum_reaches_p(top_p: float, token: int, probability: float) -> None:
-    assert sampled(SamplingConfig(top_p=top_p), 0.999) == (token, pytest.approx(probability))
-
-
 def test_rows_have_settings_of_their_own() -> None:
     settings = [SamplingConfig(), SamplingConfig(temperature=0), SamplingConfig(top_k=1), SamplingConfig(top_p=0.6)]
     ids, logprobs = sample_tokens(LOGITS.expand(4, -1), settings, [0.99, 0.99, 0.99, 0.99])
@@ -53,7 +38,7 @@ def test_rows_have_settings_of_their_own() -> None:
     assert [math.exp(logprob) for logprob in logprobs] == pytest.approx([0.05, 0.5, 1.0, 0.375])
 
 
-@pytest.mark.parametrize(("top_k", "top_p"), [(0, 0.9), (5, 1.0), (7, 0.5), (200, 0.99)])
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (0, 0.9), (5, 1.0), (7, 0.5), (200, 0.99)])
 def test_the_distribution_is_vllms(top_k: int, top_p: float) -> None:
     logits = torch.randn(16, 50, generator=torch.Generator().manual_seed(2)) * 3
     ks, ps = torch.full((16,), min(top_k or 50, 50)), torch.full((16,), top_p)
@@ -62,13 +47,6 @@ def test_the_distribution_is_vllms(top_k: int, top_p: float) -> None:
         setting = SamplingConfig(temperature=0.7, top_k=top_k, top_p=top_p)
         ids, logprobs = sample_tokens(logits, [setting] * 16, [uniform] * 16)
         assert logprobs == pytest.approx(expected[range(16), ids].tolist(), abs=1e-5)
-
-
-def test_draws_follow_the_probabilities() -> None:
-    uniforms = torch.rand(4000, generator=torch.Generator().manual_seed(3)).tolist()
-    ids, _ = sample_tokens(LOGITS.expand(4000, -1), [SamplingConfig()] * 4000, uniforms)
-    shares = [Counter(ids)[token] / 4000 for token in range(4)]
-    assert shares == pytest.approx(PROBABILITIES, abs=0.03)
 
 
 @pytest.mark.parametrize("setting", [SamplingConfig(), SamplingConfig(temperature=0), SamplingConfig(top_p=0.5)])

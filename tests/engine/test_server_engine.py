@@ -11,6 +11,7 @@ import torch
 from exactness import RecordingEngine, assert_exact
 from real_rollouts import TEMPERATURE, assert_logprobs, line_difference, metric, opened, roll_out, sample
 from serving import CONTEXT_TOKENS, RunningServer, servers
+from small import small_trainer
 
 # What every engine promises, collected here for this one.
 from test_engine_contract import (  # noqa: F401
@@ -24,11 +25,9 @@ from test_engine_contract import (  # noqa: F401
 from transformers import AutoModelForCausalLM
 from waiting import until_async as until
 
-from repl_rl import ReplGRPOConfig, ReplGRPOTrainer
 from repl_rl.engine import Vocabulary
 from repl_rl.engine.server import VLLMServerEngine
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.tasks import make_tasks
 
 PROMPT = ">>> # What is 17 * 23?\n>>>"
 LINE_END = "repl_rl.engine.server.engine.line_end"
@@ -109,25 +108,8 @@ async def test_new_weights_are_what_the_server_samples_with_and_the_next_engine_
 def test_training_samples_with_the_weights_that_it_trains(
     server: RunningServer, vocabulary: Vocabulary, tmp_path: Path
 ) -> None:
-    args = ReplGRPOConfig(
-        output_dir=str(tmp_path),
-        per_device_train_batch_size=8,
-        num_generations=4,
-        max_steps=3,
-        learning_rate=1e-3,
-        bf16=False,
-        model_init_kwargs={"dtype": "float32"},
-        gradient_checkpointing=False,
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        kernel={"size": 8},
-        engine={"context_tokens": CONTEXT_TOKENS, "servers": [server.url]},
-        budget={"lines": 4, "tokens": 96, "line_tokens": 32},
-    )
-    trainer = ReplGRPOTrainer(str(NANO_PATH), args, make_tasks(["product", "gcd"], 16, seed=1, split="train"))
-    try:
+    engine = {"context_tokens": CONTEXT_TOKENS, "servers": [server.url]}
+    with small_trainer(tmp_path, max_steps=3, engine=engine) as trainer:
         trainer.train()
         assert trainer.engine.version == 3
         steps = [row for row in trainer.state.log_history if "drift/logprob_max" in row]
@@ -138,5 +120,3 @@ def test_training_samples_with_the_weights_that_it_trains(
         line = asyncio.run(sample(trainer.engine, ids, 48, 1.0))
         assert line_difference(trainer.model, ids, line) < 1e-3
         assert line_difference(nano(), ids, line) > 5e-3
-    finally:
-        trainer.close()

@@ -25,6 +25,7 @@ from repl_rl.engine import Finish, SampledLine, Vocabulary
 from repl_rl.engine.server import VLLMServerEngine
 from repl_rl.engine.server.client import ServerRefused, ServerTimeouts, ServerUnreachable, read_answer
 from repl_rl.engine.server.fleet import Locate, Weights
+from repl_rl.engine.server.transfer import ServerGroup
 from repl_rl.errors import ConfigError, EngineError
 from repl_rl.models.nano import NANO_PATH
 
@@ -324,7 +325,7 @@ async def test_a_server_that_comes_back_as_another_one_is_not_used(
     await until(lambda: up(engine) == [False, True])
     setattr(fakes[0], name, value)
     fakes[0].start()
-    await until(lambda: trouble in engine.servers[0].trouble)
+    await until(lambda: trouble in str(engine.servers[0].trouble))
     await sample(engine)
     assert fakes.requests == [0, 1]
 
@@ -389,7 +390,9 @@ async def test_a_server_whose_machine_is_lost_is_used_where_another_takes_its_pl
     del directory.urls[begun_at]
     lost.stop()
     for engine in (leader, follower):
-        await until(lambda engine=engine: engine.servers[0].trouble == f"{begun_at} is gone, and no machine has room")
+        await until(
+            lambda engine=engine: str(engine.servers[0].trouble) == f"{begun_at} is gone, and no machine has room"
+        )
     elsewhere = FakeVLLM(vocabulary)
     try:
         directory.urls[begun_at] = elsewhere.url
@@ -516,17 +519,6 @@ async def test_some_servers_can_be_sampled_from_and_take_no_weights(
         engine.load_weights(new_weights())
 
 
-async def test_a_server_that_is_away_during_an_update_gets_the_weights_when_it_is_back(fakes: Fakes) -> None:
-    engine = fakes.open()
-    fakes[0].stop()
-    engine.load_weights(new_weights())
-    assert engine.version == 1
-    assert [fake.label for fake in fakes] == ["default", engine.weights.label]
-    fakes[0].start()
-    await until(lambda: up(engine) == [True, True])
-    assert fakes[0].label == engine.weights.label
-
-
 async def test_a_server_that_was_restarted_unseen_is_given_the_weights_before_its_tokens_count(fakes: Fakes) -> None:
     engine = fakes.open(fakes[0], between_checks_s=600)
     engine.load_weights(new_weights())
@@ -549,7 +541,7 @@ async def test_a_machine_that_is_lost_while_it_loads_weights_is_given_up(fakes: 
     try:
         engine.load_weights(new_weights())
         assert up(engine) == [False, True]
-        assert "/health: no answer in time" in engine.servers[0].trouble
+        assert "/health: no answer in time" in str(engine.servers[0].trouble)
         assert fakes[1].label == engine.weights.label != fakes[0].label
     finally:
         back.set()
@@ -579,6 +571,26 @@ def test_without_a_server_new_weights_are_an_error_and_leave_no_file(fakes: Fake
     assert list(fakes.folder.rglob("*.safetensors*")) == []
 
 
+def test_each_server_has_ranks_of_its_own_in_a_transfer(fakes: Fakes) -> None:
+    bodies: list[tuple[str, Any]] = []
+    ended: list[bool] = []
+    for fake, size in zip(fakes, (4, 2), strict=True):
+        fake.workers = size
+        fake.on_transfer = lambda path, body: bodies.append((path, body))
+    engine = fakes.open()
+    clients = [server.client for server in engine.servers]
+    group = ServerGroup(clients, engine._loop.run, lambda: ended.append(True))
+    group.init_weight_transfer_engine({"port": 5})
+    group.update_weights({"names": []})
+    begun = [body["init_info"] for path, body in bodies if path == "/init_weight_transfer_engine"]
+    assert sorted(info["rank_offset"] for info in begun) == [1, 5]
+    assert {info["port"] for info in begun} == {5}
+    fakes[1].refused["/update_weights"] = 500
+    with pytest.raises(EngineError, match="HTTP 500"):
+        group.update_weights({"names": []})
+    assert ended == [True]
+
+
 # Engines that follow the weights of another process.
 
 
@@ -597,7 +609,7 @@ async def test_an_engine_that_follows_goes_on_with_later_weights_and_gives_none(
     leader.close()
     fakes[0].label = "default"  # as after a restart
     line = sampling(follower)
-    await until(lambda: "until the trainer has given it its own" in follower.servers[0].trouble)
+    await until(lambda: "until the trainer has given it its own" in str(follower.servers[0].trouble))
     assert up(follower) == [False]
     fakes[0].label = leader.weights.label
     assert (await line).versions == ((0, 2),)
@@ -606,10 +618,10 @@ async def test_an_engine_that_follows_goes_on_with_later_weights_and_gives_none(
 
 @pytest.mark.parametrize("label", ["default", "repl-rl-00000000-7", "repl-rl-7", "on the way to it"])
 def test_labels_of_other_trainers_are_not_followed(label: str) -> None:
-    weights = Weights(3, "repl-rl-abcdef01-3", run="repl-rl-abcdef01")
+    weights = Weights("repl-rl-abcdef01", 3)
     assert weights.later(label) is None
     assert weights.later("repl-rl-abcdef01-2") is None
-    assert weights.later("repl-rl-abcdef01-12") == Weights(12, "repl-rl-abcdef01-12", run="repl-rl-abcdef01")
+    assert weights.later("repl-rl-abcdef01-12") == Weights("repl-rl-abcdef01", 12)
 
 
 async def test_an_engine_that_follows_opens_without_a_server_that_is_away(fakes: Fakes) -> None:

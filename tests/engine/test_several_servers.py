@@ -6,15 +6,12 @@ import asyncio
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import aiohttp
 import psutil
 import pytest
 import tcp_transfer
 import torch
 from exactness import RecordingEngine, assert_exact
-from fake_vllm import FakeVLLM
 from real_rollouts import TEMPERATURE, assert_logprobs, line_difference, metric, opened, roll_out, sample
 from serving import servers, start_server
 from transformers import AutoModelForCausalLM
@@ -22,10 +19,8 @@ from waiting import until
 
 from repl_rl.engine import TensorFacts, Vocabulary
 from repl_rl.engine.server import VLLMServerEngine, transfer
-from repl_rl.engine.server.client import ServerClient, ServerTimeouts
 from repl_rl.errors import EngineError
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.utils.threads import BackgroundLoop
 
 PROMPT = "What is 3 * 4?"
 
@@ -105,35 +100,6 @@ def test_servers_of_an_unknown_backend_or_without_a_gpu_get_files(monkeypatch: p
     assert transfer.can_transfer("nccl") == torch.cuda.is_available()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert transfer.can_transfer("nccl")
-
-
-def test_each_server_has_ranks_of_its_own(vocabulary: Vocabulary, loop: BackgroundLoop) -> None:
-    async def open_session() -> aiohttp.ClientSession:
-        return aiohttp.ClientSession()
-
-    fakes: list[FakeVLLM] = [FakeVLLM(vocabulary) for _ in range(2)]
-    bodies: list[tuple[str, Any]] = []
-    ended: list[bool] = []
-    for fake, size in zip(fakes, (4, 2), strict=True):
-        fake.workers = size
-        fake.on_transfer = lambda path, body: bodies.append((path, body))
-    session = loop.run(open_session())
-    clients = [ServerClient(fake.url, session, ServerTimeouts()) for fake in fakes]
-    try:
-        group = transfer.ServerGroup(clients, loop.run, lambda: ended.append(True))
-        group.init_weight_transfer_engine({"port": 5})
-        group.update_weights({"names": []})
-        begun = [body["init_info"] for path, body in bodies if path == "/init_weight_transfer_engine"]
-        assert sorted(info["rank_offset"] for info in begun) == [1, 5]
-        assert {info["port"] for info in begun} == {5}
-        fakes[1].refused["/update_weights"] = 500
-        with pytest.raises(EngineError, match="HTTP 500"):
-            group.update_weights({"names": []})
-        assert ended == [True]
-    finally:
-        loop.run(session.close())
-        for fake in fakes:
-            fake.close()
 
 
 @pytest.mark.covers("several vLLM servers", "one is killed in the middle of a batch, and no trajectory is lost")

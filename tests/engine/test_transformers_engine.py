@@ -13,11 +13,9 @@ import pytest
 import torch
 import yaml
 from random_checkpoint import make_random_checkpoint
-from real_rollouts import line_difference
-from transformers import AutoModelForCausalLM
 
 from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig
-from repl_rl.engine import Finish, SampledLine, TrainableEngine, Vocabulary, load_vocabulary
+from repl_rl.engine import Finish, SampledLine, Vocabulary, load_vocabulary
 from repl_rl.engine.transformers.engine import RowBatch, RowSequence, TransformersEngine, fed_together
 from repl_rl.engine.transformers.model import RowModel
 from repl_rl.errors import ConfigError, EngineError
@@ -113,15 +111,13 @@ async def test_a_seed_gives_a_slot_the_same_lines_whatever_runs_beside_it(
 def test_a_prompt_that_sequences_share_is_read_once(checkpoint: Path, vocabulary: Vocabulary, passes: Passes) -> None:
     def grown(prompts: list[list[int]], steps: int) -> list[list[int]]:
         """The ids of greedy sequences after so many steps side by side."""
-        model = RowModel(str(checkpoint), "float32")
+        batch = RowBatch(RowModel(str(checkpoint), "float32"), vocabulary, len(prompts), len(prompts))
         passes.fed.clear()
-        batch = RowBatch(model, most_rows=len(prompts))
         sequences = [RowSequence(Random(0), 100) for _ in prompts]
         for sequence, ids in zip(sequences, prompts, strict=True):
-            sequence.go_on_from(ids, GREEDY)
-            batch.start(sequence)
+            batch.add(sequence, list(ids), 50, GREEDY)
         for _ in range(steps):
-            batch.step()
+            assert list(batch.step()) == []
         return [sequence.ids for sequence in sequences]
 
     shared = list(vocabulary.encode_prompt(">>> # one and the same problem for the whole group\n>>>"))
@@ -189,37 +185,6 @@ def test_a_cache_or_a_model_too_small_for_the_context_is_refused(
     monkeypatch.setattr("repl_rl.engine.transformers.engine._GIB", 2**19)
     with pytest.raises(ConfigError, match=r"kv_cache_gib 1 leaves room for 512 tokens of 1024 bytes.* is 600"):
         opened(checkpoint, vocabulary, context_tokens=600)
-
-
-async def test_new_weights_are_sampled_from_and_nothing_of_the_old_ones_is_left(
-    engine: TransformersEngine, checkpoint: Path, vocabulary: Vocabulary
-) -> None:
-    old, model = (AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval() for _ in range(2))
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.mul_(0.9)
-    ids = prompt(vocabulary, 7)
-    assert isinstance(engine, TrainableEngine)
-    async with engine.slot(CONTEXT_TOKENS) as slot:
-        await slot.sample_line(ids, 40, GREEDY)
-        await asyncio.to_thread(engine.load_weights, model.named_parameters())
-        found = await slot.sample_line(ids, 40, GREEDY)
-    assert engine.version == 1
-    assert line_difference(model, ids, found) < 1e-4
-    assert line_difference(old, ids, found) > 0.05
-
-
-async def test_lines_under_way_go_on_under_new_weights(
-    engine: TransformersEngine, checkpoint: Path, vocabulary: Vocabulary
-) -> None:
-    weights = list(AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).named_parameters())
-    lines = asyncio.gather(*(session(engine, prompt(vocabulary, n), sampling=GREEDY) for n in range(6)))
-    for _ in range(5):
-        await asyncio.sleep(0.002)
-        await asyncio.to_thread(engine.load_weights, weights)
-    found, expected = await lines, await sessions(engine, vocabulary, 6, sampling=GREEDY)
-    assert engine.version == 5
-    assert [[line.ids for line in lines] for lines in found] == [[line.ids for line in lines] for lines in expected]
 
 
 async def test_broken_weights_are_heard_by_all_who_wait_and_all_who_come(

@@ -47,7 +47,7 @@ def models(checkpoint: Path) -> list[Any]:
     return models
 
 
-@pytest.fixture(params=["vllm", pytest.param("transformers", marks=pytest.mark.slow)])
+@pytest.fixture(params=["vllm", "transformers"])
 def engine(request: pytest.FixtureRequest, checkpoint: Path, vocabulary: Vocabulary) -> Iterator[Any]:
     config = EngineConfig(backend=request.param, context_tokens=CONTEXT_TOKENS, places=12)
     engine = make_engine(str(checkpoint), vocabulary, ModelConfig(), config, seed=1)

@@ -18,7 +18,7 @@ import pytest
 from nbclient import NotebookClient
 from real_kernels import pari_kernel, r_kernel
 
-from repl_rl.engine.environment import has_nvidia_driver
+from repl_rl.engine.environment import has_gpu_driver
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NAMES = re.findall(r"\((\w+)\.ipynb\)", (FOLDER / "README.md").read_text(encoding="utf-8"))
@@ -50,7 +50,7 @@ def shown(cell: Any) -> tuple[list[str], list[str]]:
 
 
 def is_compared_by_text(cell: Any) -> bool:
-    return "varies" not in tags(cell) and not ("sampled" in tags(cell) and has_nvidia_driver())
+    return "varies" not in tags(cell) and not ("sampled" in tags(cell) and has_gpu_driver())
 
 
 @pytest.mark.timeout(900)

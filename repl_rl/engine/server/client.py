@@ -44,6 +44,8 @@ CHECKPOINT = "default"
 
 WORKER_EXTENSION = "repl_rl.engine.server.worker.WeightsFromFiles"
 SCHEDULER = "repl_rl.engine.vllm.scheduler.ServerLineScheduler"
+GENERATE = "/inference/v1/generate"
+"""vLLM's route that takes token ids and returns token ids."""
 CLAMPED = -9999.0
 """What vLLM's front end sends for a log-probability that is not a number, or minus infinity."""
 
@@ -106,10 +108,6 @@ class ServerClient:
 
     async def post(self, path: str, body: Any = None, wait_s: float | None = None) -> Any:
         return await self._call("POST", path, body, self.timeouts.health_s if wait_s is None else wait_s)
-
-    async def generate(self, body: dict[str, Any], wait_s: float | None = None) -> Any:
-        """Call vLLM's route that takes token ids and returns token ids."""
-        return await self.post("/inference/v1/generate", body, self.timeouts.request_s if wait_s is None else wait_s)
 
     async def worker_call(self, method: str, **arguments: Any) -> list[Any]:
         """Run a method of the worker extension in each of the server's workers (`repl_rl.engine.server.worker`)."""
@@ -282,17 +280,15 @@ def check(url: str, facts: ServerFacts, wanted: Wanted) -> None:
         )
 
 
-def agree(facts: Sequence[tuple[str, ServerFacts]]) -> None:
-    """Raises EngineError if servers differ in what may change a sample."""
-    (first_url, first), *others = facts
-    for url, other in others:
-        for name in ("version", "dtype", "quantization", "cache_dtype", "worker_extension", "transfer", "stop_digest"):
-            ours, theirs = getattr(first, name), getattr(other, name)
-            if ours != theirs:
-                raise EngineError(
-                    f"the servers differ in {name.replace('_', ' ')}: {first_url} has {ours!r} and {url} has "
-                    f"{theirs!r}; start them all with the same vLLM and the same flags"
-                )
+def agree(first: tuple[str, ServerFacts], url: str, facts: ServerFacts) -> None:
+    """Raises EngineError if a server differs from the first one in what may change a sample."""
+    for name in ("version", "dtype", "quantization", "cache_dtype", "worker_extension", "transfer", "stop_digest"):
+        ours, theirs = getattr(first[1], name), getattr(facts, name)
+        if ours != theirs:
+            raise EngineError(
+                f"the servers differ in {name.replace('_', ' ')}: {first[0]} has {ours!r} and {url} has {theirs!r}; "
+                "start them all with the same vLLM and the same flags"
+            )
 
 
 async def _version(client: ServerClient) -> str:
@@ -319,7 +315,7 @@ async def _probe(client: ServerClient, wanted: Wanted) -> tuple[float, str | Non
     end = {"extra_args": {LINE_KEY: [wanted.vocabulary.stops.decode(), ""]}}
     request = line_request([last], 1, SamplingConfig(temperature=1.0, top_k=1), end, label="probe")
     try:
-        answer = await client.generate(request, client.timeouts.handshake_s)
+        answer = await client.post(GENERATE, request, client.timeouts.handshake_s)
         choice = answer["choices"][0]
         reason = choice.get("stop_reason")
         logprob = float(choice["logprobs"]["content"][0]["logprob"])

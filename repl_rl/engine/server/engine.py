@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import random
+import secrets
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -26,6 +26,7 @@ import aiohttp
 from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig, SeededSampling
 from repl_rl.engine.base import SampledLine, Slot, check_line, check_trajectory
 from repl_rl.engine.server.client import (
+    GENERATE,
     WORKER_EXTENSION,
     ServerClient,
     ServerFacts,
@@ -56,7 +57,6 @@ logger = logging.getLogger(__name__)
 _REMEMBERED_PREFIXES = 4096
 _TRIES_PER_SERVER = 2
 _LONGEST_BACKOFF_S = 5.0
-_chance = random.SystemRandom()
 _KEEP_ALIVE_S = 4.0
 """vLLM closes idle connections after 5 s; a request on a connection that is being closed is lost."""
 
@@ -89,6 +89,9 @@ class VLLMServerEngine:
         self._follows = follows
         self._closed = False
         self._transfer: Transfer | None = None
+        self._first: tuple[str, ServerFacts] | None = None
+        """The server that the others have to agree with: its URL, and what it has said of itself."""
+        self._takes_seeds = True
         self._session: aiohttp.ClientSession | None = None
         self._holders: dict[int, Server] = {}
         """By the hash of ids that are the beginning of a session: the server that went on from there."""
@@ -138,17 +141,18 @@ class VLLMServerEngine:
 
     def require_weight_updates(self) -> None:
         """Raises ConfigError if the servers can't be given new weights."""
-        if self._facts.worker_extension != WORKER_EXTENSION:
+        assert self._first is not None
+        url, facts = self._first
+        if facts.worker_extension != WORKER_EXTENSION:
             raise ConfigError(
-                f"{self._facts_url} can't be given new weights: it has "
-                f"{self._facts.worker_extension or 'no worker extension, or no development mode'}; start it with\n"
+                f"{url} can't be given new weights: it has "
+                f"{facts.worker_extension or 'no worker extension, or no development mode'}; start it with\n"
                 f"  {serve_command(self._wanted)}"
             )
-        if self._facts.quantization is not None:
+        if facts.quantization is not None:
             raise ConfigError(
-                f"{self._facts_url} serves weights that are quantised ({self._facts.quantization}), and new "
-                "ones can't be loaded into these; start it without --quantization, with a checkpoint that isn't "
-                "quantised"
+                f"{url} serves weights that are quantised ({facts.quantization}), and new ones can't be loaded into "
+                "these; start it without --quantization, with a checkpoint that isn't quantised"
             )
 
     def load_weights(self, named_weights: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -168,7 +172,7 @@ class VLLMServerEngine:
         if self._transfer is None or facts is None:
             self._loop.run(self._fleet.give_all(self._folder.write(version, named_weights)))
             return
-        weights = Weights(version, self._folder.label(version), is_sent=True, run=self._folder.run)
+        weights = Weights(self._folder.run, version, is_sent=True)
         send = partial(self._transfer.send, facts=facts, named=named_weights)
         self._loop.run(self._fleet.give_together(weights, send))
 
@@ -195,75 +199,64 @@ class VLLMServerEngine:
             headers={"Authorization": f"Bearer {key}"} if key else None,
         )
         clients = [ServerClient(url, session, self._timeouts) for url in dict.fromkeys(map(base_url, config.servers))]
-        weights = self._follows or Weights(run=self._folder.run)
+        weights = self._follows or Weights(self._folder.run)
         leads = self._follows is None
         self._fleet = Fleet(clients, config.places, self._timeouts, self._inspect, weights, not leads, locate)
-
-        async def facts_of(server: Server) -> tuple[str, ServerFacts] | ServerUnreachable:
-            try:
-                await self._fleet.find(server)
-                return server.url, await inspect(server.client, self._wanted)
-            except ServerUnreachable as error:
-                return error
-
-        answers = await asyncio.gather(*map(facts_of, self._fleet.servers))
-        named = [answer for answer in answers if not isinstance(answer, ServerUnreachable)]
-        for error in answers:
-            if isinstance(error, ServerUnreachable) and (leads or not named):
-                raise EngineError(
-                    f"{error}\nEvery server in engine.servers has to be up at the start; start one with\n"
-                    f"  {serve_command(self._wanted)}"
-                ) from error
-        self._facts_url, self._facts = named[0]
-        for url, own in named:
-            check(url, own, self._wanted)
-        agree(named)
-        if self._facts.cache_dtype not in (None, "auto", self._facts.dtype):
+        first, *others = self.servers
+        await self._fleet.check(first)  # what it says of itself, the others have to say too
+        await asyncio.gather(*map(self._fleet.check, others))
+        troubles = [server.trouble for server in self.servers if not server.up and server.trouble is not None]
+        for trouble in troubles:
+            if not isinstance(trouble, ServerUnreachable):
+                raise trouble
+        if self._first is None or (troubles and leads):
+            raise EngineError(
+                f"{troubles[0]}\nEvery server in engine.servers has to be up at the start; start one with\n"
+                f"  {serve_command(self._wanted)}"
+            ) from troubles[0]
+        _, facts = self._first
+        if facts.cache_dtype not in (None, "auto", facts.dtype):
             logger.warning(
                 "the servers keep keys and values in %s: their log-probabilities are off by what that rounds away, and "
                 "training says by how much (drift/logprob_mean); start them without --kv-cache-dtype to end it",
-                self._facts.cache_dtype,
+                facts.cache_dtype,
             )
-        if can_transfer(self._facts.transfer):
-            self._transfer = Transfer(str(self._facts.transfer), self._loop.run)
-        self._takes_seeds = all(takes_seeds(own) for _, own in named)
-        if not self._takes_seeds and len(named) > 1:
+        if can_transfer(facts.transfer):
+            self._transfer = Transfer(str(facts.transfer), self._loop.run)
+        if not self._takes_seeds and len(clients) > 1:
             logger.warning(
                 "the servers run on CPUs without our worker extension, so lines can't have seeds, and servers that "
                 "were started alike give the same sessions; start them with --worker-extension-cls %s",
                 WORKER_EXTENSION,
             )
-        self._end_of_line = line_end(self._facts, self._wanted.vocabulary)
-        await asyncio.gather(*(self._fleet.check(server) for server in self._fleet.servers))
-        if leads and len(self._fleet.up) < len(clients):
-            raise EngineError(f"a server failed while it was being checked:\n{self._fleet.troubles()}")
-        self._watching = asyncio.create_task(self._fleet.watch())
+        self._end_of_line = line_end(facts, self._wanted.vocabulary)
+        self._watching = [asyncio.create_task(self._fleet.watch(server)) for server in self.servers]
 
     async def _inspect(self, client: ServerClient) -> str | None:
         """The label of a server's weights. Raises a ReplRLError if its model is wrong or it differs from the others."""
         facts = await inspect(client, self._wanted)
         check(client.url, facts, self._wanted)
-        agree([(self._facts_url, self._facts), (client.url, facts)])
+        self._first = self._first or (client.url, facts)
+        agree(self._first, client.url, facts)
+        self._takes_seeds = self._takes_seeds and takes_seeds(facts)
         return facts.label
 
     async def _sample(
         self, slot: _ServerSlot, ids: list[int], max_tokens: int, sampling: SamplingConfig
     ) -> SampledLine:
         troubles: list[str] = []
-        seed = sampling.line_seed(len(ids)) if isinstance(sampling, SeededSampling) else _chance.getrandbits(63)
+        beginning = hash(tuple(ids))
+        seed = sampling.line_seed(len(ids)) if isinstance(sampling, SeededSampling) else secrets.randbits(63)
         for tries in range(_TRIES_PER_SERVER * (len(self._fleet.servers) + 1)):
             if tries:
                 await asyncio.sleep(min(self._timeouts.backoff_s * 2 ** (tries - 1), _LONGEST_BACKOFF_S))
-            server = slot.server
+            server = slot.server or self._holders.get(beginning)
             is_to_be_left = tries > 0 and tries % _TRIES_PER_SERVER == 0
-            if server is None and (holder := self._holders.get(hash(tuple(ids)))) is not None and holder.up:
-                server = holder
-                slot.move(server)
             if server is None or not server.up or is_to_be_left:
                 server = await self._fleet.wait_for_one(avoid=server)
-                slot.move(server)
+            slot.move(server)
             if slot.has_typed:  # sessions that branch off here begin with these ids, which this server has cached
-                self._holders[hash(tuple(ids))] = server
+                self._holders[beginning] = server
                 if len(self._holders) > _REMEMBERED_PREFIXES:
                     del self._holders[next(iter(self._holders))]
             try:
@@ -276,9 +269,10 @@ class VLLMServerEngine:
                     if used is not None:
                         slot.has_typed = True
                         return replace(line, versions=((0, used.version),))
-                    trouble = f"{server.url} sampled with weights {sorted(labels)}, and they should be {asked.label!r}"
+                    found = f"{server.url} sampled with weights {sorted(labels)}, and they should be {asked.label!r}"
+                    trouble = ServerUnreachable(found)
                     await self._fleet.mark_down(server, trouble)
-                    raise ServerUnreachable(trouble)
+                    raise trouble
             except ServerUnreachable as error:
                 troubles.append(str(error))
                 await self._fleet.check(server)
@@ -320,7 +314,7 @@ class _ServerSlot:
 
 async def _unless_gone(server: Server, body: dict[str, object]) -> object:
     """The server's answer. Raises ServerUnreachable as soon as the server is known to be down."""
-    asking = asyncio.create_task(server.client.generate(body))
+    asking = asyncio.create_task(server.client.post(GENERATE, body, server.client.timeouts.request_s))
     going = asyncio.create_task(server.gone.wait())
     try:
         await asyncio.wait({asking, going}, return_when=asyncio.FIRST_COMPLETED)

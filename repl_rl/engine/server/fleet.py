@@ -21,7 +21,8 @@ import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -53,7 +54,7 @@ class Server:
     began_at: str
     """The URL that it began with."""
     up: bool = False
-    trouble: str = "not asked yet"
+    trouble: ReplRLError | None = None
     """Why it is down, or why it last was."""
     slots: int = 0
     """The number of trajectories on this server."""
@@ -123,17 +124,11 @@ class Fleet:
         """One line per server, with its last failure."""
         return "\n".join(f"  {server.url}: {server.trouble}" for server in self.servers)
 
-    async def watch(self) -> None:
-        """Check every server, forever; a slow one does not hold up the others."""
-
-        async def check_again_and_again(server: Server) -> None:
-            while True:
-                await asyncio.sleep(self._timeouts.between_checks_s)
-                await self.check(server)
-
-        async with asyncio.TaskGroup() as group:
-            for server in self.servers:
-                group.create_task(check_again_and_again(server))
+    async def watch(self, server: Server) -> None:
+        """Check a server, forever."""
+        while True:
+            await asyncio.sleep(self._timeouts.between_checks_s)
+            await self.check(server)
 
     async def check(self, server: Server) -> None:
         """Check a server now, and mark it up or down. One that comes up is given the current weights first.
@@ -151,26 +146,21 @@ class Fleet:
                 if not server.up:
                     label = await self._inspect(server.client)
                     if label is not None and self.usable(label, self.weights) is None:  # None: it doesn't say
-                        if self._follows:
-                            raise EngineError(f"{server.url} has other weights, until the trainer has given it its own")
-                        server.waits = self.weights.is_sent
-                        if server.waits:
-                            raise EngineError(f"{server.url} has other weights, until the next ones are sent")
+                        server.waits = self.weights.is_sent and not self._follows
+                        if server.waits or self._follows:
+                            until = "the next ones are sent" if server.waits else "the trainer has given it its own"
+                            raise ServerUnreachable(f"{server.url} has other weights, until {until}")
                         await self._bring(server, self.weights)
-            except ServerSilent as error:
-                server.silences += 1
-                if server.silences >= _SILENCES:
-                    await self.mark_down(server, str(error))
             except ReplRLError as error:
-                await self.mark_down(server, str(error))
+                server.silences += 1
+                if not (server.up and isinstance(error, ServerSilent) and server.silences < _SILENCES):
+                    await self.mark_down(server, error)
             else:
                 server.silences = 0
                 if not server.up:
-                    if server.gone.is_set():
+                    if server.trouble is not None:
                         logger.warning("%s is back", server.url)
-                    server.up = True
-                    server.gone.clear()
-                    await self._tell()
+                    await self._mark_up(server)
 
     async def find(self, server: Server) -> None:
         """Turn to the URL that a server has now. Raises ServerUnreachable if it has none."""
@@ -180,11 +170,16 @@ class Fleet:
                 logger.warning("%s is gone, and %s takes its place", server.url, url)
                 server.client = server.client.at(url)
 
-    async def mark_down(self, server: Server, trouble: str) -> None:
+    async def mark_down(self, server: Server, trouble: ReplRLError) -> None:
         if server.up:
             logger.warning("%s is down, its trajectories go on elsewhere: %s", server.url, trouble)
         server.up, server.trouble = False, trouble
         server.gone.set()
+        await self._tell()
+
+    async def _mark_up(self, server: Server) -> None:
+        server.up, server.waits = True, False
+        server.gone.clear()
         await self._tell()
 
     async def _tell(self) -> None:
@@ -222,28 +217,25 @@ class Fleet:
         server refuses or if none takes them."""
         async with self._without_requests():
             try:
-                tries = 1
-                while not await self._give_to_all_up(weights):
-                    if tries == _GIVE_TRIES:
-                        raise EngineError(f"no server took new weights:\n{self.troubles()}")
-                    tries += 1
+                for _ in range(_GIVE_TRIES):
+                    await self.wait_for_one()
+                    taking = self.up
+                    given = (self._give(server, weights) for server in taking)
+                    failures = await asyncio.gather(*given, return_exceptions=True)
+                    refusals = [error for error in failures if error and not isinstance(error, ServerUnreachable)]
+                    if refusals:
+                        returned = (self._give(server, self.weights) for server in taking)
+                        await asyncio.gather(*returned, return_exceptions=True)
+                        raise EngineError(str(refusals[0])) from refusals[0]
+                    if None in failures:
+                        break
+                else:  # all have gone away, each time
+                    raise EngineError(f"no server took new weights:\n{self.troubles()}")
             except EngineError:
                 weights.remove_files()
                 raise
             self.weights.remove_files()
             self.weights = weights
-
-    async def _give_to_all_up(self, weights: Weights) -> bool:
-        """Whether a server has them now: all others have gone away. Raises EngineError if one refuses them."""
-        await self.wait_for_one()
-        up = self.up
-        results = await asyncio.gather(*(self._give(server, weights) for server in up), return_exceptions=True)
-        failures = [error for error in results if isinstance(error, BaseException)]
-        refusals = [error for error in failures if not isinstance(error, ServerUnreachable)]
-        if refusals:
-            await asyncio.gather(*(self._give(server, self.weights) for server in up), return_exceptions=True)
-            raise EngineError(str(refusals[0])) from refusals[0]
-        return len(failures) < len(up)
 
     async def give_together(self, weights: Weights, send: Callable[[list[ServerClient]], None]) -> None:
         """As `give_all`, by `send`, which is called in a thread with the servers that can take part.
@@ -261,7 +253,7 @@ class Fleet:
                 await asyncio.gather(*(_finish(client, weights) for client in clients))
             except ReplRLError as error:
                 for server in taking:
-                    await self.mark_down(server, str(error))
+                    await self.mark_down(server, error)
                 raise
             finally:
                 resumed = (client.post("/resume") for client in clients)
@@ -269,9 +261,7 @@ class Fleet:
             self.weights.remove_files()
             self.weights = weights
             for server in taking:
-                server.up, server.waits = True, False
-                server.gone.clear()
-            await self._tell()
+                await self._mark_up(server)
 
     async def adopt(self, weights: Weights) -> None:
         """Use the weights that another process has given the servers."""
@@ -292,13 +282,15 @@ class Fleet:
             self.weights = later
         return later
 
-    async def _give(self, server: Server, weights: Weights) -> None:
+    async def _give(self, server: Server, weights: Weights) -> ReplRLError | None:
+        """What went wrong, if anything; the server is down then."""
         async with server.mending:
             try:
                 await self._bring(server, weights)
             except ReplRLError as error:
-                await self.mark_down(server, str(error))
-                raise
+                await self.mark_down(server, error)
+                return error
+        return None
 
     async def _bring(self, server: Server, weights: Weights) -> None:
         """`bring_to`, which may take long and is given up once the server no longer answers health checks."""
@@ -321,22 +313,25 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """One state of the policy. Without files it is the checkpoint that the servers were started with."""
+    """One state of the policy. The first one is the checkpoint that the servers were started with."""
 
+    run: str
+    """A name for all weights of one trainer."""
     version: int = 0
-    label: str = CHECKPOINT
     files: tuple[str, ...] = ()
     is_sent: bool = False
     """They have been sent to the servers, and nothing here keeps them."""
-    run: str = ""
-    """A name for all weights of one trainer."""
+
+    @property
+    def label(self) -> str:
+        """By which a server names them with each token."""
+        return f"{self.run}-{self.version}" if self.version else CHECKPOINT
 
     def later(self, label: str) -> Weights | None:
         """The weights with this label, if they are later ones of the same trainer."""
         start, _, number = label.rpartition("-")
-        if not self.run or start != self.run or not number.isdecimal() or int(number) <= self.version:
-            return None
-        return Weights(int(number), label, run=self.run)
+        is_later = start == self.run and number.isdecimal() and int(number) > self.version
+        return Weights(self.run, int(number)) if is_later else None
 
     def remove_files(self) -> None:
         """Delete the files; no server will be asked to load them again."""
@@ -353,8 +348,7 @@ class WeightsFolder:
 
     def __init__(self, folder: str | None) -> None:
         self.run = f"repl-rl-{uuid.uuid4().hex[:8]}"
-        self._given = folder
-        self._made: Path | None = None
+        self._given = None if folder is None else Path(folder).expanduser().absolute()
         self._stack = ExitStack()
 
     def write(self, version: int, named_params: Iterable[tuple[str, torch.Tensor]]) -> Weights:
@@ -362,36 +356,31 @@ class WeightsFolder:
 
         Reads `named_params` to the end even then, because gathering a sharded weight takes all processes.
         """
-        label = self.label(version)
+        weights = Weights(self.run, version)
         tensors = iter(named_params)
         try:
-            if self._made is None:
-                given = None if self._given is None else Path(self._given).expanduser().absolute()
-                made = scratch_folder("repl-rl-weights-", given, 0o700 if given is None else 0o777)
-                self._made = self._stack.enter_context(made)
-            files = list(_write(self._made, label, tensors))
+            return replace(weights, files=tuple(_write(self._own, weights.label, tensors)))
         except (OSError, SafetensorError) as error:
             deque(tensors, maxlen=0)
             raise ConfigError(
-                f"new weights can't be written to {self._given or tempfile.gettempdir()!r}: {error}; name a folder "
+                f"new weights can't be written to '{self._given or tempfile.gettempdir()}': {error}; name a folder "
                 "with room that trainer and servers share in engine.weights_folder"
             ) from error
-        return Weights(version, label, tuple(files), run=self.run)
 
-    def label(self, version: int) -> str:
-        return f"{self.run}-{version}"
+    @cached_property
+    def _own(self) -> Path:
+        made = scratch_folder("repl-rl-weights-", self._given, 0o700 if self._given is None else 0o777)
+        return self._stack.enter_context(made)
 
     def close(self) -> None:
         self._stack.close()
-        self._made = None
 
 
-def _write(folder: Path, label: str, named_params: Iterable[tuple[str, torch.Tensor]]) -> Iterator[str]:
+def _write(folder: Path, label: str, named_params: Iterator[tuple[str, torch.Tensor]]) -> Iterator[str]:
     """Write files of a few GiB each, so that no copy of the whole model is held in memory; yields their paths."""
-    tensors = iter(named_params)
     for number in itertools.count():
         batch: dict[str, torch.Tensor] = {}
-        for name, tensor in tensors:
+        for name, tensor in named_params:
             batch[name] = tensor.detach().to("cpu", copy=True).contiguous()
             if sum(each.nbytes for each in batch.values()) >= _FILE_BYTES:
                 break

@@ -35,7 +35,9 @@ class WeightsFromFiles:
 
     def repl_rl_load_weights(self, files: list[str]) -> dict[str, Any]:
         """Load safetensors files with the checkpoint's names. Returns `{"loaded": n}`, or `{"error": text}`."""
-        return self._repl_rl_load(_tensors(files))
+        from vllm.model_executor.model_loader.weight_utils import safetensors_weights_iterator
+
+        return self._repl_rl_load(safetensors_weights_iterator(files, use_tqdm_on_load=False))
 
     def repl_rl_restore_checkpoint(self) -> dict[str, Any]:
         """Load the weights that the server was started with."""
@@ -82,12 +84,3 @@ def _end_reload(worker: Any) -> None:
 
 def _model(worker: Any) -> Any:
     return worker.model_runner.get_model()
-
-
-def _tensors(files: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
-    from safetensors import safe_open
-
-    for path in files:
-        with safe_open(path, framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 - no mapping
-                yield name, tensors.get_tensor(name)

@@ -60,13 +60,6 @@ class RowSequence:
         """How many ids are to be fed."""
         return len(self.ids) - self.cached
 
-    def go_on_from(self, ids: Sequence[int], sampling: SamplingConfig) -> None:
-        """Continue `ids`, keeping what is cached of their common beginning. At least one token is fed again."""
-        self.cached = _common_length(self.ids[: self.cached], ids[:-1])
-        self.ids = list(ids)
-        self.sampling = sampling
-        self.logprobs = []
-
 
 class TransformersEngine(ThreadedEngine[RowSequence]):
     """An `Engine` over a model of transformers, on the GPU if there is one."""
@@ -80,9 +73,9 @@ class TransformersEngine(ThreadedEngine[RowSequence]):
         self._seed = seed
         self._numbers = itertools.count()
         most_rows = capacity_tokens // config.context_tokens
-        self._batch = RowBatch(self._model, most_rows, reuses_prefixes=not config.deterministic)
+        most_lines = min(config.places, most_rows)
         super().__init__(
-            _RowStepper(self._batch, vocabulary, min(config.places, most_rows)),
+            RowBatch(self._model, vocabulary, most_lines, most_rows, reuses_prefixes=not config.deterministic),
             "the transformers engine",
             Admission(Room(capacity_tokens)),
             config.context_tokens,
@@ -129,35 +122,65 @@ def _capacity_tokens(model: RowModel, config: EngineConfig) -> int:
     return int(tokens)
 
 
-class _RowStepper:
-    """A `Stepper` over rows: at most `most_lines` lines run, the others wait in order."""
+class RowBatch:
+    """A `Stepper` over the rows of a model: which sequences hold them, and which of these run.
 
-    def __init__(self, batch: RowBatch, vocabulary: Vocabulary, most_lines: int) -> None:
-        self._batch = batch
+    At most `most_lines` lines run, the others wait in order. The running sequences always hold the first rows, so a
+    step runs over neighbouring rows. A sequence that starts swaps rows with the one after the last running row; one
+    that stops swaps with the last running one. What a stopped sequence has cached stays in its row, so its next line
+    only computes new tokens. When several sequences share a prompt, one reads it and the others copy its keys and
+    values. With `reuses_prefixes=False`, each line computes its whole prefix, because keys and values from a batch of
+    another shape differ in their last bits.
+
+    Each sequence keeps a row until it leaves. If all `most_rows`, of which there are `most_lines` at least, are taken,
+    one that starts takes that of a stopped one, which then reads its whole text again.
+    """
+
+    def __init__(
+        self, model: RowModel, vocabulary: Vocabulary, most_lines: int, most_rows: int, reuses_prefixes: bool = True
+    ) -> None:
+        self._model = model
         self._finishes = dict.fromkeys(vocabulary.stop_ids, Finish.NEWLINE)
         self._finishes |= dict.fromkeys(vocabulary.eos_ids, Finish.EOS)
         self._most_lines = most_lines
-        self._waiting: deque[RowSequence] = deque()
+        self._most_rows = most_rows
+        self._reuses_prefixes = reuses_prefixes
         self._version = 0
+        self._waiting: deque[RowSequence] = deque()
+        self._rows: list[RowSequence | None] = []
+        self._running_count = 0
 
     def add(self, sequence: RowSequence, ids: list[int], max_tokens: int, sampling: SamplingConfig) -> None:
-        sequence.go_on_from(ids, sampling)
+        """At least one token is fed again, to see what comes after it."""
+        sequence.cached = _common_length(sequence.ids[: sequence.cached], ids[:-1]) if self._reuses_prefixes else 0
         if isinstance(sampling, SeededSampling):
             sequence.draws = random.Random(sampling.line_seed(len(ids)))
+        sequence.ids, sequence.max_tokens, sequence.sampling = ids, max_tokens, sampling
         sequence.width = max(sequence.width, len(ids) + max_tokens)
-        sequence.max_tokens = max_tokens
+        sequence.logprobs = []
         sequence.versions = ((0, self._version),)
         self._waiting.append(sequence)
 
     def step(self) -> Iterator[tuple[RowSequence, SampledLine]]:
-        while self._waiting and len(self._batch.running) < self._most_lines:
-            self._batch.start(self._waiting.popleft())
-        for sequence in self._batch.step():
+        """Raises EngineError if a log-probability is not finite.
+
+        A sequence is left out of a step in which another one reads tokens that it can copy afterwards.
+        """
+        while self._waiting and self._running_count < self._most_lines:
+            self._start(self._waiting.popleft())
+        left_out = self._share_prompts() if self._reuses_prefixes else set()
+        ordered = sorted(self._running, key=lambda sequence: (sequence in left_out, sequence.pending))
+        for row, sequence in enumerate(ordered):
+            self._move(sequence, row)
+        grown = ordered[: len(ordered) - len(left_out)]
+        for first, last in fed_together([sequence.pending for sequence in grown], _MOST_FED_TOKENS):
+            self._feed(first, grown[first:last])
+        for sequence in grown:
             finish = self._finishes.get(sequence.ids[-1])
             if finish is None and len(sequence.logprobs) == sequence.max_tokens:
                 finish = Finish.LENGTH
             if finish is not None:
-                self._batch.stop(sequence)
+                self._stop(sequence)
                 ids = sequence.ids[-len(sequence.logprobs) :]
                 yield sequence, SampledLine(tuple(ids), tuple(sequence.logprobs), finish, sequence.versions)
 
@@ -165,52 +188,32 @@ class _RowStepper:
         if sequence in self._waiting:
             self._waiting.remove(sequence)
         else:
-            self._batch.stop(sequence)
+            self._stop(sequence)
 
     def leave(self, sequence: RowSequence) -> None:
-        self._batch.release(sequence)
+        if sequence.row is not None:
+            self._rows[sequence.row] = None
+            sequence.row = None
 
     def update(self, version: int) -> None:
         self._version = version
-        self._batch.forget()
-        for sequence in (*self._waiting, *self._batch.running):
+        for sequence in self._rows:
+            if sequence is not None:
+                sequence.cached = 0
+        for sequence in (*self._waiting, *self._running):
             sequence.versions = updated(sequence.versions, len(sequence.logprobs), version)
 
-
-class RowBatch:
-    """The rows of a model: which sequences hold them, which of these run, and the step that samples a token for each.
-
-    The running sequences always hold the first rows, so a step runs over neighbouring rows. A sequence that starts
-    swaps rows with the one after the last running row; one that stops swaps with the last running one. What a stopped
-    sequence has cached stays in its row, so its next line only computes new tokens. When several sequences share a
-    prompt, one reads it and the others copy its keys and values. With `reuses_prefixes=False`, each line computes its
-    whole prefix, because keys and values from a batch of another shape differ in their last bits.
-
-    Not thread-safe. Each sequence keeps a row until `release`. If all `most_rows` are taken, one that starts takes that
-    of a stopped one, which then reads its whole text again; the caller lets no more than `most_rows` run.
-    """
-
-    def __init__(self, model: RowModel, most_rows: int, reuses_prefixes: bool = True) -> None:
-        self._model = model
-        self._most_rows = most_rows
-        self._reuses_prefixes = reuses_prefixes
-        self._rows: list[RowSequence | None] = []
-        self._running_count = 0
-
     @property
-    def running(self) -> list[RowSequence]:
+    def _running(self) -> list[RowSequence]:
         return [sequence for sequence in self._rows[: self._running_count] if sequence is not None]
 
-    def start(self, sequence: RowSequence) -> None:
-        """Let a sequence run, from the next step on."""
-        if not self._reuses_prefixes:
-            sequence.cached = 0
+    def _start(self, sequence: RowSequence) -> None:
         if sequence.row is None:
-            if None not in self._rows:
-                if len(self._rows) < self._most_rows:
-                    self._rows.append(None)
-                else:
-                    self._give_up_row()
+            if None not in self._rows and len(self._rows) < self._most_rows:
+                self._rows.append(None)
+            if None not in self._rows and (last := self._rows[-1]) is not None:  # running ones have the first rows
+                self.leave(last)
+                last.cached = 0
             sequence.row = self._rows.index(None)
             self._rows[sequence.row] = sequence
         row_count = 1 << (len(self._rows) - 1).bit_length()
@@ -218,58 +221,25 @@ class RowBatch:
         self._move(sequence, self._running_count)
         self._running_count += 1
 
-    def _give_up_row(self) -> None:
-        """Take the last row from the sequence that has it; running ones have the first."""
-        sequence = self._rows[-1]
-        assert sequence is not None
-        self.release(sequence)
-        sequence.cached = 0
-
-    def stop(self, sequence: RowSequence) -> None:
+    def _stop(self, sequence: RowSequence) -> None:
         """Stop a running sequence, which keeps its row."""
         self._running_count -= 1
         self._move(sequence, self._running_count)
 
-    def release(self, sequence: RowSequence) -> None:
-        """Give the row of a stopped sequence back."""
-        if sequence.row is not None:
-            self._rows[sequence.row] = None
-            sequence.row = None
-
-    def forget(self) -> None:
-        """Drop all that is cached, because the weights have changed."""
-        for sequence in self._rows:
-            if sequence is not None:
-                sequence.cached = 0
-
-    def step(self) -> list[RowSequence]:
-        """Append one token and its log-probability to running sequences; returns these sequences.
-
-        A sequence is left out of a step in which another one reads tokens that it can copy afterwards. Raises
-        EngineError if a log-probability is not finite.
-        """
-        left_out = self._share_prompts() if self._reuses_prefixes else set()
-        ordered = sorted(self.running, key=lambda sequence: (sequence in left_out, sequence.pending))
-        for row, sequence in enumerate(ordered):
-            self._move(sequence, row)
-        grown = ordered[: len(ordered) - len(left_out)]
-        for first, last in fed_together([sequence.pending for sequence in grown], _MOST_FED_TOKENS):
-            self._feed(first, grown[first:last])
-        return grown
-
     def _share_prompts(self) -> set[RowSequence]:
         """Copy to new sequences what others have cached of their ids; returns those that wait for more."""
-        holders = [sequence for sequence in self._rows if sequence is not None and sequence.cached]
+        holders = [(row, holder) for row, holder in enumerate(self._rows) if holder is not None and holder.cached]
         readers: list[RowSequence] = []
         left_out = set()
-        for sequence in self.running:
+        for row, sequence in enumerate(self._running):
             if not sequence.cached:
-                common = [_common_length(sequence.ids[:-1], holder.ids[: holder.cached]) for holder in holders]
+                known = sequence.ids[:-1]
+                common = [_common_length(known, holder.ids[: holder.cached]) for _, holder in holders]
                 sequence.cached = max(common, default=0)
                 if sequence.cached:
-                    self._model.rows.copy(_row(holders[common.index(sequence.cached)]), _row(sequence), sequence.cached)
+                    self._model.rows.copy(holders[common.index(sequence.cached)][0], row, sequence.cached)
                 worth = sequence.cached + _LEAST_SHARED_TOKENS
-                if any(_common_length(sequence.ids[:-1], reader.ids) >= worth for reader in readers):
+                if any(_common_length(known, reader.ids) >= worth for reader in readers):
                     left_out.add(sequence)
                 else:
                     readers.append(sequence)
@@ -314,20 +284,7 @@ def fed_together(pending: Sequence[int], most_tokens: int) -> Iterator[tuple[int
         yield first, len(pending)
 
 
-def _row(sequence: RowSequence) -> int:
-    assert sequence.row is not None
-    return sequence.row
-
-
 def _common_length(ids: Sequence[int], others: Sequence[int]) -> int:
-    """Length of the common beginning; by bisection, for Python compares slices fast."""
-    low, high = 0, min(len(ids), len(others))
-    if list(ids[:high]) == list(others[:high]):
-        return high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if list(ids[low:middle]) == list(others[low:middle]):
-            low = middle
-        else:
-            high = middle
-    return low
+    """Length of the common beginning."""
+    pairs = enumerate(zip(ids, others, strict=False))
+    return next((index for index, (one, other) in pairs if one != other), min(len(ids), len(others)))

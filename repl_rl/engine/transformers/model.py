@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, Cache, DynamicCache
+from transformers.generation import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 from transformers.integrations import deepspeed
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -51,7 +52,7 @@ class KVRows(Cache):  # type: ignore[misc]
         super().__init__(layers=[])
         self.row_count = 0
         self.width = 0
-        self._stored: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # layer: keys and values, (S, C + 1, H, D)
+        self._stored: dict[tuple[int, str], torch.Tensor] = {}  # keys and values of each layer, (S, C + 1, H, D)
         self._rows = slice(0, 0)
         self._row_index = torch.empty(0)  # (B, 1)
         self._positions = torch.empty(0)  # (B, Q)
@@ -61,15 +62,16 @@ class KVRows(Cache):  # type: ignore[misc]
     @property
     def bytes_per_token(self) -> int:
         """Of all layers that forward passes have gone through so far."""
-        return sum(part[0, 0].nbytes for pair in self._stored.values() for part in pair)
+        return sum(part[0, 0].nbytes for part in self._stored.values())
 
     def reserve(self, row_count: int, width: int) -> None:
         """Make room for this many rows and columns at least; what is stored stays."""
         if row_count <= self.row_count and width <= self.width:
             return
         self.row_count, self.width = max(row_count, self.row_count), max(width, self.width)
-        for layer, (keys, values) in self._stored.items():
-            self._stored[layer] = (self._enlarged(keys), self._enlarged(values))
+        for name, part in self._stored.items():
+            self._stored[name] = part.new_zeros(self.row_count, self.width + 1, *part.shape[2:])
+            self._stored[name][: part.shape[0], : part.shape[1] - 1] = part[:, :-1]
 
     def aim(self, rows: slice, positions: torch.Tensor) -> None:
         """The next forward pass runs over `rows`, its tokens at `positions` (B, Q); -1 is padding."""
@@ -81,24 +83,19 @@ class KVRows(Cache):  # type: ignore[misc]
 
     def swap(self, row: int, other: int, length: int) -> None:
         """Exchange the first `length` columns of two rows."""
-        for pair in self._stored.values():
-            for part in pair:
-                part[[row, other], :length] = part[[other, row], :length]
+        for part in self._stored.values():
+            part[[row, other], :length] = part[[other, row], :length]
 
     def copy(self, row: int, other: int, length: int) -> None:
         """Write the first `length` columns of `row` into `other` as well."""
-        for pair in self._stored.values():
-            for part in pair:
-                part[other, :length] = part[row, :length]
+        for part in self._stored.values():
+            part[other, :length] = part[row, :length]
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store new states (B, H, Q, D); returns all states of the rows (B, H, K, D), K up to the longest row."""
-        if layer_idx not in self._stored:
-            self._stored[layer_idx] = (self._new_part(key_states), self._new_part(value_states))
-        keys, values = self._stored[layer_idx]
-        return self._put(keys, key_states), self._put(values, value_states)
+        return self._put((layer_idx, "keys"), key_states), self._put((layer_idx, "values"), value_states)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._length
@@ -111,23 +108,15 @@ class KVRows(Cache):  # type: ignore[misc]
         return self._positions
 
     def __len__(self) -> int:
-        return len(self._stored)
+        return len(self._stored) // 2
 
-    def _put(self, part: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        rows = part[self._rows]  # (B, C + 1, H, D)
+    def _put(self, name: tuple[int, str], states: torch.Tensor) -> torch.Tensor:
+        if name not in self._stored:  # zeros, not whatever memory holds: a masked NaN would still spoil a sum
+            _, heads, _, head_size = states.shape
+            self._stored[name] = states.new_zeros(self.row_count, self.width + 1, heads, head_size)
+        rows = self._stored[name][self._rows]  # (B, C + 1, H, D)
         rows[self._row_index, self._columns] = states.transpose(1, 2)
         return rows[:, : self._length].transpose(1, 2)
-
-    def _new_part(self, states: torch.Tensor) -> torch.Tensor:
-        """Zeros, not whatever memory holds: a masked NaN would still spoil a sum."""
-        _, heads, _, head_size = states.shape
-        return states.new_zeros(self.row_count, self.width + 1, heads, head_size)
-
-    def _enlarged(self, part: torch.Tensor) -> torch.Tensor:
-        rows, columns, heads, head_size = part.shape
-        larger = part.new_zeros(self.row_count, self.width + 1, heads, head_size)
-        larger[:rows, : columns - 1] = part[:, :-1]
-        return larger
 
 
 def _row_mask(
@@ -252,47 +241,36 @@ def sample_tokens(
     Row b's token is the first whose cumulative probability exceeds `uniforms[b]`; a greedy row's is the likeliest.
     A row of non-finite logits comes back with a non-finite log-probability.
     """
-    logps = torch.log_softmax(_processed(logits.float(), settings), dim=-1)  # (B, V)
+    rows: dict[tuple[float, int, float], list[int]] = {}
+    for row, setting in enumerate(settings):
+        rows.setdefault((setting.temperature, setting.top_k, setting.top_p), []).append(row)
+    logits, greedy = logits.float(), torch.zeros(len(settings), 1, dtype=torch.bool, device=logits.device)
+    likeliest = logits.argmax(dim=-1, keepdim=True)  # (B, 1)
+    for (temperature, top_k, top_p), own in rows.items():
+        greedy[own] = temperature == 0
+        warpers = _warpers(temperature, top_k, top_p)
+        if len(rows) == 1:
+            logits = warpers(None, logits)
+        elif warpers:
+            logits = logits.index_copy(0, torch.tensor(own, device=logits.device), warpers(None, logits[own]))
+    logps = torch.log_softmax(logits, dim=-1)  # (B, V)
     # By inverting the cumulative sum. In single precision, it would lose a large vocabulary's small probabilities.
     cumulative = logps.exp().cumsum(dim=-1, dtype=torch.float64)  # (B, V)
-    targets = _column(uniforms, cumulative) * cumulative[:, -1:]
-    ids = torch.searchsorted(cumulative, targets, right=True).clamp(max=logps.shape[1] - 1)  # (B, 1)
-    greedy = [setting.temperature == 0 for setting in settings]
-    if any(greedy):
-        ids = torch.where(_column(greedy, logits), logits.argmax(dim=-1, keepdim=True), ids)
-    chosen = logps.gather(1, ids)  # (B, 1)
-    return ids.squeeze(1).tolist(), chosen.squeeze(1).tolist()
+    targets = torch.tensor(uniforms, dtype=torch.float64, device=logits.device).unsqueeze(1) * cumulative[:, -1:]
+    drawn = torch.searchsorted(cumulative, targets, right=True).clamp(max=logps.shape[1] - 1)  # (B, 1)
+    ids = torch.where(greedy, likeliest, drawn)
+    return ids.squeeze(1).tolist(), logps.gather(1, ids).squeeze(1).tolist()
 
 
-def _processed(logits: torch.Tensor, settings: Sequence[SamplingConfig]) -> torch.Tensor:
-    """Logits (B, V) divided by their row's temperature, minus infinity outside its top-k and top-p."""
-    vocabulary_size = logits.shape[1]
-    temperatures = [max(s.temperature, LEAST_TEMPERATURE) if s.temperature > 0 else 1.0 for s in settings]
-    top_ks = [
-        min(s.top_k or vocabulary_size, vocabulary_size) if s.temperature > 0 else vocabulary_size for s in settings
-    ]
-    top_ps = [s.top_p if s.temperature > 0 else 1.0 for s in settings]
-    if any(temperature != 1.0 for temperature in temperatures):
-        logits = logits / _column(temperatures, logits)
-    if min(top_ks) < vocabulary_size or min(top_ps) < 1.0:
-        logits = _truncated(logits, _column(top_ks, logits, torch.int64), _column(top_ps, logits))
-    return logits
-
-
-def _truncated(logits: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor) -> torch.Tensor:
-    """Logits (B, V), with minus infinity outside of top-k and top-p; top_ks and top_ps are (B, 1).
-
-    Top-p drops a token if the probabilities up to its own, in ascending order, sum to at most 1 - p. Tokens as likely
-    as the k-th stay; at least one token always stays.
-    """
-    ordered, order = logits.sort(dim=-1)  # (B, V), ascending
-    ordered = ordered.masked_fill(ordered < ordered.gather(1, ordered.shape[1] - top_ks), -torch.inf)
-    unlikely = ordered.softmax(dim=-1).cumsum(dim=-1) <= 1 - top_ps  # (B, V)
-    unlikely[:, -1] = False
-    return logits.scatter(1, order, ordered.masked_fill(unlikely, -torch.inf))
-
-
-def _column(values: Sequence[float], like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Values as a column (B, 1) on the device of `like`. The type is `dtype` if given, else bool, or that of `like`."""
-    own = torch.bool if isinstance(values[0], bool) else like.dtype
-    return torch.tensor(values, dtype=dtype or own, device=like.device).unsqueeze(1)
+def _warpers(temperature: float, top_k: int, top_p: float) -> LogitsProcessorList:
+    """transformers' own, none for greedy rows: tokens as likely as the k-th stay, and one token at least."""
+    warpers = LogitsProcessorList()
+    if temperature == 0:
+        return warpers
+    if temperature != 1:
+        warpers.append(TemperatureLogitsWarper(float(max(temperature, LEAST_TEMPERATURE))))
+    if top_k:
+        warpers.append(TopKLogitsWarper(top_k))
+    if top_p < 1:
+        warpers.append(TopPLogitsWarper(top_p))
+    return warpers

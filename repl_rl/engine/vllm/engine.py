@@ -1,6 +1,6 @@
 """vLLM in this process. A thread of its own steps the engine; every slot has at most one line in the running batch.
 
-`LineStepper` drives the core of a `vllm.LLM` that has our scheduler. A slot is identified by its name.
+`LineStepper` drives the core of a `vllm.LLM` that has our scheduler.
 
 Not covered: servers (see the server engine), and vLLM's own multiprocess mode.
 """
@@ -41,19 +41,27 @@ _CPU_BLOCK_TOKENS = 32
 """vLLM's default on a CPU is 128. A line whose blocks were given back may compute up to a block of tokens again."""
 
 
-class VLLMEngine(ThreadedEngine[str]):
+@dataclass(eq=False, slots=True)
+class LineSlot:
+    """A slot, and its line under way or the last one."""
+
+    name: str
+    arrival: float | None = None
+    """When its first line was asked for."""
+    request: Any = None
+    """A `LineRequest`. None: there was no line yet, or the last one was aborted."""
+    attempt: int = 0
+    versions: Versions = ()
+    logprobs: list[float] = field(default_factory=list)
+
+
+class VLLMEngine(ThreadedEngine[LineSlot]):
     """An `Engine` over `vllm.LLM`. Raises ModelError or ConfigError if the checkpoint can't be served as asked."""
 
     def __init__(
-        self,
-        path: str,
-        vocabulary: Vocabulary,
-        model: ModelConfig,
-        config: EngineConfig,
-        seed: int = 0,
-        **llm_kwargs: Any,
+        self, path: str, vocabulary: Vocabulary, model: ModelConfig, config: EngineConfig, seed: int = 0
     ) -> None:
-        self.llm = load_llm(path, model.dtype, config, seed, llm_kwargs)
+        self.llm = load_llm(path, model.dtype, config, seed)
         self.adapter: LoRARequest | None = None
         """What lines are sampled with, beside the weights."""
         self.stepper = LineStepper(self, vocabulary, is_deterministic=config.deterministic)
@@ -67,12 +75,13 @@ class VLLMEngine(ThreadedEngine[str]):
         super().__init__(self.stepper, "vLLM", admission, config.context_tokens, threads)
         _open.add(self)
 
-    def make_sequence(self, tokens: int) -> str:
-        return f"slot-{next(self._names)}"
+    def make_sequence(self, tokens: int) -> LineSlot:
+        return LineSlot(f"slot-{next(self._names)}")
 
     @property
     def prompt_tokens(self) -> tuple[int, int]:
-        return self.stepper.prompt_tokens
+        stepper = self.stepper
+        return stepper.asked_tokens, stepper.scheduler.computed_tokens - stepper.decoded_tokens
 
     @property
     def takes_adapters(self) -> bool:
@@ -120,10 +129,10 @@ _open: WeakSet[VLLMEngine] = WeakSet()
 """The engines of this process that are not closed."""
 
 
-def load_llm(path: str, dtype: str, config: EngineConfig, seed: int, extra: dict[str, Any]) -> LLM:
+def load_llm(path: str, dtype: str, config: EngineConfig, seed: int) -> LLM:
     """Load the checkpoint at `path` with our scheduler, replaceable weights and, on a CPU, small blocks.
 
-    `extra` are further arguments of `LLM`. Raises ModelError with vLLM's reason.
+    Raises ModelError with vLLM's reason.
     """
     on_cpu = not torch.cuda.is_available()
     if on_cpu:
@@ -153,22 +162,11 @@ def load_llm(path: str, dtype: str, config: EngineConfig, seed: int, extra: dict
     logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # without a GPU, vLLM asks for Triton in vain
     with loading(f"vLLM can't load {path!r}"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`torch.distributed.reduce_op` is deprecated", FutureWarning)
-        return LLM(**{**arguments, **device, **config.vllm, **extra})
-
-
-@dataclass(slots=True)
-class _RunningLine:
-    """A line under way."""
-
-    slot: str
-    request: LineRequest
-    attempt: int
-    versions: Versions
-    logprobs: list[float] = field(default_factory=list)
+        return LLM(**{**arguments, **device, **config.vllm})
 
 
 class LineStepper:
-    """A `Stepper` whose sequences are names of slots. Requests a line again if vLLM aborts it or fails.
+    """A `Stepper` over vLLM's core. Requests a line again if vLLM aborts it or fails.
 
     vLLM is told that all lines of a slot arrived when its first one did. It then finishes the trajectories that began
     first, as if each were one long sequence. With each line's own arrival time, all trajectories would advance together
@@ -191,108 +189,94 @@ class LineStepper:
         if is_deterministic:
             self.scheduler.parks_blocks = False
         self._numbers = itertools.count()
-        self._arrivals: dict[str, float] = {}
-        """By slot."""
-        self._names: dict[str, str] = {}
-        """By slot: the request id of its last line."""
-        self._running: dict[str, _RunningLine] = {}
+        self._running: dict[str, LineSlot] = {}
         """By request id."""
-        self._past: dict[str, LineRequest] = {}
-        """By slot: its last line, whose block hashes the next one continues."""
-        self._asked_tokens = 0
+        self.asked_tokens = 0
         """The tokens that lines were to continue, those of each line."""
-        self._decoded_tokens = 0
+        self.decoded_tokens = 0
         """Sampled tokens that were given to the model again, to sample the next one of their line."""
 
-    @property
-    def prompt_tokens(self) -> tuple[int, int]:
-        """As `CountsPrompts`."""
-        return self._asked_tokens, self.scheduler.computed_tokens - self._decoded_tokens
-
-    def add(self, slot: str, ids: list[int], max_tokens: int, sampling: SamplingConfig) -> None:
+    def add(self, slot: LineSlot, ids: list[int], max_tokens: int, sampling: SamplingConfig) -> None:
         params = _params(max_tokens, sampling.temperature, sampling.top_p, sampling.top_k)
         if isinstance(sampling, SeededSampling):
             params = params.clone()
             params.seed = sampling.line_seed(len(ids))
-        self._asked_tokens += len(ids)
-        if slot not in self._arrivals:
-            self._arrivals[slot] = float(next(self._numbers))
+        self.asked_tokens += len(ids)
+        if slot.arrival is None:
+            slot.arrival = float(next(self._numbers))
         self._ask(slot, ids, params, attempt=1)
 
-    def step(self) -> Iterator[tuple[str, SampledLine | EngineError]]:
+    def step(self) -> Iterator[tuple[LineSlot, SampledLine | EngineError]]:
         for output in self._client.get_output().outputs:
-            line = self._running.get(output.request_id)
-            if line is None:
+            slot = self._running.get(output.request_id)
+            if slot is None:
                 continue
             if output.new_logprobs is not None:
-                line.logprobs.extend(output.new_logprobs.logprobs[:, 0].tolist())
+                slot.logprobs.extend(output.new_logprobs.logprobs[:, 0].tolist())
             if output.finish_reason is None:
                 continue
             del self._running[output.request_id]
-            self._past[line.slot] = line.request
-            ids = tuple(line.request.output_token_ids)
-            self._decoded_tokens += len(ids) - 1
-            reason = str(output.finish_reason)
+            request, reason = slot.request, str(output.finish_reason)
+            ids = tuple(request.output_token_ids)
+            self.decoded_tokens += len(ids) - 1
             if reason in ("stop", "length"):
-                if not all(map(math.isfinite, line.logprobs)):
+                if not all(map(math.isfinite, slot.logprobs)):
                     raise EngineError(
-                        f"a token was sampled with log-probability {line.logprobs}: the weights are broken"
+                        f"a token was sampled with log-probability {slot.logprobs}: the weights are broken"
                     )
                 finish = Finish.LENGTH if reason == "length" else Finish.EOS
                 finish = Finish.NEWLINE if ids[-1] in self._stop_ids else finish
-                yield line.slot, SampledLine(ids, tuple(line.logprobs), finish, line.versions)
-            elif line.attempt < _ATTEMPTS:
-                request = line.request
-                self._ask(line.slot, request.prompt_token_ids, request.sampling_params, line.attempt + 1)
+                yield slot, SampledLine(ids, tuple(slot.logprobs), finish, slot.versions)
+            elif slot.attempt < _ATTEMPTS:
+                self._ask(slot, request.prompt_token_ids, request.sampling_params, slot.attempt + 1)
             else:
-                yield line.slot, EngineError(f"vLLM gave up on a line {_ATTEMPTS} times, the last time with {reason!r}")
+                yield slot, EngineError(f"vLLM gave up on a line {_ATTEMPTS} times, the last time with {reason!r}")
 
-    def abort(self, slot: str) -> None:
-        name = self._names[slot]
-        if self._running.pop(name, None) is not None:
-            self._core.abort_requests([name])
+    def abort(self, slot: LineSlot) -> None:
+        name = slot.request.request_id
+        del self._running[name]
+        slot.request = None
+        self._core.abort_requests([name])
 
-    def leave(self, slot: str) -> None:
-        self._arrivals.pop(slot, None)
-        self._past.pop(slot, None)
-        self.scheduler.release(self._names.pop(slot, slot))
+    def leave(self, slot: LineSlot) -> None:
+        self.scheduler.release(slot.name)
 
     def update(self, version: int) -> None:
-        for line in self._running.values():
-            line.versions = updated(line.versions, line.request.num_output_tokens, version)
+        for slot in self._running.values():
+            slot.versions = updated(slot.versions, slot.request.num_output_tokens, version)
         # Running lines compute their keys and values again.
         self._engine.llm.reset_prefix_cache(reset_running_requests=True)
-        for line in self._running.values():
-            line.request.cache_salt, line.request.block_hashes = self._salt, []
-            line.request.update_block_hashes()
+        for slot in self._running.values():
+            slot.request.cache_salt, slot.request.block_hashes = self._salt, []
+            slot.request.update_block_hashes()
 
     @property
     def _salt(self) -> str:
         """Keeps what was cached with other weights apart."""
         return f"w{self._engine.version}"
 
-    def _ask(self, slot: str, ids: list[int], params: SamplingParams, attempt: int) -> None:
+    def _ask(self, slot: LineSlot, ids: list[int], params: SamplingParams, attempt: int) -> None:
         # If blocks are parked, they are found by the slot's name. Otherwise each line has a new name, because vLLM
         # gives the tokens of a step in flight to whichever request has the id by then.
-        name = slot if self.scheduler.parks_blocks else f"{slot}/{next(self._numbers)}"
+        name = slot.name if self.scheduler.parks_blocks else f"{slot.name}/{next(self._numbers)}"
         request = LineRequest(
             name,
             ids,
             params,
             None,
-            arrival_time=self._arrivals[slot],
+            arrival_time=slot.arrival,
             cache_salt=self._salt,
             lora_request=self._engine.adapter,
         )
-        past = self._past.pop(slot, None)
+        past = slot.request
         if past and past.cache_salt == request.cache_salt and ids[: past.num_tokens] == past._all_token_ids:
             request.block_hashes = past.block_hashes
         else:
             self.scheduler.release(name)
         request._block_hasher = self._core.request_block_hasher
         request.update_block_hashes()
-        self._running[name] = _RunningLine(slot, request, attempt, ((0, self._engine.version),))
-        self._names[slot] = name
+        slot.request, slot.attempt, slot.versions, slot.logprobs = request, attempt, ((0, self._engine.version),), []
+        self._running[name] = slot
         self.scheduler.add_line(request)
 
 
