@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -219,18 +219,19 @@ def _train(prepared: Prepared, progress: Progress, extra: dict[str, Any]) -> Tra
 
     with ExitStack() as stack:
         registry = stack.enter_context(serve(config.train))
+        listeners = [prepared.folder.append, progress.step]
         with progress.stage("loading the model, vLLM and the first kernels"):
             trainer = open_trainer(prepared, **extra)
         stack.callback(trainer.close)
         if registry is not None:
             metrics = ServeMetrics(trainer.service, prepared.folder.path.name)
-            trainer.add_callback(metrics)
+            listeners.append(metrics.step)
             registry.register(metrics)
             stack.callback(registry.unregister, metrics)
         with open_trackers(trainer, config, prepared.folder) as trackers:
             before = _evaluate(trainer, prepared, 0, progress, trackers)
             started = time.perf_counter()
-            is_in_time = _fit(trainer, prepared, progress)
+            is_in_time = _fit(trainer, prepared, progress, listeners)
             seconds = time.perf_counter() - started
             step = trainer.state.global_step
             if step < config.train.steps and is_in_time:
@@ -363,11 +364,13 @@ def _evaluate(
     return row
 
 
-def _fit(trainer: ReplGRPOTrainer, prepared: Prepared, progress: Progress) -> bool:
-    """Train, and return False if `train.max_minutes` ended it, else True."""
+def _fit(
+    trainer: ReplGRPOTrainer, prepared: Prepared, progress: Progress, listeners: Sequence[Callable[[Any], None]]
+) -> bool:
+    """Train, telling the listeners of each step's row, and return False if `train.max_minutes` ended it, else True."""
     from transformers import PrinterCallback
 
-    from repl_rl.run.callbacks import FollowArguments, RecordMetrics, StopEarly, WarnWhenFlat, WarnWithoutTrees
+    from repl_rl.run.callbacks import FollowArguments, RecordSteps, StopEarly, WarnOnce, flat_groups, missing_trees
 
     if prepared.checkpoint is not None:
         if is_main_process():
@@ -378,9 +381,9 @@ def _fit(trainer: ReplGRPOTrainer, prepared: Prepared, progress: Progress) -> bo
     config = prepared.config.train
     stop = StopEarly(math.inf if config.max_minutes is None else 60 * config.max_minutes)
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(RecordMetrics(prepared.folder, progress))
-    trainer.add_callback(WarnWhenFlat(config.prompts_per_step, progress))
-    trainer.add_callback(WarnWithoutTrees(progress))
+    troubles = partial(flat_groups, groups=config.prompts_per_step), missing_trees
+    warnings = [WarnOnce(trouble, config.steps, progress).step for trouble in troubles]
+    trainer.add_callback(RecordSteps(*listeners, *warnings))
     trainer.add_callback(stop)
     trainer.add_callback(FollowArguments())
     said = "stopping after this step, with a checkpoint; press Ctrl-C again to stop at once"
