@@ -17,6 +17,7 @@ from repl_rl.utils.folders import full_disk
 if TYPE_CHECKING:
     from repl_rl.config import Config
     from repl_rl.run.folder import RunFolder
+    from repl_rl.run.progress import Progress
 
 
 _RUNS = Path("runs")
@@ -67,13 +68,14 @@ def run(options: argparse.Namespace, console: Console) -> int:
     from repl_rl.run.training import choose_run, prepare, train
     from repl_rl.view import before_after_table, write_report
 
+    progress = Progress(console)
     if options.resume is not None:
         folder, wanted, _ = choose_run(config, options.runs, options.resume, overrides)
         if folder.is_finished(wanted):
-            _say_finished(console, folder, wanted)
+            _say_finished(progress, folder, wanted)
             return 0
-    progress = Progress(console)
     with progress.interrupts(), prepare(config, options.runs, options.resume, overrides) as prepared:
+        go_on = f"go on with: repl-rl train --resume {prepared.folder.path}"
         try:
             progress.say(f"run folder: {prepared.folder.path}")
             for note in prepared.notes:
@@ -83,7 +85,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
             if prepared.folder.is_unused:
                 progress.say(f"nothing has been trained or measured yet, so {prepared.folder.path} is removed again")
             else:
-                _say_how_to_resume(console, prepared.folder.path)
+                progress.say(go_on)
             return 130
         except Exception as error:
             said = str(error) if isinstance(error, ReplRLError) else full_disk(error, prepared.folder.path)
@@ -91,8 +93,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
                 raise
             kind = type(error) if isinstance(error, ReplRLError) else RunError
             raise kind(
-                f"{said}\nThe run is saved up to step {prepared.folder.reached()}. Once that is mended, go on with: "
-                f"repl-rl train --resume {prepared.folder.path}"
+                f"{said}\nThe run is saved up to step {prepared.folder.reached()}. Once that is mended, {go_on}"
             ) from error
         leave()
         if not is_main_process():
@@ -102,32 +103,25 @@ def run(options: argparse.Namespace, console: Console) -> int:
         except (ReplRLError, OSError) as error:  # the run is complete without it
             report = f"not written: {error}"
     if outcome.stopped_at is not None:
-        console.print(f"stopped at step {outcome.stopped_at}; everything up to there is saved", highlight=False)
-        _say_how_to_resume(console, outcome.folder.path)
+        progress.say(f"stopped at step {outcome.stopped_at}; everything up to there is saved")
+        progress.say(go_on)
         return 130
     assert outcome.before is not None
     assert outcome.after is not None
     console.print(before_after_table(outcome.before, outcome.after))
-    minutes = outcome.train_seconds / 60
-    console.print(f"trained in {minutes:.1f} minutes; report: {report}", highlight=False, soft_wrap=True)
+    progress.say(f"trained in {outcome.train_seconds / 60:.1f} minutes; report: {report}")
     return 0
 
 
-def _say_finished(console: Console, folder: RunFolder, config: Config) -> None:
+def _say_finished(progress: Progress, folder: RunFolder, config: Config) -> None:
     from repl_rl.view import before_after_table
 
     steps, settings = config.train.steps, config.eval_settings
     before, after = folder.evaluation(0, settings), folder.evaluation(steps, settings)
     assert before is not None
     assert after is not None
-    console.print(before_after_table(before, after))
-    console.print(
+    progress.console.print(before_after_table(before, after))
+    progress.say(
         f"{folder.path} is finished: its {steps} steps are trained, measured and saved. For more of them: repl-rl "
-        f"train --resume {folder.path} --set train.steps={2 * steps}",
-        highlight=False,
-        soft_wrap=True,
+        f"train --resume {folder.path} --set train.steps={2 * steps}"
     )
-
-
-def _say_how_to_resume(console: Console, folder: Path) -> None:
-    console.print(f"go on with: repl-rl train --resume {folder}", highlight=False, soft_wrap=True)
