@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from repl_rl.engine.environment import has_nvidia_driver
 from repl_rl.utils.machine import CHECKOUT, cores, install_command, jupyter_console, version_of
 
 _GIB = 1024**3
@@ -114,11 +115,6 @@ def print_report(found: Sequence[Check], console: Console) -> bool:
             # One line however narrow the terminal is, so that it can be copied.
             console.print(Text(f"  {check.remedy}"), soft_wrap=True)
     return all(check.ok for check in found)
-
-
-def has_nvidia_driver() -> bool:
-    """Whether this machine has a driver for NVIDIA GPUs, whether or not torch can use it."""
-    return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
 
 
 def pin_of(distribution: str) -> Requirement | None:

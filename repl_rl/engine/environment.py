@@ -12,6 +12,7 @@ import importlib.util
 import logging
 import os
 import re
+import shutil
 import sys
 import warnings
 from dataclasses import fields
@@ -88,7 +89,8 @@ def require_arguments(config: EngineConfig) -> None:
 
 
 def has_nvidia_driver() -> bool:
-    return os.path.exists("/proc/driver/nvidia/version")
+    """Whether this machine has a driver for NVIDIA GPUs, whether or not torch can use it."""
+    return os.path.exists("/proc/driver/nvidia/version") or shutil.which("nvidia-smi") is not None
 
 
 def has_gpu_driver() -> bool:

@@ -99,7 +99,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         if not is_main_process():
             return 0
         try:
-            report = str(write_report(outcome.folder.path))
+            report = str(write_report(prepared.folder.path))
         except (ReplRLError, OSError) as error:  # the run is complete without it
             report = f"not written: {error}"
     if outcome.stopped_at is not None:

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -226,12 +227,9 @@ def new_run(config: Config, parent: Path) -> RunFolder:
 
 
 def free_folder(name: str, parent: Path) -> Path:
-    """The folder that the next run of this name would get. Raises ConfigError if 9,999 folders have the name."""
-    for number in range(1, 10_000):
-        path = parent / (name if number == 1 else f"{name}-{number}")
-        if not path.exists():
-            return path
-    raise ConfigError(f"{parent} holds 9,999 runs called {name!r}; choose another name")
+    """The folder that the next run of this name would get."""
+    names = chain([name], (f"{name}-{number}" for number in count(2)))
+    return next(path for path in (parent / each for each in names) if not path.exists())
 
 
 def checkpoint_step(path: Path) -> int:
