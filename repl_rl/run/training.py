@@ -176,7 +176,6 @@ def train(prepared: Prepared, progress: Progress, **extra: Any) -> TrainingOutco
             metrics = ServeMetrics(trainer.service, prepared.folder.path.name)
             listeners.append(metrics.step)
             registry.register(metrics)
-            stack.callback(registry.unregister, metrics)
         trackers = stack.enter_context(open_trackers(trainer, prepared.config, prepared.folder))
         before = _evaluate(trainer, prepared, 0, progress, trackers)
         started = time.perf_counter()
@@ -337,11 +336,11 @@ def _evaluate(
     with progress.stage(f"{len(tasks)} held-out problems at step {step}"):
         trainer.sync_weights()
         sampling = prepared.config.eval_sampling.seeded(f"{prepared.config.seed}/heldout/{process_rank()}")
-        result = evaluate(trainer.service, tasks, prepared.inputs.table, sampling, step=step)
-    row = {"kind": "eval", "step": step, **result.numbers, "settings": settings}
+        numbers, trajectories = evaluate(trainer.service, tasks, prepared.inputs.table, sampling, step=step)
+    row = {"kind": "eval", "step": step, **numbers, "settings": settings}
     if is_main_process():
-        prepared.folder.keep_evaluation(step, row, result.trajectories)
-    trackers.evaluated(row, result.trajectories)
+        prepared.folder.keep_evaluation(step, row, trajectories)
+    trackers.evaluated(row, trajectories)
     progress.evaluated(row)
     return row
 

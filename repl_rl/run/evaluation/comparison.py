@@ -166,10 +166,11 @@ def compare(plan: EvaluationPlan, on_end: OnEnd = lambda index, trajectory: None
         tasks = [task for task in plan.tasks for _ in range(plan.samples)]
         sampling = config.eval_sampling.seeded(f"{config.seed}/heldout/{process_rank()}")
         with open_service(config) as service:
-            result = evaluate(service, tasks, reward_table(config.rewards, config.credit), sampling, on_end=on_end)
+            table = reward_table(config.rewards, config.credit)
+            numbers, trajectories = evaluate(service, tasks, table, sampling, on_end=on_end)
         starts = range(0, len(tasks), plan.samples)
-        problems = tuple(result.trajectories[start : start + plan.samples] for start in starts)
-        yield make_row(plan, combination, problems, first, result.numbers["seconds"])
+        problems = tuple(trajectories[start : start + plan.samples] for start in starts)
+        yield make_row(plan, combination, problems, first, numbers["seconds"])
         first = first or problems
 
 
@@ -193,7 +194,7 @@ def make_row(
 
 
 def report(plan: EvaluationPlan, rows: Sequence[Row]) -> dict[str, Any]:
-    """Everything as JSON types: what was asked for, the versions of packages, and the rows so far."""
+    """Everything for JSON: what was asked for, the versions of packages, and the rows so far."""
     return {
         **machine(_PACKAGES),
         "seed": plan.config.seed,
@@ -225,10 +226,8 @@ def labels(plan: EvaluationPlan, combination: Combination, indices: Iterable[int
 
 def _summary_record(summary: Summary) -> dict[str, Any]:
     record = dataclasses.asdict(summary)
-    record["pass_at"] = {str(k): estimate for k, estimate in record["pass_at"].items()}
     for name in ("repaired_trajectories", "repaired_lines"):
-        share: Share = getattr(summary, name)
-        record[name] = {**record[name], "share": share.value}
+        record[name]["share"] = getattr(summary, name).value
     return record
 
 
