@@ -72,14 +72,6 @@ def _has_wandb_login() -> bool:
         return True
 
 
-def keep_trackio_in(folder: RunFolder) -> None:
-    """Make trackio keep its files in the run's folder, unless TRACKIO_DIR is set.
-
-    trackio reads the variable when it is imported, and TRL imports it, so call this before importing TRL.
-    """
-    os.environ.setdefault("TRACKIO_DIR", str((folder.trackers / "trackio").resolve()))
-
-
 class Tracker:
     """A tracker that gets only numbers. `callback` is transformers' callback for it."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -30,7 +31,7 @@ from repl_rl.run.folder import RunFolder, checkpoint_step, free_folder, new_run
 from repl_rl.run.held_out import check_rollouts, evaluate
 from repl_rl.run.prometheus import ServeMetrics, serve
 from repl_rl.run.resume import open_run, what_changes
-from repl_rl.run.trackers import Trackers, keep_trackio_in, open_trackers, require_trackers
+from repl_rl.run.trackers import Trackers, open_trackers, require_trackers
 from repl_rl.tasks import load_splits
 from repl_rl.trajectory import Task
 from repl_rl.utils.distributed import WAIT_S, from_main, is_main_process, join, process_rank, require_processes
@@ -164,7 +165,8 @@ def train(prepared: Prepared, progress: Progress, **extra: Any) -> TrainingOutco
     config = prepared.config
     prepare_environment(config.engine.kv_cache_gib)
     if "trackio" in config.train.report_to:
-        keep_trackio_in(prepared.folder)
+        # which is read when trackio is imported, and TRL imports it
+        os.environ.setdefault("TRACKIO_DIR", str((prepared.folder.trackers / "trackio").resolve()))
     listeners = [prepared.folder.append, progress.step]
     with ExitStack() as stack:
         prepared, arguments = stack.enter_context(_cluster_of(prepared, progress))
