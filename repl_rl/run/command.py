@@ -6,19 +6,12 @@ import argparse
 import json
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from repl_rl.errors import ConfigError, ReplRLError, RunError
 from repl_rl.utils.distributed import is_main_process, leave
 from repl_rl.utils.folders import full_disk
-
-if TYPE_CHECKING:
-    from repl_rl.config import Config
-    from repl_rl.run.folder import RunFolder
-    from repl_rl.run.progress import Progress
-
 
 _RUNS = Path("runs")
 
@@ -71,8 +64,13 @@ def run(options: argparse.Namespace, console: Console) -> int:
     progress = Progress(console)
     if options.resume is not None:
         folder, wanted, _ = choose_run(config, options.runs, options.resume, overrides)
-        if folder.is_finished(wanted):
-            _say_finished(progress, folder, wanted)
+        if measured := folder.finished(wanted):
+            steps = wanted.train.steps
+            console.print(before_after_table(*measured))
+            progress.say(
+                f"{folder.path} is finished: its {steps} steps are trained, measured and saved. For more of them: "
+                f"repl-rl train --resume {folder.path} --set train.steps={2 * steps}"
+            )
             return 0
     with progress.interrupts(), prepare(config, options.runs, options.resume, overrides) as prepared:
         go_on = f"go on with: repl-rl train --resume {prepared.folder.path}"
@@ -102,26 +100,10 @@ def run(options: argparse.Namespace, console: Console) -> int:
             report = str(write_report(prepared.folder.path))
         except (ReplRLError, OSError) as error:  # the run is complete without it
             report = f"not written: {error}"
-    if outcome.stopped_at is not None:
-        progress.say(f"stopped at step {outcome.stopped_at}; everything up to there is saved")
+    if outcome.after is None:
+        progress.say(f"stopped at step {outcome.step}; everything up to there is saved")
         progress.say(go_on)
         return 130
-    assert outcome.before is not None
-    assert outcome.after is not None
     console.print(before_after_table(outcome.before, outcome.after))
     progress.say(f"trained in {outcome.train_seconds / 60:.1f} minutes; report: {report}")
     return 0
-
-
-def _say_finished(progress: Progress, folder: RunFolder, config: Config) -> None:
-    from repl_rl.view import before_after_table
-
-    steps, settings = config.train.steps, config.eval_settings
-    before, after = folder.evaluation(0, settings), folder.evaluation(steps, settings)
-    assert before is not None
-    assert after is not None
-    progress.console.print(before_after_table(before, after))
-    progress.say(
-        f"{folder.path} is finished: its {steps} steps are trained, measured and saved. For more of them: repl-rl "
-        f"train --resume {folder.path} --set train.steps={2 * steps}"
-    )

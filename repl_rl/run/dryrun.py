@@ -77,7 +77,7 @@ def dry_run(
         folder.require_free()
         steps = config.train.steps
         remain = f"{steps - folder.reached()} of {steps} steps remain"
-        if folder.is_finished(config):
+        if folder.finished(config):
             remain = "the run is finished, and nothing would be done"
         elif folder.reached() == steps:
             remain += "; what is missing would be measured and saved"

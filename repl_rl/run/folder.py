@@ -114,11 +114,12 @@ class RunFolder:
             return visible(read_file(self._lock_path, self.path).decode(errors="replace"))[:300]
         return ""
 
-    def is_finished(self, config: Config) -> bool:
-        """Whether nothing remains to do: all steps are trained, the model is saved, and both evaluations are there."""
-        settings, steps = config.eval_settings, config.train.steps
-        measured = all(self.evaluation(step, settings) for step in (0, steps))
-        return self.reached() == steps and measured and self.has_model_of(steps)
+    def finished(self, config: Config) -> list[dict[str, Any]]:
+        """The rows of the evaluations before and after training if nothing remains to do, as all steps are trained, the
+        model is saved, and both are there; else none."""
+        steps = config.train.steps
+        found = [row for step in (0, steps) if (row := self.evaluation(step, config.eval_settings))]
+        return found if len(found) == 2 and self.reached() == steps and self.has_model_of(steps) else []
 
     def has_model_of(self, step: int) -> bool:
         """Whether the model that the run leaves is that of `step`: it is saved before it is measured."""

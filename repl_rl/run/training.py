@@ -72,13 +72,13 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class TrainingOutcome:
-    """How a run ended. An evaluation row is None if the run did not get that far."""
+    """How a run ended: the rows of its evaluations, how long it trained, and the step that it has reached."""
 
-    before: dict[str, Any] | None
+    before: dict[str, Any]
     after: dict[str, Any] | None
+    """None after an interrupt, which leaves a checkpoint of that step."""
     train_seconds: float
-    stopped_at: int | None = None
-    """The step of the checkpoint that an interrupt left; None if the run is complete."""
+    step: int
 
 
 def choose_run(
@@ -185,11 +185,11 @@ def train(prepared: Prepared, progress: Progress, **extra: Any) -> TrainingOutco
         seconds = time.perf_counter() - started
         step = trainer.state.global_step
         if step < config.train.steps and is_in_time:
-            return TrainingOutcome(before, None, seconds, stopped_at=step)
+            return TrainingOutcome(before, None, seconds, step)
         if not from_main(lambda: prepared.folder.has_model_of(step)):
             trainer.save_whole(prepared.folder.model)
         after = _evaluate(trainer, prepared, step, progress, trackers)
-        return TrainingOutcome(before, after, seconds)
+        return TrainingOutcome(before, after, seconds, step)
 
 
 @contextmanager
