@@ -128,14 +128,14 @@ class _PrintCompletion(argparse.Action):
 
 
 def _doctor(options: argparse.Namespace, console: Console) -> int:
-    from repl_rl.doctor import print_cluster_report, print_report
+    from repl_rl.doctor import checks, cluster_checks, print_report
 
     if options.cluster is not None:
-        return 0 if print_cluster_report(options.cluster, console) else 1
+        return 0 if print_report(cluster_checks(options.cluster), console) else 1
     if not options.train:
         if options.config or options.model or options.set:
             raise ConfigError("--config, --model and --set say what to train: give --train with them")
-        return 0 if print_report(console) else 1
+        return 0 if print_report(checks(), console) else 1
     from repl_rl.run.trial import configs, run_trials
 
     return 0 if run_trials(configs(options.config, options.model, options.set), console) else 1

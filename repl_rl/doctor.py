@@ -15,16 +15,18 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]
 from packaging.requirements import Requirement
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from repl_rl.utils.machine import CHECKOUT, install_command, jupyter_console, version_of
+from repl_rl.engine.environment import has_nvidia_driver
+from repl_rl.utils.machine import CHECKOUT, cores, install_command, jupyter_console, version_of
 
 _GIB = 1024**3
 _MEMORY_GIB = 4
@@ -65,7 +67,7 @@ def checks() -> list[Check]:
         "torch's relatives": _misfits,
         "sandbox": _sandbox,
         "memory": _memory,
-        "cores": _cores,
+        "cores": lambda: Check("cores", True, f"{cores()} usable of {os.cpu_count()}"),
         "disk": _disk,
         "attach": _attach,
         "math": _math,
@@ -79,9 +81,29 @@ def checks() -> list[Check]:
     return found
 
 
-def print_report(console: Console) -> bool:
+def cluster_checks(address: str) -> list[Check]:
+    """What each machine of a Ray cluster says of itself, and why sessions can't run there where they can't.
+
+    Raises DependencyError without Ray, and ConfigError if the cluster can't be reached.
+    """
+    from repl_rl.cluster import connect
+    from repl_rl.config import ClusterConfig, KernelConfig
+
+    wanted = KernelConfig()
+    with connect(ClusterConfig(address=address)) as connection:
+        findings = connection.findings(connection.nodes(), {"backend": wanted.backend, "sandbox": wanted.sandbox})
+    made = []
+    for found in findings:
+        facts = found.facts
+        amounts = f"{facts.get('cores')} cores, {facts.get('memory_mb', 0) / 1024:.0f} GiB free, "
+        versions = f"Python {facts.get('python')}, repl_rl {facts.get('repl_rl')}"
+        said = amounts + versions if "cores" in facts else ""
+        made.append(Check(found.node.address, not found.problem, said, found.problem or None))
+    return made
+
+
+def print_report(found: Sequence[Check], console: Console) -> bool:
     """Print every check, remedies below the table; True if all is well."""
-    found = checks()
     table = Table(box=None, pad_edge=False, show_header=False)
     for check in found:
         mark = Text("ok", style="green") if check.ok else Text("MISSING", style="bold red")
@@ -93,39 +115,6 @@ def print_report(console: Console) -> bool:
             # One line however narrow the terminal is, so that it can be copied.
             console.print(Text(f"  {check.remedy}"), soft_wrap=True)
     return all(check.ok for check in found)
-
-
-def print_cluster_report(address: str, console: Console) -> bool:
-    """Print what each machine of a Ray cluster says of itself; True if sessions can run on all of them.
-
-    Raises DependencyError without Ray, and ConfigError if the cluster can't be reached.
-    """
-    from repl_rl.cluster import connect
-    from repl_rl.config import ClusterConfig, KernelConfig
-
-    wanted = KernelConfig()
-    with connect(ClusterConfig(address=address)) as connection:
-        findings = connection.findings(connection.nodes(), {"backend": wanted.backend, "sandbox": wanted.sandbox})
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for found in findings:
-        mark = Text("MISSING", style="bold red") if found.problem else Text("ok", style="green")
-        facts = found.facts
-        amounts = f"{facts.get('cores')} cores, {facts.get('memory_mb', 0) / 1024:.0f} GiB free, "
-        versions = f"Python {facts.get('python')}, repl_rl {facts.get('repl_rl')}"
-        table.add_row(
-            mark, Text(found.node.address, style="bold"), Text(amounts + versions if "cores" in facts else "")
-        )
-    console.print(table)
-    for found in findings:
-        if found.problem:
-            console.print(Text(f"\n{found.node.address}:", style="bold"))
-            console.print(Text(f"  {found.problem}"), soft_wrap=True)
-    return not any(found.problem for found in findings)
-
-
-def has_nvidia_driver() -> bool:
-    """Whether this machine has a driver for NVIDIA GPUs, whether or not torch can use it."""
-    return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
 
 
 def pin_of(distribution: str) -> Requirement | None:
@@ -221,21 +210,11 @@ def _sandbox() -> Check:
 
 
 def _memory() -> Check:
-    table = Path("/proc/meminfo")
-    if not table.is_file():  # not Linux
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GIB
-        return Check("memory", total >= _MEMORY_GIB, f"{total:.1f} GiB")
-    fields = (line.split() for line in table.read_text().splitlines() if line.endswith(" kB"))
-    values = {field[0].rstrip(":"): int(field[1]) * 1024 / _GIB for field in fields}
-    total, free = values["MemTotal"], values["MemAvailable"]
+    memory = psutil.virtual_memory()
+    total, free = memory.total / _GIB, memory.available / _GIB
     way_out = f"close other programs until {_MEMORY_GIB} GiB are free, or lower kernel.size in the config"
     ok = free >= _MEMORY_GIB
     return Check("memory", ok, f"{free:.1f} GiB free of {total:.1f} GiB", None if ok else way_out)
-
-
-def _cores() -> Check:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Check("cores", True, f"{usable} usable of {os.cpu_count()}")
 
 
 def _disk() -> Check:

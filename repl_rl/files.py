@@ -13,7 +13,6 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -66,24 +65,14 @@ def lines_of(file: BinaryIO, most_bytes: int = MOST_LINE_BYTES) -> Iterator[byte
 
 def replace_file(path: Path, text: str) -> None:
     """Put a file of this text at `path`, in place of a file or a link there; on failure that stays. Raises OSError."""
-    import tempfile  # only for this, and `import repl_rl` comes here
-
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    part = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
     try:
-        with open(handle, "w", encoding="utf-8") as file:
+        with part.open("x", encoding="utf-8") as file:  # of which there is none, nor a link
             file.write(text)
-            os.fchmod(handle, 0o666 & ~_umask())
-        os.replace(name, path)
+        os.replace(part, path)
     except BaseException:
-        with suppress(OSError):
-            os.unlink(name)
+        part.unlink(missing_ok=True)
         raise
-
-
-def _umask() -> int:
-    """Which `mkstemp` does not ask. Linux tells it without setting it, which would be a race between threads."""
-    with open("/proc/self/status", encoding="ascii", errors="replace") as status:
-        return int(next(line for line in status if line.startswith("Umask:")).split()[1], 8)
 
 
 def _size(count: int) -> str:

@@ -12,6 +12,7 @@ import importlib.util
 import logging
 import os
 import re
+import shutil
 import sys
 import warnings
 from dataclasses import fields
@@ -87,6 +88,11 @@ def require_arguments(config: EngineConfig) -> None:
         for name in config.vllm:
             if name not in known:
                 raise ConfigError(f"engine.vllm: vLLM has no argument {name!r}; {nearest(name, known)}")
+
+
+def has_nvidia_driver() -> bool:
+    """Whether this machine has a driver for NVIDIA GPUs, whether or not torch can use it."""
+    return os.path.exists("/proc/driver/nvidia/version") or shutil.which("nvidia-smi") is not None
 
 
 def has_gpu_driver() -> bool:

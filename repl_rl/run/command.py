@@ -6,18 +6,12 @@ import argparse
 import json
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from repl_rl.errors import ConfigError, ReplRLError, RunError
 from repl_rl.utils.distributed import is_main_process, leave
 from repl_rl.utils.folders import full_disk
-
-if TYPE_CHECKING:
-    from repl_rl.config import Config
-    from repl_rl.run.folder import RunFolder
-
 
 _RUNS = Path("runs")
 
@@ -67,13 +61,19 @@ def run(options: argparse.Namespace, console: Console) -> int:
     from repl_rl.run.training import choose_run, prepare, train
     from repl_rl.view import before_after_table, write_report
 
+    progress = Progress(console)
     if options.resume is not None:
         folder, wanted, _ = choose_run(config, options.runs, options.resume, overrides)
-        if folder.is_finished(wanted):
-            _say_finished(console, folder, wanted)
+        if measured := folder.finished(wanted):
+            steps = wanted.train.steps
+            console.print(before_after_table(*measured))
+            progress.say(
+                f"{folder.path} is finished: its {steps} steps are trained, measured and saved. For more of them: "
+                f"repl-rl train --resume {folder.path} --set train.steps={2 * steps}"
+            )
             return 0
-    progress = Progress(console)
     with progress.interrupts(), prepare(config, options.runs, options.resume, overrides) as prepared:
+        go_on = f"go on with: repl-rl train --resume {prepared.folder.path}"
         try:
             progress.say(f"run folder: {prepared.folder.path}")
             for note in prepared.notes:
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
             if prepared.folder.is_unused:
                 progress.say(f"nothing has been trained or measured yet, so {prepared.folder.path} is removed again")
             else:
-                _say_how_to_resume(console, prepared.folder.path)
+                progress.say(go_on)
             return 130
         except Exception as error:
             said = str(error) if isinstance(error, ReplRLError) else full_disk(error, prepared.folder.path)
@@ -91,43 +91,19 @@ def run(options: argparse.Namespace, console: Console) -> int:
                 raise
             kind = type(error) if isinstance(error, ReplRLError) else RunError
             raise kind(
-                f"{said}\nThe run is saved up to step {prepared.folder.reached()}. Once that is mended, go on with: "
-                f"repl-rl train --resume {prepared.folder.path}"
+                f"{said}\nThe run is saved up to step {prepared.folder.reached()}. Once that is mended, {go_on}"
             ) from error
         leave()
         if not is_main_process():
             return 0
         try:
-            report = str(write_report(outcome.folder.path))
+            report = str(write_report(prepared.folder.path))
         except (ReplRLError, OSError) as error:  # the run is complete without it
             report = f"not written: {error}"
-    if outcome.stopped_at is not None:
-        console.print(f"stopped at step {outcome.stopped_at}; everything up to there is saved", highlight=False)
-        _say_how_to_resume(console, outcome.folder.path)
+    if outcome.after is None:
+        progress.say(f"stopped at step {outcome.step}; everything up to there is saved")
+        progress.say(go_on)
         return 130
-    assert outcome.before is not None
-    assert outcome.after is not None
     console.print(before_after_table(outcome.before, outcome.after))
-    minutes = outcome.train_seconds / 60
-    console.print(f"trained in {minutes:.1f} minutes; report: {report}", highlight=False, soft_wrap=True)
+    progress.say(f"trained in {outcome.train_seconds / 60:.1f} minutes; report: {report}")
     return 0
-
-
-def _say_finished(console: Console, folder: RunFolder, config: Config) -> None:
-    from repl_rl.view import before_after_table
-
-    steps, settings = config.train.steps, config.eval_settings
-    before, after = folder.evaluation(0, settings), folder.evaluation(steps, settings)
-    assert before is not None
-    assert after is not None
-    console.print(before_after_table(before, after))
-    console.print(
-        f"{folder.path} is finished: its {steps} steps are trained, measured and saved. For more of them: repl-rl "
-        f"train --resume {folder.path} --set train.steps={2 * steps}",
-        highlight=False,
-        soft_wrap=True,
-    )
-
-
-def _say_how_to_resume(console: Console, folder: Path) -> None:
-    console.print(f"go on with: repl-rl train --resume {folder}", highlight=False, soft_wrap=True)

@@ -10,15 +10,14 @@ Memory is estimated by formula. Not covered: whether servers answer.
 
 from __future__ import annotations
 
-import json
 import math
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from safetensors import SafetensorError, safe_open
 
 from repl_rl.config import Config
 from repl_rl.config.train import KAHAN
@@ -49,8 +48,6 @@ _COPIES_OF_LARGEST = 3
 two temporaries."""
 Shapes = dict[str, list[int]]
 """A model's parameters by name."""
-_HEADER_BYTES = 100_000_000
-"""The most that a safetensors header may have, by the format."""
 
 PLAIN = ("adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "epsilon", "epsilon_high")
 """Arguments of TRL's that are plain numbers: it takes any, so they are checked without loading it."""
@@ -80,7 +77,7 @@ def dry_run(
         folder.require_free()
         steps = config.train.steps
         remain = f"{steps - folder.reached()} of {steps} steps remain"
-        if folder.is_finished(config):
+        if folder.finished(config):
             remain = "the run is finished, and nothing would be done"
         elif folder.reached() == steps:
             remain += "; what is missing would be measured and saved"
@@ -288,11 +285,9 @@ def _stored_shapes(folder: Path) -> Shapes:
     shapes: Shapes = {}
     for path in files:
         try:
-            with open_file(path) as file:
-                (length,) = struct.unpack("<Q", file.read(8))
-                header = json.loads(file.read(min(length, _HEADER_BYTES)))
-            shapes |= {name: list(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
-        except (OSError, ValueError, struct.error, KeyError, TypeError, MemoryError) as error:
+            with open_file(path) as file, safe_open(f"/proc/self/fd/{file.fileno()}", "numpy") as stored:
+                shapes |= {name: stored.get_slice(name).get_shape() for name in stored.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
             raise ModelError(f"{path} can't be read as safetensors: {error!r}; save the model again") from error
     return shapes
 

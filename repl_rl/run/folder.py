@@ -11,6 +11,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -113,11 +114,12 @@ class RunFolder:
             return visible(read_file(self._lock_path, self.path).decode(errors="replace"))[:300]
         return ""
 
-    def is_finished(self, config: Config) -> bool:
-        """Whether nothing remains to do: all steps are trained, the model is saved, and both evaluations are there."""
-        settings, steps = config.eval_settings, config.train.steps
-        measured = all(self.evaluation(step, settings) for step in (0, steps))
-        return self.reached() == steps and measured and self.has_model_of(steps)
+    def finished(self, config: Config) -> list[dict[str, Any]]:
+        """The rows of the evaluations before and after training if nothing remains to do, as all steps are trained, the
+        model is saved, and both are there; else none."""
+        steps = config.train.steps
+        found = [row for step in (0, steps) if (row := self.evaluation(step, config.eval_settings))]
+        return found if len(found) == 2 and self.reached() == steps and self.has_model_of(steps) else []
 
     def has_model_of(self, step: int) -> bool:
         """Whether the model that the run leaves is that of `step`: it is saved before it is measured."""
@@ -234,12 +236,9 @@ def new_run(config: Config, parent: Path) -> RunFolder:
 
 
 def free_folder(name: str, parent: Path) -> Path:
-    """The folder that the next run of this name would get. Raises ConfigError if 9,999 folders have the name."""
-    for number in range(1, 10_000):
-        path = parent / (name if number == 1 else f"{name}-{number}")
-        if not path.exists():
-            return path
-    raise ConfigError(f"{parent} holds 9,999 runs called {name!r}; choose another name")
+    """The folder that the next run of this name would get."""
+    names = chain([name], (f"{name}-{number}" for number in count(2)))
+    return next(path for path in (parent / each for each in names) if not path.exists())
 
 
 def checkpoint_step(path: Path) -> int:

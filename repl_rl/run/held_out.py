@@ -5,34 +5,43 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from repl_rl.config import Config, SamplingConfig
+from repl_rl.dialect import require_dialect
+from repl_rl.engine.factory import require_engine
 from repl_rl.errors import ConfigError
+from repl_rl.kernel.pool import require_backend
+from repl_rl.models import find_model
 from repl_rl.rewards import RewardTable
 from repl_rl.rollout.batch import OnEnd, RolloutService
 from repl_rl.rollout.metrics import solve_rates
-from repl_rl.rollout.score import score
+from repl_rl.rollout.score import reward_table, score
 from repl_rl.rollout.service import prompt_tokens
-from repl_rl.rollout.setup import Grader
+from repl_rl.rollout.setup import limits_of, load_extensions
 from repl_rl.tasks import grade, load_tasks
 from repl_rl.trajectory import Task, Trajectory
 from repl_rl.utils.distributed import gather, process_count, process_rank
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """Graded rollouts of one policy on held-out problems."""
-
-    numbers: dict[str, Any]
-    """`solve_rate`, `problems`, `seconds`, and both of the first by family; as in a row of `metrics.jsonl`."""
-    trajectories: tuple[Trajectory, ...]
-
-
 def heldout_tasks(config: Config) -> list[Task]:
     """The held-out problems of a config, which don't depend on its seed."""
     return load_tasks(config.tasks, "heldout", 0, config.eval.problems)
+
+
+def check_rollouts(config: Config) -> tuple[str, RewardTable]:
+    """Everything that rollouts of a config take and that needs no model. Raises a ReplRLError that says what to change.
+
+    Returns the model's path (see `repl_rl.models`) and the rewards.
+    """
+    require_engine(config.engine)
+    require_backend(config.kernel.backend, config.kernel.sandbox)
+    limits_of(config.kernel)  # raises ConfigError for a profile that is not there
+    path = find_model(config.model.path)
+    table = reward_table(config.rewards, config.credit)
+    require_dialect(config.dialect)
+    load_extensions(config)
+    return path, table
 
 
 def longest_prompt(config: Config, tasks: Sequence[Task], whose: str = "") -> int:
@@ -51,11 +60,13 @@ def evaluate(
     tasks: Sequence[Task],
     table: RewardTable,
     sampling: SamplingConfig,
-    grader: Grader = grade,
     step: int = 0,
     on_end: OnEnd = lambda index, trajectory: None,
-) -> Evaluation:
+) -> tuple[dict[str, Any], list[Trajectory]]:
     """Roll out every task once and grade it. Aborted trajectories count as not solved; `step` is for schedules.
+
+    Returns `solve_rate`, `problems`, `seconds`, and both of the first by family, as in a row of `metrics.jsonl`; and
+    the trajectories.
 
     With several processes, each rolls out a share of the tasks and gets the evaluation of all. `on_end` is told of each
     trajectory of this process as it ends, with the index of its task.
@@ -65,7 +76,7 @@ def evaluate(
     trajectories = service.generate(
         tasks[rank::count], sampling, on_end=lambda index, ended: on_end(rank + index * count, ended)
     )
-    own = [item.trajectory for item in score(tasks[rank::count], trajectories, grader, table, step)]
+    own = [item.trajectory for item in score(tasks[rank::count], trajectories, grade, table, step)]
     indexed = dict(gather(list(zip(range(rank, len(tasks), count), own, strict=True))))
     scored = [indexed[index] for index in range(len(tasks))]
     overall, families = solve_rates(tasks, scored)
@@ -76,4 +87,4 @@ def evaluate(
         "families": families,
         "family_problems": dict(Counter(task.family for task in tasks)),
     }
-    return Evaluation(numbers, tuple(scored))
+    return numbers, scored

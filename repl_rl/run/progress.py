@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -12,7 +13,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-_SHOWN = ("solve_rate", "reward", "lines_per_trajectory", "error_rate", "tokens_per_s")
 _STEP_LINE = (
     "step {step:>4}  solved {solve_rate:6.1%}  reward {reward:+.3f}  lines {lines_per_trajectory:4.1f}  "
     "errors {error_rate:5.1%}  {tokens_per_s:5.0f} tok/s  {seconds:6.1f} s"
@@ -76,8 +76,7 @@ class Progress:
 
     def step(self, row: dict[str, Any]) -> None:
         """Report a finished training step, given its row of metrics.jsonl."""
-        shown = {key: row.get(key, 0.0) for key in _SHOWN}
-        self.say(_STEP_LINE.format(step=row["step"], seconds=row["seconds"], **shown))
+        self.say(_STEP_LINE.format_map(defaultdict(float, row)))
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=row["step"])
 

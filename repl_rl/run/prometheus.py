@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-
 from repl_rl.config import TrainConfig
 from repl_rl.errors import ConfigError, DependencyError, ReplRLError
 from repl_rl.utils.distributed import is_main_process
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
     from repl_rl.rollout.batch import RolloutService
 
 
-class ServeMetrics(TrainerCallback):  # type: ignore[misc]
+class ServeMetrics:
     """Keeps the numbers of the last step, and collects them whenever Prometheus asks."""
 
     def __init__(self, service: RolloutService, run: str) -> None:
@@ -33,17 +31,9 @@ class ServeMetrics(TrainerCallback):  # type: ignore[misc]
         self._run = run
         self._numbers: dict[str, float] = {}
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        numbers = {key: value for key, value in (logs or {}).items() if isinstance(value, int | float)}
-        if "reward" in numbers:
-            self._numbers = {**numbers, "step": state.global_step, "step_ended_at": time.time()}
+    def step(self, row: dict[str, Any]) -> None:
+        """Take a step's row of metrics.jsonl."""
+        self._numbers = {key: value for key, value in row.items() if key != "kind"} | {"step_ended_at": time.time()}
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Called by prometheus_client, in a thread of its own."""

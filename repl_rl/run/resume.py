@@ -6,7 +6,6 @@ different run.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -89,16 +88,18 @@ def _schedule_goes_on(stored: TrainConfig, given: TrainConfig, reached: int) -> 
     follows = f"the learning rate follows train.steps (schedule {schedule}), {given.steps} instead of {stored.steps}"
     if schedule != given.schedule:
         return [f"{follows}: from step {reached} on it is what a run of {given.steps} steps has there"]
-    before, now = (learning_rate(train, reached) for train in (stored, given))
+    before, now = (_learning_rate(train, reached) for train in (stored, given))
     return [f"{follows}: at step {reached} it goes from {before:.3g} to {now:.3g}, then to 0 at step {given.steps}"]
 
 
-def learning_rate(train: TrainConfig, step: int) -> float:
-    """The rate after `step` steps under schedule linear or cosine, as transformers computes it."""
-    if step < train.warmup_steps:
-        return train.learning_rate * step / train.warmup_steps
-    done = min(1.0, (step - train.warmup_steps) / max(1, train.steps - train.warmup_steps))
-    return train.learning_rate * (1 - done if train.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2)
+def _learning_rate(train: TrainConfig, step: int) -> float:
+    """The rate after `step` steps, by transformers."""
+    from torch import optim, zeros
+    from transformers import get_scheduler
+
+    optimizer = optim.SGD([zeros(1, requires_grad=True)], lr=train.learning_rate)
+    rule = get_scheduler(train.schedule, optimizer, train.warmup_steps, train.steps).lr_lambdas[0]
+    return float(train.learning_rate * rule(step))
 
 
 def _differences(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:

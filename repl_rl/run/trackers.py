@@ -20,7 +20,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from repl_rl.config import Config, dump_config
@@ -39,6 +39,7 @@ _PACKAGES = {
     "trackio": ("trackio", "trackio>=0.43"),
 }
 """The module that a tracker needs, and the package that provides it, where they are not called as the tracker is."""
+_WAYS_OUT = {"wandb": "; log in with `wandb login`, or keep the run on this machine with WANDB_MODE=offline"}
 OWN_CONFIG = "repl_rl"
 """The key of the resolved config in a tracker's config, next to TRL's arguments and the model's."""
 
@@ -71,14 +72,6 @@ def _has_wandb_login() -> bool:
         return True
 
 
-def keep_trackio_in(folder: RunFolder) -> None:
-    """Make trackio keep its files in the run's folder, unless TRACKIO_DIR is set.
-
-    trackio reads the variable when it is imported, and TRL imports it, so call this before importing TRL.
-    """
-    os.environ.setdefault("TRACKIO_DIR", str((folder.trackers / "trackio").resolve()))
-
-
 class Tracker:
     """A tracker that gets only numbers. `callback` is transformers' callback for it."""
 
@@ -87,14 +80,13 @@ class Tracker:
         self.config = config
         self.folder = folder
 
-    def open(self, arguments: Any, next_step: int) -> None:
-        """Called before the callback's `on_train_begin`. `next_step` is the first step that will be trained."""
+    def open(self, begin: Callable[[], None], arguments: Any, next_step: int) -> None:
+        """Start or resume the run, and log the config. `begin` is the callback's `on_train_begin`, and `next_step` the
+        first step that will be trained."""
+        begin()
 
-    def describe(self) -> None:
-        """Called after the callback's `on_train_begin`: log the config."""
-
-    def rollouts(self, name: str, sampled: Sequence[SampledRollout], step: int) -> None:
-        """Log a sample of the rollouts of a step or an evaluation."""
+    def rollouts(self, name: str, sampled: Sequence[Trajectory], step: int) -> None:
+        """Log a sample of the rollouts of a step or an evaluation; at least one."""
 
     def close(self, exit_code: int) -> None:
         """Called last, after the callback's `on_train_end`."""
@@ -105,11 +97,17 @@ class Wandb(Tracker):
 
     _is_own = False
 
-    def open(self, arguments: Any, next_step: int) -> None:
+    def open(self, begin: Callable[[], None], arguments: Any, next_step: int) -> None:
         import wandb
 
-        if wandb.run is not None:
-            return
+        if wandb.run is None:
+            self._init(arguments)
+        begin()
+        wandb.config.update({OWN_CONFIG: self.config.model_dump(mode="json")}, allow_val_change=True)
+
+    def _init(self, arguments: Any) -> None:
+        import wandb
+
         self._is_own = True
         self.folder.trackers.mkdir(parents=True, exist_ok=True)
         kept_id = self.folder.trackers / "wandb.id"
@@ -123,15 +121,11 @@ class Wandb(Tracker):
             resume="allow",
         )
 
-    def describe(self) -> None:
+    def rollouts(self, name: str, sampled: Sequence[Trajectory], step: int) -> None:
         import wandb
 
-        wandb.config.update({OWN_CONFIG: self.config.model_dump(mode="json")}, allow_val_change=True)
-
-    def rollouts(self, name: str, sampled: Sequence[SampledRollout], step: int) -> None:
-        import wandb
-
-        table = wandb.Table(columns=list(COLUMNS), data=[each.cells() for each in sampled])
+        rows = [columns(each, step) for each in sampled]
+        table = wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
         wandb.log({name: table, "train/global_step": step})
 
     def close(self, exit_code: int) -> None:
@@ -144,35 +138,40 @@ class Wandb(Tracker):
 class Trackio(Tracker):
     """A trackio run; transformers' callback resumes the one of the same name."""
 
-    def describe(self) -> None:
+    def open(self, begin: Callable[[], None], arguments: Any, next_step: int) -> None:
         import trackio
 
+        begin()
         trackio.config.update({OWN_CONFIG: self.config.model_dump(mode="json")})
 
-    def rollouts(self, name: str, sampled: Sequence[SampledRollout], step: int) -> None:
+    def rollouts(self, name: str, sampled: Sequence[Trajectory], step: int) -> None:
         import trackio
 
-        traces = [trackio.Trace(each.messages(), metadata=each.facts()) for each in sampled]
+        traces = []
+        for each in sampled:
+            facts = columns(each, step)
+            del facts["transcript"]
+            traces.append(trackio.Trace(messages(each), metadata=facts))
         trackio.log({name: traces, "train/global_step": step})
 
 
 class TensorBoard(Tracker):
     """TensorBoard event files; steps that a resumed run repeats are removed from the earlier ones."""
 
-    def open(self, arguments: Any, next_step: int) -> None:
+    def open(self, begin: Callable[[], None], arguments: Any, next_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         folder = os.environ.get("TENSORBOARD_LOGGING_DIR") or str(self.folder.trackers / "tensorboard")
         self.callback.tb_writer = SummaryWriter(log_dir=folder, purge_step=next_step)
-
-    def describe(self) -> None:
+        begin()
         self.callback.tb_writer.add_text("config", as_code(dump_config(self.config)))
 
-    def rollouts(self, name: str, sampled: Sequence[SampledRollout], step: int) -> None:
+    def rollouts(self, name: str, sampled: Sequence[Trajectory], step: int) -> None:
         texts = []
         for each in sampled:
-            facts = "\n".join(f"{name}: {value}" for name, value in each.facts().items())
-            texts.append(as_code(f"{facts}\n\n{each.cells()[COLUMNS.index('transcript')]}"))
+            facts = columns(each, step)
+            transcript = facts.pop("transcript")
+            texts.append(as_code("\n".join([*(f"{key}: {value}" for key, value in facts.items()), "", transcript])))
         self.callback.tb_writer.add_text(name, "\n\n---\n\n".join(texts), step)
         self.callback.tb_writer.flush()
 
@@ -185,48 +184,39 @@ def as_code(text: str) -> str:
     return "\n".join(f"    {line}" for line in text.split("\n"))
 
 
-COLUMNS = ("step", "task", "transcript", "verdict", "reward", "lines", "errors", "stop")
 TRANSCRIPT_CHARACTERS = 20_000
 MESSAGE_CHARACTERS = 4_000
 LINES = 200
 """Longer sessions are shown with their first and last lines."""
 
 
-@dataclass(frozen=True, slots=True)
-class SampledRollout:
-    """A trajectory and the step that it belongs to."""
+def columns(trajectory: Trajectory, step: int) -> dict[str, Any]:
+    """What trackers show of a rollout: the transcript row by row, each with the mark that says who wrote it, and facts.
+    The exceptions that lines ended in come with the most frequent first: `NameError 2, ValueError`."""
+    names = Counter(visible(line.error_name) for line in trajectory.lines if line.error_name)
+    errors = ", ".join(f"{name} {count}" if count > 1 else name for name, count in names.most_common())
+    return {
+        "step": step,
+        "task": shortened(visible(trajectory.task_id), 200),
+        "transcript": shortened(plain_text(trajectory_parts(trajectory, PLAIN_BYTES)), TRANSCRIPT_CHARACTERS),
+        "verdict": status(trajectory),
+        "reward": total_reward(trajectory),
+        "lines": len(trajectory.lines),
+        "errors": shortened(errors, 400),
+        "stop": str(trajectory.stop_reason),
+    }
 
-    step: int
-    trajectory: Trajectory
 
-    def cells(self) -> list[Any]:
-        """The values of `COLUMNS`."""
-        trajectory = self.trajectory
-        return [
-            self.step,
-            shortened(visible(trajectory.task_id), 200),
-            transcript(trajectory),
-            status(trajectory),
-            total_reward(trajectory),
-            len(trajectory.lines),
-            errors(trajectory),
-            str(trajectory.stop_reason),
-        ]
-
-    def facts(self) -> dict[str, Any]:
-        """All columns except the transcript, by name."""
-        return {name: cell for name, cell in zip(COLUMNS, self.cells(), strict=True) if name != "transcript"}
-
-    def messages(self) -> list[dict[str, str]]:
-        """The session as a conversation: the prompt, then what was typed and what the interpreter answered."""
-        lines = excerpt(self.trajectory.lines, LINES)
-        said = [("user", self.trajectory.prompt)]
-        said += [part for line in lines.head for part in (("assistant", line.text), ("tool", line.output))]
-        if lines.left_out:
-            said.append(("system", f"[{lines.left_out:,} lines left out]"))
-        said += [part for line in lines.tail for part in (("assistant", line.text), ("tool", line.output))]
-        shown = [(role, shortened(visible(text), MESSAGE_CHARACTERS)) for role, text in said]
-        return [{"role": role, "content": text} for role, text in shown if text]
+def messages(trajectory: Trajectory) -> list[dict[str, str]]:
+    """The session as a conversation: the prompt, then what was typed and what the interpreter answered."""
+    lines = excerpt(trajectory.lines, LINES)
+    said = [("user", trajectory.prompt)]
+    said += [part for line in lines.head for part in (("assistant", line.text), ("tool", line.output))]
+    if lines.left_out:
+        said.append(("system", f"[{lines.left_out:,} lines left out]"))
+    said += [part for line in lines.tail for part in (("assistant", line.text), ("tool", line.output))]
+    shown = [(role, shortened(visible(text), MESSAGE_CHARACTERS)) for role, text in said]
+    return [{"role": role, "content": text} for role, text in shown if text]
 
 
 def spread(items: Sequence[Any], count: int) -> list[Any]:
@@ -234,17 +224,6 @@ def spread(items: Sequence[Any], count: int) -> list[Any]:
     if len(items) <= count:
         return list(items)
     return [items[index * len(items) // count] for index in range(count)]
-
-
-def transcript(trajectory: Trajectory) -> str:
-    """The session row by row, each with the mark that says who wrote it."""
-    return shortened(plain_text(trajectory_parts(trajectory, PLAIN_BYTES)), TRANSCRIPT_CHARACTERS)
-
-
-def errors(trajectory: Trajectory) -> str:
-    """The exceptions that a trajectory's lines ended in, most frequent first: `NameError 2, ValueError`."""
-    counts = Counter(visible(line.error_name) for line in trajectory.lines if line.error_name)
-    return shortened(", ".join(f"{name} {n}" if n > 1 else name for name, n in counts.most_common()), 400)
 
 
 def shortened(text: str, limit: int) -> str:
@@ -283,9 +262,8 @@ class Trackers:
         next_step = self._folder.reached() + 1
         for name, tracker in self._trackers.items():
             try:
-                tracker.open(self._trainer.args, next_step)
-                tracker.callback.on_train_begin(*self._state, **self._models)
-                tracker.describe()
+                begin = partial(tracker.callback.on_train_begin, *self._state, **self._models)
+                tracker.open(begin, self._trainer.args, next_step)
             except Exception as error:
                 raise ConfigError(
                     f"train.report_to names {name}, which can't be started: {error!r}{_WAYS_OUT.get(name, '')}; or "
@@ -337,9 +315,8 @@ class Trackers:
             self._guarded(name, getattr(tracker.callback, event), *arguments, **named)
 
     def _rollouts(self, key: str, step: int, trajectories: Sequence[Trajectory]) -> None:
-        if sampled := [SampledRollout(step, trajectory) for trajectory in trajectories]:
-            for name, tracker in self._trackers.items():
-                self._guarded(name, tracker.rollouts, key, sampled, step)
+        for name, tracker in self._trackers.items() if trajectories else ():
+            self._guarded(name, tracker.rollouts, key, trajectories, step)
 
     def _guarded(self, name: str, call: Callable[..., Any], *arguments: Any, **named: Any) -> None:
         try:
@@ -369,6 +346,3 @@ def open_trackers(trainer: ReplGRPOTrainer, config: Config, folder: RunFolder) -
         trackers.close(1)
         raise
     trackers.close(0)
-
-
-_WAYS_OUT = {"wandb": "; log in with `wandb login`, or keep the run on this machine with WANDB_MODE=offline"}

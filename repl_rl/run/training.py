@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -19,20 +20,18 @@ from typing import TYPE_CHECKING, Any
 from repl_rl.config import Config, TrainConfig
 from repl_rl.config.section import nearest
 from repl_rl.config.train import KAHAN
-from repl_rl.dialect import require_dialect
 from repl_rl.engine.environment import has_gpu_driver, prepare_environment
-from repl_rl.engine.factory import engine_backend, require_engine
+from repl_rl.engine.factory import engine_backend
 from repl_rl.errors import ConfigError, DependencyError
-from repl_rl.kernel.pool import require_backend
-from repl_rl.models import find_model, resolve_model
+from repl_rl.models import resolve_model
 from repl_rl.rewards import RewardTable
-from repl_rl.rollout.score import reward_table
-from repl_rl.rollout.setup import environment_of, limits_of, load_extensions
+from repl_rl.rollout.setup import environment_of
 from repl_rl.rollout.tree import fork_rule
 from repl_rl.run.folder import RunFolder, checkpoint_step, free_folder, new_run
-from repl_rl.run.held_out import evaluate
+from repl_rl.run.held_out import check_rollouts, evaluate
+from repl_rl.run.prometheus import ServeMetrics, serve
 from repl_rl.run.resume import open_run, what_changes
-from repl_rl.run.trackers import keep_trackio_in, require_trackers
+from repl_rl.run.trackers import Trackers, open_trackers, require_trackers
 from repl_rl.tasks import load_splits
 from repl_rl.trajectory import Task
 from repl_rl.utils.distributed import WAIT_S, from_main, is_main_process, join, process_rank, require_processes
@@ -40,7 +39,6 @@ from repl_rl.utils.folders import require_folder
 
 if TYPE_CHECKING:
     from repl_rl.run.progress import Progress
-    from repl_rl.run.trackers import Trackers
     from repl_rl.trainer import ReplGRPOConfig, ReplGRPOTrainer
 
 _NAMED_ALIKE = (
@@ -74,14 +72,13 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class TrainingOutcome:
-    """How a run ended. An evaluation row is None if the run did not get that far."""
+    """How a run ended: the rows of its evaluations, how long it trained, and the step that it has reached."""
 
-    folder: RunFolder
-    before: dict[str, Any] | None
+    before: dict[str, Any]
     after: dict[str, Any] | None
+    """None after an interrupt, which leaves a checkpoint of that step."""
     train_seconds: float
-    stopped_at: int | None = None
-    """The step of the checkpoint that an interrupt left; None if the run is complete."""
+    step: int
 
 
 def choose_run(
@@ -136,18 +133,12 @@ def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
     """
     config.sampling.require_gradient()
     require_trackers(config.train.report_to)
-    require_engine(config.engine)
     if config.train.processes > 1 and engine_backend(config.engine) == "vllm" and has_gpu_driver():
         raise ConfigError(
             f"engine.backend: vLLM in each of {config.train.processes} processes would put all on the first GPU; start "
             "`vllm serve` on other GPUs and name it in engine.servers (docs/engines.md), or set train.processes to 1"
         )
-    require_backend(config.kernel.backend, config.kernel.sandbox)
-    limits_of(config.kernel)  # raises ConfigError for a profile that is not there
-    model_path = find_model(config.model.path)
-    table = reward_table(config.rewards, config.credit)
-    require_dialect(config.dialect)
-    load_extensions(config)
+    model_path, table = check_rollouts(config)
     if config.branch is not None:
         fork_rule(config.branch.at)
     _require_adapter(config)
@@ -174,9 +165,31 @@ def train(prepared: Prepared, progress: Progress, **extra: Any) -> TrainingOutco
     config = prepared.config
     prepare_environment(config.engine.kv_cache_gib)
     if "trackio" in config.train.report_to:
-        keep_trackio_in(prepared.folder)
-    with _cluster_of(prepared, progress) as (prepared, arguments):
-        return _train(prepared, progress, arguments | extra)
+        # which is read when trackio is imported, and TRL imports it
+        os.environ.setdefault("TRACKIO_DIR", str((prepared.folder.trackers / "trackio").resolve()))
+    listeners = [prepared.folder.append, progress.step]
+    with ExitStack() as stack:
+        prepared, arguments = stack.enter_context(_cluster_of(prepared, progress))
+        registry = stack.enter_context(serve(config.train))
+        with progress.stage("loading the model, vLLM and the first kernels"):
+            trainer = open_trainer(prepared, **arguments | extra)
+        stack.callback(trainer.close)
+        if registry is not None:
+            metrics = ServeMetrics(trainer.service, prepared.folder.path.name)
+            listeners.append(metrics.step)
+            registry.register(metrics)
+        trackers = stack.enter_context(open_trackers(trainer, prepared.config, prepared.folder))
+        before = _evaluate(trainer, prepared, 0, progress, trackers)
+        started = time.perf_counter()
+        is_in_time = _fit(trainer, prepared, progress, listeners)
+        seconds = time.perf_counter() - started
+        step = trainer.state.global_step
+        if step < config.train.steps and is_in_time:
+            return TrainingOutcome(before, None, seconds, step)
+        if not from_main(lambda: prepared.folder.has_model_of(step)):
+            trainer.save_whole(prepared.folder.model)
+        after = _evaluate(trainer, prepared, step, progress, trackers)
+        return TrainingOutcome(before, after, seconds, step)
 
 
 @contextmanager
@@ -202,35 +215,6 @@ def _cluster_of(prepared: Prepared, progress: Progress) -> Iterator[tuple[Prepar
         if replicas.urls:
             arguments["make_engine"] = partial(VLLMServerEngine, locate=replicas.locate)
         yield replace(prepared, config=config), arguments
-
-
-def _train(prepared: Prepared, progress: Progress, extra: dict[str, Any]) -> TrainingOutcome:
-    config = prepared.config
-    from repl_rl.run.prometheus import ServeMetrics, serve
-    from repl_rl.run.trackers import open_trackers
-
-    with ExitStack() as stack:
-        registry = stack.enter_context(serve(config.train))
-        with progress.stage("loading the model, vLLM and the first kernels"):
-            trainer = open_trainer(prepared, **extra)
-        stack.callback(trainer.close)
-        if registry is not None:
-            metrics = ServeMetrics(trainer.service, prepared.folder.path.name)
-            trainer.add_callback(metrics)
-            registry.register(metrics)
-            stack.callback(registry.unregister, metrics)
-        with open_trackers(trainer, config, prepared.folder) as trackers:
-            before = _evaluate(trainer, prepared, 0, progress, trackers)
-            started = time.perf_counter()
-            is_in_time = _fit(trainer, prepared, progress)
-            seconds = time.perf_counter() - started
-            step = trainer.state.global_step
-            if step < config.train.steps and is_in_time:
-                return TrainingOutcome(prepared.folder, before, None, seconds, stopped_at=step)
-            if not from_main(lambda: prepared.folder.has_model_of(step)):
-                trainer.save_whole(prepared.folder.model)
-            after = _evaluate(trainer, prepared, step, progress, trackers)
-            return TrainingOutcome(prepared.folder, before, after, seconds)
 
 
 def open_trainer(prepared: Prepared, **extra: Any) -> ReplGRPOTrainer:
@@ -346,20 +330,22 @@ def _evaluate(
     with progress.stage(f"{len(tasks)} held-out problems at step {step}"):
         trainer.sync_weights()
         sampling = prepared.config.eval_sampling.seeded(f"{prepared.config.seed}/heldout/{process_rank()}")
-        result = evaluate(trainer.service, tasks, prepared.inputs.table, sampling, step=step)
-    row = {"kind": "eval", "step": step, **result.numbers, "settings": settings}
+        numbers, trajectories = evaluate(trainer.service, tasks, prepared.inputs.table, sampling, step=step)
+    row = {"kind": "eval", "step": step, **numbers, "settings": settings}
     if is_main_process():
-        prepared.folder.keep_evaluation(step, row, result.trajectories)
-    trackers.evaluated(row, result.trajectories)
+        prepared.folder.keep_evaluation(step, row, trajectories)
+    trackers.evaluated(row, trajectories)
     progress.evaluated(row)
     return row
 
 
-def _fit(trainer: ReplGRPOTrainer, prepared: Prepared, progress: Progress) -> bool:
-    """Train, and return False if `train.max_minutes` ended it, else True."""
+def _fit(
+    trainer: ReplGRPOTrainer, prepared: Prepared, progress: Progress, listeners: Sequence[Callable[[Any], None]]
+) -> bool:
+    """Train, telling the listeners of each step's row, and return False if `train.max_minutes` ended it, else True."""
     from transformers import PrinterCallback
 
-    from repl_rl.run.callbacks import FollowArguments, RecordMetrics, StopEarly, WarnWhenFlat, WarnWithoutTrees
+    from repl_rl.run.callbacks import FollowArguments, RecordSteps, StopEarly, WarnOnce, flat_groups, missing_trees
 
     if prepared.checkpoint is not None:
         if is_main_process():
@@ -370,9 +356,9 @@ def _fit(trainer: ReplGRPOTrainer, prepared: Prepared, progress: Progress) -> bo
     config = prepared.config.train
     stop = StopEarly(math.inf if config.max_minutes is None else 60 * config.max_minutes)
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(RecordMetrics(prepared.folder, progress))
-    trainer.add_callback(WarnWhenFlat(config.prompts_per_step, progress))
-    trainer.add_callback(WarnWithoutTrees(progress))
+    troubles = partial(flat_groups, groups=config.prompts_per_step), missing_trees
+    warnings = [WarnOnce(trouble, config.steps, progress).step for trouble in troubles]
+    trainer.add_callback(RecordSteps(*listeners, *warnings))
     trainer.add_callback(stop)
     trainer.add_callback(FollowArguments())
     said = "stopping after this step, with a checkpoint; press Ctrl-C again to stop at once"

@@ -14,15 +14,16 @@ import ctypes
 import functools
 import gc
 import importlib.util
-import json
-import subprocess
-import sys
-import tempfile
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -36,8 +37,6 @@ from repl_rl.trajectory import Trajectory
 
 if TYPE_CHECKING:
     import torch
-
-    from repl_rl.run.training import Prepared
 
 _SMALL = """
 name=doctor model.path=nano engine.context_tokens=512 engine.places=32 kernel.size=32 budget.line_tokens=48
@@ -102,17 +101,13 @@ def run_trials(configs: Sequence[Config], console: Console) -> bool:
     for config in configs:
         name = f"{config.engine.backend}, {config.model.dtype}"
         console.print(f"two steps with {name}", style="dim", highlight=False)
-        with tempfile.TemporaryDirectory(prefix="repl_rl_doctor_") as folder:
-            given, made = Path(folder) / "config.json", Path(folder) / "trial.json"
-            given.write_text(config.model_dump_json(), encoding="utf-8")
-            command = [sys.executable, "-W", "ignore", "-m", "repl_rl.run.trial", str(given), str(made)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if made.is_file():
-                trials.append(Trial(**json.loads(made.read_text(encoding="utf-8"))))
+        with ProcessPoolExecutor(1, get_context("spawn"), _say_nothing) as process:
+            try:
+                trials.append(process.submit(measure, config).result())
                 troubles += [f"{name}: {trouble}" for trouble in off(trials[-1], config)]
-            else:
-                said = done.stderr.strip().splitlines() or [f"ended with status {done.returncode}"]
-                troubles.append(f"{name}: {said[-1]}")
+            except Exception as error:  # noqa: BLE001 - what a trial raises is what is off
+                kind = "" if isinstance(error, ReplRLError) else f"{type(error).__name__}: "
+                troubles.append(f"{name}: {kind}{(str(error).strip().splitlines() or [''])[-1]}")
     if trials:
         console.print(_table(trials))
     for trouble in troubles:
@@ -143,25 +138,27 @@ def off(trial: Trial, config: Config) -> list[str]:
     return troubles
 
 
-def measure(config: Config, runs: Path) -> Trial:
+def _say_nothing() -> None:
+    """Begin a trial's process: what libraries print is not shown."""
+    for stream in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    silence_libraries(python_warnings=True)
+
+
+def measure(config: Config) -> Trial:
     """Train two steps in this process. Raises a ReplRLError, or whatever the training raises."""
     prepare_environment(config.engine.kv_cache_gib)
-    from repl_rl.run.training import prepare
-
-    with prepare(config, runs) as prepared:
-        return _measured(prepared)
-
-
-def _measured(prepared: Prepared) -> Trial:
     import torch
 
-    from repl_rl.run.training import open_trainer
+    from repl_rl.run.training import open_trainer, prepare
 
-    config = prepared.config
-    started = time.perf_counter()
-    trainer = open_trainer(prepared, line_rewards=[_by_its_tokens])
     watch = Watch()
-    try:
+    with ExitStack() as stack:
+        runs = stack.enter_context(TemporaryDirectory(prefix="repl_rl_doctor_"))
+        prepared = stack.enter_context(prepare(config, Path(runs)))
+        started = time.perf_counter()
+        trainer = open_trainer(prepared, line_rewards=[_by_its_tokens])
+        stack.callback(trainer.close)
         watch.peaks_mb["load"] = _peak_mb()
         load_s = time.perf_counter() - started
         before = {name: weight.detach().clone() for name, weight in _trained(trainer.model)}
@@ -197,8 +194,6 @@ def _measured(prepared: Prepared) -> Trial:
             attention=str(trainer.model.config._attn_implementation),
             graphs=graphs,
         )
-    finally:
-        trainer.close()
 
 
 class Watch:
@@ -319,18 +314,3 @@ def _table(trials: Sequence[Trial]) -> Table:
     for name in columns[0]:
         shown.add_row(name, *(column[name] for column in columns))
     return shown
-
-
-def main(given: str, made: str) -> None:
-    """One trial, as a process of its own."""
-    silence_libraries(python_warnings=True)
-    config = Config.model_validate_json(Path(given).read_text(encoding="utf-8"))
-    try:
-        trial = measure(config, Path(made).parent)
-    except ReplRLError as error:
-        sys.exit(str(error))
-    Path(made).write_text(json.dumps(asdict(trial)), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

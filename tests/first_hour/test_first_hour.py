@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from installed import run
-from pages import ROOT, blocks, commands, heredocs
+from pages import ROOT, commands, heredocs
 
 from repl_rl import read_jsonl
 
@@ -76,11 +76,3 @@ def test_what_is_printed_without_a_terminal_has_one_line_for_a_step(hour: tuple[
     steps = [line for line in printed["repl-rl train my.yaml"].splitlines() if line.startswith("step ")]
     assert [line.split()[1] for line in steps] == ["1", "2"]
     assert all(line.endswith(" s") for line in steps)
-
-
-@pytest.mark.parametrize("number", [0, 1])
-def test_the_python_of_the_readme(number: int, installed: Path, tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(blocks(README, "python")[number].replace("max_steps=10", "max_steps=1"))
-    printed = run(installed / "python", program, cwd=tmp_path)
-    assert (tmp_path / "out").is_dir() if number == 0 else printed.strip() == "2"

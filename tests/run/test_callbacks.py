@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from repl_rl.run.callbacks import StopEarly, WarnWhenFlat, WarnWithoutTrees
+from repl_rl.run.callbacks import StopEarly, WarnOnce, flat_groups, missing_trees
 from repl_rl.run.progress import Progress
 
 WARNING = (
@@ -44,14 +45,13 @@ def test_training_ends_with_a_checkpoint_after_the_step_in_which_time_is_over_or
     ],
 )
 def test_a_run_in_which_every_group_is_flat_is_warned_about_once_with_the_ways_out(
-    tmp_path: Path, steps: int, flat: list[int], solved: float, warned: tuple[int, str, int, str] | None
+    steps: int, flat: list[int], solved: float, warned: tuple[int, str, int, str] | None
 ) -> None:
     file = io.StringIO()
-    callback = WarnWhenFlat(2, Progress(Console(file=file)))
-    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, max_steps=steps)
+    warning = WarnOnce(partial(flat_groups, groups=2), steps, Progress(Console(file=file)))
     for step, count in enumerate(flat, 1):
-        for logs in ({"credit/groups_without_variance": float(count), "solve_rate": solved}, {"train_runtime": 1.0}):
-            callback.on_log(arguments, TrainerState(global_step=step), TrainerControl(), logs)
+        warning.step({"step": step, "credit/groups_without_variance": float(count), "solve_rate": solved})
+        warning.step({"step": step})
     assert file.getvalue() == ("" if warned is None else WARNING.format(*warned))
 
 
@@ -59,14 +59,13 @@ def test_a_run_in_which_every_group_is_flat_is_warned_about_once_with_the_ways_o
     ("shares", "warned"), [([0.9, 0.9, 0.9, 0.9], 3), ([0.9, 0.9, 0.4, 0.9], None), ([None] * 4, None)]
 )
 def test_trees_whose_branches_begin_at_the_prompt_are_told_about_once(
-    tmp_path: Path, shares: list[float | None], warned: int | None
+    shares: list[float | None], warned: int | None
 ) -> None:
     file = io.StringIO()
-    callback = WarnWithoutTrees(Progress(Console(file=file)))
-    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, max_steps=9)
+    warning = WarnOnce(missing_trees, 9, Progress(Console(file=file)))
     for step, share in enumerate(shares, 1):
-        logs = {"lines_per_trajectory": 2.5} | ({} if share is None else {"branches/anew": share})
-        callback.on_log(arguments, TrainerState(global_step=step), TrainerControl(), logs)
+        row = {"step": step, "lines_per_trajectory": 2.5} | ({} if share is None else {"branches/anew": share})
+        warning.step(row)
     said = f"note: up to step {warned}, 3 steps in a row: 90% of the branches began at the prompt, and are no part of a"
     assert file.getvalue().startswith(said) if warned else not file.getvalue()
     assert file.getvalue().count("2.5 lines, so set branch.within to less") == bool(warned)

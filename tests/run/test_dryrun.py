@@ -137,16 +137,15 @@ def test_what_does_not_fit_a_gpu_is_noted(monkeypatch: pytest.MonkeyPatch) -> No
     assert "train adapters (train.lora)" in notes
 
 
-@pytest.mark.parametrize(("gpus", "need"), [(0, "can't be trained here"), (4, "4 here")])
+@pytest.mark.parametrize("gpus", [0, 4])
 def test_gpus_are_counted_and_missing_ones_are_no_failure(
-    gpus: int, need: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    gpus: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(dryrun, "gpus_here", lambda: (gpus, 80.0 * bool(gpus)))
     monkeypatch.setattr(dryrun, "training_arguments", lambda *arguments, **named: None)
     code, shown = dry_run(capsys, "gpu-8")
     assert code == 0
     assert f"4 needed, one for each trainer process; {gpus} here" in shown
-    assert need in shown
     assert ("can't be trained here" in shown) == (gpus < 4)
 
 

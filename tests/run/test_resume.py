@@ -14,7 +14,7 @@ from repl_rl.config import load_config
 from repl_rl.errors import RunError
 from repl_rl.run.callbacks import FollowArguments
 from repl_rl.run.folder import RunFolder, new_run
-from repl_rl.run.resume import learning_rate, open_run, what_changes
+from repl_rl.run.resume import open_run, what_changes
 from repl_rl.trajectory import read_jsonl
 
 FREE = (
@@ -72,17 +72,6 @@ def test_what_a_change_means_is_said_and_nothing_else(tmp_path: Path) -> None:
         "the learning rate follows train.steps (schedule polynomial), 90 instead of 60: from step 40 on it is what a "
         "run of 90 steps has there"
     ]
-
-
-@pytest.mark.parametrize("schedule", ["linear", "cosine"])
-def test_the_learning_rate_is_that_of_transformers(schedule: str) -> None:
-    train = load_config("quickstart", (f"train.schedule={schedule}", "train.steps=9", "train.warmup_steps=3")).train
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=train.learning_rate)
-    scheduler = get_scheduler(schedule, optimizer, 3, 9)
-    for step in range(10):
-        assert learning_rate(train, step) == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-12)
-        optimizer.step()
-        scheduler.step()
 
 
 def test_the_first_step_of_an_extended_run_has_its_learning_rate_now(tmp_path: Path) -> None:

@@ -1,20 +1,16 @@
-"""SIGTERM, by which schedulers end a job, does what Ctrl-C does; what SIGKILL leaves, the next start removes."""
+"""SIGTERM, by which schedulers end a job, does what Ctrl-C does."""
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 from run.commands import begin, finish, wait_until
-
-from repl_rl.utils.folders import scratch_folder
 
 SLOW = ("--set", "budget.seconds=3600", "--set", "engine.deterministic=false")
 
@@ -74,37 +70,3 @@ def test_what_sessions_are_started_with_ignores_no_sigterm() -> None:
         "sys.exit(subprocess.run(['sh', '-c', 'kill $$']).returncode + 15)"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
-
-
-MAKER = """
-import sys, time
-from pathlib import Path
-from repl_rl.utils.folders import scratch_folder
-with scratch_folder("repl-rl-weights-", Path(sys.argv[1])) as folder:
-    (folder / "weights").write_text("numbers")
-    print(folder, flush=True)
-    time.sleep(600)
-"""
-
-
-@contextmanager
-def maker(parent: Path) -> Iterator[Path]:
-    """The folder of a process that lives until the block ends, and is killed then."""
-    command = [sys.executable, "-c", MAKER, str(parent)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        yield Path(process.stdout.readline().strip())
-        process.kill()
-
-
-def test_what_a_killed_process_left_is_removed_and_what_a_living_one_has_stays(tmp_path: Path) -> None:
-    (tmp_path / "repl-rl-weights-elsewhere-1").mkdir()  # of another machine
-    with maker(tmp_path) as left:
-        pass
-    assert (left / "weights").exists()
-    with maker(tmp_path) as kept, scratch_folder("repl-rl-weights-", tmp_path) as own:
-        assert not left.exists()
-        assert (kept / "weights").read_text() == "numbers"
-        assert os.listdir(tmp_path / "repl-rl-weights-elsewhere-1") == []
-        assert own.stat().st_mode & 0o777 == 0o700
-    assert not own.exists()

@@ -25,7 +25,7 @@ from repl_rl.config import Config, load_config, parse_config
 from repl_rl.config.train import TRACKERS as KNOWN
 from repl_rl.errors import ConfigError
 from repl_rl.run.folder import RunFolder
-from repl_rl.run.trackers import COLUMNS, SampledRollout, Trackers, as_code, open_trackers, require_trackers, spread
+from repl_rl.run.trackers import Trackers, as_code, columns, open_trackers, require_trackers, spread
 from repl_rl.trajectory import read_jsonl
 
 
@@ -190,9 +190,9 @@ def test_wandb_goes_on_with_the_run_of_the_folder_and_has_its_config_and_rollout
     assert list(first.tables("eval/rollouts") | resumed.tables("eval/rollouts")) == [0, 2, 3]
     for step, table in tables.items():
         trajectories = list(read_jsonl(run / "rollouts" / f"step_{step:05d}.jsonl"))
-        assert table["columns"] == list(COLUMNS)
-        assert table["data"] == [SampledRollout(step, trajectories[index]).cells() for index in (0, 1, 2)]
-        assert all("\n› " in row[COLUMNS.index("transcript")] for row in table["data"])
+        shown = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+        assert shown == [columns(trajectories[index], step) for index in (0, 1, 2)]
+        assert all("\n› " in row["transcript"] for row in shown)
 
 
 @pytest.mark.slow
@@ -226,7 +226,7 @@ def test_hostile_text_reaches_every_tracker_made_harmless_and_bounded(tracked: P
     assert "failed, and training goes on" not in (tracked / "said").read_text()
     (run,) = wandb_runs(tracked / "hostile" / "trackers")
     (table,) = run.tables("train/rollouts").values()
-    shown = [dict(zip(COLUMNS, row, strict=True)) for row in table["data"]]
+    shown = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
     assert [row["lines"] for row in shown] == [3, 1000]
     assert shown[0]["transcript"].startswith("¶ \\ud800\\x00\\x1b[31m\\x85\\u202e</pre><script>")
     assert 10_000 < len(shown[1]["transcript"]) < 20_100

@@ -24,6 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from repl_rl.config import TrainConfig
 from repl_rl.errors import ConfigError
 from repl_rl.run.prometheus import serve
+from repl_rl.utils.processes import free_port
 
 ROOT = Path(__file__).parents[2]
 SMALL = CONFIGS["small"]
@@ -64,9 +65,7 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of four steps from beginning to end; beside it, what Prometheus was told last."""
     folder = tmp_path_factory.mktemp("whole")
     (folder / "small.yaml").write_text(yaml.safe_dump(SMALL))
-    with socket.socket() as listening:
-        listening.bind(("", 0))
-        port = listening.getsockname()[1]
+    port = free_port()
     process = begin(folder, "train", "small.yaml", "--set", f"train.metrics_port={port}")
     scraper = threading.Thread(target=scrape, args=(process, port, folder / "scraped"))
     scraper.start()
@@ -94,9 +93,7 @@ def test_prometheus_is_told_of_a_run(whole_run: Path) -> None:
 
 
 def test_prometheus_is_told_on_this_machine_alone() -> None:
-    with socket.socket() as listening:
-        listening.bind(("", 0))
-        port = listening.getsockname()[1]
+    port = free_port()
     for given, others in (({}, False), ({"metrics_address": "0.0.0.0"}, True)):
         with serve(TrainConfig(metrics_port=port, **given)), socket.socket() as asking, socket.socket() as other:
             assert asking.connect_ex(("127.0.0.1", port)) == 0

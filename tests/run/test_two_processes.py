@@ -71,6 +71,7 @@ def train(kind: Kind, folder: Path, *arguments: str) -> None:
     env = os.environ | own
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("\nstep    1 ") <= 1, "one process tells of the run"
 
 
 @pytest.fixture(scope="module", params=KINDS.values(), ids=KINDS.keys())
@@ -108,10 +109,31 @@ def off_by(model: Any, trajectory: Trajectory) -> float:
     return float((own - torch.tensor(trajectory.logprobs))[sampled].abs().max())
 
 
-def test_each_step_is_sampled_with_its_own_weights(kind: Kind, runs: list[Path]) -> None:
+def test_two_processes_make_one_run_and_each_step_is_sampled_with_its_own_weights(kind: Kind, runs: list[Path]) -> None:
+    assert sorted(path.name for path in runs[0].parent.iterdir()) == ["again", "through"]
     for run in runs:
         assert [row["step"] for row in rows(run, "train")] == [1, 2]
-        assert max(row["drift/logprob_max"] for row in rows(run, "train")) < kind.drift
+        for row in rows(run, "train"):
+            assert row["drift/logprob_max"] < kind.drift
+            assert row["credit/redrawn_groups"] in range(5)
+            assert 0.0 <= row["credit/overlong_share"] <= 1.0
+            assert sum(value for key, value in row.items() if key.startswith("stops/")) == pytest.approx(1.0)
+        assert (run / "report.html").exists()
+
+
+def test_the_processes_share_a_step_by_whole_groups_and_the_held_out_problems(runs: list[Path]) -> None:
+    for step in (1, 2):
+        trajectories = rollouts(runs[0], step)
+        groups = [trajectories[start : start + 4] for start in range(0, 16, 4)]
+        assert [len({trajectory.task_id for trajectory in group}) for group in groups] == [1, 1, 1, 1]
+        assert (len(trajectories), len({trajectory.task_id for trajectory in trajectories})) == (16, 4)
+        for group in groups:
+            returns = [sum(line.reward or 0.0 for line in trajectory.lines) for trajectory in group]
+            expected = [own - (sum(returns) - own) / 3 for own in returns]
+            assert [trajectory.lines[0].advantage for trajectory in group] == pytest.approx(expected)
+    for step in (0, 2):
+        trajectories = rollouts(runs[0], step, "eval")
+        assert len({trajectory.task_id for trajectory in trajectories}) == len(trajectories) == 5
 
 
 def test_what_is_saved_is_the_whole_model_that_was_evaluated_last(kind: Kind, runs: list[Path]) -> None:

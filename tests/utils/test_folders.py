@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.utils.folders import cache_home, full_disk, made_once
+from repl_rl.utils.folders import cache_home, full_disk, made_once, scratch_folder
 
 MAKER = Path(__file__).with_name("maker.py.txt").read_text()
 
@@ -85,6 +85,28 @@ def test_the_second_of_two_at_once_waits_and_takes_what_the_first_made(tmp_path:
         assert (process.returncode, output, errors) == (0, f"{tmp_path}/cache/model\n", "")
     assert contents(tmp_path / "cache" / "model") == ["first", "second"]
     assert (tmp_path / "log").read_text() == "made\n"
+
+
+def test_a_scratch_folder_that_a_killed_process_left_is_removed_and_that_of_a_living_one_stays(tmp_path: Path) -> None:
+    def begin() -> tuple[subprocess.Popen[str], Path]:
+        process = start(tmp_path, "scratch")
+        assert process.stdout is not None
+        return process, Path(process.stdout.readline().strip())
+
+    (tmp_path / "repl-rl-weights-elsewhere-1").mkdir()  # of another machine
+    killed, left = begin()
+    killed.kill()
+    killed.communicate()
+    assert contents(left) == [".in-use", "weights"]
+    living, kept = begin()
+    with scratch_folder("repl-rl-weights-", tmp_path) as own:
+        assert not left.exists()
+        assert (kept / "weights").read_text() == "numbers"
+        assert contents(tmp_path / "repl-rl-weights-elsewhere-1") == []
+        assert own.stat().st_mode & 0o777 == 0o700
+    assert not own.exists()
+    living.kill()
+    living.communicate()
 
 
 def test_where_caches_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

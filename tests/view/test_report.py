@@ -66,12 +66,12 @@ def test_a_training_whose_report_fails_ends_as_it_would_have(
     (run_folder / "report.html").mkdir()
     run = read_run(run_folder)
     folder = SimpleNamespace(path=run_folder)
-    outcome = SimpleNamespace(folder=folder, stopped_at=None, before=run.before, after=run.after, train_seconds=60.0)
+    outcome = SimpleNamespace(step=3, before=run.before, after=run.after, train_seconds=60.0)
     monkeypatch.setattr(training, "prepare", lambda *_: nullcontext(SimpleNamespace(folder=folder, notes=())))
     monkeypatch.setattr(training, "train", lambda *_: outcome)
     assert main(["train", "quickstart"]) == 0
     assert "trained in 1.0 minutes; report: not written: " in capsys.readouterr().out
-    outcome.stopped_at = 3
+    outcome.after = None
     assert main(["train", "quickstart"]) == 130
     assert "go on with: repl-rl train --resume" in capsys.readouterr().out
 

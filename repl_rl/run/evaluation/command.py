@@ -70,7 +70,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
                     text = json.dumps(report(plan, rows), indent=2, allow_nan=False)
                     options.json.write_text(text + "\n", encoding="utf-8")
                 if is_main_process() and options.out:
-                    write_jsonl(options.out, row.trajectories, labels=labels(plan, row), append=len(rows) > 1)
+                    marks = labels(plan, row.combination, range(len(plan.tasks) * plan.samples))
+                    write_jsonl(options.out, row.trajectories, labels=marks, append=len(rows) > 1)
                 _announce(console, plan, len(rows))
     except (KeyboardInterrupt, ReplRLError):
         if is_main_process() and options.out and under_way:
@@ -85,15 +86,15 @@ def run(options: argparse.Namespace, console: Console) -> int:
 def _keep_part(console: Console, plan: EvaluationPlan, out: Path, done: int, ended: dict[int, Trajectory]) -> None:
     """Grade and keep what has ended of a combination whose rest will not come. No figure counts it."""
     from repl_rl.rollout.score import reward_table, score
+    from repl_rl.run.evaluation.comparison import labels
     from repl_rl.tasks import grade
 
     combination, config = plan.combinations[done], plan.combinations[done].config
     indices = sorted(ended)
     tasks = [plan.tasks[index // plan.samples] for index in indices]
     scored = score(tasks, [ended[index] for index in indices], grade, reward_table(config.rewards, config.credit))
-    label = {"model": combination.model, "dialect": combination.dialect}
-    labels = [{**label, "sample": index % plan.samples} for index in indices]
-    write_jsonl(out, [item.trajectory for item in scored], labels=labels, append=done > 0)
+    marks = labels(plan, combination, indices)
+    write_jsonl(out, [item.trajectory for item in scored], labels=marks, append=done > 0)
     said = f"{len(ended)} of {len(plan.tasks) * plan.samples} rollouts of {combination.label} are kept in {out}"
     console.print(said, highlight=False, markup=False, soft_wrap=True)
 

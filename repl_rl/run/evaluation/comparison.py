@@ -9,11 +9,9 @@ percent or percentage points. In a narrow terminal, names are wrapped and number
 from __future__ import annotations
 
 import dataclasses
-import platform
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
@@ -29,7 +27,7 @@ from repl_rl.run.evaluation.statistics import CONFIDENCE, Estimate, Tally, estim
 from repl_rl.run.held_out import evaluate
 from repl_rl.trajectory import LineKind, StopReason, Trajectory
 from repl_rl.utils.distributed import process_rank
-from repl_rl.utils.machine import version_of
+from repl_rl.utils.machine import machine
 from repl_rl.utils.text import visible
 from repl_rl.view.words import solved
 
@@ -168,10 +166,11 @@ def compare(plan: EvaluationPlan, on_end: OnEnd = lambda index, trajectory: None
         tasks = [task for task in plan.tasks for _ in range(plan.samples)]
         sampling = config.eval_sampling.seeded(f"{config.seed}/heldout/{process_rank()}")
         with open_service(config) as service:
-            result = evaluate(service, tasks, reward_table(config.rewards, config.credit), sampling, on_end=on_end)
+            table = reward_table(config.rewards, config.credit)
+            numbers, trajectories = evaluate(service, tasks, table, sampling, on_end=on_end)
         starts = range(0, len(tasks), plan.samples)
-        problems = tuple(result.trajectories[start : start + plan.samples] for start in starts)
-        yield make_row(plan, combination, problems, first, result.numbers["seconds"])
+        problems = tuple(trajectories[start : start + plan.samples] for start in starts)
+        yield make_row(plan, combination, problems, first, numbers["seconds"])
         first = first or problems
 
 
@@ -195,11 +194,9 @@ def make_row(
 
 
 def report(plan: EvaluationPlan, rows: Sequence[Row]) -> dict[str, Any]:
-    """Everything as JSON types: what was asked for, the versions of packages, and the rows so far."""
+    """Everything for JSON: what was asked for, the versions of packages, and the rows so far."""
     return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
-        "versions": {name: version_of(name) for name in _PACKAGES},
+        **machine(_PACKAGES),
         "seed": plan.config.seed,
         "problems": len(plan.tasks),
         "samples": plan.samples,
@@ -221,18 +218,16 @@ def report(plan: EvaluationPlan, rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def labels(plan: EvaluationPlan, row: Row) -> list[dict[str, Any]]:
+def labels(plan: EvaluationPlan, combination: Combination, indices: Iterable[int]) -> list[dict[str, Any]]:
     """What the file of trajectories says of each beside itself: the model, the dialect and the sample's number."""
-    label = {"model": row.combination.model, "dialect": row.combination.dialect}
-    return [{**label, "sample": index % plan.samples} for index, _ in enumerate(row.trajectories)]
+    label = {"model": combination.model, "dialect": combination.dialect}
+    return [{**label, "sample": index % plan.samples} for index in indices]
 
 
 def _summary_record(summary: Summary) -> dict[str, Any]:
     record = dataclasses.asdict(summary)
-    record["pass_at"] = {str(k): estimate for k, estimate in record["pass_at"].items()}
     for name in ("repaired_trajectories", "repaired_lines"):
-        share: Share = getattr(summary, name)
-        record[name] = {**record[name], "share": share.value}
+        record[name]["share"] = getattr(summary, name).value
     return record
 
 

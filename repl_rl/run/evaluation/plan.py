@@ -9,15 +9,10 @@ from itertools import product
 from pathlib import Path
 
 from repl_rl.config import Config, load_config
-from repl_rl.dialect import require_dialect
 from repl_rl.engine.environment import prepare_environment
-from repl_rl.engine.factory import require_engine
 from repl_rl.errors import ConfigError, ModelError, RunError
-from repl_rl.kernel.pool import require_backend
-from repl_rl.models import find_model
-from repl_rl.rollout.score import reward_table
 from repl_rl.run.folder import RunFolder
-from repl_rl.run.held_out import heldout_tasks, longest_prompt
+from repl_rl.run.held_out import check_rollouts, heldout_tasks, longest_prompt
 from repl_rl.trajectory import Task
 
 
@@ -85,12 +80,8 @@ def make_plan(
         model = config.model.model_copy(update={"path": checkpoint_of(config.model.path)})
         combinations.append(Combination(config.model.path, config.model_copy(update={"model": model})))
     tasks = tuple(heldout_tasks(configs[0]))
-    for config in (combination.config for combination in combinations):
-        require_engine(config.engine)
-        require_backend(config.kernel.backend, config.kernel.sandbox)
-        find_model(config.model.path)
-        require_dialect(config.dialect)
-        reward_table(config.rewards, config.credit)
+    for combination in combinations:
+        check_rollouts(combination.config)
     for combination in combinations:
         # refuse a prompt that fills the context now, not after evaluating earlier combinations
         prepare_environment(combination.config.engine.kv_cache_gib)

@@ -24,10 +24,6 @@ class Tally:
     samples: int
     right: int
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.right <= self.samples:
-            raise ValueError(f"{self.right} right of {self.samples} samples")
-
 
 @dataclass(frozen=True, slots=True)
 class Estimate:

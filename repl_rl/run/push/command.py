@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, console: Console) -> int:
     """Check, make and write or upload. Raises a ReplRLError that says what to change, before anything is written."""
-    source, to = options.run, str(options.to)
+    source, to, with_rollouts = options.run, str(options.to), not options.no_rollouts
     config = _require_run(source)
     if is_local_path(to):
         if options.private:
@@ -58,19 +58,20 @@ def run(options: argparse.Namespace, console: Console) -> int:
             raise ConfigError(f"--to {target} is not empty; give a folder that is not there yet, or empty this one")
         beside = next(folder for folder in target.absolute().parents if folder.is_dir())
         with scratch_folder(".repl-rl-push-", beside) as made:
-            notes = _make(source, config, made / "out", to, not options.no_rollouts, on_hub=False)
+            notes = _make(source, config, made / "out", to, with_rollouts, on_hub=False)
             target.parent.mkdir(parents=True, exist_ok=True)
             if target.is_dir():
                 target.rmdir()
             (made / "out").rename(target)
-        _say(console, notes, " and ".join(str(path) for path in sorted(target.iterdir())))
-        return 0
-    _require_hub_id(to)
-    user = _require_token(to)
-    with scratch_folder("repl-rl-push-") as made:
-        notes = _make(source, config, made, to, not options.no_rollouts, on_hub=True)
-        addresses = _upload(made, to, options.private)
-    _say(console, notes, f"{' and '.join(addresses)} (as {user})")
+        where = " and ".join(str(path) for path in sorted(target.iterdir()))
+    else:
+        _require_hub_id(to)
+        user = _require_token(to)
+        with scratch_folder("repl-rl-push-") as made:
+            notes = _make(source, config, made, to, with_rollouts, on_hub=True)
+            where = f"{' and '.join(_upload(made, to, options.private))} (as {user})"
+    for line in (*(f"  {note}" for note in notes), f"pushed to {where}"):
+        console.print(line, highlight=False, markup=False)
     return 0
 
 
@@ -237,9 +238,3 @@ def _hub_errors(where: str, way_out: str) -> Iterator[None]:
     except Exception as error:  # errors of HTTP libraries, of the client, and of the file system
         first: Any = (str(error).strip().splitlines() or [""])[0]
         raise RunError(f"{where}{type(error).__name__}: {first[:300]}; {way_out}") from error
-
-
-def _say(console: Console, notes: list[str], where: str) -> None:
-    for note in notes:
-        console.print(f"  {note}", highlight=False, markup=False)
-    console.print(f"pushed to {where}", highlight=False, markup=False)

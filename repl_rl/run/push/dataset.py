@@ -15,6 +15,7 @@ from types import UnionType
 from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from repl_rl.trajectory import Trajectory, read_jsonl
+from repl_rl.utils.text import whole
 from repl_rl.utils.yaml import read_yaml
 from repl_rl.view.words import solved, total_reward
 
@@ -120,7 +121,7 @@ def _encodable(value: Any) -> Any:
     """`value` with text that encodes as UTF-8."""
     match value:
         case str():
-            return value.encode("utf-8", "backslashreplace").decode("utf-8")
+            return whole(value)
         case dict():
             return {name: _encodable(each) for name, each in value.items()}
         case list() | tuple():

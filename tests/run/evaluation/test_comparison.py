@@ -136,7 +136,7 @@ def test_the_report_is_json_with_all_that_was_asked_for() -> None:
 
 def test_each_rollout_says_whose_it_is_and_reads_back(tmp_path: Path) -> None:
     made_plan, (_, second) = two_rows()
-    write_jsonl(tmp_path / "x.jsonl", second.trajectories, labels=labels(made_plan, second))
+    write_jsonl(tmp_path / "x.jsonl", second.trajectories, labels=labels(made_plan, second.combination, range(8)))
     records = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
     assert [record["sample"] for record in records] == [0, 1] * 4
     assert {(record["model"], record["dialect"]) for record in records} == {("[red]other[/red]", "python")}

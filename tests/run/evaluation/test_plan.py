@@ -20,11 +20,11 @@ def run(tmp_path: Path) -> RunFolder:
     return new_run(load_config("quickstart"), tmp_path / "runs")
 
 
-def add_checkpoint(run: RunFolder, step: int, is_complete: bool = True) -> Path:
+def add_checkpoint(run: RunFolder, step: int, state: str = "{}") -> Path:
     checkpoint = run.checkpoints / f"checkpoint-{step}"
     shutil.copytree(NANO_PATH, checkpoint)
-    if is_complete:
-        (checkpoint / "trainer_state.json").write_text("{}")
+    if state:
+        (checkpoint / "trainer_state.json").write_text(state)
     return checkpoint
 
 
@@ -50,7 +50,8 @@ def test_a_name_that_yaml_would_read_as_a_number_stays_a_name(tmp_path: Path, mo
 
 
 def test_a_run_stands_for_its_newest_complete_checkpoint(run: RunFolder) -> None:
-    add_checkpoint(run, 30, is_complete=False)
+    add_checkpoint(run, 30, state="")
+    add_checkpoint(run, 40, state='{"global')
     with pytest.raises(RunError, match="no complete checkpoint and no model yet"):
         checkpoint_of(str(run.path))
     shutil.copytree(NANO_PATH, run.path / "model")
