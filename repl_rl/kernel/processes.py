@@ -1,9 +1,9 @@
 """Processes: waiting for one to end without polling or threads, finding its descendants, and killing them all.
 
 A kernel that is started on this machine outside of our sandboxes carries a mark in its environment, which its children
-inherit even if they start a session of their own. Killing all processes with the mark ends them too. A guard does so
-when the owner of the kernels dies, SIGKILL included. Not covered: a process that was given another environment and
-whose parent has ended.
+inherit even if they start a session of their own. Killing all processes with the mark ends them too. When the owner of
+the kernels dies, SIGKILL included, the shell that removes its folder does so (`paths.Home`). Not covered: a process
+that was given another environment and whose parent has ended.
 """
 
 from __future__ import annotations
@@ -23,16 +23,6 @@ MARK = "REPL_RL_KERNEL"
 INSIST = signal.SIGRTMAX
 """For our kernels, an interrupt that waits until a call in C returns that ignores SIGINT, such as `os.system`."""
 _LONGEST_DEATH_S = 5.0
-_GUARD = """
-trap '' HUP INT TERM
-read -r _
-for _ in 1 2 3 4 5 6 7 8 9 10; do
-  for process in /proc/[0-9]*; do
-    grep -qaF "$1" "$process/environ" 2>/dev/null && kill -9 "${process#/proc/}" 2>/dev/null
-  done
-  sleep 0.1
-done
-"""
 
 
 async def ended(pidfd: int) -> None:
@@ -134,29 +124,3 @@ def _marked(mark: str) -> set[int]:
             if entry in path.read_bytes():
                 found.add(int(path.parent.name))
     return found
-
-
-class Guard:
-    """Kills every process whose environment holds `text` once the owner of the guard is gone."""
-
-    def __init__(self, text: str) -> None:
-        lifeline, self._held = os.pipe()
-        self._process = start_watcher(lifeline, _GUARD, "repl-rl-guard", text)
-        os.close(lifeline)
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        os.close(self._held)
-
-
-def start_watcher(lifeline: int, script: str, name: str, *words: str) -> subprocess.Popen[bytes]:
-    """A shell called `name` that outlives this process; it reads from `lifeline` until this process is gone."""
-    return subprocess.Popen(
-        ["/bin/sh", "-c", script, name, *words],
-        stdin=lifeline,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        cwd="/",
-    )

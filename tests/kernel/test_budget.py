@@ -149,7 +149,7 @@ async def test_each_session_and_fork_has_a_group_of_its_own(kind: SandboxKind) -
     if kind == "sandlock" and (problem := landlock.problem()):
         pytest.skip(problem)
     async with KernelPool(4, LIMITS, warm=0, memory_mb=1000, sandbox=kind) as pool, AsyncExitStack() as stack:
-        of_pool = pool.backend.group.folder
+        of_pool = pool.backend.home.group.folder
         kernels = [await stack.enter_async_context(pool.session()) for _ in range(2)]
         await kernels[0].execute("x = bytearray(b'x') * (50 << 20)")
         if kind == "bwrap":

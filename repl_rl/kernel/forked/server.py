@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from repl_rl.errors import ForkRefusedError, KernelStartError
-from repl_rl.kernel.cgroups import PoolGroup
 from repl_rl.kernel.limits import MATH
-from repl_rl.kernel.paths import Home
 from repl_rl.kernel.processes import exited
 from repl_rl.kernel.sandbox import Sandbox
 
@@ -55,20 +53,21 @@ class ForkServer:
         self._loop.add_reader(control.fileno(), self._on_readable)
 
     @classmethod
-    async def start(cls, sandbox: Sandbox, home: Home, group: PoolGroup | None = None) -> ForkServer:
+    async def start(cls, sandbox: Sandbox) -> ForkServer:
         """Start a server, its profile's packages imported. Raises KernelStartError, with its output, if that fails."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         our_setup, their_setup = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         our_setup.setblocking(False)
-        log = home.path / "fork_server.log"
+        assert sandbox.home is not None
+        log = sandbox.home.path / "fork_server.log"
         with theirs, their_setup, open(log, "ab") as output:
             record = {
                 "control": theirs.fileno(),
                 "fork_setup": their_setup.fileno() if sandbox.kind == "bwrap" else None,
                 "walls": sandbox.kind,
                 "rlimits": sandbox.rlimits(),
-                "charged": group is not None,
+                "charged": sandbox.home.group is not None,
                 "tmp_mb": sandbox.limits.tmp_mb,
                 "readable": sandbox.readable(),
                 "preload": list(sandbox.preload),
@@ -84,7 +83,6 @@ class ForkServer:
                     record,
                     output=output.fileno(),
                     descriptors=[theirs.fileno(), their_setup.fileno()],
-                    group=group,
                 )
             except OSError as error:
                 ours.close()

@@ -23,10 +23,11 @@ from nbclient.exceptions import DeadKernelError
 
 from repl_rl.errors import ConfigError, KernelStartError
 from repl_rl.kernel.border import parsed, result_of
-from repl_rl.kernel.cgroups import PoolGroup, SessionGroup
+from repl_rl.kernel.cgroups import SessionGroup
 from repl_rl.kernel.jupyter.backend import OWN_NAME, KernelspecBackend
 from repl_rl.kernel.limits import Limits
 from repl_rl.kernel.memory import MemoryBudget, default_budget_mb, tree_mb
+from repl_rl.kernel.paths import Home
 from repl_rl.kernel.results import ExecStatus, Kernel
 from repl_rl.utils.threads import BackgroundLoop
 from repl_rl.view.replay.comparison import Execution, Replayed, compared
@@ -101,7 +102,7 @@ async def open_kernels(limits: Limits) -> AsyncIterator[Execute]:
     async def execute(notebook: NotebookNode, setup: str = "") -> dict[int, Execution]:
         for attempt in range(_ATTEMPTS):
             manager, words = backend.manager()
-            client = _Client(copy.deepcopy(notebook), manager, limits, setup, backend.group)
+            client = _Client(copy.deepcopy(notebook), manager, limits, setup, backend.home)
             clients.add(client)
             try:
                 await client.async_execute(cleanup_kc=True, **words)
@@ -132,7 +133,7 @@ class _Client(NotebookClient):  # type: ignore[misc]
     """Records how each cell ended, and kills a kernel that exceeds its time. To the memory's budget it is a kernel."""
 
     def __init__(
-        self, notebook: NotebookNode, manager: AsyncKernelManager, limits: Limits, setup: str, group: PoolGroup | None
+        self, notebook: NotebookNode, manager: AsyncKernelManager, limits: Limits, setup: str, home: Home | None
     ) -> None:
         super().__init__(
             notebook,
@@ -154,7 +155,7 @@ class _Client(NotebookClient):  # type: ignore[misc]
         self._late = False
         self._sent_bytes = 0
         self._alarms: tuple[asyncio.TimerHandle, ...] = ()
-        self._pool_group = group
+        self._pool_group = None if home is None else home.group
         self._group: SessionGroup | None = None
         self._end_of_session: asyncio.TimerHandle | None = None
 
