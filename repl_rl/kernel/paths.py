@@ -8,10 +8,8 @@ installed: code in the sandbox must find neither graders nor the path of the che
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import py_compile
-import secrets
 import shutil
 import socket
 import subprocess
@@ -42,19 +40,19 @@ _USERS = "root:x:0:0::/:/bin/sh\nuser:x:1000:1000::/tmp:/bin/sh\n", "root:x:0:\n
 _SOCKET_PATH_BYTES = 107
 _LONGEST_NAME_BYTES = len("/repl-rl-12345678/1234567890-ipc-65535")
 _BACKLOG = 16
-_REAPER = """
+_REMOVE = 'chmod -R u+rwx "$1"; rm -rf "$1"'
+_REAPER = f"""
 trap '' HUP INT TERM
 read -r _
 tries=0
 while marked=$(grep -lsF "$3" /proc/[0-9]*/environ); [ -n "$marked" ] && [ $tries -lt 200 ]; do
-  for each in $marked; do each="${each#/proc/}"; kill -9 "${each%/environ}"; done
+  for each in $marked; do each="${{each#/proc/}}"; kill -9 "${{each%/environ}}"; done
   sleep 0.05
   tries=$((tries + 1))
 done
 tries=0
-while { [ -e "$1" ] || [ -e "$2" ]; } && [ $tries -lt 200 ]; do
-  chmod -R u+rwx "$1"
-  rm -rf "$1"
+while {{ [ -e "$1" ] || [ -e "$2" ]; }} && [ $tries -lt 200 ]; do
+  {_REMOVE}
   rmdir "$2"/*/ "$2"
   [ -e "$1" ] || [ -e "$2" ] && sleep 0.05
   tries=$((tries + 1))
@@ -231,33 +229,9 @@ class Home:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder, whatever modes a session has given to its contents, and however deep they are.
-
-    Inner folders are moved up before they are looked into, so that neither a path nor the stack grows with the depth.
-    (`shutil.rmtree` recurses, and `rm` takes time that grows with the square of the depth.) What can't be removed
-    stays; nothing is raised for it.
-    """
-    names = (folder / f".{secrets.token_hex(8)}" for _ in itertools.count())
-    pending = [folder]
-    with contextlib.suppress(OSError):
-        os.chmod(folder, 0o700)
-    while pending:
-        current = pending.pop()
-        entries: list[tuple[str, bool]] = []
-        with contextlib.suppress(OSError), os.scandir(current) as found:
-            entries += ((entry.path, entry.is_dir(follow_symlinks=False)) for entry in found)
-        for path, is_folder in entries:
-            with contextlib.suppress(OSError):
-                if is_folder:
-                    os.chmod(path, 0o700)
-                    os.rename(path, moved := next(names))
-                    pending.append(moved)
-                else:
-                    os.unlink(path)
-        with contextlib.suppress(OSError):
-            current.rmdir()
-    with contextlib.suppress(OSError):
-        folder.rmdir()
+    """Remove a folder, whatever modes a session has given to its contents, and however deep they are: `shutil.rmtree`
+    would need a stack as deep. What can't be removed stays; nothing is raised for it."""
+    subprocess.run(["/bin/sh", "-c", _REMOVE, "repl-rl-remove", str(folder)], stderr=subprocess.DEVNULL, check=False)
 
 
 def _compile_program(target: Path) -> Path:

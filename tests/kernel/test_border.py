@@ -36,7 +36,7 @@ from repl_rl.kernel.border import (
 )
 from repl_rl.kernel.forked.channel import LineCalls, PrivateChannel
 from repl_rl.kernel.jupyter.messages import CellOutput, judge
-from repl_rl.kernel.output import CellText
+from repl_rl.kernel.output import HeadAndTail
 from repl_rl.kernel.results import ExecResult, ExecStatus, HostCall, HostReply
 
 TEXTS = st.text() | st.sampled_from(["ok", "error", "killed", "\ud800", "[[", '"', "\\", "\0"])
@@ -308,7 +308,7 @@ def fuzz_messages(count: int, seed: int) -> tuple[int, float]:
         began = time.thread_time()
         try:
             content = dict(client.deserialize(signed)["content"])
-            read += isinstance(judge(content, CellOutput(CellText(1000, 1000))), ExecResult)
+            read += isinstance(judge(content, CellOutput(HeadAndTail(1000))), ExecResult)
         except (RecursionError, MemoryError):
             raise
         except Exception:  # noqa: BLE001 - whoever reads these takes any exception for a broken message

@@ -17,7 +17,7 @@ from jupyter_client.asynchronous import AsyncKernelClient
 from zmq.constants import SocketOption
 
 from repl_rl.kernel.border import MOST_IMAGES, NAME_CHARS, BorderError, forms_of, images_of, parsed, result_of, text_of
-from repl_rl.kernel.output import CellText
+from repl_rl.kernel.output import HeadAndTail
 from repl_rl.kernel.paths import program_folder
 from repl_rl.kernel.results import ExecResult, ExecStatus
 
@@ -118,7 +118,7 @@ def setup_cell(source: str) -> str:
 class CellOutput:
     """Collects what iopub messages show, in their order, and the answers and images among them."""
 
-    def __init__(self, text: CellText) -> None:
+    def __init__(self, text: HeadAndTail) -> None:
         self._text = text
         self._answers: list[str] = []
         self._forms: list[object] = []
