@@ -8,6 +8,7 @@ installed: code in the sandbox must find neither graders nor the path of the che
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import py_compile
 import shutil
@@ -41,7 +42,7 @@ _SOCKET_PATH_BYTES = 107
 _LONGEST_NAME_BYTES = len("/repl-rl-12345678/1234567890-ipc-65535")
 _BACKLOG = 16
 _REMOVE = 'chmod -R u+rwx "$1"; rm -rf "$1"'
-_REAPER = f"""
+REAPER = f"""
 trap '' HUP INT TERM
 read -r _
 tries=0
@@ -53,7 +54,7 @@ done
 tries=0
 while {{ [ -e "$1" ] || [ -e "$2" ]; }} && [ $tries -lt 200 ]; do
   {_REMOVE}
-  rmdir "$2"/*/ "$2"
+  [ -n "$2" ] && rmdir "$2"/*/ "$2"
   [ -e "$1" ] || [ -e "$2" ] && sleep 0.05
   tries=$((tries + 1))
 done
@@ -174,7 +175,7 @@ class Home:
         self.group = None if memory_bytes is None else PoolGroup.make(*memory_bytes)
         words = str(self.path), "" if self.group is None else str(self.group.folder), f"{MARK}={self.path}/"
         self._reaper = subprocess.Popen(
-            ["/bin/sh", "-c", _REAPER, "repl-rl-reaper", *words],
+            ["/bin/sh", "-c", REAPER, "repl-rl-reaper", *words],
             stdin=self.lifeline,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -185,22 +186,19 @@ class Home:
         (self.covers / "folder").mkdir(parents=True)
         for name, text in zip(("passwd", "group", "file"), (*_USERS, ""), strict=True):
             (self.covers / name).write_text(text)
-        _make_readable(self.covers)
+        make_readable(self.covers)
         self.program = _compile_program(self.path / "program")
         self.sessions = self.path / "sessions"
         self.sessions.mkdir()
-        self._kernels = 0
-        self._folders = 0
+        self._numbers = itertools.count(1)
 
     def next_connection_file(self) -> Path:
         """Where the next kernel's connection file goes; its sockets lie beside it."""
-        self._kernels += 1
-        return self.path / f"{self._kernels}.json"
+        return self.path / f"{next(self._numbers)}.json"
 
     def next_session_folder(self) -> Path:
         """A new folder for one session."""
-        self._folders += 1
-        folder = self.sessions / str(self._folders)
+        folder = self.sessions / str(next(self._numbers))
         folder.mkdir(mode=0o700)
         return folder
 
@@ -220,8 +218,6 @@ class Home:
     def close(self) -> None:
         """Have the folder and the group removed, and wait for it. A second call does nothing."""
         if self._held >= 0:
-            if self.group is not None:
-                self.group.close()
             os.close(self._held)
             os.close(self.lifeline)
             self._held = -1
@@ -243,11 +239,11 @@ def _compile_program(target: Path) -> Path:
         cached = target / "__pycache__" / f"{source.stem}.{sys.implementation.cache_tag}.pyc"
         mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
         py_compile.compile(str(copy), str(cached), source.name, doraise=True, invalidation_mode=mode)
-    _make_readable(target)
+    make_readable(target)
     return target
 
 
-def _make_readable(folder: Path) -> None:
+def make_readable(folder: Path) -> None:
     """Let all users read it, whatever the umask is: kernels run as users of their own."""
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)

@@ -14,7 +14,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 MARK = "REPL_RL_KERNEL"
@@ -25,15 +25,15 @@ INSIST = signal.SIGRTMAX
 _LONGEST_DEATH_S = 5.0
 
 
-async def ended(pidfd: int) -> None:
-    """Wait for the end of the process that a pidfd stands for."""
+async def readable(descriptor: int) -> None:
+    """Wait until a descriptor can be read: a pidfd once its process has ended."""
     loop = asyncio.get_running_loop()
-    end = asyncio.Event()
-    loop.add_reader(pidfd, end.set)
+    there = asyncio.Event()
+    loop.add_reader(descriptor, there.set)
     try:
-        await end.wait()
+        await there.wait()
     finally:
-        loop.remove_reader(pidfd)
+        loop.remove_reader(descriptor)
 
 
 async def exited(process: subprocess.Popen[bytes]) -> int:
@@ -41,7 +41,7 @@ async def exited(process: subprocess.Popen[bytes]) -> int:
     if process.poll() is None:
         pidfd = os.pidfd_open(process.pid)
         try:
-            await ended(pidfd)
+            await readable(pidfd)
         finally:
             os.close(pidfd)
     return process.wait()
@@ -81,9 +81,7 @@ def interrupt(pid: int) -> None:
 
 def kill_descendants(pid: int) -> None:
     """Kill what a process has started, and leave it to go on without."""
-    for each in [*tree(pid)][1:]:
-        with contextlib.suppress(OSError):
-            os.kill(each, signal.SIGKILL)
+    _kill([*tree(pid)][1:])
 
 
 def threads(pid: int) -> int:
@@ -95,24 +93,23 @@ def threads(pid: int) -> int:
 
 def kill_family(pids: Sequence[int]) -> None:
     """Kill processes that may be gone already, and the process group of the first."""
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
+    _kill(pids)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pids[0], signal.SIGKILL)
 
 
+def _kill(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
 def kill_marked(process: subprocess.Popen[bytes], mark: str) -> None:
     """Kill a child of ours, its descendants and all that carry `mark`; wait until the latter are gone."""
-    family = list(tree(process.pid)) if process.poll() is None else []
-    if process.poll() is None:
-        process.kill()
     deadline = time.monotonic() + _LONGEST_DEATH_S
-    pending = {*family, *_marked(mark)}
+    pending = _marked(mark).union(tree(process.pid) if process.poll() is None else ())
     while pending and time.monotonic() < deadline:
-        for pid in pending:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        _kill(pending)
         time.sleep(0.005)
         pending = _marked(mark)
 

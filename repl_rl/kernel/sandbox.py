@@ -136,10 +136,9 @@ class Sandbox:
         self.kind = kind
         self.limits = limits
         self.environment = dict(profile.environment)
-        self.preload, self.warm_up, self.profile_name = profile.preload, profile.warm_up, profile.name
         self.installation = installation or Installation.current()
         self._shown = tuple(shown)
-        self._profile = profile
+        self.profile = profile
         self.home = home
         self._bwrap = bwrap or find_bwrap()
         self._drops_uid = _may_drop_uid()
@@ -180,7 +179,7 @@ class Sandbox:
 
     def _require_hidden(self) -> None:
         """Raises SandboxError if what is shown of the system or of Python contains what sessions must not see."""
-        shown = [Path(path).resolve() for path in self._profile.read_only]
+        shown = [Path(path).resolve() for path in self.profile.read_only]
         shown += [path.resolve() for path, _ in self.installation.python_inside()]
         shown += [*self.installation.packages, *(path.resolve() for path, _ in self._shown)]
         package = resource_folder("configs").parent.resolve()
@@ -221,7 +220,7 @@ class Sandbox:
         if self.kind != "sandlock" or self.home is None:
             return []
         own = [str(path) for path, _ in self._modules + self._mounts]
-        return [*landlock.readable(self._profile.read_only, self.installation, self.home), *own]
+        return [*landlock.readable(self.profile.read_only, self.installation, self.home), *own]
 
     def rlimits(self) -> dict[str, tuple[int, int]]:
         """As `Limits.rlimits`. Outside of bwrap, a kernel has no user id of its own to count processes by."""
@@ -273,7 +272,7 @@ class Sandbox:
     def walls(self) -> list[str]:
         """bwrap's options, without a command."""
         words = [f"--unshare-{space}" for space in ("pid", "ipc", "net", "uts", "cgroup-try")]
-        words += ["--hostname", self._profile.hostname, "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+        words += ["--hostname", self.profile.hostname, "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
         # Needed to drop to another user, or to put up a session's own walls. The kernel program gives them up itself.
         capabilities = ["CAP_SETUID", "CAP_SETGID"] if self._drops_uid else []
         if self._divides:
@@ -284,7 +283,7 @@ class Sandbox:
         if not self._drops_uid:
             uid = "0" if self._divides else "1000"
             words += ["--unshare-user", "--uid", uid, "--gid", uid]
-        for path in filter(os.path.exists, self._profile.read_only):
+        for path in filter(os.path.exists, self.profile.read_only):
             words += _parents(Path(path))
             words += ["--symlink", os.readlink(path), path] if os.path.islink(path) else ["--ro-bind", path, path]
         size = ["--perms", "1777", "--size", str(self.limits.tmp_mb * _MIB), "--tmpfs"]
@@ -306,7 +305,7 @@ class Sandbox:
                 cover = "folder" if entry.is_dir() else "file"
                 if entry.parent in shown_at:
                     covers.append((shown_at[entry.parent] / entry.name, cover))
-                if any(entry.is_relative_to(path) for path in self._profile.read_only):
+                if any(entry.is_relative_to(path) for path in self.profile.read_only):
                     covers.append((entry, cover))
             for folder, inside in self._shown:
                 ours = [path for path in folder.glob("lib*/python*/*-packages/*") if is_ours(path)]

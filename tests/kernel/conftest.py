@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from repl_rl.kernel import ExecResult, KernelPool, KernelSource, Limits, Profile
+from repl_rl.kernel import ExecResult, HostCalls, KernelPool, KernelSession, KernelSource, Limits, Profile
 from repl_rl.kernel.forked.kernel import ForkBackend
 from repl_rl.kernel.sandbox import SandboxKind
 from repl_rl.trajectory import ToolCall
@@ -72,13 +72,17 @@ def typed_in_haste(loop: BackgroundLoop, kernel_pools: Callable[..., KernelPool]
 
 
 async def in_one_session(source: KernelSource, *cells: str) -> list[ExecResult]:
+    async with source.session() as kernel:
+        return await typed_into(kernel, *cells)
+
+
+async def typed_into(kernel: KernelSession, *cells: str, host: HostCalls | None = None) -> list[ExecResult]:
     """The results of `cells`, up to the one that loses the state."""
     results = []
-    async with source.session() as kernel:
-        for cell in cells:
-            results.append(await kernel.execute(cell))
-            if results[-1].state_lost:
-                break
+    for cell in cells:
+        results.append(await kernel.execute(cell, host))
+        if results[-1].state_lost:
+            break
     return results
 
 

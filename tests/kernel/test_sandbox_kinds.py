@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,28 +72,22 @@ def test_landlock_hides_repl_rl_and_nothing_else(tmp_path: Path) -> None:
     for name in ("repl_rl", "repl_rl-0.1.0.dist-info", "numpy", "six.py"):
         (packages / name).mkdir(parents=True)
     installation = replace(Installation.current(), packages=(packages,))
-    home = Home()
-    try:
+    with closing(Home()) as home:
         readable = landlock.readable(["/usr", "/no/such/folder"], installation, home)
         [links] = home.linked_packages(installation)
         assert sorted(path.name for path in links.iterdir()) == ["numpy", "six.py"]
         assert {str(packages / "numpy"), str(packages / "six.py"), "/usr", str(links)} <= set(readable)
         assert not any("repl_rl" in Path(path).name for path in readable)
         assert "/no/such/folder" not in readable
-    finally:
-        home.close()
 
 
 def test_landlock_refuses_where_repl_rl_lies_in_what_must_be_readable(tmp_path: Path) -> None:
     packages = tmp_path / "lib" / f"python{__import__('sys').version_info.major}" / "site-packages"
     (packages / "repl_rl").mkdir(parents=True)
     installation = replace(Installation.current(), prefix=tmp_path, packages=(packages,))
-    home = Home()
-    try:
-        with pytest.raises(SandboxError, match="install repl_rl into a virtual environment, or use bwrap"):
-            landlock.readable([], installation, home)
-    finally:
-        home.close()
+    needs = "install repl_rl into a virtual environment, or use bwrap"
+    with closing(Home()) as home, pytest.raises(SandboxError, match=needs):
+        landlock.readable([], installation, home)
 
 
 def test_processes_are_only_counted_where_they_can_be() -> None:

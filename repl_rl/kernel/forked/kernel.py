@@ -38,14 +38,14 @@ from repl_rl.kernel.forked.fork import (
 )
 from repl_rl.kernel.forked.server import ForkServer
 from repl_rl.kernel.limits import Limits, Profile
-from repl_rl.kernel.memory import folder_mb, grown_mb, shared_mb, sockets_mb, tree_mb
+from repl_rl.kernel.memory import folder_mb, shared_mb, sockets_mb, tree_mb
 from repl_rl.kernel.paths import CHANNELS, Home, listening, remove_sockets, remove_tree
 from repl_rl.kernel.processes import (
     INSIST,
-    ended,
     interrupt,
     kill_descendants,
     kill_family,
+    readable,
     send_signal,
     threads,
     tree,
@@ -372,7 +372,7 @@ class ForkedKernel:
 
     def _held_elsewhere_mb(self) -> float:
         """What it holds in the group that it has just left: the first line may run before a session has its own."""
-        held_mb = grown_mb(self.pid, self._inherited_mb) + shared_mb(self.pid)
+        held_mb = tree_mb(self.pid, self._inherited_mb) + shared_mb(self.pid)
         if self._kind == "bwrap":
             held_mb += folder_mb(self.pid, _FOLDERS) + sockets_mb(self.pid)
         return held_mb
@@ -441,7 +441,7 @@ class ForkedKernel:
             send_signal(self._pidfd, signal.SIGKILL)
             if family:
                 kill_family(family)
-            self._death = asyncio.create_task(ended(self._pidfd))
+            self._death = asyncio.create_task(readable(self._pidfd))
         await asyncio.shield(self._death)
 
     async def _race(self, source: str, host: HostCalls | None) -> tuple[ExecStatus | None, dict[str, Any]]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from repl_rl.errors import ForkRefusedError, KernelStartError
 from repl_rl.kernel.limits import MATH
-from repl_rl.kernel.processes import exited
+from repl_rl.kernel.processes import exited, readable
 from repl_rl.kernel.sandbox import Sandbox
 
 _MOST_BYTES = 1 << 16
@@ -70,8 +70,8 @@ class ForkServer:
                 "charged": sandbox.home.group is not None,
                 "tmp_mb": sandbox.limits.tmp_mb,
                 "readable": sandbox.readable(),
-                "preload": list(sandbox.preload),
-                "warm_up": sandbox.warm_up,
+                "preload": list(sandbox.profile.preload),
+                "warm_up": sandbox.profile.warm_up,
                 "site_packages": sandbox.packages(),
                 "links": sandbox.links,
                 "caches": sandbox.caches,
@@ -91,7 +91,7 @@ class ForkServer:
         server = cls(process, ours, our_setup, log, sandbox.limits.start_s)
         try:
             ready = await asyncio.wait_for(asyncio.shield(server._ready), server._patience_s)
-            _say(sandbox.profile_name, ready)
+            _say(sandbox.profile.name, ready)
         except TimeoutError:
             printed = server._printed()
             await server.close()
@@ -148,23 +148,14 @@ class ForkServer:
                 raise ForkRefusedError(f"the fork server could not be asked to set up a fork: {error}") from error
             finally:
                 os.close(theirs)
-            said = await self._said(report)
+            said = b""
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(readable(report), self._patience_s)
+                said = os.read(report, _MOST_BYTES)
         finally:
             os.close(report)
         if said != b"ok":
             raise ForkRefusedError(f"a fork got no folders of its own: {said.decode(errors='replace') or 'no answer'}")
-
-    async def _said(self, report: int) -> bytes:
-        there = asyncio.Event()
-        self._loop.add_reader(report, there.set)
-        try:
-            async with asyncio.timeout(self._patience_s):
-                await there.wait()
-        except TimeoutError:
-            return b""
-        finally:
-            self._loop.remove_reader(report)
-        return os.read(report, _MOST_BYTES)
 
     def is_gone(self) -> bool:
         """Whether it has ended, by a look at its socket now."""
