@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import re
@@ -13,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
@@ -128,12 +128,8 @@ async def a_fork_backend(profile: Profile) -> AsyncIterator[ForkBackend]:
 
 def running(text: str) -> int:
     """Processes whose command line holds `text`, but for the shells that clean up after a pool."""
-    found = 0
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            line = path.read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
-            found += text in line and not line.startswith("/bin/sh -c")
-    return found
+    lines = [" ".join(each.info["cmdline"] or []) for each in psutil.process_iter(["cmdline"])]
+    return sum(text in line and not line.startswith("/bin/sh -c") for line in lines)
 
 
 def control_groups(pid: int) -> list[Path]:

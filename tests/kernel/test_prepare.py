@@ -6,10 +6,12 @@ import base64
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import pytest
+import yaml
 from kernel.conftest import HASTY, LIMITS, in_one_session, in_pool, sessions, told, typed_in, typed_into
 from kernel.kernelspecs import REAL, SOURCES, kernelspecs
 from kernel_fakes import FakeKernelPool
@@ -22,13 +24,8 @@ from repl_rl.trajectory import ToolCall
 
 __all__ = ["kernelspecs"]
 
-MULTIPLY = """
-import repl_tools
-def multiply(a: int, b: int = 2) -> int:
-    "Multiply two numbers."
-    return a * b
-repl_tools.register(multiply, "multiply")
-"""
+CASES = yaml.safe_load(Path(__file__).with_name("prepare.yaml").read_text())
+MULTIPLY = CASES["everywhere"]["a registered function is there"]["setup"]
 
 
 @pytest.fixture(params=SOURCES)

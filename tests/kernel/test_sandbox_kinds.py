@@ -22,10 +22,6 @@ FORBIDDEN = SandboxReport(
 )
 
 
-def test_auto_is_bwrap_where_it_works() -> None:
-    assert require_sandbox("auto") == "bwrap"
-
-
 @pytest.mark.skipif(landlock.problem() is not None, reason="this machine has no Landlock")
 def test_auto_is_landlock_where_namespaces_are_forbidden(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -61,7 +57,8 @@ def test_none_is_said_loudly(caplog: pytest.LogCaptureFixture) -> None:
     assert "WITHOUT a sandbox" in caplog.text
 
 
-def test_a_backend_that_cannot_be_had_is_said_before_anything_starts() -> None:
+def test_auto_is_bwrap_where_it_works_and_a_backend_that_cannot_be_had_is_said_before_anything_starts() -> None:
+    assert require_sandbox("auto") == "bwrap"
     require_backend("fork", "auto")
     with pytest.raises(ConfigError, match="there is no kernelspec 'pyton3'"):
         require_backend("pyton3", "none")
