@@ -13,6 +13,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+from repl_rl.kernel.paths import make_readable
 from repl_rl.kernel.sandbox import Sandbox
 from repl_rl.utils.folders import cache_home, made_once
 
@@ -67,5 +68,4 @@ def _make(folder: Path, sandbox: Sandbox, code: str) -> None:
         archive.seek(0)
         with tarfile.open(fileobj=archive) as members:
             members.extractall(folder, filter="data")
-    for path in (folder, *folder.rglob("*")):  # sessions run as users of their own
-        path.chmod(0o755 if path.is_dir() else 0o644)
+    make_readable(folder)

@@ -27,7 +27,6 @@ from pathlib import Path
 
 from repl_rl.kernel.processes import tree
 
-_END_S = 2.0
 _HOST = "repl-rl-host"
 _LITTLE_BYTES = 8 << 20
 """Of so little it is not asked how much are files' pages: Linux takes longer to say so than to say the rest."""
@@ -76,8 +75,8 @@ def stat_of(group: Path) -> dict[str, int]:
 
 
 class PoolGroup:
-    """A pool's group. Made by `make` in the group that this process is in; `close` removes it with all that is in it,
-    once its processes are gone."""
+    """A pool's group. Made by `make` in the group that this process is in; the pool's `Home` removes it with all that
+    is in it, once its processes are gone."""
 
     def __init__(self, folder: Path, version: Version, session_bytes: int) -> None:
         self.folder = folder
@@ -93,11 +92,10 @@ class PoolGroup:
         """`limit_bytes` are for the whole pool, `session_bytes` for each session. None where it can't be made."""
         for version in VERSIONS:
             for base in own_groups(version.root)[:1]:
-                folder = None
+                folder = base / f"repl-rl-{os.getpid()}-{time.monotonic_ns()}"
                 try:
                     if version is _V2:
-                        base = divided(base)
-                    folder = base / f"repl-rl-{os.getpid()}-{time.monotonic_ns()}"
+                        folder = divided(base) / folder.name
                     folder.mkdir()
                     _write(folder / version.limit, limit_bytes)
                     if version is _V2:
@@ -105,7 +103,9 @@ class PoolGroup:
                     (folder / "server").mkdir()
                 except OSError as error:
                     _log.debug("no control groups of memory in %s: %s", base, error)
-                    _remove(folder)
+                    for each in (folder / "server", folder):
+                        with contextlib.suppress(OSError):
+                            each.rmdir()
                 else:
                     return cls(folder, version, min(session_bytes, limit_bytes))
         return None
@@ -149,11 +149,6 @@ class PoolGroup:
                     each.rmdir()
                 if not each.exists():
                     self._left.remove(each)
-
-    def close(self) -> None:
-        deadline = time.monotonic() + _END_S
-        while not _remove(self.folder) and time.monotonic() < deadline:
-            time.sleep(0.01)
 
 
 class SessionGroup:
@@ -215,16 +210,3 @@ def divided(group: Path) -> Path:
 def _write(path: Path, value: object) -> None:
     with path.open("r+") as file:  # where there is no such file, none can be made
         file.write(str(value))
-
-
-def _remove(folder: Path | None) -> bool:
-    """Remove a group and the groups in it; whether it is gone."""
-    if folder is None:
-        return True
-    with contextlib.suppress(OSError):
-        for each in folder.iterdir():
-            if each.is_dir():
-                with contextlib.suppress(OSError):
-                    each.rmdir()
-        folder.rmdir()
-    return not folder.exists()

@@ -55,18 +55,14 @@ def available_mb() -> float:
     return available
 
 
-def tree_mb(pid: int) -> float:
+def tree_mb(pid: int, each_beyond_mb: float = 0.0) -> float:
     """Private memory of a process and all that it started, including pages that a child shares with its parent by fork.
+    With `each_beyond_mb`, only what each of them holds beyond that.
 
     Memory that processes share otherwise lies in files: where this is what counts, the filter of a session allows no
     other (kernels/python/seccomp_filter.py). Processes that are gone hold nothing.
     """
-    return sum(map(_process_mb, tree(pid)))
-
-
-def grown_mb(pid: int, from_mb: float) -> float:
-    """What a process, and each that it started, holds beyond `from_mb`."""
-    return sum(max(0.0, _process_mb(each) - from_mb) for each in tree(pid))
+    return sum(max(0.0, _process_mb(each) - each_beyond_mb) for each in tree(pid))
 
 
 def shared_mb(pid: int) -> float:

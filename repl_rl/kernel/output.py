@@ -46,46 +46,8 @@ class HeadAndTail:
         self._head, self._tail, self._dropped_bytes = bytearray(), bytearray(), 0
         if not dropped:
             return (head + tail).decode("utf-8", "replace"), 0
-        return head.decode("utf-8", "replace") + _marker(dropped) + tail.decode("utf-8", "replace"), dropped
-
-
-class CellText:
-    """The two ends of one cell's text; what comes after `read_bytes` is only counted."""
-
-    def __init__(self, keep_bytes: int, read_bytes: int) -> None:
-        self._kept = HeadAndTail(keep_bytes)
-        self._read_bytes = self._room_bytes = read_bytes
-        self._omitted_bytes = self._gap_bytes = 0
-
-    def feed(self, chunk: bytes) -> None:
-        self._room_bytes -= len(chunk)
-        if self._room_bytes < 0:
-            self._gap_bytes += len(chunk)
-            return
-        self._mark_gap()
-        self._kept.feed(chunk)
-
-    def make_room(self) -> None:
-        """Make room for what an interrupted cell still prints."""
-        self._room_bytes = self._read_bytes
-
-    def take(self) -> tuple[str, int]:
-        """The text, with a marker wherever bytes are missing, and their number. Empties it."""
-        self.make_room()
-        self._mark_gap()
-        text, omitted_bytes = self._kept.take()
-        omitted_bytes, self._omitted_bytes = omitted_bytes + self._omitted_bytes, 0
-        return text, omitted_bytes
-
-    def _mark_gap(self) -> None:
-        if self._gap_bytes:
-            self._kept.feed(_marker(self._gap_bytes).encode())
-            self._omitted_bytes += self._gap_bytes
-            self._gap_bytes = 0
-
-
-def _marker(missing_bytes: int) -> str:
-    return f"\n... [{missing_bytes} bytes left out] ...\n"
+        marker = f"\n... [{dropped} bytes left out] ...\n"
+        return head.decode("utf-8", "replace") + marker + tail.decode("utf-8", "replace"), dropped
 
 
 class _Pipe:

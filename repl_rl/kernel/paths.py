@@ -11,9 +11,9 @@ import contextlib
 import itertools
 import os
 import py_compile
-import secrets
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from repl_rl.errors import KernelStartError
-from repl_rl.kernel.processes import start_watcher
+from repl_rl.kernel.cgroups import PoolGroup
+from repl_rl.kernel.processes import MARK
 from repl_rl.utils.folders import resource_folder
 
 CHANNELS = ("shell", "control", "iopub", "stdin", "hb")
@@ -40,14 +41,20 @@ _USERS = "root:x:0:0::/:/bin/sh\nuser:x:1000:1000::/tmp:/bin/sh\n", "root:x:0:\n
 _SOCKET_PATH_BYTES = 107
 _LONGEST_NAME_BYTES = len("/repl-rl-12345678/1234567890-ipc-65535")
 _BACKLOG = 16
-_REAPER = """
+_REMOVE = 'chmod -R u+rwx "$1"; rm -rf "$1"'
+REAPER = f"""
 trap '' HUP INT TERM
 read -r _
 tries=0
-while { [ -e "$1" ] || [ -e "$2" ]; } && [ $tries -lt 200 ]; do
-  chmod -R u+rwx "$1" 2>/dev/null
-  rm -rf "$1" 2>/dev/null
-  rmdir "$2"/*/ "$2" 2>/dev/null
+while marked=$(grep -lsF "$3" /proc/[0-9]*/environ); [ -n "$marked" ] && [ $tries -lt 200 ]; do
+  for each in $marked; do each="${{each#/proc/}}"; kill -9 "${{each%/environ}}"; done
+  sleep 0.05
+  tries=$((tries + 1))
+done
+tries=0
+while {{ [ -e "$1" ] || [ -e "$2" ]; }} && [ $tries -lt 200 ]; do
+  {_REMOVE}
+  [ -n "$2" ] && rmdir "$2"/*/ "$2"
   [ -e "$1" ] || [ -e "$2" ] && sleep 0.05
   tries=$((tries + 1))
 done
@@ -139,11 +146,12 @@ def is_ours(entry: Path) -> bool:
 
 
 class Home:
-    """The folder of one pool: connection files, sockets, a compiled copy of the kernel program.
+    """The folder of one pool: connection files, sockets, a compiled copy of the kernel program. And its control group.
 
     It is removed when its owner ends. A small shell waits on a pipe that only the owner holds open. However the owner
-    ends, SIGKILL included, the pipe closes and the shell removes the folder. The kernels die by themselves, because
-    their sandboxes watch their parent; a kernel that was still being made at that time sees that the pipe has closed.
+    ends, SIGKILL included, the pipe closes and the shell removes the folder, and the group with those in it. Kernels in
+    a sandbox die by themselves, because it watches its parent; one that was still being made at that time sees that the
+    pipe has closed. Others, and what they started, carry a mark (processes.py) by which the shell kills them before.
 
     Only its owner can read `path`. It contains `program` and `covers`, which are shown to kernels: `covers` holds an
     empty `folder` and an empty `file`, to be mounted over what kernels must not see, and a `passwd` and `group`.
@@ -151,8 +159,8 @@ class Home:
     pipe.
     """
 
-    def __init__(self, cgroup: Path | None = None) -> None:
-        """`cgroup` is a control group to be removed as well, with those in it.
+    def __init__(self, memory_bytes: tuple[int, int] | None = None) -> None:
+        """`memory_bytes`, of all kernels together and of each, is for a `group`, where one can be made.
 
         Raises KernelStartError if no folder can be made.
         """
@@ -164,27 +172,33 @@ class Home:
         except OSError as error:
             raise KernelStartError(f"no temporary folder for kernels: {error}; set TMPDIR to a writable one") from error
         self.lifeline, self._held = os.pipe()
-        self._reaper = start_watcher(self.lifeline, _REAPER, "repl-rl-reaper", str(self.path), str(cgroup or ""))
+        self.group = None if memory_bytes is None else PoolGroup.make(*memory_bytes)
+        words = str(self.path), "" if self.group is None else str(self.group.folder), f"{MARK}={self.path}/"
+        self._reaper = subprocess.Popen(
+            ["/bin/sh", "-c", REAPER, "repl-rl-reaper", *words],
+            stdin=self.lifeline,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd="/",
+        )
         self.covers = self.path / "covers"
         (self.covers / "folder").mkdir(parents=True)
         for name, text in zip(("passwd", "group", "file"), (*_USERS, ""), strict=True):
             (self.covers / name).write_text(text)
-        _make_readable(self.covers)
+        make_readable(self.covers)
         self.program = _compile_program(self.path / "program")
         self.sessions = self.path / "sessions"
         self.sessions.mkdir()
-        self._kernels = 0
-        self._folders = 0
+        self._numbers = itertools.count(1)
 
     def next_connection_file(self) -> Path:
         """Where the next kernel's connection file goes; its sockets lie beside it."""
-        self._kernels += 1
-        return self.path / f"{self._kernels}.json"
+        return self.path / f"{next(self._numbers)}.json"
 
     def next_session_folder(self) -> Path:
         """A new folder for one session."""
-        self._folders += 1
-        folder = self.sessions / str(self._folders)
+        folder = self.sessions / str(next(self._numbers))
         folder.mkdir(mode=0o700)
         return folder
 
@@ -202,8 +216,7 @@ class Home:
         return folders
 
     def close(self) -> None:
-        """Remove the folder and end the reaper. A second call does nothing."""
-        remove_tree(self.path)
+        """Have the folder and the group removed, and wait for it. A second call does nothing."""
         if self._held >= 0:
             os.close(self._held)
             os.close(self.lifeline)
@@ -212,37 +225,9 @@ class Home:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder, whatever modes a session has given to its contents, and however deep they are.
-
-    Inner folders are moved up before they are looked into, so that neither a path nor the stack grows with the depth.
-    What can't be removed stays; nothing is raised for it.
-    """
-    with contextlib.suppress(OSError):
-        _remove_contents(folder)
-        folder.rmdir()
-
-
-def _remove_contents(top: Path) -> None:
-    names = (top / f".{secrets.token_hex(8)}" for _ in itertools.count())
-    os.chmod(top, 0o700)
-    pending = [top]
-    while pending:
-        current = pending.pop()
-        entries: list[tuple[str, bool]] = []
-        with contextlib.suppress(OSError), os.scandir(current) as found:
-            entries += ((entry.path, entry.is_dir(follow_symlinks=False)) for entry in found)
-        for path, is_folder in entries:
-            with contextlib.suppress(OSError):
-                if not is_folder:
-                    os.unlink(path)
-                    continue
-                os.chmod(path, 0o700)
-                moved = path if current == top else next(names)
-                os.rename(path, moved)
-                pending.append(Path(moved))
-        if current != top:
-            with contextlib.suppress(OSError):
-                current.rmdir()
+    """Remove a folder, whatever modes a session has given to its contents, and however deep they are: `shutil.rmtree`
+    would need a stack as deep. What can't be removed stays; nothing is raised for it."""
+    subprocess.run(["/bin/sh", "-c", _REMOVE, "repl-rl-remove", str(folder)], stderr=subprocess.DEVNULL, check=False)
 
 
 def _compile_program(target: Path) -> Path:
@@ -254,11 +239,11 @@ def _compile_program(target: Path) -> Path:
         cached = target / "__pycache__" / f"{source.stem}.{sys.implementation.cache_tag}.pyc"
         mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
         py_compile.compile(str(copy), str(cached), source.name, doraise=True, invalidation_mode=mode)
-    _make_readable(target)
+    make_readable(target)
     return target
 
 
-def _make_readable(folder: Path) -> None:
+def make_readable(folder: Path) -> None:
     """Let all users read it, whatever the umask is: kernels run as users of their own."""
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)

@@ -13,6 +13,7 @@ twice. Leaving the pool kills all of them and removes its folder; so does the de
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import os
 import resource
@@ -20,7 +21,7 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Self
 
@@ -86,11 +87,10 @@ class PoolStats:
 
     def summary(self) -> dict[str, float]:
         """Flat numbers for a metrics log; percentiles over the latest executions, sessions and starts."""
-        counts: tuple[str, ...] = ("alive", "starting", "queued", "started", "failed_starts", "sessions", "executions")
-        counts += ("restarts", "forks", "refused_forks", "killed_for_memory", "used_mb")
         import numpy as np  # here, because a pool that nobody asks for numbers does without it
 
-        numbers: dict[str, float] = {name: getattr(self, name) for name in counts}
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        numbers: dict[str, float] = {name: value for name, value in values.items() if isinstance(value, int | float)}
         for name in ("start_s", "queue_s", "execution_s"):
             for percent in (50, 99):
                 numbers[f"{name}_p{percent}"] = float(np.percentile(getattr(self, name) or [0.0], percent))
@@ -235,9 +235,6 @@ class _Past:
         self.seen.append(hash((result.status, result.output, result.error_message, result.answer, result.fingerprint)))
         self.took_s += result.duration_s
         return result.status in (ExecStatus.OK, ExecStatus.ERROR) and result.fingerprint is not None
-
-    def copy(self) -> _Past:
-        return _Past([*self.setup], [*self.sources], [*self.seen], self.took_s)
 
 
 class KernelPool:
@@ -397,7 +394,7 @@ class KernelPool:
         self.stats.forks += len(forks)
         past = None if reseed else kernel._past
         return [
-            await stack.enter_async_context(self._handed_out(fork, past and past.copy()))
+            await stack.enter_async_context(self._handed_out(fork, copy.deepcopy(past)))
             for stack, fork in zip(stacks, forks, strict=False)
         ]
 

@@ -1,9 +1,9 @@
 """Processes: waiting for one to end without polling or threads, finding its descendants, and killing them all.
 
 A kernel that is started on this machine outside of our sandboxes carries a mark in its environment, which its children
-inherit even if they start a session of their own. Killing all processes with the mark ends them too. A guard does so
-when the owner of the kernels dies, SIGKILL included. Not covered: a process that was given another environment and
-whose parent has ended.
+inherit even if they start a session of their own. Killing all processes with the mark ends them too. When the owner of
+the kernels dies, SIGKILL included, the shell that removes its folder does so (`paths.Home`). Not covered: a process
+that was given another environment and whose parent has ended.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 MARK = "REPL_RL_KERNEL"
@@ -23,27 +23,17 @@ MARK = "REPL_RL_KERNEL"
 INSIST = signal.SIGRTMAX
 """For our kernels, an interrupt that waits until a call in C returns that ignores SIGINT, such as `os.system`."""
 _LONGEST_DEATH_S = 5.0
-_GUARD = """
-trap '' HUP INT TERM
-read -r _
-for _ in 1 2 3 4 5 6 7 8 9 10; do
-  for process in /proc/[0-9]*; do
-    grep -qaF "$1" "$process/environ" 2>/dev/null && kill -9 "${process#/proc/}" 2>/dev/null
-  done
-  sleep 0.1
-done
-"""
 
 
-async def ended(pidfd: int) -> None:
-    """Wait for the end of the process that a pidfd stands for."""
+async def readable(descriptor: int) -> None:
+    """Wait until a descriptor can be read: a pidfd once its process has ended."""
     loop = asyncio.get_running_loop()
-    end = asyncio.Event()
-    loop.add_reader(pidfd, end.set)
+    there = asyncio.Event()
+    loop.add_reader(descriptor, there.set)
     try:
-        await end.wait()
+        await there.wait()
     finally:
-        loop.remove_reader(pidfd)
+        loop.remove_reader(descriptor)
 
 
 async def exited(process: subprocess.Popen[bytes]) -> int:
@@ -51,7 +41,7 @@ async def exited(process: subprocess.Popen[bytes]) -> int:
     if process.poll() is None:
         pidfd = os.pidfd_open(process.pid)
         try:
-            await ended(pidfd)
+            await readable(pidfd)
         finally:
             os.close(pidfd)
     return process.wait()
@@ -91,9 +81,7 @@ def interrupt(pid: int) -> None:
 
 def kill_descendants(pid: int) -> None:
     """Kill what a process has started, and leave it to go on without."""
-    for each in [*tree(pid)][1:]:
-        with contextlib.suppress(OSError):
-            os.kill(each, signal.SIGKILL)
+    _kill([*tree(pid)][1:])
 
 
 def threads(pid: int) -> int:
@@ -105,24 +93,23 @@ def threads(pid: int) -> int:
 
 def kill_family(pids: Sequence[int]) -> None:
     """Kill processes that may be gone already, and the process group of the first."""
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
+    _kill(pids)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pids[0], signal.SIGKILL)
 
 
+def _kill(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
 def kill_marked(process: subprocess.Popen[bytes], mark: str) -> None:
     """Kill a child of ours, its descendants and all that carry `mark`; wait until the latter are gone."""
-    family = list(tree(process.pid)) if process.poll() is None else []
-    if process.poll() is None:
-        process.kill()
     deadline = time.monotonic() + _LONGEST_DEATH_S
-    pending = {*family, *_marked(mark)}
+    pending = _marked(mark).union(tree(process.pid) if process.poll() is None else ())
     while pending and time.monotonic() < deadline:
-        for pid in pending:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        _kill(pending)
         time.sleep(0.005)
         pending = _marked(mark)
 
@@ -134,29 +121,3 @@ def _marked(mark: str) -> set[int]:
             if entry in path.read_bytes():
                 found.add(int(path.parent.name))
     return found
-
-
-class Guard:
-    """Kills every process whose environment holds `text` once the owner of the guard is gone."""
-
-    def __init__(self, text: str) -> None:
-        lifeline, self._held = os.pipe()
-        self._process = start_watcher(lifeline, _GUARD, "repl-rl-guard", text)
-        os.close(lifeline)
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        os.close(self._held)
-
-
-def start_watcher(lifeline: int, script: str, name: str, *words: str) -> subprocess.Popen[bytes]:
-    """A shell called `name` that outlives this process; it reads from `lifeline` until this process is gone."""
-    return subprocess.Popen(
-        ["/bin/sh", "-c", script, name, *words],
-        stdin=lifeline,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        cwd="/",
-    )

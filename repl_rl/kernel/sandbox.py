@@ -17,7 +17,6 @@ import json
 import logging
 import os
 import random
-import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,6 @@ from typing import Any, Literal
 
 from repl_rl.errors import DependencyError, SandboxError
 from repl_rl.kernel import landlock
-from repl_rl.kernel.cgroups import PoolGroup
 from repl_rl.kernel.limits import Limits, Profile
 from repl_rl.kernel.paths import PYTHON_INSIDE, Home, Installation, find_bwrap, is_ours
 from repl_rl.utils.folders import resource_folder
@@ -138,11 +136,10 @@ class Sandbox:
         self.kind = kind
         self.limits = limits
         self.environment = dict(profile.environment)
-        self.preload, self.warm_up, self.profile_name = profile.preload, profile.warm_up, profile.name
         self.installation = installation or Installation.current()
         self._shown = tuple(shown)
-        self._profile = profile
-        self._home = home
+        self.profile = profile
+        self.home = home
         self._bwrap = bwrap or find_bwrap()
         self._drops_uid = _may_drop_uid()
         self._divides = divides
@@ -173,16 +170,16 @@ class Sandbox:
     @property
     def program_inside(self) -> Path:
         """The program's folder as the kernel sees it."""
-        return PROGRAM_INSIDE if self.kind == "bwrap" or self._home is None else self._home.program
+        return PROGRAM_INSIDE if self.kind == "bwrap" or self.home is None else self.home.program
 
     @property
     def lifeline(self) -> int | None:
         """A descriptor for the kernel to inherit: it hangs up when the owner of the kernel is gone."""
-        return None if self._home is None else self._home.lifeline
+        return None if self.home is None else self.home.lifeline
 
     def _require_hidden(self) -> None:
         """Raises SandboxError if what is shown of the system or of Python contains what sessions must not see."""
-        shown = [Path(path).resolve() for path in self._profile.read_only]
+        shown = [Path(path).resolve() for path in self.profile.read_only]
         shown += [path.resolve() for path, _ in self.installation.python_inside()]
         shown += [*self.installation.packages, *(path.resolve() for path, _ in self._shown)]
         package = resource_folder("configs").parent.resolve()
@@ -214,16 +211,16 @@ class Sandbox:
         """The folders of own modules, then those of third-party packages, as the kernel sees them."""
         shown = self.installation.packages_inside()
         third_party = [inside if self.kind == "bwrap" else folder for folder, inside in shown]
-        if self.kind == "sandlock" and self._home is not None:
-            third_party = self._home.linked_packages(self.installation)
+        if self.kind == "sandlock" and self.home is not None:
+            third_party = self.home.linked_packages(self.installation)
         return [str(folder) for folder in (*(inside for _, inside in self._modules), *third_party)]
 
     def readable(self) -> list[str]:
         """What Landlock leaves a session to read; empty for the other kinds."""
-        if self.kind != "sandlock" or self._home is None:
+        if self.kind != "sandlock" or self.home is None:
             return []
         own = [str(path) for path, _ in self._modules + self._mounts]
-        return [*landlock.readable(self._profile.read_only, self.installation, self._home), *own]
+        return [*landlock.readable(self.profile.read_only, self.installation, self.home), *own]
 
     def rlimits(self) -> dict[str, tuple[int, int]]:
         """As `Limits.rlimits`. Outside of bwrap, a kernel has no user id of its own to count processes by."""
@@ -243,15 +240,12 @@ class Sandbox:
         *,
         output: int,
         descriptors: Sequence[int],
-        info_fd: int | None = None,
-        group: PoolGroup | None = None,
         cwd: str = "/",
     ) -> subprocess.Popen[bytes]:
         """Run our Python with `argv` in the sandbox. Raises OSError.
 
         The program gets one more argument, the number of a descriptor from which it reads `record`, as JSON. It
-        inherits `descriptors` and prints to `output`. bwrap reports the process id of the inner side on `info_fd`, as
-        JSON.
+        inherits `descriptors` and prints to `output`. Where the pool has a control group, it starts in that.
         """
         record_fd = os.memfd_create("boot", 0)
         try:
@@ -259,15 +253,16 @@ class Sandbox:
             os.lseek(record_fd, 0, os.SEEK_SET)
             command = [self.python, *argv, str(record_fd)]
             if self.kind == "bwrap":
-                info = [] if info_fd is None else ["--info-fd", str(info_fd)]
-                command = [str(self._bwrap), *self._walls, *info, "--", *command]
+                command = [str(self._bwrap), *self._walls, "--", *command]
+            if self.home is not None and self.home.group is not None:
+                command = self.home.group.command(command)
             return subprocess.Popen(
-                command if group is None else group.command(command),
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 env={**self.environment, "PYTHONHASHSEED": "0"},  # sets have one order, however a kernel was made
-                pass_fds=[*descriptors, record_fd, *([] if info_fd is None else [info_fd])],
+                pass_fds=[*descriptors, record_fd],
                 start_new_session=True,
                 cwd=cwd,
             )
@@ -277,7 +272,7 @@ class Sandbox:
     def walls(self) -> list[str]:
         """bwrap's options, without a command."""
         words = [f"--unshare-{space}" for space in ("pid", "ipc", "net", "uts", "cgroup-try")]
-        words += ["--hostname", self._profile.hostname, "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+        words += ["--hostname", self.profile.hostname, "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
         # Needed to drop to another user, or to put up a session's own walls. The kernel program gives them up itself.
         capabilities = ["CAP_SETUID", "CAP_SETGID"] if self._drops_uid else []
         if self._divides:
@@ -288,7 +283,7 @@ class Sandbox:
         if not self._drops_uid:
             uid = "0" if self._divides else "1000"
             words += ["--unshare-user", "--uid", uid, "--gid", uid]
-        for path in filter(os.path.exists, self._profile.read_only):
+        for path in filter(os.path.exists, self.profile.read_only):
             words += _parents(Path(path))
             words += ["--symlink", os.readlink(path), path] if os.path.islink(path) else ["--ro-bind", path, path]
         size = ["--perms", "1777", "--size", str(self.limits.tmp_mb * _MIB), "--tmpfs"]
@@ -303,21 +298,21 @@ class Sandbox:
         words += ["--setenv", "LD_LIBRARY_PATH", str(PYTHON_INSIDE / "lib")]  # a libpython may have lain elsewhere
         for name, target in self.links.items():
             words += ["--symlink", target, f"/tmp/{name}"]
-        if self._home is not None:
+        if self.home is not None:
             covers = [(PYTHON_INSIDE / folder, "folder") for folder in self.installation.base_packages()]
             shown_at = dict(packages)
             for entry in self.installation.own_entries():
                 cover = "folder" if entry.is_dir() else "file"
                 if entry.parent in shown_at:
                     covers.append((shown_at[entry.parent] / entry.name, cover))
-                if any(entry.is_relative_to(path) for path in self._profile.read_only):
+                if any(entry.is_relative_to(path) for path in self.profile.read_only):
                     covers.append((entry, cover))
             for folder, inside in self._shown:
                 ours = [path for path in folder.glob("lib*/python*/*-packages/*") if is_ours(path)]
                 covers += [(inside / path.relative_to(folder), "folder" if path.is_dir() else "file") for path in ours]
             for covered, cover in [*covers, (Path("/etc/passwd"), "passwd"), (Path("/etc/group"), "group")]:
-                words += ["--ro-bind", str(self._home.covers / cover), str(covered)]
-            words += ["--ro-bind", str(self._home.program), str(PROGRAM_INSIDE)]
+                words += ["--ro-bind", str(self.home.covers / cover), str(covered)]
+            words += ["--ro-bind", str(self.home.program), str(PROGRAM_INSIDE)]
         return [*words, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
 
 
@@ -325,9 +320,3 @@ def _parents(path: Path) -> list[str]:
     """Options that make the folders above a mount point: those that bwrap makes itself only let their owner in."""
     above = [str(parent) for parent in reversed(path.parents) if parent not in (Path("/"), Path("/tmp"))]
     return [word for parent in above for word in ("--perms", "0755", "--dir", parent)]
-
-
-def inner_pid(info: str) -> int | None:
-    """The process id, on the host, of the sandbox's first process, from what bwrap wrote on its info descriptor."""
-    found = re.search(r'"child-pid":\s*(\d+)', info)
-    return int(found[1]) if found else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import re
@@ -13,10 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
-from repl_rl.kernel import ExecResult, KernelPool, KernelSource, Limits, Profile
+from repl_rl.kernel import ExecResult, HostCalls, KernelPool, KernelSession, KernelSource, Limits, Profile
 from repl_rl.kernel.forked.kernel import ForkBackend
 from repl_rl.kernel.sandbox import SandboxKind
 from repl_rl.trajectory import ToolCall
@@ -72,13 +72,17 @@ def typed_in_haste(loop: BackgroundLoop, kernel_pools: Callable[..., KernelPool]
 
 
 async def in_one_session(source: KernelSource, *cells: str) -> list[ExecResult]:
+    async with source.session() as kernel:
+        return await typed_into(kernel, *cells)
+
+
+async def typed_into(kernel: KernelSession, *cells: str, host: HostCalls | None = None) -> list[ExecResult]:
     """The results of `cells`, up to the one that loses the state."""
     results = []
-    async with source.session() as kernel:
-        for cell in cells:
-            results.append(await kernel.execute(cell))
-            if results[-1].state_lost:
-                break
+    for cell in cells:
+        results.append(await kernel.execute(cell, host))
+        if results[-1].state_lost:
+            break
     return results
 
 
@@ -124,12 +128,8 @@ async def a_fork_backend(profile: Profile) -> AsyncIterator[ForkBackend]:
 
 def running(text: str) -> int:
     """Processes whose command line holds `text`, but for the shells that clean up after a pool."""
-    found = 0
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            line = path.read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
-            found += text in line and not line.startswith("/bin/sh -c")
-    return found
+    lines = [" ".join(each.info["cmdline"] or []) for each in psutil.process_iter(["cmdline"])]
+    return sum(text in line and not line.startswith("/bin/sh -c") for line in lines)
 
 
 def control_groups(pid: int) -> list[Path]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from jupyter_client import BlockingKernelClient
-from kernel.conftest import LIMITS
+from kernel.conftest import LIMITS, typed_into
 
 from repl_rl.kernel import ExecResult
 from repl_rl.kernel.jupyter.backend import KernelspecBackend
@@ -97,10 +97,5 @@ def client_of(file: Path) -> Iterator[BlockingKernelClient]:
 
 async def typed(name: str, *cells: str, **limits: Any) -> list[ExecResult]:
     """The results of `cells` in a kernel of its own."""
-    results = []
     async with a_kernel(name, **limits) as kernel:
-        for cell in cells:
-            results.append(await kernel.execute(cell))
-            if results[-1].state_lost:
-                break
-    return results
+        return await typed_into(kernel, *cells)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from kernel.conftest import LIMITS
 from kernel.kernelspecs import client_of
 
@@ -15,6 +17,7 @@ from repl_rl.kernel.pool import PooledKernel
 from repl_rl.utils.machine import jupyter_console
 from repl_rl.utils.threads import BackgroundLoop
 
+INSPECTED = yaml.safe_load(Path(__file__).with_name("inspected.yaml").read_text())
 TYPED = ("x = 20", "def area(width, height=2):\n    'Of a rectangle.'\n    return width * height\n")
 
 
@@ -47,10 +50,6 @@ def test_jupyter_console_reads_and_changes_a_live_session(kernel: PooledKernel, 
 
 
 def test_inspect_finds_builtins_and_names_of_the_session(kernel: PooledKernel, loop: BackgroundLoop) -> None:
-    area = "Signature: area(width, height=2)\nType:      function\n\nOf a rectangle."
-    length = "Signature: len(obj, /)\nType:      builtin_function_or_method\n\n"
-    length += "Return the number of items in a container."
-    number = "Value:     20\nType:      int"
     with client_of(loop.run(kernel.open_jupyter())) as client:
 
         def inspected(code: str, cursor: int) -> dict[str, Any]:
@@ -59,14 +58,12 @@ def test_inspect_finds_builtins_and_names_of_the_session(kernel: PooledKernel, l
             return content["data"]
 
         assert inspected("print", 5)["text/plain"].startswith("Signature: print(*args, sep=' ', end='\\n', ")
-        assert inspected("len", 1) == {"text/plain": length}
-        assert inspected("len(", 4) == {"text/plain": length}
-        assert inspected("len(x", 5) == {"text/plain": number}
-        assert inspected("y = x.real", 10) == {"text/plain": number}
-        assert inspected("area((1 + 2), ", 14) == {"text/plain": area}
+        for code, cursor, text in INSPECTED["found"]:
+            assert inspected(code, cursor) == {"text/plain": text}
         assert client.complete("pri", reply=True, timeout=600)["content"]["matches"] == ["print("]
         assert client.execute("1 / 0", reply=True, timeout=600)["content"]["ename"] == "ZeroDivisionError"
-        assert inspected("nothing", 3) == inspected("x.nothing", 9) == inspected("1 + ", 4) == inspected("", 0) == {}
+        for code, cursor in INSPECTED["not found"]:
+            assert inspected(code, cursor) == {}
 
 
 def test_inspecting_what_fails_to_say_what_it_is_finds_nothing_and_harms_nothing(

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from repl_rl.errors import KernelStartError
 from repl_rl.kernel import ExecStatus, KernelPool, Limits, cgroups, landlock
 from repl_rl.kernel.cgroups import PoolGroup, SessionGroup
 from repl_rl.kernel.memory import default_budget_mb, sockets_mb
+from repl_rl.kernel.paths import Home
 from repl_rl.kernel.processes import tree
 from repl_rl.kernel.sandbox import SandboxKind
 
@@ -28,10 +29,9 @@ HELD = yaml.safe_load(Path(__file__).with_name("hungry.yaml").read_text())
 
 @pytest.fixture
 def groups() -> None:
-    group = PoolGroup.make(1 << 30, 1 << 28)
-    if group is None:
-        pytest.skip("this process may make no control group with a memory controller")
-    group.close()
+    with closing(Home((1 << 30, 1 << 28))) as home:
+        if home.group is None:
+            pytest.skip("this process may make no control group with a memory controller")
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ async def test_each_session_and_fork_has_a_group_of_its_own(kind: SandboxKind) -
     if kind == "sandlock" and (problem := landlock.problem()):
         pytest.skip(problem)
     async with KernelPool(4, LIMITS, warm=0, memory_mb=1000, sandbox=kind) as pool, AsyncExitStack() as stack:
-        of_pool = pool.backend.group.folder
+        of_pool = pool.backend.home.group.folder
         kernels = [await stack.enter_async_context(pool.session()) for _ in range(2)]
         await kernels[0].execute("x = bytearray(b'x') * (50 << 20)")
         if kind == "bwrap":

@@ -17,6 +17,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kernel.conftest import HASTY, LIMITS, SOAK, in_pool, open_descriptors
+from kernel.conftest import typed_into as typed
 from waiting import until_async as until
 
 from repl_rl.errors import ForkRefusedError, KernelDiedError, KernelError
@@ -29,10 +30,6 @@ Lines = list[str]
 CASES = yaml.safe_load(Path(__file__).with_name("forks.yaml").read_text())
 OWN_CODE = "import sys; f = sys._getframe()\nwhile 'repl_fork' not in f.f_globals: f = f.f_back\n"
 """Typed code can reach and change the code that forks its session."""
-
-
-async def typed(kernel: PooledKernel, *lines: str) -> list[ExecResult]:
-    return [await kernel.execute(line) for line in lines]
 
 
 async def shown(kernel: PooledKernel, line: str) -> str:
@@ -127,7 +124,6 @@ async def test_what_a_fork_could_not_have_exactly_is_refused(pool: KernelPool, c
         assert await shown(kernel, "import os; os.system('exit 3') >> 8") == "3\n"
 
 
-@pytest.mark.more
 @pytest.mark.more
 @in_pool(size=2, limits=replace(LIMITS, line_s=120.0))
 async def test_a_session_with_pandas_has_no_thread_and_forks(pool: KernelPool) -> None:

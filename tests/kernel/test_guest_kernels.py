@@ -185,9 +185,3 @@ def test_a_profile_shows_more_than_the_default(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('also_read_only = ["/usr/share/dpkg"]\n')
     assert Profile.load(str(file)).read_only == (*Profile.load().read_only, "/usr/share/dpkg")
-    file.write_text('also_read_only = ["models"]\n')
-    with pytest.raises(ConfigError, match=r"also_read_only names 'models'; give an absolute path"):
-        Profile.load(str(file))
-    file.write_text('also_read_only = ["/proc"]\n')
-    with pytest.raises(ConfigError, match=r"also_read_only names '/proc', which belongs to Linux itself"):
-        Profile.load(str(file))

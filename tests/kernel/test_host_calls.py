@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from kernel.conftest import HASTY, LIMITS, in_pool, sessions, told, typed_in
+from kernel.conftest import HASTY, LIMITS, in_pool, sessions, told, typed_in, typed_into
 
 from repl_rl.errors import KernelDiedError
 from repl_rl.kernel import ExecResult, ExecStatus, HostCall, HostCalls, HostReply, KernelPool
@@ -27,18 +27,8 @@ PROXY = (
 )
 CASES = yaml.safe_load(Path(__file__).with_name("host_calls.yaml").read_text())
 TRACEBACK = 'Traceback (most recent call last):\n  File "<stdin>", line 1, in <module>\n'
-RAW = (
-    "import socket, json, struct, gc, time; s = socket.socket(fileno=__import__('os').dup(3));"
-    "send = lambda m: (t := json.dumps(m).encode(), s.sendall(struct.pack('!I', len(t)) + t))[1]; "
-    "rid = [o for o in gc.get_objects() if type(o).__name__ == 'HostLine'][-1]._request\n"
-)
+RAW = CASES["raw"]
 """`send(message)` writes to the session's own channel, and `rid` is the number of the line."""
-OVERLAPPING = """for n in range(1, 60):
-    send({'id': rid, 'call': {'number': n, 'name': 'search', 'args': ['x'], 'kwargs': {}}})
-    time.sleep(0.01)
-
-time.sleep(1)
-"""
 
 
 class Host:
@@ -88,13 +78,8 @@ async def session(pool: KernelPool) -> AsyncIterator[PooledKernel]:
 
 
 async def typed(pool: KernelPool, *cells: str, host: HostCalls | None = None) -> list[ExecResult]:
-    results = []
     async with session(pool) as kernel:
-        for cell in cells:
-            results.append(await kernel.execute(cell, host or Host()))
-            if results[-1].state_lost:
-                break
-    return results
+        return await typed_into(kernel, *cells, host=host or Host())
 
 
 def named(result: ExecResult) -> list[tuple[str, str | None]]:
@@ -130,7 +115,7 @@ async def test_calls_that_overlap_are_worked_on_one_by_one(each_pool: KernelPool
         running.pop()
         return query
 
-    [result] = await typed(each_pool, RAW + OVERLAPPING, host=Toolbox(as_tools([search])).host_calls())
+    [result] = await typed(each_pool, RAW + CASES["overlapping"], host=Toolbox(as_tools([search])).host_calls())
     assert result.status in (ExecStatus.OK, ExecStatus.KILLED)
     assert most == 1
 
@@ -247,11 +232,9 @@ async def test_an_interrupt_in_the_middle_of_a_call_leaves_the_channel_in_step(e
 
 @pytest.mark.more
 async def test_interrupts_at_any_moment_leave_the_channel_in_step(pool: KernelPool) -> None:
-    shoot = "def shoot():\n    while not done: os.kill(os.getpid(), 2); time.sleep(0.001)\n"
     host, errors = Host(), list[str | None]()
     async with session(pool) as kernel:
-        for cell in ("import os, time, threading; done = []", shoot, "threading.Thread(target=shoot).start()"):
-            await kernel.execute(cell, host)
+        await typed_into(kernel, *CASES["interrupting"], host=host)
         async with asyncio.timeout(300):
             while errors.count("KeyboardInterrupt") < 20:
                 result = await kernel.execute("for n in range(50): assert search(n)[0] == n\n", host)
@@ -266,40 +249,24 @@ async def test_interrupts_at_any_moment_leave_the_channel_in_step(pool: KernelPo
 
 @pytest.mark.more
 async def test_threads_take_turns(each_pool: KernelPool) -> None:
-    work = "def work(n): got.append(search(n)[0])\n"
-    run = (
-        "def run():\n    threads = [Thread(target=work, args=(n,)) for n in range(8)]\n"
-        "    for thread in threads: thread.start()\n    for thread in threads: thread.join()\n    return sorted(got)\n"
-    )
     host = Host()
-    *_, last = await typed(each_pool, "from threading import Thread; got = []", work, run, "run()", host=host)
+    *_, last = await typed(each_pool, *CASES["taking_turns"], host=host)
     assert last.output == "[0, 1, 2, 3, 4, 5, 6, 7]\n"
     assert sorted(call.args[0] for call in host.calls) == list(range(8))
 
 
 async def test_a_thread_that_waits_as_its_line_ends_is_sent_back(pool: KernelPool) -> None:
-    work = (
-        "def work():\n    try: at_it.append(1); search('hang')\n"
-        "    except RuntimeError as error: said.append(str(error))\n"
-        "    try: search(2)\n    except RuntimeError as error: said.append(str(error))\n"
-    )
-    start = "thread.start()\nwhile not at_it: time.sleep(0.01)\ntime.sleep(1)"
-    prepare = "import time; from threading import Thread; said, at_it = [], []"
-    cells = (prepare, work, "thread = Thread(target=work)", start, "thread.join(); said", "search(1)")
     host = Host()
-    *_, said, after = await typed(pool, *cells, host=host)
+    *_, said, after = await typed(pool, *CASES["sent_back"], host=host)
     assert host.cancelled == ["hang"]
     assert said.output.startswith("['the call was given up before the host was done'")
     assert after.output == "[1, {}]\n"
 
 
 async def test_no_call_goes_out_between_lines(pool: KernelPool) -> None:
-    attempt = "def attempt():\n    try: return search(1)\n    except RuntimeError as error: return str(error)\n"
-    late = "def late():\n    time.sleep(1)\n    said.append(attempt())\n"
     host = Host()
     async with session(pool) as kernel:
-        for cell in ("import threading, time; said = []", attempt, late, "threading.Thread(target=late).start()"):
-            await kernel.execute(cell, host)
+        await typed_into(kernel, *CASES["calling_late"], host=host)
         await asyncio.sleep(2.5)
         said, after = await kernel.execute("said", host), await kernel.execute("search(1)", host)
     assert said.output == "['search() runs on the host, and the line that calls it is over']\n"

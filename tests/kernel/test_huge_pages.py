@@ -11,23 +11,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "kernels" / "python"
-PROGRAM = """
-import hashlib, json, os, re
-import huge_pages
-
-def huge_kb():
-    return int(re.search(r"AnonHugePages: +([0-9]+)", open("/proc/self/smaps_rollup").read())[1])
-
-data = bytearray(os.urandom(16 << 20))
-before = hashlib.sha256(data).hexdigest(), huge_kb()
-huge_pages.collapse()
-after = hashlib.sha256(data).hexdigest(), huge_kb()
-pid = os.fork()
-data[5 << 20] ^= 1
-os._exit(0) if pid == 0 else os.waitpid(pid, 0)
-data[5 << 20] ^= 1
-print(json.dumps([before, after, hashlib.sha256(data).hexdigest()]))
-"""
+PROGRAM = Path(__file__).with_name("huge_pages.txt").read_text()
 
 
 def test_what_lies_there_stays_as_it_is() -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,22 +20,7 @@ from repl_rl.kernel.limits import Profile
 from repl_rl.kernel.paths import PYTHON_INSIDE, Home, Installation, find_bwrap
 from repl_rl.kernel.sandbox import Sandbox
 
-LINES = [
-    "import bisect, getpass, inspect, json, os, pathlib, pwd, subprocess, sys, sysconfig, warnings, numpy, sympy",
-    "sys.path, sys.prefix, sys.base_prefix, sys.exec_prefix, sys.executable, sys.argv, sysconfig.get_paths()",
-    "json.loads('{')",
-    "sympy.sympify('1 +')",
-    "numpy.linalg.inv(numpy.zeros((2, 2)))",
-    "json.__file__, sympy.__file__, numpy.__file__, inspect.getsourcefile(json), sympy.__path__",
-    "help(bisect)",
-    "warnings.warn('a path is printed with this')",
-    "sympy.Symbol.nothing",
-    "subprocess.run(['python3', '-c', 'import json, sys; print(sys.prefix); json.loads(1)'])",
-    "subprocess.run([sys.executable, '-m', 'json.nothing'])",
-    "pathlib.Path.home(), getpass.getuser(), pwd.getpwuid(os.getuid()), os.getcwd(), dict(os.environ)",
-    "sorted(os.listdir('/')), sorted(os.listdir('/python/bin')), os.path.exists('/root'), os.path.exists('/home')",
-    "1 / 0",
-]
+LINES = Path(__file__).with_name("installations.txt").read_text().splitlines()
 
 
 def type_and_print(lines: list[str]) -> None:
@@ -136,14 +122,11 @@ def test_repl_rl_is_found_in_all_folders_of_packages(tmp_path: Path) -> None:
         (folder / "numpy").mkdir()
     installation = replace(Installation.current(), prefix=tmp_path, packages=(own,))
     assert sorted(installation.own_entries()) == sorted([base / "repl_rl", own / "repl_rl"])
-    home = Home()
-    try:
+    with closing(Home()) as home:
         profile = replace(Profile.load(), read_only=(str(tmp_path / "venv"),))  # as /usr/lib with system packages
         sandbox = Sandbox("bwrap", profile, Limits(), home)
         sandbox.installation = installation
         words = " ".join(sandbox.walls())
-    finally:
-        home.close()
     assert f"{home.covers}/folder {PYTHON_INSIDE}/lib/{version}/dist-packages" in words
     assert f"{home.covers}/folder /venv/lib/{version}/site-packages/repl_rl" in words
     assert f"{home.covers}/folder {own}/repl_rl" in words

@@ -62,14 +62,6 @@ async def test_a_forged_reply_of_our_own_kernel_costs_its_session(name: str) -> 
     assert all(result.answer is None for result in results)
 
 
-@pytest.mark.slow
-async def test_long_answers_are_cut() -> None:
-    [result] = await typed(
-        OWN, FORGE.format("{'status': 'ok', 'answer': ['x' * 10 ** 6] * 3, 'error_name': 'y' * 10 ** 6}")
-    )
-    assert ([len(text) for text in result.answer or ()], len(result.error_name or "")) == ([10_000] * 3, 10_000)
-
-
 @pytest.mark.more
 async def test_an_exit_loses_the_state() -> None:
     async with a_kernel(STOCK) as kernel:

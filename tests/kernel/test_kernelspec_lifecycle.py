@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import sys
 from importlib.metadata import EntryPoint
@@ -105,12 +104,6 @@ async def test_a_kernelspec_with_its_own_provisioner_needs_a_user_who_wants_no_s
     add_spec(kernelspecs, "remote", ["far"], **FAR)
     with pytest.raises(ConfigError, match=r"'remote' is launched by its own provisioner 'elsewhere'.*sandbox: none`"):
         await a_backend("remote", "auto").__aenter__()
-
-
-async def test_a_kernel_without_walls_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
-    async with a_backend(ECHO):
-        assert "WITHOUT a sandbox" in caplog.text
 
 
 NO_LICENCE = "import sys; sys.exit('no licence')"

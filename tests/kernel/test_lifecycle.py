@@ -23,27 +23,11 @@ from waiting import until
 
 from repl_rl.kernel import KernelPool
 from repl_rl.kernel.jupyter.provisioner import register
-from repl_rl.kernel.paths import kernels_folder
-from repl_rl.kernel.processes import tree
+from repl_rl.kernel.paths import REAPER, find_bwrap, kernels_folder
 
 __all__ = ["kernelspecs"]
 
-OWNER = """
-import asyncio, signal, sys
-from repl_rl.kernel import KernelPool
-
-signal.signal(signal.SIGINT, signal.default_int_handler)  # also where whoever runs the tests ignores it
-
-async def main():
-    async with KernelPool(size=3, backend=sys.argv[2], sandbox=sys.argv[3]) as pool:
-        async with pool.session() as kernel, pool.session() as other:
-            await kernel.execute("import os, subprocess; p = subprocess.Popen(['setsid', 'sleep', '3600'])")
-            await kernel.execute("if os.fork() == 0: os.setsid(); os.execvp('sleep', ['sleep', '3601'])\\n")
-            print((await kernel.open_jupyter()).parent, flush=True)
-            await other.execute("while True: pass\\n") if sys.argv[1] == "busy" else await asyncio.sleep(3600)
-
-asyncio.run(main())
-"""
+OWNER = Path(__file__).with_name("owner.txt").read_text()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -66,11 +50,7 @@ def alive(processes: Iterable[psutil.Process]) -> list[str]:
 
 
 def family(pid: int) -> list[psutil.Process]:
-    found = []
-    for each in tree(pid):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            found.append(psutil.Process(each))
-    return found
+    return [process := psutil.Process(pid), *process.children(recursive=True)]
 
 
 @pytest.mark.parametrize(
@@ -86,11 +66,18 @@ def family(pid: int) -> list[psutil.Process]:
     ],
 )
 def test_nothing_outlives_the_owner(signum: signal.Signals, kind: tuple[str, str, str]) -> None:
-    with owner_of_a_pool(kind) as (owner, folder):
-        until(lambda: {"sleep 3600", "sleep 3601"} <= set(alive(family(owner.pid))))
-        _, *others = family(owner.pid)
-        owner.send_signal(signum)
-        owner.wait(timeout=600)
+    command = [sys.executable, "-c", OWNER, *kind]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as owner:
+        try:
+            assert owner.stdout is not None
+            folder = Path(owner.stdout.readline().strip())
+            assert folder.is_dir()
+            until(lambda: {"sleep 3600", "sleep 3601"} <= set(alive(family(owner.pid))))
+            _, *others = family(owner.pid)
+            owner.send_signal(signum)
+            owner.wait(timeout=600)
+        finally:
+            owner.kill()
     until(lambda: not alive(others))
     until(lambda: not folder.exists())
     assert control_groups(owner.pid) == []
@@ -106,20 +93,6 @@ def test_kernels_that_are_being_made_while_their_owner_dies_do_not_stay(after_s:
         time.sleep(after_s)
         owner.kill()
     until(lambda: not list(folder.iterdir()) and not running(str(folder)))
-
-
-@contextlib.contextmanager
-def owner_of_a_pool(kind: tuple[str, str, str]) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """A process with a pool and two sessions, and the pool's folder."""
-    command = [sys.executable, "-c", OWNER, *kind]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as owner:
-        try:
-            assert owner.stdout is not None
-            folder = Path(owner.stdout.readline().strip())
-            assert folder.is_dir()
-            yield owner, folder
-        finally:
-            owner.kill()
 
 
 async def test_the_folder_is_private_and_gone_after_the_pool() -> None:
@@ -164,6 +137,16 @@ async def test_a_stock_manager_starts_the_kernelspec(transport: str, tmp_path: P
         client.stop_channels()
         await manager.shutdown_kernel(now=True)
         manager.context.destroy(linger=0)
+
+
+def test_where_there_is_no_control_group_other_folders_stay(tmp_path: Path) -> None:
+    for name in ("pool", "empty"):
+        (tmp_path / name).mkdir()
+    system = [word for path in ("/usr", "/bin", "/lib", "/lib64") for word in ("--ro-bind-try", path, path)]
+    command = [str(find_bwrap()), "--bind", str(tmp_path), "/", *system, "--", "/bin/sh", "-c", REAPER]
+    subprocess.run([*command, "reaper", "/pool", "", "mark"], stdin=subprocess.DEVNULL, check=False)
+    assert not (tmp_path / "pool").exists()
+    assert (tmp_path / "empty").exists()
 
 
 def test_no_folder_of_a_pool_is_left_by_these_tests(temporary: Path) -> None:

@@ -24,20 +24,7 @@ from repl_rl.run.resume import open_run
 
 PACKAGE = Path(repl_rl.__file__).parent
 REFUSED = yaml.safe_load(Path(__file__).with_name("profiles.yaml").read_text())
-MINE = """
-python_path = ["modules"]
-preload = ["shapes"]
-
-[mounts]
-data = "data"
-table = "data/table.csv"
-
-[environment]
-MODE = "measured"
-
-[limits]
-line_s = 3.0
-"""
+MINE = Path(__file__).with_name("mine.txt").read_text()
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,10 +20,6 @@ from repl_rl.kernel.sandbox import Sandbox, SandboxReport, require_sandbox
 FORBIDDEN = SandboxReport(
     Path("/usr/bin/bwrap"), "bubblewrap 0.11", False, "user namespaces are forbidden", "allow them"
 )
-
-
-def test_auto_is_bwrap_where_it_works() -> None:
-    assert require_sandbox("auto") == "bwrap"
 
 
 @pytest.mark.skipif(landlock.problem() is not None, reason="this machine has no Landlock")
@@ -60,7 +57,8 @@ def test_none_is_said_loudly(caplog: pytest.LogCaptureFixture) -> None:
     assert "WITHOUT a sandbox" in caplog.text
 
 
-def test_a_backend_that_cannot_be_had_is_said_before_anything_starts() -> None:
+def test_auto_is_bwrap_where_it_works_and_a_backend_that_cannot_be_had_is_said_before_anything_starts() -> None:
+    assert require_sandbox("auto") == "bwrap"
     require_backend("fork", "auto")
     with pytest.raises(ConfigError, match="there is no kernelspec 'pyton3'"):
         require_backend("pyton3", "none")
@@ -71,28 +69,22 @@ def test_landlock_hides_repl_rl_and_nothing_else(tmp_path: Path) -> None:
     for name in ("repl_rl", "repl_rl-0.1.0.dist-info", "numpy", "six.py"):
         (packages / name).mkdir(parents=True)
     installation = replace(Installation.current(), packages=(packages,))
-    home = Home()
-    try:
+    with closing(Home()) as home:
         readable = landlock.readable(["/usr", "/no/such/folder"], installation, home)
         [links] = home.linked_packages(installation)
         assert sorted(path.name for path in links.iterdir()) == ["numpy", "six.py"]
         assert {str(packages / "numpy"), str(packages / "six.py"), "/usr", str(links)} <= set(readable)
         assert not any("repl_rl" in Path(path).name for path in readable)
         assert "/no/such/folder" not in readable
-    finally:
-        home.close()
 
 
 def test_landlock_refuses_where_repl_rl_lies_in_what_must_be_readable(tmp_path: Path) -> None:
     packages = tmp_path / "lib" / f"python{__import__('sys').version_info.major}" / "site-packages"
     (packages / "repl_rl").mkdir(parents=True)
     installation = replace(Installation.current(), prefix=tmp_path, packages=(packages,))
-    home = Home()
-    try:
-        with pytest.raises(SandboxError, match="install repl_rl into a virtual environment, or use bwrap"):
-            landlock.readable([], installation, home)
-    finally:
-        home.close()
+    needs = "install repl_rl into a virtual environment, or use bwrap"
+    with closing(Home()) as home, pytest.raises(SandboxError, match=needs):
+        landlock.readable([], installation, home)
 
 
 def test_processes_are_only_counted_where_they_can_be() -> None:

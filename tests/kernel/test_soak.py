@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 from kernel.conftest import SOAK
@@ -68,18 +69,14 @@ def footprint(pool: KernelPool, kind: SandboxKind) -> dict[str, float]:
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # or what libc keeps for later would count: some 30 MB after 100,000 sessions
     return {
-        "own_mb": _resident_mb(os.getpid()),
-        "server_mb": _resident_mb(server),
+        "own_mb": psutil.Process().memory_info().rss / (1 << 20),
+        "server_mb": psutil.Process(server).memory_info().rss / (1 << 20),
         "descriptors": min(len(os.listdir("/proc/self/fd")) for _ in range(100)),  # but for those of a look at memory
         "server_descriptors": len(os.listdir(f"/proc/{server}/fd")),
         "processes": len(list(tree(os.getpid()))),
         "mounts": len(Path("/proc/self/mountinfo").read_text().splitlines()),
         "temporary_files": len(list(pool.backend.home.path.rglob("*"))),
     }
-
-
-def _resident_mb(pid: int) -> float:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") / (1 << 20)
 
 
 @pytest.mark.slow

@@ -36,9 +36,11 @@ from repl_rl.errors import ForkRefusedError, KernelDiedError, KernelError
 from repl_rl.kernel.cgroups import SessionGroup
 from repl_rl.kernel.forked.channel import PrivateChannel
 from repl_rl.kernel.forked.server import ForkServer
+from repl_rl.kernel.limits import Limits
 from repl_rl.kernel.output import SessionPipe
-from repl_rl.kernel.processes import send_signal
+from repl_rl.kernel.processes import pid_of, send_signal
 
+_MIB = 1024 * 1024
 _NOTIF_RECV, _NOTIF_SEND = 0xC0502100, 0xC0182101
 _NOTIF_BYTES = 80
 _GO_ON = 1
@@ -132,12 +134,12 @@ class Ancestor:
 
 
 class Child:
-    """A fork of a session from before it starts until it has moved in; whoever takes it takes what it holds."""
+    """A session's process from before it starts; whoever takes it takes what it holds."""
 
-    def __init__(self, output: SessionPipe) -> None:
-        """`output` is for what it prints."""
+    def __init__(self, limits: Limits) -> None:
+        self.output = SessionPipe(limits.output_bytes, limits.read_mb * _MIB)
         ours, self._end = socket.socketpair()
-        self.channel, self.output = PrivateChannel(ours), output
+        self.channel = PrivateChannel(ours)
         self.pid = self.pidfd = -1
         self.inodes = tuple(os.fstat(descriptor).st_ino for descriptor in self.descriptors())
 
@@ -145,10 +147,14 @@ class Child:
         """Its ends of its channel and of its output, until it has started."""
         return self._end.fileno(), self.output.write_fd
 
+    def started(self, pidfd: int) -> None:
+        self.pidfd, self.pid = pidfd, pid_of(pidfd)
+        self.close_ends()
+
     async def move_in(
         self, server: ForkServer, find: Callable[[], int], *, copies: bool, reseed: bool, patience_s: float
     ) -> None:
-        """Give it what it needs, and tell it to stop. With `copies`, the session's files become its own.
+        """Give a fork what it needs, and tell it to stop. With `copies`, the session's files become its own.
 
         `find` returns its process id once it has started, or raises KernelDiedError. Raises ForkRefusedError if the
         child ends over that.

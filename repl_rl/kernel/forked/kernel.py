@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import time
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -24,7 +23,7 @@ from repl_rl.errors import ForkRefusedError, KernelDiedError, KernelError, Kerne
 from repl_rl.kernel.border import BorderError, result_of
 from repl_rl.kernel.caches import home_caches
 from repl_rl.kernel.cgroups import PoolGroup, SessionGroup
-from repl_rl.kernel.forked.channel import LineCalls, PrivateChannel
+from repl_rl.kernel.forked.channel import LineCalls
 from repl_rl.kernel.forked.fork import (
     DEEPEST,
     MOST_AT_ONCE,
@@ -39,16 +38,14 @@ from repl_rl.kernel.forked.fork import (
 )
 from repl_rl.kernel.forked.server import ForkServer
 from repl_rl.kernel.limits import Limits, Profile
-from repl_rl.kernel.memory import folder_mb, grown_mb, shared_mb, sockets_mb, tree_mb
-from repl_rl.kernel.output import SessionPipe
+from repl_rl.kernel.memory import folder_mb, shared_mb, sockets_mb, tree_mb
 from repl_rl.kernel.paths import CHANNELS, Home, listening, remove_sockets, remove_tree
 from repl_rl.kernel.processes import (
     INSIST,
-    ended,
     interrupt,
     kill_descendants,
     kill_family,
-    pid_of,
+    readable,
     send_signal,
     threads,
     tree,
@@ -81,17 +78,15 @@ class ForkBackend:
         self._kind = kind
         self.server: ForkServer | None = None
         self.home: Home | None = None
-        self.group: PoolGroup | None = None
         self._starting = asyncio.Lock()
         self.restarts = 0
 
     async def open(self, memory_mb: float) -> None:
         """Raises DependencyError or SandboxError, with the remedy, if sessions can't be isolated here as asked."""
         kind = await asyncio.to_thread(require_sandbox, self._kind)
-        limit_bytes = int((memory_mb + _SERVER_MB) * _MIB)
-        self.group = await asyncio.to_thread(PoolGroup.make, limit_bytes, self._limits.session_bytes())
+        memory_bytes = int((memory_mb + _SERVER_MB) * _MIB), self._limits.session_bytes()
+        self.home = await asyncio.to_thread(Home, memory_bytes)
         try:
-            self.home = await asyncio.to_thread(Home, None if self.group is None else self.group.folder)
             makes = Sandbox(kind, self._profile, self._limits, self.home)
             caches = await asyncio.to_thread(home_caches, makes, self._profile.caches)
             self._sandbox = Sandbox(kind, self._profile, self._limits, self.home, divides=True, caches=caches)
@@ -102,7 +97,6 @@ class ForkBackend:
 
     async def start(self) -> ForkedKernel:
         """Fork a session. Raises KernelStartError with what it printed if it does not come up in time."""
-        assert self.home is not None
         try:
             async with self._starting:
                 if self.server is not None and self.server.has_ended:
@@ -111,16 +105,14 @@ class ForkBackend:
                     await self.server.close()
                     self.server = None
                 if self.server is None:
-                    self.server = await ForkServer.start(self._sandbox, self.home, self.group)
-            return await ForkedKernel.start(self.server, self._sandbox, self.home, self.group)
+                    self.server = await ForkServer.start(self._sandbox)
+            return await ForkedKernel.start(self.server, self._sandbox)
         except OSError as error:
             raise KernelStartError(f"a kernel could not be started: {error}") from error
 
     async def close(self) -> None:
         if self.server is not None:
             await self.server.close()
-        if self.group is not None:
-            await asyncio.to_thread(self.group.close)
         if self.home is not None:
             await asyncio.to_thread(self.home.close)
 
@@ -132,12 +124,8 @@ class ForkedKernel:
         self,
         server: ForkServer,
         sandbox: Sandbox,
-        home: Home,
-        folder: Path | None,
-        channel: PrivateChannel,
-        output: SessionPipe,
-        pidfd: int,
-        pool_group: PoolGroup | None = None,
+        child: Child,
+        folder: Path | None = None,
         listener: Listener | None = None,
         ancestors: tuple[Ancestor, ...] = (),
     ) -> None:
@@ -146,19 +134,14 @@ class ForkedKernel:
         self._sandbox = sandbox
         self._limits = sandbox.limits
         self._kind = sandbox.kind
-        self._home = home
         self._folder = folder
-        self._channel = channel
-        self._output = output
-        self._pidfd = pidfd
-        self.pid = pid_of(pidfd)
-        """The process id of the session on the host."""
-        self._inherited_mb = tree_mb(self.pid)
-        self._pool_group = pool_group
+        self._become(child)
         self.group: SessionGroup | None = None
         self._held_before_mb = 0.0
         """What it held before it was in its group, which is not charged for it."""
-        self._joining = None if pool_group is None else asyncio.create_task(self._join(pool_group))
+        assert sandbox.home is not None
+        self._home, of_pool = sandbox.home, sandbox.home.group
+        self._joining = None if of_pool is None else asyncio.create_task(self._join(of_pool))
         self._listener = listener
         self._ancestors = ancestors
         for ancestor in ancestors:
@@ -170,31 +153,32 @@ class ForkedKernel:
         self._closing: asyncio.Task[None] | None = None
         self._has_run = False
 
+    def _become(self, child: Child) -> None:
+        self._channel, self._output, self._pidfd = child.channel, child.output, child.pidfd
+        self.pid = child.pid
+        """The process id of the session on the host."""
+        self._inherited_mb = tree_mb(self.pid)
+
     @classmethod
-    async def start(
-        cls, server: ForkServer, sandbox: Sandbox, home: Home, pool_group: PoolGroup | None = None
-    ) -> ForkedKernel:
+    async def start(cls, server: ForkServer, sandbox: Sandbox) -> ForkedKernel:
         """A session that answers. Raises KernelStartError with what it printed if it does not come up in time."""
+        assert sandbox.home is not None
         limits = sandbox.limits
-        async with AsyncExitStack() as undo:
-            folder = None
-            if sandbox.kind != "bwrap":
-                folder = home.next_session_folder()
-                undo.push_async_callback(asyncio.to_thread, remove_tree, folder)
-            output = SessionPipe(limits.output_bytes, limits.read_mb * _MIB)
-            undo.callback(output.close)
-            ours, tdescendants = socket.socketpair()
-            undo.callback(ours.close)
-            with tdescendants:
-                request = {"uid": sandbox.uid(), "tmp": None if folder is None else str(folder)}
-                pidfd = await server.fork(request, [tdescendants.fileno(), output.write_fd])
-            undo.pop_all()
-        output.close_write_end()
-        kernel = cls(server, sandbox, home, folder, PrivateChannel(ours), output, pidfd, pool_group)
+        folder = None if sandbox.kind == "bwrap" else sandbox.home.next_session_folder()
+        child = Child(limits)
+        try:
+            request = {"uid": sandbox.uid(), "tmp": None if folder is None else str(folder)}
+            child.started(await server.fork(request, child.descriptors()))
+            kernel = cls(server, sandbox, child, folder)
+        except BaseException:
+            child.abandon()
+            if folder is not None:
+                await asyncio.to_thread(remove_tree, folder)
+            raise
         try:
             if not await kernel._channel.ready(limits.start_s):
                 what = "ended" if kernel._channel.has_ended else f"did not answer within {limits.start_s:g} s"
-                printed = output.take()[0].strip()
+                printed = child.output.take()[0].strip()
                 raise KernelStartError(f"a kernel {what} as it started; it printed: {printed or 'nothing'}")
             if kernel._channel.descriptors:
                 kernel._listener = Listener(kernel._channel.descriptors.pop())
@@ -306,7 +290,7 @@ class ForkedKernel:
             try:
                 before = children_of(self.pid)
                 for _ in range(count + 1):
-                    children.append(Child(SessionPipe(limits.output_bytes, limits.read_mb * _MIB)))
+                    children.append(Child(limits))
                 session = (self.pid, self._pidfd, self._channel, self._listener)
                 await fork_session(children, self._server, *session, reseed=reseed, patience_s=limits.start_s)
                 look = partial(still_shared, children, self.pid)
@@ -345,15 +329,12 @@ class ForkedKernel:
         self._channel.close()
         self._output.close()
         *others, last = children
-        self._channel, self._output, self._pidfd, self.pid = last.channel, last.output, last.pidfd, last.pid
-        self._inherited_mb = tree_mb(self.pid)
+        self._become(last)
         self._ancestors = ancestors
         ancestors[-1].descendants.add(self)
-        of_pool = (self._server, self._sandbox, self._home, None)
         made = []
         for child in others:
-            own = (child.channel, child.output, child.pidfd)
-            made.append(ForkedKernel(*of_pool, *own, self._pool_group, self._listener.share(), ancestors))
+            made.append(ForkedKernel(self._server, self._sandbox, child, None, self._listener.share(), ancestors))
             made[-1]._has_run = True
         return made
 
@@ -391,7 +372,7 @@ class ForkedKernel:
 
     def _held_elsewhere_mb(self) -> float:
         """What it holds in the group that it has just left: the first line may run before a session has its own."""
-        held_mb = grown_mb(self.pid, self._inherited_mb) + shared_mb(self.pid)
+        held_mb = tree_mb(self.pid, self._inherited_mb) + shared_mb(self.pid)
         if self._kind == "bwrap":
             held_mb += folder_mb(self.pid, _FOLDERS) + sockets_mb(self.pid)
         return held_mb
@@ -460,7 +441,7 @@ class ForkedKernel:
             send_signal(self._pidfd, signal.SIGKILL)
             if family:
                 kill_family(family)
-            self._death = asyncio.create_task(ended(self._pidfd))
+            self._death = asyncio.create_task(readable(self._pidfd))
         await asyncio.shield(self._death)
 
     async def _race(self, source: str, host: HostCalls | None) -> tuple[ExecStatus | None, dict[str, Any]]:

@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from repl_rl.errors import ForkRefusedError, KernelStartError
-from repl_rl.kernel.cgroups import PoolGroup
 from repl_rl.kernel.limits import MATH
-from repl_rl.kernel.paths import Home
-from repl_rl.kernel.processes import exited
+from repl_rl.kernel.processes import exited, readable
 from repl_rl.kernel.sandbox import Sandbox
 
 _MOST_BYTES = 1 << 16
@@ -55,24 +53,25 @@ class ForkServer:
         self._loop.add_reader(control.fileno(), self._on_readable)
 
     @classmethod
-    async def start(cls, sandbox: Sandbox, home: Home, group: PoolGroup | None = None) -> ForkServer:
+    async def start(cls, sandbox: Sandbox) -> ForkServer:
         """Start a server, its profile's packages imported. Raises KernelStartError, with its output, if that fails."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         our_setup, their_setup = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         our_setup.setblocking(False)
-        log = home.path / "fork_server.log"
+        assert sandbox.home is not None
+        log = sandbox.home.path / "fork_server.log"
         with theirs, their_setup, open(log, "ab") as output:
             record = {
                 "control": theirs.fileno(),
                 "fork_setup": their_setup.fileno() if sandbox.kind == "bwrap" else None,
                 "walls": sandbox.kind,
                 "rlimits": sandbox.rlimits(),
-                "charged": group is not None,
+                "charged": sandbox.home.group is not None,
                 "tmp_mb": sandbox.limits.tmp_mb,
                 "readable": sandbox.readable(),
-                "preload": list(sandbox.preload),
-                "warm_up": sandbox.warm_up,
+                "preload": list(sandbox.profile.preload),
+                "warm_up": sandbox.profile.warm_up,
                 "site_packages": sandbox.packages(),
                 "links": sandbox.links,
                 "caches": sandbox.caches,
@@ -84,7 +83,6 @@ class ForkServer:
                     record,
                     output=output.fileno(),
                     descriptors=[theirs.fileno(), their_setup.fileno()],
-                    group=group,
                 )
             except OSError as error:
                 ours.close()
@@ -93,7 +91,7 @@ class ForkServer:
         server = cls(process, ours, our_setup, log, sandbox.limits.start_s)
         try:
             ready = await asyncio.wait_for(asyncio.shield(server._ready), server._patience_s)
-            _say(sandbox.profile_name, ready)
+            _say(sandbox.profile.name, ready)
         except TimeoutError:
             printed = server._printed()
             await server.close()
@@ -150,23 +148,14 @@ class ForkServer:
                 raise ForkRefusedError(f"the fork server could not be asked to set up a fork: {error}") from error
             finally:
                 os.close(theirs)
-            said = await self._said(report)
+            said = b""
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(readable(report), self._patience_s)
+                said = os.read(report, _MOST_BYTES)
         finally:
             os.close(report)
         if said != b"ok":
             raise ForkRefusedError(f"a fork got no folders of its own: {said.decode(errors='replace') or 'no answer'}")
-
-    async def _said(self, report: int) -> bytes:
-        there = asyncio.Event()
-        self._loop.add_reader(report, there.set)
-        try:
-            async with asyncio.timeout(self._patience_s):
-                await there.wait()
-        except TimeoutError:
-            return b""
-        finally:
-            self._loop.remove_reader(report)
-        return os.read(report, _MOST_BYTES)
 
     def is_gone(self) -> bool:
         """Whether it has ended, by a look at its socket now."""

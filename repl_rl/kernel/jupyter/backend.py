@@ -35,14 +35,13 @@ from zmq.constants import SocketOption
 
 from repl_rl.errors import ConfigError
 from repl_rl.kernel.border import MOST_BYTES
-from repl_rl.kernel.cgroups import PoolGroup
 from repl_rl.kernel.jupyter import provisioner
 from repl_rl.kernel.jupyter.guest import Guest
 from repl_rl.kernel.jupyter.kernel import KernelspecKernel, Kind
 from repl_rl.kernel.jupyter.messages import OTHERS_BYTES
 from repl_rl.kernel.limits import Limits, Profile
 from repl_rl.kernel.paths import Home, program_folder
-from repl_rl.kernel.processes import MARK, Guard
+from repl_rl.kernel.processes import MARK
 from repl_rl.kernel.sandbox import Sandbox, SandboxKind, require_sandbox
 
 OWN_NAME = "repl_rl"
@@ -79,9 +78,7 @@ class KernelspecBackend:
         self._limits = limits
         self._kind: SandboxKind = sandbox_kind
         self._profile = profile or Profile.load()
-        self._guard: Guard | None = None
         self._guest: Guest | None = None
-        self.group: PoolGroup | None = None
         self.home: Home | None = None
         self._context: zmq.asyncio.Context | None = None
 
@@ -97,24 +94,19 @@ class KernelspecBackend:
             self._spec = KernelSpec(resource_dir=self._spec.resource_dir, **words)
         self._require_folders(kind)
         try:
-            if self._is_ours or self._guest is not None:
-                limit_bytes = int((memory_mb + _STARTING_MB) * _MIB)
-                self.group = await asyncio.to_thread(PoolGroup.make, limit_bytes, self._limits.session_bytes())
-            self.home = await asyncio.to_thread(Home, None if self.group is None else self.group.folder)
-            if self._is_ours:
-                self._sandbox = Sandbox(kind, self._profile, self._limits, self.home)
-            elif self._guest is not None:
+            has_sandbox = self._is_ours or self._guest is not None
+            memory_bytes = int((memory_mb + _STARTING_MB) * _MIB), self._limits.session_bytes()
+            self.home = await asyncio.to_thread(Home, memory_bytes if has_sandbox else None)
+            if has_sandbox:
                 self._sandbox = Sandbox(
                     kind,
                     self._profile,
                     self._limits,
                     self.home,
-                    divides=True,
-                    installation=self._guest.installation,
-                    shown=self._guest.shown,
+                    divides=self._guest is not None,
+                    installation=self._guest.installation if self._guest else None,
+                    shown=self._guest.shown if self._guest else (),
                 )
-            elif self._is_local:
-                self._guard = Guard(f"{MARK}={self.home.path}/")
         except BaseException:
             await self.close()
             raise
@@ -142,10 +134,11 @@ class KernelspecBackend:
 
     async def start(self) -> KernelspecKernel:
         """A fresh kernel that answers. Raises KernelStartError, with what it printed, if it is not up in time."""
+        assert self.home is not None
         manager, words = self.manager()
         kind = Kind(self._is_ours, self._is_local, self._guest is not None)
         mounts = self._profile.mounts if self._is_local else {}
-        kernel = KernelspecKernel(manager, self._limits, kind, pool_group=self.group, mounts=mounts)
+        kernel = KernelspecKernel(manager, self._limits, kind, pool_group=self.home.group, mounts=mounts)
         try:
             await kernel.start(**words)
         except BaseException:
@@ -158,10 +151,8 @@ class KernelspecBackend:
         assert self.home is not None
         connection_file = self.home.next_connection_file()
         words: dict[str, Any] = {}
-        if self._is_ours:
-            words = {"sandbox": self._sandbox, "group": self.group}
-        elif self._guest is not None:
-            words = {"sandbox": self._sandbox, "guest": self._guest, "group": self.group}
+        if self._is_ours or self._guest is not None:
+            words = {"sandbox": self._sandbox, "guest": self._guest}
         elif self._is_local:
             words = {"env": {**os.environ, MARK: str(connection_file)}}
             if folders := [str(folder) for folder in self._profile.python_path]:  # for the profile's own modules
@@ -183,10 +174,6 @@ class KernelspecBackend:
     async def close(self) -> None:
         if self._context is not None:
             self._context.destroy(linger=0)
-        if self._guard is not None:
-            self._guard.close()
-        if self.group is not None:
-            await asyncio.to_thread(self.group.close)
         if self.home is not None:
             await asyncio.to_thread(self.home.close)
 

@@ -26,7 +26,7 @@ from repl_rl.kernel.cgroups import PoolGroup, SessionGroup
 from repl_rl.kernel.jupyter.messages import CellOutput, Channels, judge, setup_cell, submit_cell, traceback_text
 from repl_rl.kernel.limits import Limits
 from repl_rl.kernel.memory import folder_mb, sockets_mb, tree_mb
-from repl_rl.kernel.output import CellText, PrintedPipe
+from repl_rl.kernel.output import HeadAndTail, PrintedPipe
 from repl_rl.kernel.paths import remove_tree
 from repl_rl.kernel.processes import INSIST, exited, kill_descendants, kill_family, kill_marked, tree
 from repl_rl.kernel.results import ExecResult, ExecStatus, HostCalls
@@ -75,9 +75,9 @@ class KernelspecKernel:
         self._is_ours, self._is_local, self._is_guest = kind
         self._pool_group = pool_group
         self._group: SessionGroup | None = None
-        self._text = CellText(limits.output_bytes, limits.read_mb * _MIB)
+        self._text = HeadAndTail(limits.output_bytes)
         self._output = CellOutput(self._text)
-        self._aside = CellText(_PRINTED_BYTES, limits.read_mb * _MIB)
+        self._aside = HeadAndTail(_PRINTED_BYTES)
         self._printed = PrintedPipe(self._text.feed if kind.is_ours else self._aside.feed)
         self._channels: Channels | None = None
         self._died: asyncio.Task[None] | None = None
@@ -269,7 +269,6 @@ class KernelspecKernel:
         assert self._died is not None
         if await self._ends(request, self._limits.line_s) or self._died.done():
             return False
-        self._text.make_room()
         with contextlib.suppress(OSError, RuntimeError, TimeoutError):
             await asyncio.wait_for(self._manager.interrupt_kernel(), self._limits.grace_s)
         if await self._ends(request, self._limits.grace_s / 2):

@@ -17,8 +17,8 @@ from jupyter_client.asynchronous import AsyncKernelClient
 from zmq.constants import SocketOption
 
 from repl_rl.kernel.border import MOST_IMAGES, NAME_CHARS, BorderError, forms_of, images_of, parsed, result_of, text_of
-from repl_rl.kernel.output import CellText
-from repl_rl.kernel.paths import program_folder
+from repl_rl.kernel.output import HeadAndTail
+from repl_rl.kernel.paths import kernels_folder, program_folder
 from repl_rl.kernel.results import ExecResult, ExecStatus
 
 ANSWER_MIME = "application/vnd.repl-rl.answer+json"
@@ -26,61 +26,6 @@ OTHERS_BYTES = 64 << 20
 """The longest message of a kernel that is not ours, whose text comes in messages."""
 _MOST_ANSWERS = 1_000
 SYNTAX_ERRORS = frozenset({"SyntaxError", "IndentationError", "TabError", "_IncompleteInputError"})
-
-_SUBMIT = '''
-def submit_final_answer():
-    import linecache, types
-    from IPython import get_ipython
-    get_ipython().history_manager.enabled = False
-    own = types.ModuleType("repl_answer")
-    exec(compile({answer!r}, "<repl_answer>", "exec"), own.__dict__)
-    publish, show, text, length, form = get_ipython().display_pub.publish, repr, str, 10_000, own.form
-    def submit_final_answer(value, *values):
-        """Hand in the final answer; this ends the session."""
-        __tracebackhide__ = True
-        texts, forms = [], []
-        for each in (value, *values):
-            texts.append(text(show(each).encode("utf-8", "backslashreplace"), "utf-8")[:length])
-            cells = [""]
-            if type(each) is types.FunctionType:
-                cells = ["".join(linecache.getlines(each.__code__.co_filename))]
-            forms.append(form(each, texts[-1], cells) if len(forms) < 100 else None)
-        publish({{"{mime}": {{"values": texts, "forms": forms}}}})
-    submit_final_answer.__module__ = "builtins"
-    submit_final_answer.__qualname__ = "submit_final_answer"
-    return submit_final_answer
-submit_final_answer = submit_final_answer()
-'''
-_SUBMIT_IN_R = f"""
-attach(list(submit_final_answer = local({{
-    publish <- IRdisplay::publish_mimebundle
-    shown <- function(value) {{
-        if (length(value) != 1 || is.list(value) || is.na(value)) paste(deparse(value), collapse = "\\n")
-        else if (is.character(value)) encodeString(value, quote = "'")
-        else if (is.logical(value)) if (value) "True" else "False"
-        else if (is.numeric(value)) format(value, digits = 15, scientific = 15)
-        else paste(deparse(value), collapse = "\\n")
-    }}
-    function(value, ...) {{
-        publish(list("{ANSWER_MIME}" = list(values = lapply(list(value, ...), shown))))
-        invisible(NULL)
-    }}
-}})), name = "repl_rl", warn.conflicts = FALSE)
-"""
-"""The same for IRkernel. Numbers, strings and truth values are written as in Python, other values as R does."""
-
-_SETUP = """
-import sys, types
-main = sys.modules["__main__"].__dict__
-own = types.ModuleType("repl_tools")
-exec(compile({tools!r}, "<repl_tools>", "exec"), own.__dict__)
-sys.modules["repl_tools"] = own.Tools(main).module()
-try:
-    exec(compile({source!r}, "<set-up>", "exec"), {{"__name__": "setup"}})
-finally:
-    del sys.modules["repl_tools"]
-"""
-"""Gives a Python kernel that is not ours the module `repl_tools` while set-up code runs."""
 
 _MOST_FRAMES, _FRAME_BYTES = 1_000, 100
 """Of one message: a kernel's own have six, and one for each buffer. Each counts as so much more than it holds."""
@@ -98,12 +43,14 @@ def submit_cell(language: str) -> str | None:
     It sends the answer as a message of a type that nothing shows, so no text can be mistaken for it. Code that sends
     such a message itself has submitted an answer, nothing more.
     """
+    others = kernels_folder() / "others"
     if language == "R":
-        return _SUBMIT_IN_R
+        return (others / "irkernel_answer.R").read_text(encoding="utf-8").replace("ANSWER_MIME", ANSWER_MIME)
     if language != "python":
         return None
     answer = (program_folder() / "repl_answer.py").read_text(encoding="utf-8")
-    return _SUBMIT.format(answer=answer, mime=ANSWER_MIME)
+    define = (others / "ipython_answer.py").read_text(encoding="utf-8")
+    return f"{define}\nsubmit_final_answer = submit_final_answer({answer!r}, {ANSWER_MIME!r})\n"
 
 
 def setup_cell(source: str) -> str:
@@ -112,13 +59,14 @@ def setup_cell(source: str) -> str:
     For Python kernels that are not ours.
     """
     tools = (program_folder() / "repl_tools.py").read_text(encoding="utf-8")
-    return f"exec({_SETUP.format(tools=tools, source=source)!r}, {{}})"
+    define = (kernels_folder() / "others" / "set_up.py").read_text(encoding="utf-8")
+    return f"exec({f'{define}set_up({tools!r}, {source!r})'!r}, {{}})"
 
 
 class CellOutput:
     """Collects what iopub messages show, in their order, and the answers and images among them."""
 
-    def __init__(self, text: CellText) -> None:
+    def __init__(self, text: HeadAndTail) -> None:
         self._text = text
         self._answers: list[str] = []
         self._forms: list[object] = []

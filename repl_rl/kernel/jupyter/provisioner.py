@@ -12,12 +12,11 @@ from typing import Any
 from jupyter_client.provisioning import KernelProvisionerFactory, LocalProvisioner
 from traitlets import Unicode
 
-from repl_rl.kernel.cgroups import PoolGroup
 from repl_rl.kernel.jupyter.guest import Guest
 from repl_rl.kernel.limits import Profile
 from repl_rl.kernel.paths import Home, listening, remove_sockets
 from repl_rl.kernel.processes import exited, interrupt
-from repl_rl.kernel.sandbox import Sandbox, inner_pid
+from repl_rl.kernel.sandbox import Sandbox
 
 NAME = "repl-rl-sandbox"
 
@@ -29,72 +28,60 @@ class SandboxProvisioner(LocalProvisioner):  # type: ignore[misc]
 
     process: subprocess.Popen[bytes] | None = None
     connection_info: dict[str, Any]
-    _info_fd: int | None = None
-    _inner_pid: int | None = None
+    _has_walls = True
     _home: Home | None = None
 
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> dict[str, Any]:
         """Start `cmd`. A pool passes `sandbox` and `output_fd`; without a sandbox, this makes and owns one.
 
-        With a `guest`, that kernel is started instead of `cmd`, which is then a kernelspec's that knows nothing of us;
-        with a `group`, it is a session of that control group.
+        With a `guest`, that kernel is started instead of `cmd`, which is then a kernelspec's that knows nothing of us.
         """
         sandbox: Sandbox | None = kwargs.get("sandbox")
         guest: Guest | None = kwargs.get("guest")
-        group: PoolGroup | None = kwargs.get("group")
         if sandbox is None:
             profile = Profile.load(self.profile)
             self._home = Home()
             sandbox = Sandbox("bwrap", profile, profile.limits, self._home)
+        self._has_walls = sandbox.kind == "bwrap"
         lifeline = [] if sandbox.lifeline is None else [sandbox.lifeline]
         connection = {key: value for key, value in self.connection_info.items() if not isinstance(value, bytes)}
-        info_read, info_write = os.pipe()
-        try:
-            with listening(self.connection_info) as sockets:
-                record: dict[str, Any] = {  # as kernels/python/program.py and repl_guest.py document
-                    "connection": connection | {"key": self.connection_info["key"].decode()},
-                    "sockets": sockets,
-                    "uid": sandbox.uid(),
-                    "lifeline": sandbox.lifeline,
+        with listening(self.connection_info) as sockets:
+            record: dict[str, Any] = {  # as kernels/python/program.py and repl_guest.py document
+                "connection": connection | {"key": self.connection_info["key"].decode()},
+                "sockets": sockets,
+                "uid": sandbox.uid(),
+                "lifeline": sandbox.lifeline,
+            }
+            if guest is None:
+                # The kernelspec's arguments, for the interpreter that the sandbox shows: the environment's base
+                # interpreter.
+                argv = [word.replace("{program_dir}", str(sandbox.program_inside)) for word in cmd[1:]]
+                record |= {
+                    "rlimits": sandbox.limits.rlimits(),
+                    "watches_parent": sandbox.kind == "none",
+                    "site_packages": sandbox.packages(),
                 }
-                if guest is None:
-                    # The kernelspec's arguments, for the interpreter that the sandbox shows: the environment's base
-                    # interpreter.
-                    argv = [word.replace("{program_dir}", str(sandbox.program_inside)) for word in cmd[1:]]
-                    record |= {
-                        "rlimits": sandbox.limits.rlimits(),
-                        "watches_parent": sandbox.kind == "none",
-                        "site_packages": sandbox.packages(),
-                    }
-                else:
-                    argv = ["-s", "-S", "-P", f"{sandbox.program_inside}/launch.py"]
-                    folders = [*filter(None, [guest.environment.get("PYTHONPATH")]), *sandbox.packages()]
-                    record |= {
-                        "argv": guest.argv,
-                        "environment": {**guest.environment, "PYTHONPATH": os.pathsep.join(folders)},
-                        "rlimits": sandbox.limits.guest_rlimits(),
-                        "walls": sandbox.kind,
-                        "charged": group is not None,
-                        "lists_interfaces": True,
-                        "tmp_mb": sandbox.limits.tmp_mb,
-                        "readable": [],
-                        "links": sandbox.links,
-                    }
-                self.process = sandbox.launch(
-                    argv,
-                    record,
-                    output=kwargs.get("output_fd", subprocess.DEVNULL),
-                    descriptors=[*sockets.values(), *lifeline],
-                    info_fd=info_write,
-                    group=group,
-                    cwd="/tmp" if sandbox.kind == "none" else "/",
-                )
-        except BaseException:
-            os.close(info_read)
-            raise
-        finally:
-            os.close(info_write)
-        self._info_fd = info_read
+            else:
+                argv = ["-s", "-S", "-P", f"{sandbox.program_inside}/launch.py"]
+                folders = [*filter(None, [guest.environment.get("PYTHONPATH")]), *sandbox.packages()]
+                record |= {
+                    "argv": guest.argv,
+                    "environment": {**guest.environment, "PYTHONPATH": os.pathsep.join(folders)},
+                    "rlimits": sandbox.limits.guest_rlimits(),
+                    "walls": sandbox.kind,
+                    "charged": sandbox.home is not None and sandbox.home.group is not None,
+                    "lists_interfaces": True,
+                    "tmp_mb": sandbox.limits.tmp_mb,
+                    "readable": [],
+                    "links": sandbox.links,
+                }
+            self.process = sandbox.launch(
+                argv,
+                record,
+                output=kwargs.get("output_fd", subprocess.DEVNULL),
+                descriptors=[*sockets.values(), *lifeline],
+                cwd="/tmp" if sandbox.kind == "none" else "/",
+            )
         self.pid = self.process.pid
         return self.connection_info
 
@@ -128,30 +115,18 @@ class SandboxProvisioner(LocalProvisioner):  # type: ignore[misc]
 
     async def cleanup(self, restart: bool = False) -> None:
         """Release what the launch took. The connection file belongs to the kernel manager."""
-        self._read_info()
         remove_sockets(self.connection_info)
         if self._home is not None and not restart:
             self._home.close()
             self._home = None
-
-    def _read_info(self) -> None:
-        """Read the pid that bwrap reports; it has done so by the time that the kernel answers."""
-        if self._info_fd is None:
-            return
-        fd, self._info_fd = self._info_fd, None
-        os.set_blocking(fd, False)
-        with contextlib.suppress(BlockingIOError):
-            self._inner_pid = inner_pid(os.read(fd, 4096).decode())
-        os.close(fd)
 
     def _kill_tree(self) -> None:
         """Kill the PID namespace's first process, which ends all others; without one, kill the process group."""
         assert self.process is not None
         if self.process.poll() is not None:
             return
-        self._read_info()
-        if self._inner_pid is not None:
-            _signal(self._inner_pid, signal.SIGKILL)
+        if (pid := self._first_pid()) is not None:
+            _signal(pid, signal.SIGKILL)
             return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
@@ -159,13 +134,22 @@ class SandboxProvisioner(LocalProvisioner):  # type: ignore[misc]
     def kernel_pid(self) -> int | None:
         """The kernel is the first child of the sandbox's first process; without a sandbox it is the process itself."""
         assert self.process is not None
-        self._read_info()
-        if self._inner_pid is None:
+        if not self._has_walls:
             return self.process.pid
-        with contextlib.suppress(OSError):
-            children = Path(f"/proc/{self._inner_pid}/task/{self._inner_pid}/children").read_text().split()
-            return int(children[0]) if children else None
-        return None
+        pid = self._first_pid()
+        return None if pid is None else _child_of(pid)
+
+    def _first_pid(self) -> int | None:
+        """The sandbox's first process: bwrap's only child, once it has one."""
+        return _child_of(self.process.pid) if self._has_walls and self.process is not None else None
+
+
+def _child_of(pid: int) -> int | None:
+    """The oldest child of a process of one thread."""
+    with contextlib.suppress(OSError):
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return int(children[0]) if children else None
+    return None
 
 
 def register() -> None:

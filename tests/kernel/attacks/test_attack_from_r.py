@@ -167,7 +167,7 @@ def test_a_process_that_leaves_its_group_ends_with_the_session(hall: Hall) -> No
 
 
 def test_memory_of_all_its_processes_is_limited_where_there_are_groups(hall: Hall) -> None:
-    if hall.pool.backend.group is None:
+    if hall.pool.backend.home.group is None:
         pytest.skip("no control groups can be made here")
     hungry = "python3 -c 'x = bytearray(300 << 20); import time; time.sleep(2)'"
     [result] = hall.attack(f"for (i in 1:6) system({text(hungry + ' &')}); Sys.sleep(8); run('echo alive')")
