@@ -28,7 +28,7 @@ def reach(folder: RunFolder, step: int) -> None:
     """Leave a checkpoint that looks complete."""
     checkpoint = folder.checkpoints / f"checkpoint-{step}"
     checkpoint.mkdir(parents=True)
-    (checkpoint / "trainer_state.json").write_text("{}")
+    (checkpoint / "trainer_state.json").write_text(f'{{"global_step": {step}}}')
 
 
 def resume(folder: RunFolder, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:

@@ -35,7 +35,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
     folder = tmp_path_factory.mktemp("eval")
     run = new_run(load_config("quickstart"), folder / "runs")
     noisy_nano(run.checkpoints / "checkpoint-3", share=3.0)
-    (run.checkpoints / "checkpoint-3" / "trainer_state.json").write_text("{}")
+    (run.checkpoints / "checkpoint-3" / "trainer_state.json").write_text('{"global_step": 3}')
     settings = ["--set", "engine={backend: transformers, deterministic: true, context_tokens: 512}"]
     counts = ["--problems", str(PROBLEMS), "-n", str(SAMPLES), "--k", "2,3"]
     screen = evaluate(folder, *settings, *counts, "--model", "nano", "runs/quickstart", "nano", "--dialect", "python")

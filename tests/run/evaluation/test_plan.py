@@ -20,11 +20,11 @@ def run(tmp_path: Path) -> RunFolder:
     return new_run(load_config("quickstart"), tmp_path / "runs")
 
 
-def add_checkpoint(run: RunFolder, step: int, state: str = "{}") -> Path:
+def add_checkpoint(run: RunFolder, step: int, state: str | None = None) -> Path:
     checkpoint = run.checkpoints / f"checkpoint-{step}"
     shutil.copytree(NANO_PATH, checkpoint)
-    if state:
-        (checkpoint / "trainer_state.json").write_text(state)
+    if state != "":
+        (checkpoint / "trainer_state.json").write_text(state or f'{{"global_step": {step}}}')
     return checkpoint
 
 
