@@ -73,7 +73,7 @@ def test_a_run_goes_on_with_a_server_that_was_killed(ray_cluster: Any, connectio
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
     with prepare(config, tmp_path / "runs") as prepared:
-        outcome = train(prepared, Progress(Console(quiet=True)))
+        train(prepared, Progress(Console(quiet=True)))
     assert killed
-    assert_exact(outcome.folder)
+    assert_exact(prepared.folder)
     assert not vllm_servers()
