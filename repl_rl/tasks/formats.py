@@ -121,7 +121,7 @@ def _list_of_answers(value: Any, row: Row) -> str:
 
 
 def _theorem(value: Any, row: Row) -> str:
-    """The statement: all up to the `:=` that a placeholder for the proof follows."""
+    """The statement, up to the `:=` before a placeholder for the proof."""
     text = _text(value)
     head, _, proof = text.rpartition(":=")
     statement = " ".join((head if re.fullmatch(r"[\s]*(by|begin)?\s*(sorry)?\s*(end)?", proof) else text).split())

@@ -1,7 +1,7 @@
 """The grader. It runs outside the sandbox, on text that came out of it, so it trusts nothing.
 
 Numbers, and texts that equal the reference, are judged at once. Everything else (LaTeX, fractions, sets, tuples,
-intervals, matrices, equations, what sympy prints) is read (`python_text`, `latex_text`) and compared (`compare`) with
+intervals, matrices, equations, what sympy prints) is read (`text`, `python_text`) and compared (`compare`) with
 sympy and math-verify, in confined processes, where alone these are loaded; nothing is evaluated. docs/tasks.md says
 what counts as equal. The answers of the number families are always numbers, so they never need those processes.
 Families whose problems have many right answers, or a scorer of their own, decide by `Family.accepts`, confined as well.
