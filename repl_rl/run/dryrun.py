@@ -26,7 +26,7 @@ from repl_rl.engine.factory import engine_backend
 from repl_rl.errors import ModelError
 from repl_rl.files import open_file
 from repl_rl.kernel.memory import available_mb, default_budget_mb
-from repl_rl.models.find import GEMMA, config_of_model
+from repl_rl.models.find import config_of_model
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.setup import environment_of, limits_of, load_extensions
 from repl_rl.run.held_out import longest_prompt
@@ -163,9 +163,9 @@ def _problems(config: Config, inputs: Inputs, notes: list[str]) -> str:
 def _model(config: Config, inputs: Inputs, shapes: Shapes, notes: list[str]) -> str:
     path, dtype = Path(inputs.model_path), config.model.dtype
     if not path.is_dir():
-        name, whence, how = config.model.path, "from its package", f"converted into {path} first, once"
-        if name != GEMMA:
-            name, whence, how = str(path), "from the hub", "fetched from the hub"
+        name, whence, how = str(path), "from the hub", "fetched from the hub"
+        if path.is_absolute():
+            name, whence, how = config.model.path, "as a GGUF file", f"converted into {path} first, once"
         notes.append(
             f"{name} would be {how}: "
             + ("its tokenizer and its prompts were not checked" if shapes else "nothing of it was checked")

@@ -16,7 +16,7 @@ from typing import Any
 
 from repl_rl.config import Config
 from repl_rl.config.tasks import DATA_FILES
-from repl_rl.models.find import GEMMA
+from repl_rl.models.gguf import PACKAGED
 from repl_rl.models.nano import SHIPPED
 from repl_rl.run.push.dataset import data_files, published, transcript
 from repl_rl.trajectory import Trajectory
@@ -86,7 +86,7 @@ def _is_public(value: Any, is_text: bool) -> bool:
 
 def base_name(path: str) -> str:
     """The model that a run began with, as others may see it: a hub id, a name that ships, or a folder's last part."""
-    is_id = path in SHIPPED or path == GEMMA or (_HUB_ID.fullmatch(path) is not None and not Path(path).exists())
+    is_id = path in SHIPPED or path in PACKAGED or (_HUB_ID.fullmatch(path) is not None and not Path(path).exists())
     return path if is_id else Path(path).name or "model"
 
 
@@ -101,9 +101,9 @@ def model_card(run: Run, config: Config, example: Trajectory | None, has_adapter
 
     base = base_name(config.model.path)
     data = ModelCardData(
-        base_model=base if _HUB_ID.fullmatch(base) else None,
+        base_model=PACKAGED[base].hub_id if base in PACKAGED else base if _HUB_ID.fullmatch(base) else None,
         datasets=[published.rollouts] if published.on_hub and published.rollouts else None,
-        license="apache-2.0" if base in SHIPPED else "gemma" if base == GEMMA else None,
+        license=PACKAGED[base].license if base in PACKAGED else "apache-2.0" if base in SHIPPED else None,
         library_name="transformers",
         pipeline_tag="text-generation",
         tags=["repl-rl", "reinforcement-learning", "grpo"],

