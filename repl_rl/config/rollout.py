@@ -238,6 +238,8 @@ class BudgetConfig(Section):
     """Completion tokens, outputs included."""
     seconds: float = Field(120.0, gt=0)
     """Wall time from the moment that engine and kernel are there."""
+    repeats: int | None = Field(4, ge=2)
+    """Blank lines in a row, or times that the same code fails in the same way. null: there is no limit."""
     compact_at: float | None = Field(None, gt=0, le=1)
     """Share of `engine.context_tokens` at which a session's transcript is compacted: a summary and the last lines take
     its place, while the interpreter lives on. It happens earlier where a line of `line_tokens` would not fit any more.

@@ -2,6 +2,10 @@
 
 A call has to be a JSON object with a key for the name and a key for the arguments, alone or in a list, either between
 marks or as a whole message. Templates that write names and arguments in separate tags are refused.
+
+Models also write calls otherwise than their templates do, small ones most of the time. What can only be a call is read
+as one: such an object between other tags, in a block of JSON, or on a line of its own; `<function=name>` with JSON or
+with parameters in it; and a block of Python, which is a call of `python`.
 """
 
 from __future__ import annotations
@@ -22,7 +26,19 @@ _MARK = re.compile(r"<[^<>|]+>|\[/[^\[\]]+\]")
 _WHOLE_MESSAGE = re.compile(r"\s*(?:<\|[^<>|]+\|>\s*)?(?=[\[{])")
 """A call without marks may have a special token in front of it, such as Llama's <|python_tag|>."""
 _BETWEEN = re.compile(r"[\s,;]*")
+_OTHER_MARKS = re.compile(
+    r"<(?P<tag>tool_calls?|tools?|function_calls?)>(?P<tagged>[\s\S]*?)(?:</(?P=tag)>|\Z)"
+    r"|<function=(?P<name>[\w.-]+)>(?P<body>[\s\S]*?)(?:</function>|\Z)"
+    r"|^ {0,3}```[ ]*(?P<label>json|tool_calls?|python3?|py|tool_code|repl|)[ ]*\n(?P<fenced>[\s\S]*?)"
+    r"(?:^ {0,3}```[ ]*$|\Z)",
+    re.MULTILINE,
+)
+_CODE_LABELS = ("python", "python3", "py", "tool_code", "repl")
+_PARAMETER = re.compile(r"<parameter=([\w.-]+)>\n?([\s\S]*?)\n?(?:</parameter>|\Z)")
+_NAME_KEY, _ARGUMENTS_KEYS = "name", ("arguments", "parameters")
 _WAY_OUT = "take another model, or the dialect inline or fenced"
+_DECODER = json.JSONDecoder(strict=False)
+"""Lets strings hold newlines as they are, as models write code in them."""
 
 Schemas = Sequence[Mapping[str, Any]]
 
@@ -83,21 +99,91 @@ def result_frame(template: Template, schemas: Schemas, form: CallForm, results: 
 
 
 def split_calls(message: str, form: CallForm) -> tuple[list[str], str]:
-    """The calls in a message, in order, and its prose. A call without its closing mark ends with the message."""
+    """The calls in a message as JSON, in order, and its prose. A call without a closing mark ends with the message."""
     if not form.opening:
         mark = _WHOLE_MESSAGE.match(message)
-        return (_items(message[mark.end() :].strip()), "") if mark else ([], message)
+        return (_items(message[mark.end() :].strip()), "") if mark else _otherwise_written(message, form)
     closing = rf"(?:{re.escape(form.closing)}|\Z)" if form.closing else r"\Z"
-    parts = re.split(rf"{re.escape(form.opening)}([\s\S]*?){closing}", message)
-    return [call for block in parts[1::2] for call in _items(block.strip())], "".join(parts[0::2])
+    calls, prose = list[str](), ""
+    for index, part in enumerate(re.split(rf"{re.escape(form.opening)}([\s\S]*?){closing}", message)):
+        found, rest = (_items(part.strip()), "") if index % 2 else _otherwise_written(part, form)
+        calls, prose = calls + found, prose + rest
+    return calls, prose
 
 
 def is_in_call(before: str, line: str, form: CallForm) -> bool:
     """Whether part of `line` belongs to a call; `before` is the message up to it."""
-    if not form.opening:
-        return _WHOLE_MESSAGE.match(before + line) is not None
-    _, opening, rest = before.rpartition(form.opening)
-    return form.opening in line or (bool(opening) and not (form.closing and form.closing in rest))
+    return len(split_calls(before + line, form)[1]) < len(split_calls(before, form)[1]) + len(line)
+
+
+def written_call(name: str, arguments: Mapping[str, Any], form: CallForm) -> str:
+    """A call as the template writes it, its marks on lines of their own."""
+    call = json.dumps({form.name_key: name, form.arguments_key: arguments}, ensure_ascii=False)
+    return "\n".join(filter(None, [form.opening, call, form.closing]))
+
+
+def _otherwise_written(text: str, form: CallForm) -> tuple[list[str], str]:
+    """The calls in a text without the template's marks, as JSON with its keys, and the prose around them."""
+    calls, prose, position = list[str](), "", 0
+    for mark in _OTHER_MARKS.finditer(text):
+        found = _marked_calls(mark, form)
+        if found:
+            own, rest = _bare_calls(text[position : mark.start()], form)
+            calls, prose, position = [*calls, *own, *found], prose + rest, mark.end()
+    own, rest = _bare_calls(text[position:], form)
+    return calls + own, prose + rest
+
+
+def _marked_calls(mark: re.Match[str], form: CallForm) -> list[str]:
+    """The calls between other marks than the template's; none if what is there is something else."""
+    if mark["name"] is not None:
+        parameters = dict(_PARAMETER.findall(mark["body"]))
+        body = json.dumps(parameters) if parameters else mark["body"].strip() or "{}"
+        return [f'{{"{form.name_key}": {json.dumps(mark["name"])}, "{form.arguments_key}": {body}}}']
+    if mark["label"] in _CODE_LABELS:
+        code = mark["fenced"].rstrip("\n")
+        return [json.dumps({form.name_key: "python", form.arguments_key: {"code": code}})] if code.strip() else []
+    block = (mark["tagged"] or mark["fenced"] or "").strip()
+    return [_in_form(item, form) for item in _items(block)] if _may_hold_calls(block) else []
+
+
+def _bare_calls(text: str, form: CallForm) -> tuple[list[str], str]:
+    """The calls that begin a line of a text without marks, and the rest of the text."""
+    calls, prose, position = list[str](), "", 0
+    for start in re.finditer(r"^[ \t]*(?=[\[{])", text, re.MULTILINE):
+        if start.start() < position:
+            continue
+        try:
+            value, end = _DECODER.raw_decode(text, start.end())
+        except (ValueError, RecursionError):
+            continue
+        items = value if isinstance(value, list) else [value]
+        if items and all(map(_is_call, items)):
+            calls += [_in_form(json.dumps(item), form) for item in items]
+            prose, position = prose + text[position : start.start()], end
+    return calls, prose + text[position:]
+
+
+def _may_hold_calls(block: str) -> bool:
+    return f'"{_NAME_KEY}"' in block and any(f'"{key}"' in block for key in _ARGUMENTS_KEYS)
+
+
+def _is_call(value: Any) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get(_NAME_KEY), str) or len(value) != 2:
+        return False
+    return any(isinstance(value.get(key), dict | str) for key in _ARGUMENTS_KEYS)
+
+
+def _in_form(call: str, form: CallForm) -> str:
+    """A call with the template's keys; what can't be read stays as it is, to be refused later."""
+    try:
+        value = _DECODER.decode(call)
+    except (ValueError, RecursionError):
+        return call
+    if not isinstance(value, dict):
+        return call
+    names = {_NAME_KEY: form.name_key, **dict.fromkeys(_ARGUMENTS_KEYS, form.arguments_key)}
+    return json.dumps({names.get(key, key): each for key, each in value.items()})
 
 
 def _items(block: str) -> list[str]:
@@ -106,7 +192,7 @@ def _items(block: str) -> list[str]:
     position = 0
     while position < len(block):
         try:
-            value, end = json.JSONDecoder().raw_decode(block, position)
+            value, end = _DECODER.raw_decode(block, position)
         except (ValueError, RecursionError):
             return [*found, block[position:]]
         items = value if isinstance(value, list) else [value]

@@ -9,9 +9,10 @@
     ```
 
 All statements of a block run in one go, and each expression among them is echoed, as in the interpreter. The first
-word after the opening fence is its language. Blocks of other languages, or without a language, are prose; so are
-`output` blocks that the model writes itself. A block that is open at the end of the text does not run. As in
-CommonMark, a line of three backticks ends a block even inside a Python string; a longer fence avoids that.
+word after the opening fence is its language. A block without one runs if it is Python; a block for a shell or in
+another programming language is answered with what would run. Other blocks are prose, and `output` blocks that the model
+writes itself are nothing. The end of the text closes a block. As in CommonMark, a line of three backticks ends a block
+even inside a Python string; a longer fence avoids that.
 """
 
 from __future__ import annotations
@@ -20,16 +21,44 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from repl_rl.dialect.base import Cell, CellRun, Shown, Turn
+from repl_rl.dialect.base import Cell, CellRun, Refusal, Shown, Turn
 from repl_rl.dialect.decoder import ProseReader
-from repl_rl.dialect.prose import ProseDialect, answer_in_prose, prose_kind, whole_cell
+from repl_rl.dialect.prose import ProseDialect, answer_in_line, answer_in_prose, prose_kind, whole_cell
 from repl_rl.dialect.python import idle_kind
-from repl_rl.dialect.syntax import holds_statement
+from repl_rl.dialect.syntax import holds_statement, kind_of
 from repl_rl.trajectory import LineKind
 
 _FENCE = re.compile(r"(?P<indent> {0,3})(?:(?P<marks>`{3,})(?P<label>[^`]*)|(?P<tildes>~{3,})(?P<tilde_label>.*))")
-_RUN = frozenset({"python", "py", "python3"})
+_RUN = frozenset({"python", "py", "python3", "ipython", "tool_code", "repl"})
+_OTHER_CODE = frozenset(
+    {
+        "bash",
+        "c",
+        "c++",
+        "cmd",
+        "console",
+        "cpp",
+        "go",
+        "java",
+        "javascript",
+        "js",
+        "julia",
+        "powershell",
+        "r",
+        "ruby",
+        "rust",
+        "sh",
+        "shell",
+        "sql",
+        "ts",
+        "zsh",
+    }
+)
 _BACKTICKS = re.compile(r"`{3,}")
+
+
+_OUTPUT = "output"
+_OTHER_LANGUAGE = Refusal("UnreadCall", "UnreadCall: only blocks that begin with ```python run here")
 
 
 class FencedDialect(ProseDialect):
@@ -50,8 +79,12 @@ class _Fence:
     label: str
 
     @property
-    def runs(self) -> bool:
-        return self.label.lower().split()[:1] in [[name] for name in _RUN]
+    def language(self) -> str:
+        return "".join(self.label.lower().split()[:1])
+
+    @property
+    def may_run(self) -> bool:
+        return self.language in _RUN or not self.label
 
 
 @dataclass(slots=True)
@@ -89,12 +122,14 @@ class FencedReader(ProseReader):
     def read(self, typed: bytes | str, end_of_input: bool = False) -> Turn:
         """Read one turn. In a block that runs, every line counts as code, the fences included."""
         turn = self._typed.take(typed, end_of_input)
-        was_open = self._block is not None and self._block.fence.runs
+        was_open = self._is_in_code
         prose: list[str] = []
         cells = [cell for line in turn.lines if (cell := self._feed(line, prose))]
+        if end_of_input and self._block is not None and (last := self._ended(self._block)):
+            cells.append(last)
         self._prose += prose
         answer = answer_in_prose(prose, "\n".join(self._prose), end_of_input)
-        is_code = was_open or (self._block is not None and self._block.fence.runs)
+        is_code = was_open or self._is_in_code
         kind = (idle_kind(turn.lines) if was_open else LineKind.OPEN) if is_code else prose_kind(prose)
         return Turn(turn.text, tuple(cells), kind, answer)
 
@@ -116,9 +151,26 @@ class FencedReader(ProseReader):
             else:
                 prose.append(line)
             return None
-        if not self._block.is_closed_by(line):
-            self._block.add(line)
+        if self._block.is_closed_by(line):
+            return self._ended(self._block)
+        self._block.add(line)
+        language = self._block.fence.language
+        if language not in _RUN and language != _OUTPUT and (language or answer_in_line(line)):
+            prose.append(line)
+        return None
+
+    @property
+    def _is_in_code(self) -> bool:
+        return self._block is not None and self._block.fence.may_run
+
+    def _ended(self, block: _Block) -> Cell | None:
+        """Leave a block: what of it runs, or is answered."""
+        self._block = None
+        source, language = "\n".join(block.lines), block.fence.language
+        if not holds_statement(source):
             return None
-        block, self._block = self._block, None
-        source = "\n".join(block.lines)
-        return whole_cell(source) if block.fence.runs and holds_statement(source) else None
+        if language in _OTHER_CODE:
+            return Cell("", LineKind.SYNTAX_ERROR, _OTHER_LANGUAGE)
+        if language in _RUN or (not language and kind_of(source) is not LineKind.SYNTAX_ERROR):
+            return whole_cell(source)
+        return None

@@ -33,13 +33,6 @@ class ProseDialect(TextDialect):
 
     setup = WHOLE_CELLS
 
-    def chat_opening(self) -> str:
-        return str(self.texts["opening"])
-
-    def shown_examples(self) -> str:
-        examples = [each.strip() for each in self.texts["examples"][: self.config.examples]]
-        return "\n\n".join(["For example:" if len(examples) == 1 else "Examples:", *examples]) if examples else ""
-
 
 def prose_kind(lines: Sequence[str]) -> LineKind:
     """The kind of lines of prose."""

@@ -6,7 +6,7 @@
     tools: how functions are presented, with {tools}
     tool: one function among them, with {signature} and {description}
     examples: worked sessions that come before the problem, as many as the config asks for; under a chat template in the
-        assistant's turn where an interpreter's prompt opens it, else in the system message
+        system message
 
 A user's own file names the dialect that it is for (`dialect: fenced`). Keys that it leaves out keep the texts of that
 dialect.
@@ -106,11 +106,13 @@ class TextDialect:
 
     def chat_opening(self) -> str:
         """The text that begins the assistant's turn after a chat template."""
-        return self.opening()
+        return str(self.texts["opening"])
 
     def shown_examples(self) -> str:
-        """The worked examples as the system message of a chat holds them; "" where `chat_opening` does."""
-        return ""
+        """The worked examples as the system message of a chat holds them. In the assistant's turn, after the question,
+        they would be taken for its beginning."""
+        examples = [each.strip() for each in self.texts["examples"][: self.config.examples]]
+        return "\n\n".join(["For example:" if len(examples) == 1 else "Examples:", *examples]) if examples else ""
 
     def tools_opening(self) -> str:
         """The functions as presented in a base model's prompt."""
@@ -158,7 +160,7 @@ class PromptDialect(TextDialect):
         return self.as_comments(self.presented_tools())
 
     def chat_opening(self) -> str:
-        return self.opening() + self.first_prompt
+        return super().chat_opening() + self.first_prompt
 
 
 def load_texts(name: str, config: DialectConfig) -> dict[str, Any]:

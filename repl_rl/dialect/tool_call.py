@@ -162,7 +162,7 @@ def parse_call(text: str, form: CallForm) -> tuple[str, dict[str, Any]]:
 
 def _read(text: str) -> Any:
     """JSON without NaN and the infinities: Python's reader accepts them, but no Python literal can express them."""
-    return json.loads(text, parse_constant=_finite, parse_float=_finite)
+    return json.loads(text, parse_constant=_finite, parse_float=_finite, strict=False)
 
 
 def _finite(text: str) -> float:

@@ -10,6 +10,7 @@ Not covered: a failing engine, which ends the run, because all trajectories shar
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
@@ -31,7 +32,7 @@ from repl_rl.rollout.execute import TrajectoryKernel, read_turn, run_turn
 from repl_rl.rollout.scheduler import Cut, CutScope, Scheduler
 from repl_rl.rollout.score import graded_by
 from repl_rl.rollout.setup import RolloutSetup
-from repl_rl.rollout.state import Clock, Spent, TrajectoryState, Wait
+from repl_rl.rollout.state import Clock, Repetition, Spent, TrajectoryState, Wait
 from repl_rl.rollout.subcalls import MOST_CHARS_PER_TOKEN, NoAnswerError, SubCalls
 from repl_rl.rollout.tree import ReplayDiffersError, Root, RootTurn, Start, Trees
 from repl_rl.tools import Toolbox
@@ -288,7 +289,7 @@ class Rollout:
         """The line loop. Its progress is kept in `state`, even if an exception ends it. A `root` forks as it goes."""
         context_tokens = self.setup.context_tokens
         transcript, reader, spent = state.transcript, state.reader, state.spent
-        compactor = None
+        repetition, compactor = Repetition(), None
         if budget.compact_at is not None:
             compactor = Compactor(budget, context_tokens, self.setup.vocabulary, episode.dialect, kernel)
             if (await compactor.open()).state_lost:
@@ -335,6 +336,8 @@ class Rollout:
                     state.stop = StopReason.EOS
                 elif spent.lines + len(state.lines) + 1 >= budget.lines:
                     state.stop = StopReason.MAX_LINES
+                elif repetition.after(ran.kind, ran.cells) >= (budget.repeats or math.inf):
+                    state.stop = StopReason.REPEATS
                 elif spent.seconds + state.clock.running_s >= budget.seconds:
                     state.stop = StopReason.SECONDS
 

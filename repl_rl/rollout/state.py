@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from repl_rl.config import SamplingConfig
-from repl_rl.dialect import Dialect, Reader, Turn, dialect_name
+from repl_rl.dialect import CellRun, Dialect, Reader, Turn, dialect_name
 from repl_rl.engine import SampledLine, Versions
 from repl_rl.errors import BrokenStateError, KernelError
 from repl_rl.rollout import events
@@ -101,6 +102,21 @@ class Transcript:
         self.sampled_mask.extend([sampled] * len(ids))
         self.logprobs.extend(logprobs)
         return start, len(self.completion_ids)
+
+
+class Repetition:
+    """How often a session has repeated what gets it nowhere: blank lines in a row, and code that fails in one way."""
+
+    def __init__(self) -> None:
+        self._blank = 0
+        self._failures = Counter[tuple[str, str | None]]()
+
+    def after(self, kind: LineKind, cells: Sequence[CellRun]) -> int:
+        """The most often repeated of these, once a line is over."""
+        self._blank = self._blank + 1 if kind is LineKind.BLANK else 0
+        failed = [(run.cell.source, run.error_message) for run in cells if run.has_failed]
+        self._failures.update(failed)
+        return max([self._blank, *(self._failures[each] for each in failed)])
 
 
 class Wait(Enum):

@@ -51,6 +51,7 @@ class StopReason(StrEnum):
     MAX_TOKENS = "max_tokens"
     CONTEXT = "context"
     SECONDS = "seconds"
+    REPEATS = "repeats"
     KILLED = "killed"
     """The interpreter was killed by what the model typed (time, memory, exit): its state is gone. Or the environment
     could not go on from what the session had done to it."""
@@ -67,6 +68,7 @@ _BUDGETS = frozenset(
         StopReason.MAX_TOKENS,
         StopReason.CONTEXT,
         StopReason.SECONDS,
+        StopReason.REPEATS,
     }
 )
 
