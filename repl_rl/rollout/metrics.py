@@ -30,7 +30,8 @@ def batch_metrics(trajectories: Sequence[Trajectory], seconds: float) -> dict[st
     Void trajectories (aborted, unfinished or empty) count only in `stops/*`. `time/*_s` is the average time per
     trajectory, queue included, so the four add up to the mean duration. Where sessions were forked, `branches/fork`,
     `branches/replay` and `branches/anew` are the shares of all branches that began so (`repl_rl.trajectory.Branch`).
-    Where sessions asked a language model, `subcalls/*` say how much. `errors/*` names the 20 most frequent exceptions.
+    `unread_calls` are those per trajectory that the dialect answered without running anything. Where sessions asked a
+    language model, `subcalls/*` say how much. `errors/*` names the 20 most frequent exceptions.
     """
     stops = Counter(trajectory.stop_reason for trajectory in trajectories)
     values = {f"stops/{reason}": count / len(trajectories) for reason, count in stops.items()}
@@ -60,6 +61,7 @@ def batch_metrics(trajectories: Sequence[Trajectory], seconds: float) -> dict[st
     return {
         **values,
         "solve_rate": _mean(float((trajectory.outcome_reward or 0.0) > 0) for trajectory in valid),
+        "unread_calls": _mean(trajectory.unread_calls for trajectory in valid),
         "lines_per_trajectory": len(lines) / len(valid),
         "tokens_per_trajectory": sampled / len(valid),
         "tokens_per_s": sampled / seconds,

@@ -57,6 +57,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     from repl_rl.run.progress import Progress
     from repl_rl.tasks import grade
     from repl_rl.view import print_trajectory
+    from repl_rl.view.run import unanswered
 
     tasks = _tasks(options, config)
     table = reward_table(config.rewards, config.credit)
@@ -90,7 +91,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
     grades = f", {solved} solved" if tasks[0].answer else ""
     kept = "" if options.out is None else f" in {options.out}"
     count = f"{len(trajectories)} of {options.n}" if failure else str(len(trajectories))
-    progress.say(f"{count} trajector{'ies' if options.n > 1 else 'y'}{kept}{grades}")
+    missing = f"; without an answer, {lost}" if (lost := unanswered(trajectories)) else ""
+    progress.say(f"{count} trajector{'ies' if options.n > 1 else 'y'}{kept}{grades}{missing}")
     if failure:
         raise failure
     return 0

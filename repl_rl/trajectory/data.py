@@ -52,6 +52,7 @@ class StopReason(StrEnum):
     CONTEXT = "context"
     SECONDS = "seconds"
     REPEATS = "repeats"
+    """It kept repeating what gets it nowhere (`budget.repeats`). No truncation: `train.mask_overlong` leaves it in."""
     KILLED = "killed"
     """The interpreter was killed by what the model typed (time, memory, exit): its state is gone. Or the environment
     could not go on from what the session had done to it."""
@@ -68,7 +69,6 @@ _BUDGETS = frozenset(
         StopReason.MAX_TOKENS,
         StopReason.CONTEXT,
         StopReason.SECONDS,
-        StopReason.REPEATS,
     }
 )
 
@@ -397,6 +397,11 @@ class Trajectory(_Displayed):
     @property
     def sampled_tokens(self) -> int:
         return sum(self.sampled_mask)
+
+    @property
+    def unread_calls(self) -> int:
+        """Calls that the dialect could not read, and answered with what was wrong."""
+        return sum(not cell.source for line in self.lines for cell in line.cells)
 
     def to_dict(self) -> dict[str, Any]:
         """The trajectory in plain JSON types. Raises ValueError if a number in it is not finite."""

@@ -21,7 +21,7 @@ from typing import Any
 
 from repl_rl.errors import RunError
 from repl_rl.files import lines_of, open_file, read_file
-from repl_rl.trajectory import Trajectory, read_jsonl
+from repl_rl.trajectory import StopReason, Trajectory, read_jsonl
 from repl_rl.view.words import counted, duration, milliseconds, signed, solved, total_reward
 
 Row = Mapping[str, Any]
@@ -30,6 +30,7 @@ _MOST_ROWS, _MOST_ROWS_BYTES = 500_000, 128 << 20
 _MOST_LISTS = 1000
 """In a row, which as a rule holds none."""
 _MOST_NOTES = 20
+_HELP = "docs/faq.md says what helps"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +146,21 @@ def rollouts_summary(trajectories: Sequence[Trajectory]) -> list[str]:
         "lines per rollout": f"{fmean(lengths):.1f} on average, {min(lengths):,} to {max(lengths):,}",
         "kinds of lines": _shares(line.kind for trajectory in trajectories for line in trajectory.lines),
         "stopped": _shares(trajectory.stop_reason for trajectory in trajectories),
+        "without an answer": unanswered(trajectories),
     }
     if rewards:
         facts["reward"] = f"{signed(fmean(rewards))} on average, {signed(min(rewards))} to {signed(max(rewards))}"
     return [f"{name}: {text}" for name, text in facts.items() if text]
+
+
+def unanswered(trajectories: Sequence[Trajectory]) -> str:
+    """How many gave no answer, why they ended, and where the remedies are; "" if all gave one."""
+    without = [trajectory for trajectory in trajectories if trajectory.answer is None and not trajectory.is_void]
+    if not without:
+        return ""
+    unread = sum(trajectory.unread_calls for trajectory in without)
+    calls = f"; {counted(unread, 'unread call')}" if unread else ""
+    return f"{len(without):,} of {len(trajectories):,}: {_shares(each.stop_reason for each in without)}{calls}; {_HELP}"
 
 
 def _shares(words: Iterable[str]) -> str:
@@ -183,9 +195,17 @@ def facts(run: Run) -> list[tuple[str, str]]:
         "kernel, 99th percentile": None if slow is None else milliseconds(slow / 1000),
         "workers": None if up is None else f"{up:.0f}{lost_too}",
         "staleness": None if stale is None or most is None else f"{stale:.1f} updates, {most:.0f} at most{dropped_too}",
+        "without an answer": _ended_without(last),
         "seed": run.setting("seed"),
     }
     return [(name, str(value)) for name, value in facts.items() if value is not None]
+
+
+def _ended_without(row: Row) -> str | None:
+    """The shares of a step's sessions that ended otherwise than with an answer; None if it is not known or none did."""
+    stops = {name.removeprefix("stops/"): number(row, name) or 0.0 for name in row if name.startswith("stops/")}
+    shares = sorted(((share, name) for name, share in stops.items() if name != StopReason.ANSWER), reverse=True)
+    return "; ".join([*(f"{name.replace('_', ' ')} {share:.0%}" for share, name in shares), _HELP]) if shares else None
 
 
 def family_rows(run: Run) -> list[dict[str, Any]]:
