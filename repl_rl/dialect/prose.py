@@ -1,8 +1,10 @@
 """The base of the dialects in which a model writes prose with code in it, and `text`, which is prose only.
 
 Prose counts as a comment: a thought. A final answer in prose is text: on a line of its own, `Answer: 42`, which ends
-the trajectory, or in the last `\\boxed{...}` of a text that has ended. A number after `####` is an answer too, as in
-GSM8K; words after it are a heading. Code comes as a whole, so incomplete code is an error and does not wait for more.
+the trajectory, or in the last `\\boxed{...}` of a text that has ended, or else in its last line, `The answer is 42.` A
+number after `####` is an answer too, as in GSM8K; words after it are a heading. What stands around an answer as form is
+no part of it: emphasis, a box, dollar signs of mathematics. Code comes as a whole, so incomplete code is an error and
+does not wait for more.
 """
 
 from __future__ import annotations
@@ -21,7 +23,18 @@ _ANSWER = re.compile(
     r"\s*(?:#{2,6}|[>*-])?[\s*_]*(?i:(?:final )?answer|the (?:final )?answer is)[\s*_]*:[\s*_]*([^\s*_].*?)[\s*_]*"
     r"|\s*#{4}\s*([-+]?[$€£]?\.?\d[\d,./%]*)\s*"
 )
+_LAST_ANSWER = re.compile(
+    r"[\s*_#>-]*(?i:(?:so|thus|therefore|hence|finally)\b,?\s*)?(?i:the (?:final )?answer is)[\s*_:]*([^\s*_].*?)"
+    r"[\s*_.]*"
+)
 _BOXED = "\\boxed{"
+_AROUND = (
+    re.compile(r"\*\*(.+)\*\*"),
+    re.compile(r"`([^`]+)`"),
+    re.compile(r"\$([^$]+)\$"),
+    re.compile(r"\\[(\[](.+)\\[)\]]"),
+)
+"""What is taken off an answer: emphasis, code, and marks of mathematics."""
 
 
 WHOLE_CELLS = "import repl_tools; repl_tools.cells_are_whole()\n"
@@ -49,7 +62,7 @@ def whole_cell(source: str) -> Cell:
 def answer_in_line(line: str) -> str | None:
     """The text after `Answer:` or `####`, if the line holds nothing else."""
     found = _ANSWER.fullmatch(line)
-    return None if found is None else found[1] or found[2]
+    return None if found is None else _bare(found[1] or found[2])
 
 
 def boxed_answer(text: str) -> str | None:
@@ -64,11 +77,24 @@ def boxed_answer(text: str) -> str | None:
 
 
 def answer_in_prose(lines: Sequence[str], text: str, ends: bool) -> tuple[str, ...] | None:
-    """The `repr` of the answer that these lines give. If they give none and the text `ends`, the last box in `text`."""
+    """The `repr` of the answer that these lines give. If they give none and the text `ends`, the last box in `text`, or
+    the answer that its last line speaks of."""
     given = [answer for line in lines if (answer := answer_in_line(line))]
-    if not given and ends and (boxed := boxed_answer(text)):
-        given = [boxed]
+    if not given and ends:
+        last = _LAST_ANSWER.fullmatch(text.rstrip().rpartition("\n")[2])
+        given = [each for each in (boxed_answer(text), last and _bare(last[1])) if each]
     return (repr(given[0]),) if given else None
+
+
+def _bare(answer: str) -> str:
+    """An answer without what stands around it as form."""
+    before = None
+    while answer != before:
+        before, answer = answer, answer.strip().removesuffix(".") if not answer.endswith("..") else answer.strip()
+        answer = next((found[1] for form in _AROUND if (found := form.fullmatch(answer))), answer)
+        if answer.startswith(_BOXED) and answer.endswith("}") and answer.count(_BOXED) == 1:
+            answer = boxed_answer(answer) or answer
+    return answer
 
 
 class PlainTextDialect(ProseDialect):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
 from rich.console import Console
 from rich.table import Table
@@ -21,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 
 from repl_rl.config import Config
 from repl_rl.config.train import KAHAN
+from repl_rl.engine import load_vocabulary
 from repl_rl.engine.environment import has_gpu_driver, prepare_environment
 from repl_rl.engine.factory import engine_backend
 from repl_rl.errors import ModelError
@@ -305,7 +307,22 @@ def _prompts(config: Config, inputs: Inputs, notes: list[str]) -> tuple[int | No
             f"the longest prompt leaves {context - longest} of {context} tokens, less than budget.tokens ({budget}): "
             "such trajectories stop at the context"
         )
-    return longest, f"{longest} tokens at most, beside {budget} of completion, in a context of {context}"
+    shown, digits = config.dialect.max_output_chars, _output_tokens(config, inputs)
+    if digits >= budget:
+        notes.append(
+            f"one output of digits, cut to dialect.max_output_chars ({shown:,}), takes {digits:,} tokens of this model "
+            f"and budget.tokens is {budget:,}: the session ends without an answer; lower the first, or raise the other"
+        )
+    return longest, (
+        f"{longest} tokens at most, beside {budget} of completion, in a context of {context}; an output of {shown:,} "
+        f"characters is up to {digits:,} tokens"
+    )
+
+
+def _output_tokens(config: Config, inputs: Inputs) -> int:
+    """Tokens of the longest output that is shown, if it is all digits, of which many models make one each."""
+    digits = "".join(Random(0).choices("0123456789", k=config.dialect.max_output_chars))
+    return len(load_vocabulary(inputs.model_path).encode_output(digits))
 
 
 def _engine(config: Config) -> str:

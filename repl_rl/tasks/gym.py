@@ -151,7 +151,7 @@ _NAMES: Mapping[Form, str] = {
     number: (
         "simple_equations basic_arithmetic chain_sum products gcd lcm leg_counting count_bits count_primes "
         "decimal_arithmetic decimal_chain_sum fraction_simplification dice simple_geometry largest_island "
-        "circuit_logic self_reference aiw"
+        "circuit_logic self_reference aiw gsm_symbolic"
     ),
     expression: "simple_integration",
     complex_number: "complex_arithmetic",
@@ -163,8 +163,11 @@ _NAMES: Mapping[Form, str] = {
 FORMS: Mapping[str, Form] = {name: form for form, names in _NAMES.items() for name in names.split()}
 """How the submissions to a data set are read, by its name."""
 
-_ARGUMENTS: Mapping[str, Mapping[str, Any]] = {"prime_factorization": {"max_value": 100_000}}
-"""Where the package's defaults make too few problems."""
+_ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
+    "prime_factorization": {"max_value": 100_000},
+    "gsm_symbolic": {"size": 200_000},
+}
+"""Where the package's defaults make too few problems. Most data sets have more than their `size`."""
 
 
 @lru_cache(4096)
@@ -194,13 +197,13 @@ def warm() -> None:
 
 @cache
 def data_set(name: str) -> Any:
-    return imported("reasoning_gym").create_dataset(name, seed=0, size=1, **_ARGUMENTS.get(name, {}))
+    return imported("reasoning_gym").create_dataset(name, **{"seed": 0, "size": 1, **_ARGUMENTS.get(name, {})})
 
 
 def _family(name: str) -> Family:
     return Family(
         PREFIX + name,
-        lambda rng: (rng.randrange(10**9),),
+        lambda rng: (rng.randrange(_ARGUMENTS.get(name, {}).get("size", 10**9)),),
         lambda index: str(entry(name, index)["answer"]),
         ("{0}",),
         present=lambda index: (entry(name, index)["question"],),
