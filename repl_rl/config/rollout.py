@@ -172,6 +172,8 @@ class EngineConfig(Section):
 
 LEAST_TEMPERATURE = 0.01
 """vLLM samples at no lower temperature than this one, unless it is 0."""
+_BIASED = "so the ratio between the two, and the gradient, would be biased"
+_ELSEWHERE = "Evaluation and rollouts may have others: `repl-rl eval` and `repl-rl rollout` with"
 
 
 class SamplingConfig(Section):
@@ -184,6 +186,11 @@ class SamplingConfig(Section):
     training needs."""
     top_k: int = Field(0, ge=0)
     """Sample from so many of the most likely tokens. 0 is off, and what training needs."""
+    min_p: float = Field(0.0, ge=0, le=1)
+    """Sample from tokens at least this share as likely as the likeliest. 0 is off, and what training needs."""
+    repetition_penalty: float = Field(1.0, gt=0, le=10)
+    """Divides the logits of tokens that are in the transcript already, prompt and outputs included, or multiplies
+    negative ones. 1 is off, and what training needs. Code repeats names and digits, so more than 1.1 harms it."""
 
     def require_gradient(self) -> None:
         """Raises ConfigError for settings that no policy can be trained with: too low a temperature, and cut tails."""
@@ -196,14 +203,19 @@ class SamplingConfig(Section):
         if self.top_p < 1 or self.top_k > 0:
             raise ConfigError(
                 f"sampling.top_p {self.top_p:g} and sampling.top_k {self.top_k} (of TRL's arguments too) leave out "
-                "tokens that the trainer's probabilities count, so the ratio between the two, and the gradient, would "
-                "be biased; train with top_p 1 and top_k 0. Evaluation and rollouts may have others: `repl-rl eval` "
-                "and `repl-rl rollout` with --set sampling.top_p=..."
+                f"tokens that the trainer's probabilities count, {_BIASED}; train with top_p 1 and top_k 0. "
+                f"{_ELSEWHERE} --set sampling.top_p=..."
+            )
+        if self.min_p > 0 or self.repetition_penalty != 1:
+            raise ConfigError(
+                f"sampling.min_p {self.min_p:g} and sampling.repetition_penalty {self.repetition_penalty:g} change "
+                f"probabilities that the trainer computes without them, {_BIASED}; train with min_p 0 and "
+                f"repetition_penalty 1. {_ELSEWHERE} --set sampling.min_p=..."
             )
 
     def seeded(self, seed: str) -> SeededSampling:
         """The same settings, with random numbers that are determined by `seed`."""
-        return SeededSampling(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, seed=seed)
+        return SeededSampling(**self.model_dump(include=set(SamplingConfig.model_fields)), seed=seed)
 
 
 class SeededSampling(SamplingConfig):

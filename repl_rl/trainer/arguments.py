@@ -36,8 +36,10 @@ _OPTIONAL: dict[str, type[Section]] = {"branch": BranchConfig}
 """Sections that may be None."""
 
 _REASONS = {
-    "our engines don't sample with it; `sampling` has temperature, top_p and top_k": """
-        min_p repetition_penalty generation_kwargs cache_implementation""",
+    "training samples with a temperature alone; rollouts and evaluation have it in the section `sampling`": """
+        min_p repetition_penalty""",
+    "our engines don't sample with it; the section `sampling` has what they know": """
+        generation_kwargs cache_implementation""",
     "our own engine samples; the section `engine` says how": """
         vllm_mode vllm_model_impl vllm_enable_sleep_mode vllm_structured_outputs_regex vllm_server_base_url
         vllm_server_host vllm_server_port vllm_server_timeout vllm_group_port vllm_gpu_memory_utilization

@@ -8,6 +8,9 @@ from collections.abc import Coroutine, Iterator
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.generation import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor
 
 from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig, SeededSampling
 from repl_rl.engine import Engine, Finish, SampledLine, Vocabulary, make_engine
@@ -104,6 +107,25 @@ async def test_many_slots_side_by_side_sample_what_each_samples_alone(engine: En
     for number, lines in enumerate(together[:10]):
         for found, expected in zip(lines, await session(number), strict=True):
             assert_same(found, expected)
+
+
+async def test_min_p_and_the_repetition_penalty_are_those_of_transformers(
+    engine: Engine, vocabulary: Vocabulary
+) -> None:
+    """Of a float32 forward pass: the penalty goes by all ids before a token, prompt included, then the temperature."""
+    model = AutoModelForCausalLM.from_pretrained(NANO_PATH, dtype=torch.float32)
+    sampling = SamplingConfig(temperature=1.7, min_p=0.02, repetition_penalty=1.4)
+    prompts = [prompt(vocabulary, number) for number in range(24)]
+    for ids, found in zip(
+        prompts, await asyncio.gather(*(line(engine, ids, sampling) for ids in prompts)), strict=True
+    ):
+        seen = torch.tensor([[*ids, *found.ids]])
+        with torch.no_grad():
+            logits = model(seen).logits[0]
+        for index, (token, logprob) in enumerate(zip(found.ids, found.logprobs, strict=True), len(ids)):
+            processed = RepetitionPenaltyLogitsProcessor(1.4)(seen[:, :index], logits[index - 1 : index]) / 1.7
+            kept = MinPLogitsWarper(0.02)(seen, processed).log_softmax(-1)
+            assert logprob == pytest.approx(kept[0, token].item(), abs=1e-3)
 
 
 async def test_a_line_depends_on_its_ids_and_not_on_what_the_slot_was_asked_before(

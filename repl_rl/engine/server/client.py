@@ -370,6 +370,8 @@ def line_request(
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+            "repetition_penalty": sampling.repetition_penalty,
             "max_tokens": max_tokens,
             "logprobs": 0,
             "detokenize": False,

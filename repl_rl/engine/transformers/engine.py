@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from transformers.generation import RepetitionPenaltyLogitsProcessor
 
 from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig, SeededSampling
 from repl_rl.engine.base import Finish, SampledLine, Versions, updated
@@ -248,6 +249,10 @@ class RowBatch:
     def _feed(self, first_row: int, sequences: Sequence[RowSequence]) -> None:
         pending = [sequence.ids[sequence.cached :] for sequence in sequences]
         logits = self._model.next_logits(first_row, pending, [sequence.cached for sequence in sequences])
+        for row, sequence in enumerate(sequences):
+            if (penalty := sequence.sampling.repetition_penalty) != 1:
+                seen = torch.tensor([sequence.ids], device=logits.device)
+                logits[row : row + 1] = RepetitionPenaltyLogitsProcessor(penalty)(seen, logits[row : row + 1])
         tokens, logprobs = sample_tokens(logits, [s.sampling for s in sequences], [s.draws.random() for s in sequences])
         for sequence, token, logprob in zip(sequences, tokens, logprobs, strict=True):
             if not math.isfinite(logprob):

@@ -23,7 +23,13 @@ from typing import Any
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, Cache, DynamicCache
-from transformers.generation import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers.generation import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 from transformers.integrations import deepspeed
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -236,19 +242,19 @@ class RowModel:
 def sample_tokens(
     logits: torch.Tensor, settings: Sequence[SamplingConfig], uniforms: Sequence[float]
 ) -> tuple[list[int], list[float]]:
-    """Token ids and log-probabilities in nats for `logits` (B, V), by one number in [0, 1) per row.
+    """Token ids and log-probabilities in nats for `logits` (B, V), penalties included, by one number in [0, 1) per row.
 
     Row b's token is the first whose cumulative probability exceeds `uniforms[b]`; a greedy row's is the likeliest.
     A row of non-finite logits comes back with a non-finite log-probability.
     """
-    rows: dict[tuple[float, int, float], list[int]] = {}
+    rows: dict[tuple[float, float, int, float], list[int]] = {}
     for row, setting in enumerate(settings):
-        rows.setdefault((setting.temperature, setting.top_k, setting.top_p), []).append(row)
+        rows.setdefault((setting.temperature, setting.min_p, setting.top_k, setting.top_p), []).append(row)
     logits, greedy = logits.float(), torch.zeros(len(settings), 1, dtype=torch.bool, device=logits.device)
     likeliest = logits.argmax(dim=-1, keepdim=True)  # (B, 1)
-    for (temperature, top_k, top_p), own in rows.items():
+    for (temperature, min_p, top_k, top_p), own in rows.items():
         greedy[own] = temperature == 0
-        warpers = _warpers(temperature, top_k, top_p)
+        warpers = _warpers(temperature, min_p, top_k, top_p)
         if len(rows) == 1:
             logits = warpers(None, logits)
         elif warpers:
@@ -262,13 +268,15 @@ def sample_tokens(
     return ids.squeeze(1).tolist(), logps.gather(1, ids).squeeze(1).tolist()
 
 
-def _warpers(temperature: float, top_k: int, top_p: float) -> LogitsProcessorList:
-    """transformers' own, none for greedy rows: tokens as likely as the k-th stay, and one token at least."""
+def _warpers(temperature: float, min_p: float, top_k: int, top_p: float) -> LogitsProcessorList:
+    """transformers' own, in vLLM's order, none for greedy rows: tokens as likely as the k-th stay, one at least."""
     warpers = LogitsProcessorList()
     if temperature == 0:
         return warpers
     if temperature != 1:
         warpers.append(TemperatureLogitsWarper(float(max(temperature, LEAST_TEMPERATURE))))
+    if min_p:
+        warpers.append(MinPLogitsWarper(min_p))
     if top_k:
         warpers.append(TopKLogitsWarper(top_k))
     if top_p < 1:

@@ -197,7 +197,8 @@ class LineStepper:
         """Sampled tokens that were given to the model again, to sample the next one of their line."""
 
     def add(self, slot: LineSlot, ids: list[int], max_tokens: int, sampling: SamplingConfig) -> None:
-        params = _params(max_tokens, sampling.temperature, sampling.top_p, sampling.top_k)
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        params = _params(max_tokens, *(getattr(sampling, name) for name in names))
         if isinstance(sampling, SeededSampling):
             params = params.clone()
             params.seed = sampling.line_seed(len(ids))
@@ -281,11 +282,15 @@ class LineStepper:
 
 
 @lru_cache(maxsize=1024)
-def _params(max_tokens: int, temperature: float, top_p: float, top_k: int) -> SamplingParams:
+def _params(
+    max_tokens: int, temperature: float, top_p: float, top_k: int, min_p: float, repetition_penalty: float
+) -> SamplingParams:
     return SamplingParams(
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
         max_tokens=max_tokens,
         logprobs=0,
         detokenize=False,
