@@ -36,8 +36,8 @@ class DialectConfig(Section):
     of a .yaml file with texts for one of them (`dialect: fenced`)."""
     system: str | None = None
     """System prompt. null: the dialect's own for chat models, nothing for base models."""
-    examples: int = Field(0, ge=0)
-    """Worked sessions shown before the problem."""
+    examples: int | None = Field(None, ge=0)
+    """Worked sessions shown before the problem. null: all that the dialect has under a chat template, else none."""
     max_output_chars: int = Field(1000, ge=64)
     """Longer outputs are cut in the middle before they are encoded."""
 

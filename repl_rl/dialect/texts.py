@@ -6,7 +6,8 @@
     tools: how functions are presented, with {tools}
     tool: one function among them, with {signature} and {description}
     examples: worked sessions that come before the problem, as many as the config asks for; under a chat template in the
-        system message
+        system message. Each is a mapping of `question` and `session`, or the text of both
+    example: the frame of one in the system message, with {question} and {session}
 
 A user's own file names the dialect that it is for (`dialect: fenced`). Keys that it leaves out keep the texts of that
 dialect.
@@ -38,7 +39,9 @@ _DEFAULTS: dict[str, Any] = {
     "tools": "These functions are there:\n{tools}",
     "tool": "{signature}: {description}",
     "examples": [],
+    "example": "Problem: {question}\n{session}",
 }
+_EXAMPLE_KEYS = {"question", "session"}
 
 SMALLEST_LIMIT_CHARS = 64
 
@@ -67,7 +70,7 @@ class TextDialect:
                     f"the texts of a dialect, {self.config.name}: {self.texts_name} never shows {key}; leave it out"
                 )
         available = len(self.texts["examples"])
-        if self.config.examples > available:
+        if (self.config.examples or 0) > available:
             where = f"prompts/{self.texts_name}.yaml" if self.texts_name else type(self).__name__
             raise ConfigError(f"dialect.examples is {self.config.examples}, but {where} holds {available}")
 
@@ -102,17 +105,23 @@ class TextDialect:
 
     def opening(self) -> str:
         """The beginning of a session, with as many worked examples as the config asks for."""
-        return "".join([self.texts["opening"], *self.texts["examples"][: self.config.examples]])
+        examples = self.texts["examples"][: self.config.examples or 0]
+        worked = [
+            each if isinstance(each, str) else self.framed(each["question"]) + each["session"] for each in examples
+        ]
+        return "".join([self.texts["opening"], *worked])
 
     def chat_opening(self) -> str:
         """The text that begins the assistant's turn after a chat template."""
         return str(self.texts["opening"])
 
     def shown_examples(self) -> str:
-        """The worked examples as the system message of a chat holds them. In the assistant's turn, after the question,
-        they would be taken for its beginning."""
-        examples = [each.strip() for each in self.texts["examples"][: self.config.examples]]
-        return "\n\n".join(["For example:" if len(examples) == 1 else "Examples:", *examples]) if examples else ""
+        """The worked examples as the system message of a chat holds them, all of them if the config asks for no number.
+        In the assistant's turn, after the question, they would be taken for its beginning."""
+        examples = self.texts["examples"][: self.config.examples]
+        worked = [each if isinstance(each, str) else filled(self.texts["example"], **each) for each in examples]
+        head = "For example:" if len(worked) == 1 else "Examples:"
+        return "\n\n".join([head, *(each.strip() for each in worked)]) if worked else ""
 
     def tools_opening(self) -> str:
         """The functions as presented in a base model's prompt."""
@@ -177,6 +186,9 @@ def load_texts(name: str, config: DialectConfig) -> dict[str, Any]:
             if not name:
                 continue
             raise ConfigError(f"{where}: unknown key {key!r}; {nearest(str(key), list(known))}")
+        if key == "examples":
+            _refuse_examples(where, value)
+            continue
         is_list = isinstance(known[key], list)
         like = (known[key] or [""])[0] if is_list else known[key]
         parts = value if is_list and isinstance(value, list) else [value]
@@ -185,6 +197,22 @@ def load_texts(name: str, config: DialectConfig) -> dict[str, Any]:
     if "{question}" not in own.get("question", "{question}"):
         raise ConfigError(f"{where}: question has no {{question}} in it, where the problem goes")
     return {**known, **own}
+
+
+def _refuse_examples(where: str, examples: Any) -> None:
+    if not isinstance(examples, list):
+        raise ConfigError(f"{where}: examples is {examples!r:.100}; it has to be a list")
+    for each in examples:
+        if (
+            isinstance(each, dict)
+            and set(each) == _EXAMPLE_KEYS
+            and all(isinstance(text, str) for text in each.values())
+        ):
+            continue
+        if not isinstance(each, str):
+            raise ConfigError(
+                f"{where}: examples holds {each!r:.100}; each is text, or a mapping of question and session to text"
+            )
 
 
 def _own_texts(config: DialectConfig) -> dict[str, Any]:

@@ -14,17 +14,21 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from repl_rl.config import DialectConfig
 from repl_rl.dialect.base import Cell, CellRun, ChatPrompt, OfferedTool, Refusal, Shown, Template, Turn
-from repl_rl.dialect.call_form import CallForm, call_form, is_in_call, result_frame, split_calls
+from repl_rl.dialect.call_form import CallForm, call_form, is_in_call, result_frame, split_calls, written_call
 from repl_rl.dialect.decoder import ProseReader
 from repl_rl.dialect.prose import ProseDialect, answer_in_prose, prose_kind, whole_cell
 from repl_rl.dialect.texts import filled
 from repl_rl.errors import ConfigError
 from repl_rl.trajectory import LineKind, Message
+
+_CALL_LINE = re.compile(r'^\{"name": .*\}$', re.MULTILINE)
+"""A call in a worked session."""
 
 
 class ToolCallDialect(ProseDialect):
@@ -59,6 +63,12 @@ class ToolCallDialect(ProseDialect):
     def chat_prompt(self, question: str, history: Sequence[Message] = ()) -> ChatPrompt:
         prompt = super().chat_prompt(question, history)
         return ChatPrompt(prompt.messages, prompt.prefill, self._schemas)
+
+    def shown_examples(self) -> str:
+        """As other dialects', each call as this template writes it."""
+        return _CALL_LINE.sub(
+            lambda line: written_call(**json.loads(line[0]), form=self.form), super().shown_examples()
+        )
 
     def presented_tools(self) -> str:
         """Always "": the template presents the tools."""
