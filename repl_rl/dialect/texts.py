@@ -7,7 +7,8 @@
     tool: one function among them, with {signature} and {description}
     examples: worked sessions that come before the problem, as many as the config asks for; under a chat template in the
         system message. Each is a mapping of `question` and `session`, or the text of both
-    example: the frame of one in the system message, with {question} and {session}
+    example: the frame of one in the system message, with {question} and {session}; that of a file with a question of its
+        own is the question's
 
 A user's own file names the dialect that it is for (`dialect: fenced`). Keys that it leaves out keep the texts of that
 dialect.
@@ -119,7 +120,9 @@ class TextDialect:
         """The worked examples as the system message of a chat holds them, all of them if the config asks for no number.
         In the assistant's turn, after the question, they would be taken for its beginning."""
         examples = self.texts["examples"][: self.config.examples]
-        worked = [each if isinstance(each, str) else filled(self.texts["example"], **each) for each in examples]
+        is_framed = "question" in self.own_texts and "example" not in self.own_texts
+        frame = f"{self.texts['question']}{{session}}" if is_framed else self.texts["example"]
+        worked = [each if isinstance(each, str) else filled(frame, **each) for each in examples]
         head = "For example:" if len(worked) == 1 else "Examples:"
         return "\n\n".join([head, *(each.strip() for each in worked)]) if worked else ""
 

@@ -284,7 +284,7 @@ def training_arguments(config: Config, folder: RunFolder, **extra: Any) -> ReplG
     micro_batch = plan.micro_batch or plan.trajectories_per_process
     arguments: dict[str, Any] = {
         **{name: getattr(plan, name) for name in _NAMED_ALIKE},
-        **config.sampling.model_dump(),
+        **config.sampling.model_dump(include={"temperature", "top_p", "top_k"}),
         "output_dir": str(folder.checkpoints),
         "rollout_dir": str(folder.rollouts),
         "seed": config.seed,

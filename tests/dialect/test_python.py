@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import pytest
@@ -30,25 +29,10 @@ def test_a_base_model_reads_the_problem_as_comments(problem: str, comments: str)
 
 def test_system_prompt_and_examples_stand_before_the_problem() -> None:
     prompt = PythonDialect(DialectConfig(system=" Be brief. ", examples=1)).completion_prompt("Q")
-    example = ">>> # What is 48 * 52?\n>>> 48 * 52\n2496\n>>> submit_final_answer(2496)\n"
+    question = "A box holds 12 pencils. Ann buys 4 boxes and gives 9 pencils away. How many does she keep?"
+    lines = ">>> # 4 boxes of 12, less 9\n>>> kept = 4 * 12 - 9\n>>> kept\n39\n>>> submit_final_answer(kept)\n"
+    example = f">>> # {question}\n{lines}"
     assert prompt == f"Be brief.\n\n{BANNER}{example}>>> # Q\n>>>"
-
-
-def test_the_examples_are_true() -> None:
-    """What an example shows as output is what its line gives."""
-    prompt = PythonDialect(DialectConfig(examples=2)).completion_prompt("Q")
-    namespace: dict[str, object] = {}
-    shown = prompt.splitlines()
-    outputs = 0
-    for line, following in itertools.pairwise(shown):
-        code = line.removeprefix(">>> ")
-        if line.startswith(">>> ") and not code.startswith(("#", "submit_")):
-            if following.startswith(">>>"):
-                exec(code, namespace)
-            else:
-                assert repr(eval(code, namespace)) == following
-                outputs += 1
-    assert outputs == 2
 
 
 def test_a_chat_model_gets_the_banner_as_prefill() -> None:
@@ -57,7 +41,7 @@ def test_a_chat_model_gets_the_banner_as_prefill() -> None:
     assert "submit_final_answer(value)" in chat.messages[0]["content"]
     assert chat.messages[1]["content"] == "What is 6 * 7?"
     assert chat.prefill == f"{BANNER}>>>"
-    assert PythonDialect(DialectConfig(system="S")).chat_prompt("Q").messages[0]["content"] == "S"
+    assert PythonDialect(DialectConfig(system="S", examples=0)).chat_prompt("Q").messages[0]["content"] == "S"
 
 
 def test_more_examples_than_there_are() -> None:
@@ -124,7 +108,8 @@ def test_a_limit_without_room_for_the_marker_is_refused() -> None:
         ('quesion: "Q: {question}"', "unknown key 'quesion'; did you mean 'question'"),
         ("question: 5", "question is 5; it has to be text"),
         ("examples: one", "examples is 'one'; it has to be a list"),
-        ("examples: [one, 2]", "examples is .'one', 2.; it has to be a list"),
+        ("examples: [one, 2]", "examples holds 2; each is text, or a mapping of question and session to text"),
+        ("examples: [{question: x}]", "examples holds .'question': 'x'.; each is text, or a mapping"),
         ('question: "Solve it."', r"question has no \{question\} in it"),
         ("dialect: text\ntool: x", "text never shows tool; leave it out"),
     ],
