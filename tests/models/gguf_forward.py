@@ -9,27 +9,33 @@ from gguf import GGUFReader
 from gguf.quants import dequantize
 
 
-def logits(file: Path, ids: list[int]) -> np.ndarray:
-    """Of each next token, shape [len(ids), vocabulary]."""
+def logits(file: Path, ids: list[int], embeddings: str = "token_embd") -> np.ndarray:
+    """Of each next token, shape [len(ids), vocabulary]. `embeddings` names the tensor that they are taken from."""
     read = GGUFReader(file)
-    weights = {each.name: dequantize(each.data, each.tensor_type).astype(np.float64) for each in read.tensors}
+    tensors = {each.name: each for each in read.tensors}
+
+    def weight(name: str, rows: slice | list[int] = slice(None)) -> np.ndarray:
+        tensor = tensors[name]
+        values: np.ndarray = dequantize(tensor.data[rows], tensor.tensor_type).astype(np.float64)
+        return values
 
     def setting(name: str) -> float:
         return float(read.fields[f"qwen2.{name}"].contents())
 
     heads, stored = int(setting("attention.head_count")), int(setting("attention.head_count_kv"))
     epsilon, base = setting("attention.layer_norm_rms_epsilon"), setting("rope.freq_base")
-    hidden = weights["token_embd.weight"][ids]
+    hidden = weight(f"{embeddings}.weight", ids)
     size, length = hidden.shape[1] // heads, len(ids)
     angles = np.arange(length)[:, None] / base ** (np.arange(0, size, 2) / size)
     cosine, sine = np.cos(angles)[:, None], np.sin(angles)[:, None]
     mask = np.triu(np.full((length, length), -np.inf), 1)
 
     def normed(values: np.ndarray, name: str) -> np.ndarray:
-        return values / np.sqrt((values**2).mean(-1, keepdims=True) + epsilon) * weights[f"{name}.weight"]
+        return values / np.sqrt((values**2).mean(-1, keepdims=True) + epsilon) * weight(f"{name}.weight")
 
     def projected(values: np.ndarray, name: str) -> np.ndarray:
-        return values @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0.0)
+        bias = weight(f"{name}.bias") if f"{name}.bias" in tensors else 0.0
+        return values @ weight(f"{name}.weight").T + bias
 
     def rotated(values: np.ndarray) -> np.ndarray:
         first, second = np.split(values, 2, -1)
@@ -50,5 +56,5 @@ def logits(file: Path, ids: list[int]) -> np.ndarray:
         hidden = hidden + projected(
             gate / (1 + np.exp(-gate)) * projected(before, f"{block}.ffn_up"), f"{block}.ffn_down"
         )
-    head = weights.get("output.weight", weights["token_embd.weight"])
-    return normed(hidden, "output_norm") @ head.T
+    head = "output.weight" if "output.weight" in tensors else "token_embd.weight"
+    return normed(hidden, "output_norm") @ weight(head).T

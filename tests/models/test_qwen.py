@@ -43,19 +43,17 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def test_it_computes_what_the_file_s_tensors_do(qwen: Path, tmp_path: Path) -> None:
-    """One float64 forward pass of the quantised tensors, with the file's own head on both sides."""
+    """With the embeddings of the file's head, which has the same matrix in eight bits in place of five."""
     from transformers import AutoModelForCausalLM
 
     file = tmp_path / "qwen.gguf"
     gguf._join(NAME, file)
     ids = load_vocabulary(str(qwen)).encode_prompt(">>> # What is 6 * 7?\n>>> 6 * 7\n42\n>>>")
-    expected = logits(file, list(ids))
+    expected = logits(file, list(ids), "output")
     model = AutoModelForCausalLM.from_pretrained(qwen, dtype=torch.float32)
     with torch.no_grad():
         found = model(torch.tensor([ids])).logits[0].double().numpy()
-    # The embeddings are now the head's, of eight bits in place of five: close, and not equal.
-    assert np.array_equal(found.argmax(-1), expected.argmax(-1))
-    assert np.abs(found - expected).mean() < 0.5
+    assert np.abs(found - expected).max() < 1e-3
 
 
 def test_sessions_in_every_dialect_are_exact(qwen: Path) -> None:

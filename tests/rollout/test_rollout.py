@@ -131,6 +131,29 @@ def test_every_budget_has_its_reason(
         assert (trajectory.lines[-1].kind is LineKind.OVERLONG) == (reason is StopReason.LINE_TOKENS)
 
 
+@pytest.mark.parametrize(
+    ("typed", "repeats", "length"),
+    [
+        ([" x\n"] * 9, 3, 3),  # the same error of the same code
+        ([" x\n", " y\n"] * 9, 3, 5),  # also in turn with another
+        (["\n"] * 9, 4, 4),
+        ([" 1\n", "\n", "\n", " 1\n", "\n", "\n", " 1\n"], 3, 7),  # blank lines in a row count, and no others
+        ([" 1\n"] * 9, 3, 9),  # what runs may be run again
+        ([" # a\n"] * 9, 3, 9),
+        ([" f(\n"] + ["\n"] * 5 + [")\n"], 3, 4),
+        ([" int('a')\n", " int('b')\n"] * 2, 3, 4),
+        ([" x\n"] * 9, None, 9),
+    ],
+)
+def test_a_session_that_repeats_what_fails_is_ended(
+    roll: Roll, typed: list[str], repeats: int | None, length: int
+) -> None:
+    trajectory = roll(typed, budget={"repeats": repeats, "lines": 40})
+    assert len(trajectory.lines) == length
+    assert (trajectory.stop_reason is StopReason.REPEATS) == (length < len(typed))
+    assert not trajectory.is_overlong
+
+
 def test_a_long_output_is_cut_in_the_middle_before_it_is_encoded(roll: Roll) -> None:
     dialect = DialectConfig(max_output_chars=100)
     trajectory = roll([" print('9' * 5000)\n", " submit_final_answer(1)\n"], dialect=dialect)

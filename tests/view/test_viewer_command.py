@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from made_trajectories import line, made
 
 from repl_rl.cli import main
-from repl_rl.trajectory import StopReason, write_jsonl
-from repl_rl.view.run import rollouts_summary
+from repl_rl.trajectory import LineKind, RecordedCell, StopReason, write_jsonl
+from repl_rl.view.run import rollouts_summary, unanswered
 from repl_rl.view.viewer.api import RunApi
 from repl_rl.view.viewer.indexer import update
 from tests.view.conftest import STEPS, failed_trajectory, make_trajectory, solved_trajectory
@@ -89,6 +90,16 @@ def test_rollouts_without_grades_rewards_or_lines_have_a_summary_too() -> None:
         "lines per rollout: 0.0 on average, 0 to 0",
         "stopped: aborted 2 (100%)",
     ]
+
+
+def test_a_summary_says_why_sessions_gave_no_answer_and_where_the_remedies_are() -> None:
+    unread = made([replace(line("x", LineKind.SYNTAX_ERROR), cells=(RecordedCell("", "no call"),))])
+    lost = [StopReason.REPEATS, StopReason.EOS, StopReason.REPEATS]
+    sessions = [replace(unread, answer=("1",)), *(replace(unread, stop_reason=stop) for stop in lost)]
+    assert rollouts_summary(sessions)[-1] == (
+        "without an answer: 3 of 4: repeats 2 (67%), eos 1 (33%); 3 unread calls; docs/faq.md says what helps"
+    )
+    assert unanswered(sessions[:1]) == ""
 
 
 @pytest.mark.parametrize("options", [[], ["--summary"], ["--export"], ["--serve", "--no-browser"]])
