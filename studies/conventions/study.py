@@ -29,6 +29,7 @@ from repl_rl.errors import ConfigError, RunError
 from repl_rl.run.folder import RunFolder
 from repl_rl.trajectory import LineKind, Trajectory, read_jsonl
 from repl_rl.utils.machine import machine
+from studies.nano.sessions import texts_of
 
 CONVENTIONS = ("python", "fenced", "inline", "tool_call", "text")
 CONFIG = str(Path(__file__).with_name("conventions.yaml"))
@@ -61,7 +62,12 @@ class ConventionsSettings:
 
     def overrides(self, name: str) -> tuple[str, ...]:
         """The overrides of the shipped config for one convention."""
-        own = (f"name={name}", f"dialect.name={name}", f"seed={self.seed}", f"train.max_minutes={self.minutes}")
+        own = (
+            f"name={name}",
+            f"dialect.name={texts_of(name)}",
+            f"seed={self.seed}",
+            f"train.max_minutes={self.minutes}",
+        )
         return (*self.settings, *own)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import cycle
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -153,8 +154,13 @@ def chat_prompt_text(dialect: Dialect, question: str) -> str:
 
 
 def conventions() -> dict[str, Dialect]:
-    """The dialects that have a writer."""
-    return {name: make_dialect(DialectConfig(name=name), template=render_chat) for name in WRITERS}
+    """The dialects that have a writer, with the texts that the checkpoint was shown."""
+    return {name: make_dialect(DialectConfig(name=texts_of(name)), template=render_chat) for name in WRITERS}
+
+
+def texts_of(dialect: str) -> str:
+    """The file of texts that nano-conventions was shown in a dialect."""
+    return str(Path(__file__).with_name("texts") / f"{dialect}.yaml")
 
 
 class _Terminal:

@@ -17,6 +17,7 @@ from repl_rl.rollout.service import open_service
 from repl_rl.rollout.setup import dialect_for
 from repl_rl.tasks import grade, make_tasks
 from studies.conventions.study import CONFIG
+from studies.nano.sessions import texts_of
 from studies.nano.writers import CHAT_TEMPLATE, END_OF_TURN, WRITERS, render_chat
 
 TOKENIZER = AutoTokenizer.from_pretrained(CONVENTIONS_PATH)
@@ -41,7 +42,9 @@ def test_the_shipped_template_renders_as_the_sessions_were_made():
 
 
 def test_calls_and_results_stand_in_the_template_as_hermes_has_them():
-    dialect = make_dialect(load_config(CONFIG, ("dialect.name=tool_call",)).dialect, template=render_chat)
+    dialect = make_dialect(
+        load_config(CONFIG, (f"dialect.name={texts_of('tool_call')}",)).dialect, template=render_chat
+    )
     assert dialect.form.opening == "<tool_call>"
     assert dialect.form.closing == "</tool_call>"
     assert dialect.frame(1) == (
@@ -52,7 +55,7 @@ def test_calls_and_results_stand_in_the_template_as_hermes_has_them():
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_prompts_are_short(name):
-    dialect = dialect_for(VOCABULARY, load_config(CONFIG, (f"dialect.name={name}",)).dialect)
+    dialect = dialect_for(VOCABULARY, load_config(CONFIG, (f"dialect.name={texts_of(name)}",)).dialect)
     prompt = make_prompt(dialect, VOCABULARY, "What is 1234 * 5678?", chat=True)
     assert len(prompt.ids) < 60
 
@@ -69,7 +72,7 @@ def test_tags_are_tokens_and_yet_text_and_the_marks_of_turns_are_mere_text_in_ou
 @pytest.mark.parametrize("name", [name for name in WRITERS if name != "text"])
 def test_the_start_solves_some_of_40_problems_in_every_dialect_with_tools(name):
     config = load_config(
-        CONFIG, (f"dialect.name={name}", "engine.backend=transformers", "kernel.size=8", "engine.places=40")
+        CONFIG, (f"dialect.name={texts_of(name)}", "engine.backend=transformers", "kernel.size=8", "engine.places=40")
     )
     tasks = make_tasks(None, 40, seed=1, split="heldout")
     with open_service(config) as service:
