@@ -38,7 +38,7 @@ class DialectConfig(Section):
     """System prompt. null: the dialect's own for chat models, nothing for base models."""
     examples: int | None = Field(None, ge=0)
     """Worked sessions shown before the problem. null: all that the dialect has under a chat template, else none."""
-    max_output_chars: int = Field(1000, ge=64)
+    max_output_chars: int = Field(500, ge=64)
     """Longer outputs are cut in the middle before they are encoded."""
 
 
@@ -242,16 +242,16 @@ class SeededSampling(SamplingConfig):
 class BudgetConfig(Section):
     """When a trajectory has to end. Each limit has its own `StopReason`."""
 
-    line_tokens: int = Field(64, ge=1)
+    line_tokens: int = Field(128, ge=1)
     """Tokens of one line; a line that reaches it without a newline is `overlong` and does not run."""
-    lines: int = Field(12, ge=1)
+    lines: int = Field(24, ge=1)
     """Lines of a trajectory, of every kind."""
-    tokens: int = Field(400, ge=1)
+    tokens: int = Field(512, ge=1)
     """Completion tokens, outputs included."""
     seconds: float = Field(120.0, gt=0)
     """Wall time from the moment that engine and kernel are there."""
     repeats: int | None = Field(4, ge=2)
-    """Blank lines in a row, or times that the same code fails in the same way. null: there is no limit."""
+    """Times that code fails in the same way, and blank lines, or one comment, in a row. null: there is no limit."""
     compact_at: float | None = Field(None, gt=0, le=1)
     """Share of `engine.context_tokens` at which a session's transcript is compacted: a summary and the last lines take
     its place, while the interpreter lives on. It happens earlier where a line of `line_tokens` would not fit any more.

@@ -105,18 +105,21 @@ class Transcript:
 
 
 class Repetition:
-    """How often a session has repeated what gets it nowhere: blank lines in a row, and code that fails in one way."""
+    """How often a session has repeated what gets it nowhere: code that fails in one way, at any time; blank lines and
+    one comment, in a row."""
 
     def __init__(self) -> None:
-        self._blank = 0
+        self._idle, self._text = 0, ""
         self._failures = Counter[tuple[str, str | None]]()
 
-    def after(self, kind: LineKind, cells: Sequence[CellRun]) -> int:
+    def after(self, kind: LineKind, text: str, cells: Sequence[CellRun]) -> int:
         """The most often repeated of these, once a line is over."""
-        self._blank = self._blank + 1 if kind is LineKind.BLANK else 0
+        is_idle = kind in (LineKind.BLANK, LineKind.COMMENT)
+        self._idle = (self._idle + 1 if text.strip() == self._text else 1) if is_idle else 0
+        self._text = text.strip()
         failed = [(run.cell.source, run.error_message) for run in cells if run.has_failed]
         self._failures.update(failed)
-        return max([self._blank, *(self._failures[each] for each in failed)])
+        return max([self._idle, *(self._failures[each] for each in failed)])
 
 
 class Wait(Enum):

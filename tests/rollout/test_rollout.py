@@ -139,7 +139,8 @@ def test_every_budget_has_its_reason(
         (["\n"] * 9, 4, 4),
         ([" 1\n", "\n", "\n", " 1\n", "\n", "\n", " 1\n"], 3, 7),  # blank lines in a row count, and no others
         ([" 1\n"] * 9, 3, 9),  # what runs may be run again
-        ([" # a\n"] * 9, 3, 9),
+        ([" # a\n"] * 9, 3, 3),
+        ([" # a\n", " # b\n"] * 4, 3, 8),
         ([" f(\n"] + ["\n"] * 5 + [")\n"], 3, 4),
         ([" int('a')\n", " int('b')\n"] * 2, 3, 4),
         ([" x\n"] * 9, None, 9),
