@@ -42,6 +42,8 @@ _DEFAULTS: dict[str, Any] = {
     "examples": [],
     "example": "Problem: {question}\n{session}",
 }
+_OTHER_PROBLEMS = "This is how other problems were solved, with numbers of their own:"
+"""Small models work on a problem that an example shows unless they are told that it isn't theirs."""
 _EXAMPLE_KEYS = {"question", "session"}
 
 SMALLEST_LIMIT_CHARS = 64
@@ -123,8 +125,7 @@ class TextDialect:
         is_framed = "question" in self.own_texts and "example" not in self.own_texts
         frame = f"{self.texts['question']}{{session}}" if is_framed else self.texts["example"]
         worked = [each if isinstance(each, str) else filled(frame, **each) for each in examples]
-        head = "For example:" if len(worked) == 1 else "Examples:"
-        return "\n\n".join([head, *(each.strip() for each in worked)]) if worked else ""
+        return "\n\n".join([_OTHER_PROBLEMS, *(each.strip() for each in worked)]) if worked else ""
 
     def tools_opening(self) -> str:
         """The functions as presented in a base model's prompt."""

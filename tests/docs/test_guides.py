@@ -99,7 +99,7 @@ def test_a_file_of_texts(here: Path) -> None:
     assert dialect.completion_prompt("What is 6 * 7?") == "Q: What is 2 + 2?\nA:\nAnswer: 4\nQ: What is 6 * 7?\nA:\n"
     system, user = (message["content"] for message in dialect.chat_prompt("What is 3?").messages)
     assert system.startswith("You solve riddles with Python.")
-    assert system.endswith("For example:\n\nQ: What is 2 + 2?\nA:\nAnswer: 4")
+    assert system.endswith("with numbers of their own:\n\nQ: What is 2 + 2?\nA:\nAnswer: 4")
     assert user == "Q: What is 3?\nA:"
     [cell] = dialect.reader().read("```python\n6 * 7\n```\n").cells
     assert cell.source == "6 * 7"
