@@ -244,14 +244,15 @@ class BudgetConfig(Section):
 
     line_tokens: int = Field(128, ge=1)
     """Tokens of one line; a line that reaches it without a newline is `overlong` and does not run."""
-    lines: int = Field(24, ge=1)
+    lines: int = Field(48, ge=1)
     """Lines of a trajectory, of every kind."""
     tokens: int = Field(512, ge=1)
     """Completion tokens, outputs included."""
     seconds: float = Field(120.0, gt=0)
     """Wall time from the moment that engine and kernel are there."""
     repeats: int | None = Field(4, ge=2)
-    """Times that code fails in the same way, and blank lines, or one comment, in a row. null: there is no limit."""
+    """Times that code fails in the same way; and, in a row, blank lines, one comment, or code that shows the same again
+    and changes nothing. null: there is no limit."""
     compact_at: float | None = Field(None, gt=0, le=1)
     """Share of `engine.context_tokens` at which a session's transcript is compacted: a summary and the last lines take
     its place, while the interpreter lives on. It happens earlier where a line of `line_tokens` would not fit any more.

@@ -156,6 +156,8 @@ def _bare_calls(text: str, form: CallForm) -> tuple[list[str], str]:
         try:
             value, end = _DECODER.raw_decode(text, start.end())
         except (ValueError, RecursionError):
+            if _may_hold_calls(text[start.end() :]):  # meant as one, and to be refused
+                return [*calls, text[start.end() :].strip()], prose + text[position : start.start()]
             continue
         items = value if isinstance(value, list) else [value]
         if items and all(map(_is_call, items)):

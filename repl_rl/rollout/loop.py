@@ -336,7 +336,7 @@ class Rollout:
                     state.stop = StopReason.EOS
                 elif spent.lines + len(state.lines) + 1 >= budget.lines:
                     state.stop = StopReason.MAX_LINES
-                elif repetition.after(ran.kind, turn.text, ran.cells) >= (budget.repeats or math.inf):
+                elif repetition.after(ran, turn.text) >= (budget.repeats or math.inf):
                     state.stop = StopReason.REPEATS
                 elif spent.seconds + state.clock.running_s >= budget.seconds:
                     state.stop = StopReason.SECONDS

@@ -118,5 +118,6 @@ def test_training_samples_with_the_weights_that_it_trains(
         trainer.sync_weights()
         ids = vocabulary.encode_prompt(PROMPT)
         line = asyncio.run(sample(trainer.engine, ids, 48, 1.0))
-        assert line_difference(trainer.model, ids, line) < 1e-3
-        assert line_difference(nano(), ids, line) > 5e-3
+        own = line_difference(trainer.model, ids, line)
+        assert own < 1e-3
+        assert line_difference(nano(), ids, line) > 5 * own

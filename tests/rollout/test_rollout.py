@@ -136,22 +136,24 @@ def test_every_budget_has_its_reason(
     [
         ([" x\n"] * 9, 3, 3),  # the same error of the same code
         ([" x\n", " y\n"] * 9, 3, 5),  # also in turn with another
+        ([" int('a')\n", " int('b')\n"] * 2, 3, None),
         (["\n"] * 9, 4, 4),
-        ([" 1\n", "\n", "\n", " 1\n", "\n", "\n", " 1\n"], 3, 7),  # blank lines in a row count, and no others
-        ([" 1\n"] * 9, 3, 9),  # what runs may be run again
+        ([" 1\n", "\n", "\n", " 1\n", "\n", "\n", " 1\n"], 3, None),  # no three in a row
+        ([" f(\n"] + ["\n"] * 5, 3, 4),
         ([" # a\n"] * 9, 3, 3),
-        ([" # a\n", " # b\n"] * 4, 3, 8),
-        ([" f(\n"] + ["\n"] * 5 + [")\n"], 3, 4),
-        ([" int('a')\n", " int('b')\n"] * 2, 3, 4),
-        ([" x\n"] * 9, None, 9),
+        ([" # a\n", " # b\n"] * 4, 3, None),
+        ([" 1\n"] * 9, 3, 3),  # the same is shown again
+        ([" x = 1\n"] * 9, 3, None),  # nothing is shown
+        ([" n = 0\n", *[" n += 1; print('a')\n"] * 8], 3, None),  # something changes
+        ([" x\n"] * 9, None, None),
     ],
 )
-def test_a_session_that_repeats_what_fails_is_ended(
-    roll: Roll, typed: list[str], repeats: int | None, length: int
+def test_a_session_that_repeats_itself_is_ended(
+    roll: Roll, typed: list[str], repeats: int | None, length: int | None
 ) -> None:
-    trajectory = roll(typed, budget={"repeats": repeats, "lines": 40})
-    assert len(trajectory.lines) == length
-    assert (trajectory.stop_reason is StopReason.REPEATS) == (length < len(typed))
+    trajectory = roll([*typed, " submit_final_answer(1)\n"], budget={"repeats": repeats})
+    assert len(trajectory.lines) == (len(typed) + 1 if length is None else length)
+    assert trajectory.stop_reason is (StopReason.ANSWER if length is None else StopReason.REPEATS)
     assert not trajectory.is_overlong
 
 
