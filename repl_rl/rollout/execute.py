@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -169,6 +170,28 @@ class TurnResult:
             calls=self.calls,
             cells=tuple(RecordedCell(run.cell.source, dialect.plain_output(run), run.images) for run in self.cells),
         )
+
+
+class Repetition:
+    """How often a session has repeated what gets it nowhere: code that fails in one way, at any time; and, in a row,
+    blank lines, one comment, or code that shows the same again, calls no tool and changes nothing."""
+
+    def __init__(self) -> None:
+        self._in_row, self._last = 0, object()
+        self._failures = Counter[tuple[str, str | None]]()
+
+    def after(self, ran: TurnResult, text: str) -> int:
+        """The most often repeated of these, once a line is over."""
+        shown = [(run.cell.source, run.text) for run in ran.cells if run.text]
+        is_known = shown and not ran.calls and ran.fingerprint is not None
+        done: object = (shown, ran.fingerprint) if is_known else object()
+        if ran.kind in (LineKind.BLANK, LineKind.COMMENT):
+            done = text.strip()
+        if ran.kind is not LineKind.OPEN:  # a block comes to nothing before it ends
+            self._in_row, self._last = (self._in_row + 1 if done == self._last else 1), done
+        failed = [(run.cell.source, run.error_message) for run in ran.cells if run.has_failed]
+        self._failures.update(failed)
+        return max([self._in_row, *(self._failures[each] for each in failed)])
 
 
 async def read_turn(reader: Reader, kernel: TrajectoryKernel, typed: bytes, end_of_input: bool) -> Turn:

@@ -28,11 +28,11 @@ from repl_rl.rollout.compact import Compactor
 from repl_rl.rollout.custom import SamplerEngine, run_sampler
 from repl_rl.rollout.episode import Episode, EpisodeMaker
 from repl_rl.rollout.events import Event, Listener, event_stream
-from repl_rl.rollout.execute import TrajectoryKernel, read_turn, run_turn
+from repl_rl.rollout.execute import Repetition, TrajectoryKernel, read_turn, run_turn
 from repl_rl.rollout.scheduler import Cut, CutScope, Scheduler
 from repl_rl.rollout.score import graded_by
 from repl_rl.rollout.setup import RolloutSetup
-from repl_rl.rollout.state import Clock, Repetition, Spent, TrajectoryState, Wait
+from repl_rl.rollout.state import Clock, Spent, TrajectoryState, Wait
 from repl_rl.rollout.subcalls import MOST_CHARS_PER_TOKEN, NoAnswerError, SubCalls
 from repl_rl.rollout.tree import ReplayDiffersError, Root, RootTurn, Start, Trees
 from repl_rl.tools import Toolbox

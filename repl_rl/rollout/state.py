@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from repl_rl.config import SamplingConfig
 from repl_rl.dialect import Dialect, Reader, Turn, dialect_name
@@ -17,9 +15,6 @@ from repl_rl.engine import SampledLine, Versions
 from repl_rl.errors import BrokenStateError, KernelError
 from repl_rl.rollout import events
 from repl_rl.trajectory import Branch, Compaction, Line, LineKind, StopReason, Task, Trajectory
-
-if TYPE_CHECKING:
-    from repl_rl.rollout.execute import TurnResult
 
 _log = logging.getLogger(__name__)
 
@@ -106,27 +101,6 @@ class Transcript:
         self.sampled_mask.extend([sampled] * len(ids))
         self.logprobs.extend(logprobs)
         return start, len(self.completion_ids)
-
-
-class Repetition:
-    """How often a session has repeated what gets it nowhere: code that fails in one way, at any time; and, in a row,
-    blank lines, one comment, or code that shows the same again, calls no tool and changes nothing."""
-
-    def __init__(self) -> None:
-        self._in_row, self._last = 0, object()
-        self._failures = Counter[tuple[str, str | None]]()
-
-    def after(self, ran: TurnResult, text: str) -> int:
-        """The most often repeated of these, once a line is over."""
-        shown = [(run.cell.source, run.text) for run in ran.cells if run.text]
-        done: object = (shown, ran.fingerprint) if shown and not ran.calls else object()
-        if ran.kind in (LineKind.BLANK, LineKind.COMMENT):
-            done = text.strip()
-        if ran.kind is not LineKind.OPEN:  # a block comes to nothing before it ends
-            self._in_row, self._last = (self._in_row + 1 if done == self._last else 1), done
-        failed = [(run.cell.source, run.error_message) for run in ran.cells if run.has_failed]
-        self._failures.update(failed)
-        return max([self._in_row, *(self._failures[each] for each in failed)])
 
 
 class Wait(Enum):

@@ -118,7 +118,8 @@ async def test_a_line_is_asked_for_with_its_ids_and_comes_back_with_logprobs(
     line = await sample(fakes.open(fakes[0]))
     ids = vocabulary.encode_output(LINE)
     assert line == SampledLine(ids, (LOGPROB,) * len(ids), Finish.NEWLINE, versions=((0, 0),))
-    parameters = {"temperature": 0.7, "top_p": 0.9, "top_k": 40, "max_tokens": 40, "logprobs": 0, "detokenize": False}
+    parameters = {"temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.0, "repetition_penalty": 1.0}
+    parameters |= {"max_tokens": 40, "logprobs": 0, "detokenize": False}
     seed = fakes[0].requests[0]["sampling_params"].pop("seed")
     assert 0 <= seed < 2**63
     assert fakes[0].requests == [

@@ -18,14 +18,16 @@ import yaml
 from scripted import LOGPROB, Execute, HookedKernels, ScriptedEngine, failing_kernels, rollout_of
 
 from repl_rl.config import DialectConfig
+from repl_rl.dialect import Cell, CellRun
 from repl_rl.engine import Vocabulary
 from repl_rl.errors import ConfigError, KernelError
 from repl_rl.kernel import ExecResult, KernelPool, Limits
 from repl_rl.rollout.batch import RolloutBatch
+from repl_rl.rollout.execute import Repetition, TurnResult
 from repl_rl.rollout.scheduler import Cut
 from repl_rl.rollout.service import AttachedKernels
 from repl_rl.rollout.state import Transcript
-from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory
+from repl_rl.trajectory import LineKind, StopReason, Task, ToolCall, Trajectory
 
 CLIENT = """
 import sys
@@ -142,9 +144,7 @@ def test_every_budget_has_its_reason(
         ([" f(\n"] + ["\n"] * 5, 3, 4),
         ([" # a\n"] * 9, 3, 3),
         ([" # a\n", " # b\n"] * 4, 3, None),
-        ([" 1\n"] * 9, 3, 3),  # the same is shown again
-        ([" x = 1\n"] * 9, 3, None),  # nothing is shown
-        ([" n = 0\n", *[" n += 1; print('a')\n"] * 8], 3, None),  # something changes
+        ([" 1\n"] * 9, 3, None),  # these kernels don't say whether that changes anything
         ([" x\n"] * 9, None, None),
     ],
 )
@@ -155,6 +155,23 @@ def test_a_session_that_repeats_itself_is_ended(
     assert len(trajectory.lines) == (len(typed) + 1 if length is None else length)
     assert trajectory.stop_reason is (StopReason.ANSWER if length is None else StopReason.REPEATS)
     assert not trajectory.is_overlong
+
+
+def test_what_shows_the_same_again_and_changes_nothing_is_repeated() -> None:
+    def shown(output: str, fingerprint: str | None = "f", calls: tuple[ToolCall, ...] = ()) -> TurnResult:
+        runs = (CellRun(Cell("look()", LineKind.EXPRESSION), output),)
+        return TurnResult(LineKind.EXPRESSION, runs, fingerprint=fingerprint, calls=calls)
+
+    def counts(*turns: TurnResult) -> list[int]:
+        repetition = Repetition()
+        return [repetition.after(turn, " look()\n") for turn in turns]
+
+    assert counts(shown("1\n"), shown("1\n"), shown("2\n"), shown("1\n"), shown("1\n")) == [1, 2, 1, 1, 2]
+    assert counts(shown("1\n"), TurnResult(LineKind.OPEN), shown("1\n")) == [1, 1, 2]
+    assert counts(shown("1\n", "f"), shown("1\n", "g")) == [1, 1]
+    assert counts(*[shown("1\n", None)] * 3) == [1, 1, 1]
+    assert counts(*[shown("moved\n", calls=(ToolCall("move"),))] * 3) == [1, 1, 1]
+    assert counts(*[shown("")] * 3) == [1, 1, 1]
 
 
 def test_a_long_output_is_cut_in_the_middle_before_it_is_encoded(roll: Roll) -> None:

@@ -71,7 +71,7 @@ class AskingKernel:
 
 
 def rollout_of_asking(engine: Any, kernels: AskingKernels, **subcalls: Any) -> Rollout:
-    budget = {"seconds": 3600}
+    budget = {"seconds": 3600, "tokens": 400}
     return rollout_of(engine, kernels, budget=budget, at_once=256, environment="rlm", subcalls=subcalls)
 
 

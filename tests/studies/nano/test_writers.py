@@ -21,7 +21,7 @@ from repl_rl.tasks import FAMILIES, grade, make_tasks, split_of
 from repl_rl.trajectory import Trajectory
 from studies.nano.build import Example, example_of
 from studies.nano.demonstrations import Code, Step, Submit, Thought
-from studies.nano.sessions import SessionRecord, load_interpreter, make_mixture
+from studies.nano.sessions import SessionRecord, load_interpreter, make_mixture, texts_of
 from studies.nano.writers import WRITERS, render_chat
 
 WITH_TOOLS = [name for name in WRITERS if name != "text"]
@@ -75,7 +75,7 @@ async def roll_out(name: str, records: Sequence[SessionRecord], examples: Sequen
     ]
     assert all(not set(turn[:-1]) & (vocabulary.stop_ids | vocabulary.eos_ids) for each in turns for turn in each)
     assert all(turn[-1] in vocabulary.stop_ids | vocabulary.eos_ids for each in turns for turn in each)
-    dialect = dialect_for(vocabulary, DialectConfig(name=name))
+    dialect = dialect_for(vocabulary, DialectConfig(name=texts_of(name)))
     rollout = Rollout(
         Typist(vocabulary, examples, turns),
         FakeKernelPool(),
@@ -91,7 +91,7 @@ async def roll_out(name: str, records: Sequence[SessionRecord], examples: Sequen
 
 
 def make_dialect_of(name: str):
-    return make_dialect(DialectConfig(name=name), template=render_chat)
+    return make_dialect(DialectConfig(name=texts_of(name)), template=render_chat)
 
 
 def typed_by(name: str, steps: Sequence[tuple[Step, str]]) -> list[str]:
