@@ -19,8 +19,8 @@ class ModelConfig(Section):
     """The model that samples and is trained."""
 
     path: str = "nano"
-    """`nano`, `nano-conventions`, `nano-rlm`, a local checkpoint folder, or a hub id. What begins with
-    `.`, `/` or `~`, or ends with `/`, is a folder."""
+    """A name (`nano`, `nano-conventions`, `nano-rlm`, `qwen2.5-coder-0.5b`, `qwen2.5-coder-1.5b`, `gemma-270m`), a local
+    checkpoint folder, a .gguf file, or a hub id. What begins with `.`, `/` or `~`, or ends with `/`, is local."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of the sampler's weights, and of the trainer's passes if it is bfloat16. The weights that are trained have
     `train.dtype`."""

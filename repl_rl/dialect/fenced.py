@@ -30,35 +30,12 @@ from repl_rl.trajectory import LineKind
 
 _FENCE = re.compile(r"(?P<indent> {0,3})(?:(?P<marks>`{3,})(?P<label>[^`]*)|(?P<tildes>~{3,})(?P<tilde_label>.*))")
 _RUN = frozenset({"python", "py", "python3", "ipython", "tool_code", "repl"})
-_OTHER_CODE = frozenset(
-    {
-        "bash",
-        "c",
-        "c++",
-        "cmd",
-        "console",
-        "cpp",
-        "go",
-        "java",
-        "javascript",
-        "js",
-        "julia",
-        "powershell",
-        "r",
-        "ruby",
-        "rust",
-        "sh",
-        "shell",
-        "sql",
-        "ts",
-        "zsh",
-    }
+_OTHER_CODE = re.compile(
+    r"bash|c|c\+\+|cmd|console|cpp|go|java|javascript|js|julia|powershell|r|ruby|rust|sh|shell|sql|ts|zsh"
 )
-_BACKTICKS = re.compile(r"`{3,}")
-
-
 _OUTPUT = "output"
 _OTHER_LANGUAGE = Refusal("UnreadCall", "UnreadCall: only blocks that begin with ```python run here")
+_BACKTICKS = re.compile(r"`{3,}")
 
 
 class FencedDialect(ProseDialect):
@@ -169,7 +146,7 @@ class FencedReader(ProseReader):
         source, language = "\n".join(block.lines), block.fence.language
         if not holds_statement(source):
             return None
-        if language in _OTHER_CODE:
+        if _OTHER_CODE.fullmatch(language):
             return Cell("", LineKind.SYNTAX_ERROR, _OTHER_LANGUAGE)
         if language in _RUN or (not language and kind_of(source) is not LineKind.SYNTAX_ERROR):
             return whole_cell(source)
