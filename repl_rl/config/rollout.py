@@ -19,7 +19,7 @@ class ModelConfig(Section):
     """The model that samples and is trained."""
 
     path: str = "nano"
-    """A name (`nano`, `nano-conventions`, `nano-rlm`, `qwen2.5-coder-0.5b`, `qwen2.5-coder-1.5b`, `gemma-270m`), a local
+    """A name (nano, nano-conventions, nano-rlm, qwen2.5-coder-0.5b, qwen2.5-coder-1.5b, gemma-270m), a local
     checkpoint folder, a .gguf file, or a hub id. What begins with `.`, `/` or `~`, or ends with `/`, is local."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of the sampler's weights, and of the trainer's passes if it is bfloat16. The weights that are trained have
@@ -172,8 +172,6 @@ class EngineConfig(Section):
 
 LEAST_TEMPERATURE = 0.01
 """vLLM samples at no lower temperature than this one, unless it is 0."""
-_BIASED = "so the ratio between the two, and the gradient, would be biased"
-_ELSEWHERE = "Evaluation and rollouts may have others: `repl-rl eval` and `repl-rl rollout` with"
 
 
 class SamplingConfig(Section):
@@ -200,17 +198,15 @@ class SamplingConfig(Section):
                 f"{LEAST_TEMPERATURE:g} or more: below, samplers type what is likeliest, and a policy's gradient of "
                 "that is not defined. Evaluation may have its own, eval.temperature"
             )
-        if self.top_p < 1 or self.top_k > 0:
+        plain = SamplingConfig(temperature=self.temperature)
+        names = [name for name in SamplingConfig.model_fields if getattr(self, name) != getattr(plain, name)]
+        if names:
+            given = " and ".join(f"sampling.{name} {getattr(self, name):g}" for name in names)
+            without = " and ".join(f"{name} {getattr(plain, name):g}" for name in names)
             raise ConfigError(
-                f"sampling.top_p {self.top_p:g} and sampling.top_k {self.top_k} (of TRL's arguments too) leave out "
-                f"tokens that the trainer's probabilities count, {_BIASED}; train with top_p 1 and top_k 0. "
-                f"{_ELSEWHERE} --set sampling.top_p=..."
-            )
-        if self.min_p > 0 or self.repetition_penalty != 1:
-            raise ConfigError(
-                f"sampling.min_p {self.min_p:g} and sampling.repetition_penalty {self.repetition_penalty:g} change "
-                f"probabilities that the trainer computes without them, {_BIASED}; train with min_p 0 and "
-                f"repetition_penalty 1. {_ELSEWHERE} --set sampling.min_p=..."
+                f"{given} (of TRL's arguments too): the trainer's probabilities are those without it, so the ratio of the "
+                f"two, and the gradient, would be biased; train with {without}. Evaluation and rollouts may have it: "
+                f"`repl-rl eval` and `repl-rl rollout` with --set sampling.{names[0]}=..."
             )
 
     def seeded(self, seed: str) -> SeededSampling:

@@ -71,7 +71,7 @@ DIALECTS: dict[str, type[Any]] = {
 def make_dialect(config: DialectConfig, tools: Sequence[OfferedTool] = (), template: Template | None = None) -> Dialect:
     """The dialect that a config names, offering `tools`. Raises ConfigError if it doesn't exist or can't be made."""
     kind = dialect_class(config)
-    if issubclass(kind, ToolCallDialect):
+    if issubclass(kind, ToolCallDialect | FencedDialect):
         return kind(config, tools, template)
     dialect: Dialect = kind(config, tools)
     return dialect

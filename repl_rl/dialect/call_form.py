@@ -98,6 +98,18 @@ def result_frame(template: Template, schemas: Schemas, form: CallForm, results: 
     return tuple(frames)
 
 
+def user_frame(template: Template) -> tuple[str, str] | None:
+    """What the template writes around a message of the user's, from the end of the model's turn to its next one; None
+    if it does not write such a conversation."""
+    asked = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _VALUE}]
+    try:
+        text = template([*asked, {"role": "user", "content": _NAME}], (), True)
+    except ModelError:
+        return None
+    before, _, behind = text.partition(_VALUE)[2].partition(_NAME)
+    return (before, behind) if before and behind else None
+
+
 def split_calls(message: str, form: CallForm) -> tuple[list[str], str]:
     """The calls in a message as JSON, in order, and its prose. A call without a closing mark ends with the message."""
     if not form.opening:

@@ -11,8 +11,9 @@
 All statements of a block run in one go, and each expression among them is echoed, as in the interpreter. The first
 word after the opening fence is its language. A block without one runs if it is Python; a block for a shell or in
 another programming language is answered with what would run. Other blocks are prose, and `output` blocks that the model
-writes itself are nothing. The end of the text closes a block. As in CommonMark, a line of three backticks ends a block
-even inside a Python string; a longer fence avoids that.
+writes itself are nothing. The end of the text closes a block; in a chat, its output is then the user's next message,
+and the model goes on. As in CommonMark, a line of three backticks ends a block even inside a Python string; a longer
+fence avoids that.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from repl_rl.dialect.base import Cell, CellRun, Refusal, Shown, Turn
+from repl_rl.config import DialectConfig
+from repl_rl.dialect.base import Cell, CellRun, OfferedTool, Refusal, Shown, Template, Turn
+from repl_rl.dialect.call_form import user_frame
 from repl_rl.dialect.decoder import ProseReader
 from repl_rl.dialect.prose import ProseDialect, answer_in_line, answer_in_prose, prose_kind, whole_cell
 from repl_rl.dialect.python import idle_kind
@@ -43,8 +46,15 @@ class FencedDialect(ProseDialect):
 
     texts_name = "fenced"
 
+    def __init__(
+        self, config: DialectConfig | None = None, tools: Sequence[OfferedTool] = (), template: Template | None = None
+    ) -> None:
+        """With a `template`, sessions are chats, and a turn that ends with a block is answered by the user."""
+        super().__init__(config, tools)
+        self._frame = None if template is None else user_frame(template)
+
     def reader(self) -> FencedReader:
-        return FencedReader(self.truncate)
+        return FencedReader(self.truncate, frame=self._frame)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +68,6 @@ class _Fence:
     @property
     def language(self) -> str:
         return "".join(self.label.lower().split()[:1])
-
-    @property
-    def may_run(self) -> bool:
-        return self.language in _RUN or not self.label
 
 
 @dataclass(slots=True)
@@ -95,6 +101,9 @@ class FencedReader(ProseReader):
 
     _block: _Block | None = None
     _prose: list[str] = field(default_factory=list)
+    frame: tuple[str, str] | None = None
+    """What stands around an answer to a turn that the model has ended, if it may go on then."""
+    _waits: bool = False
 
     def read(self, typed: bytes | str, end_of_input: bool = False) -> Turn:
         """Read one turn. In a block that runs, every line counts as code, the fences included."""
@@ -108,7 +117,8 @@ class FencedReader(ProseReader):
         answer = answer_in_prose(prose, "\n".join(self._prose), end_of_input)
         is_code = was_open or self._is_in_code
         kind = (idle_kind(turn.lines) if was_open else LineKind.OPEN) if is_code else prose_kind(prose)
-        return Turn(turn.text, tuple(cells), kind, answer)
+        self._waits = end_of_input and bool(cells) and answer is None and self.frame is not None
+        return Turn(turn.text, tuple(cells), kind, answer, self._waits)
 
     def show(self, runs: Sequence[CellRun], goes_on: bool) -> tuple[Shown, ...]:
         """An `output` block for each block that ran, even if it printed nothing. Its fence is longer than any in the
@@ -118,6 +128,9 @@ class FencedReader(ProseReader):
             fence = "`" * max([3, *(len(found) + 1 for found in _BACKTICKS.findall(output))])
             line_end = "" if not output or output.endswith("\n") else "\n"
             blocks.append(f"{fence}output\n{output}{line_end}{fence}\n")
+        if self._waits and self.frame is not None:
+            before, behind = self.frame
+            return (Shown(before, is_frame=True), Shown("".join(blocks).rstrip("\n")), Shown(behind, is_frame=True))
         separator = "\n" if self._typed.is_ahead else ""  # a fence after text that is typed ahead needs a new line
         return (Shown(separator + "".join(blocks)),) if runs else ()
 
@@ -138,7 +151,7 @@ class FencedReader(ProseReader):
 
     @property
     def _is_in_code(self) -> bool:
-        return self._block is not None and self._block.fence.may_run
+        return self._block is not None and self._block.fence.language in (*_RUN, "")
 
     def _ended(self, block: _Block) -> Cell | None:
         """Leave a block: what of it runs, or is answered."""

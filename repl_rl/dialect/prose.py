@@ -28,12 +28,7 @@ _LAST_ANSWER = re.compile(
     r"[\s*_.]*"
 )
 _BOXED = "\\boxed{"
-_AROUND = (
-    re.compile(r"\*\*(.+)\*\*"),
-    re.compile(r"`([^`]+)`"),
-    re.compile(r"\$([^$]+)\$"),
-    re.compile(r"\\[(\[](.+)\\[)\]]"),
-)
+_AROUND = re.compile(r"\*\*(.+)\*\*|`([^`]+)`|\$([^$]+)\$|\\[(\[](.+)\\[)\]]")
 """What is taken off an answer: emphasis, code, and marks of mathematics."""
 
 
@@ -91,7 +86,8 @@ def _bare(answer: str) -> str:
     before = None
     while answer != before:
         before, answer = answer, answer.strip().removesuffix(".") if not answer.endswith("..") else answer.strip()
-        answer = next((found[1] for form in _AROUND if (found := form.fullmatch(answer))), answer)
+        if found := _AROUND.fullmatch(answer):
+            answer = found[found.lastindex or 0]
         if answer.startswith(_BOXED) and answer.endswith("}") and answer.count(_BOXED) == 1:
             answer = boxed_answer(answer) or answer
     return answer

@@ -207,13 +207,8 @@ def _refuse_examples(where: str, examples: Any) -> None:
     if not isinstance(examples, list):
         raise ConfigError(f"{where}: examples is {examples!r:.100}; it has to be a list")
     for each in examples:
-        if (
-            isinstance(each, dict)
-            and set(each) == _EXAMPLE_KEYS
-            and all(isinstance(text, str) for text in each.values())
-        ):
-            continue
-        if not isinstance(each, str):
+        texts = each.values() if isinstance(each, dict) and set(each) == _EXAMPLE_KEYS else [each]
+        if not all(isinstance(text, str) for text in texts):
             raise ConfigError(
                 f"{where}: examples holds {each!r:.100}; each is text, or a mapping of question and session to text"
             )

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,11 @@ def folder_of(path: str) -> Path:
     return cache_home() / f"{file.stem}-{mark[:12]}-{_CONVERSION}"
 
 
+def is_file(path: str) -> bool:
+    """Whether `path` names a GGUF file, which may be missing."""
+    return path.lower().endswith(".gguf") and not os.path.isdir(os.path.expanduser(path))
+
+
 def convert(path: str, folder: Path) -> None:
     """Fill `folder`, which is empty, with the checkpoint of a packaged model or of a `.gguf` file, and its tokenizer.
 
@@ -107,21 +113,17 @@ def convert(path: str, folder: Path) -> None:
     damaged or of a kind that transformers can't read, and OSError if there is no room.
     """
     require_reader()
-    if path not in PACKAGED:
-        _convert(path, Path(path).expanduser().resolve(), folder)
-        return
-    joined = folder / f"{path}.gguf"
-    _join(path, joined)
-    _convert(path, joined, folder)
-    joined.unlink()
+    joined = folder / "joined.gguf"
+    if path in PACKAGED:
+        _join(path, joined)
+    _convert(path, joined if path in PACKAGED else Path(path).expanduser().resolve(), folder)
+    joined.unlink(missing_ok=True)
 
 
 def require_reader() -> None:
     """Raises DependencyError if the package that reads GGUF files is missing."""
-    try:
-        version(_READER)
-    except PackageNotFoundError as error:
-        raise DependencyError(f"a GGUF file is read with the package {_READER}: pip install {_READER}") from error
+    if find_spec(_READER) is None:
+        raise DependencyError(f"a GGUF file is read with the package {_READER}: pip install {_READER}")
 
 
 def _join(name: str, file: Path) -> None:
@@ -152,15 +154,14 @@ def _convert(name: str, file: Path, folder: Path) -> None:
 
     try:
         read = GGUFReader(file)
-        kind = str(read.fields["general.architecture"].contents())
-        bits = {each.name: _bits(*GGML_QUANT_SIZES[each.tensor_type]) for each in read.tensors}
+        kind = str(read.fields["general.architecture"].contents()).replace("-", "")
+        sizes = {each.name: GGML_QUANT_SIZES[each.tensor_type] for each in read.tensors}  # numbers, bytes of a block
         numbers = sum(int(each.n_elements) for each in read.tensors)
         begins = read.fields.get("tokenizer.ggml.add_bos_token")
         begins_with_bos = begins is not None and bool(begins.contents())
-        is_untied = "output.weight" in bits
     except (ValueError, KeyError, IndexError, OverflowError, MemoryError, UnicodeDecodeError) as error:
         raise ModelError(f"{file} can't be read as GGUF: {error}; it is damaged or not complete") from error
-    if kind.replace("-", "") not in {each.replace("-", "") for each in GGUF_SUPPORTED_ARCHITECTURES}:
+    if kind.replace("_", "") not in {each.replace("_", "").replace("-", "") for each in GGUF_SUPPORTED_ARCHITECTURES}:
         raise ModelError(
             f"{file} holds a model of the kind {kind!r}, which transformers does not read from GGUF; give a checkpoint "
             "folder or a hub id instead"
@@ -168,7 +169,7 @@ def _convert(name: str, file: Path, folder: Path) -> None:
     needed = 4 * numbers
     if (free := shutil.disk_usage(folder).free) < needed:
         raise OSError(errno.ENOSPC, f"it takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
-    costs = f"one to four minutes, {needed / 1e9:.1f} GB on disk, {1.2 * needed / 1e9:.1f} GB of memory meanwhile"
+    costs = f"minutes, {needed / 1e9:.1f} GB on disk, {1.2 * needed / 1e9:.1f} GB of memory meanwhile"
     print(f"converting {name} into {cache_home()}, once: {costs}", file=sys.stderr, flush=True)
 
     import torch
@@ -179,18 +180,14 @@ def _convert(name: str, file: Path, folder: Path) -> None:
     for holder, mark in ((model, "hf_quantizer"), (model, "is_quantized"), (model.config, "quantization_config")):
         if hasattr(holder, mark):
             delattr(holder, mark)
-    if is_untied:
-        _tie(model, keeps_head=bits["output.weight"] >= bits["token_embd.weight"])
+    if "output.weight" in sizes:
+        (numbers, head), (others, embeddings) = sizes["output.weight"], sizes["token_embd.weight"]
+        _tie(model, keeps_head=head / numbers >= embeddings / others)
     model.save_pretrained(folder)
     # transformers does not read from the file whether sequences begin with a token of their own; without it Gemma
     # continues a prompt much worse.
     options = {"add_bos_token": True} if begins_with_bos else {}
     AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, **options).save_pretrained(folder)
-
-
-def _bits(block: int, size: int) -> float:
-    """Of each number, in blocks of `block` numbers and `size` bytes."""
-    return 8 * size / block
 
 
 def _tie(model: Any, keeps_head: bool) -> None:
@@ -208,8 +205,3 @@ def _tie(model: Any, keeps_head: bool) -> None:
                 embeddings.copy_(head)
             model.config.tie_word_embeddings = True
             model.tie_weights()
-
-
-def is_file(path: str) -> bool:
-    """Whether `path` names a GGUF file, which may be missing."""
-    return path.lower().endswith(".gguf") and not os.path.isdir(os.path.expanduser(path))

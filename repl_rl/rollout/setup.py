@@ -211,16 +211,21 @@ class RolloutSetup:
         """The dialect, offering `tools`. Raises ConfigError if the model can't speak it."""
         if not isinstance(self.dialect, DialectConfig):
             return self.dialect
-        return dialect_for(self.vocabulary, self.dialect, tools)
+        return dialect_for(self.vocabulary, self.dialect, tools, self.chat)
 
     def kernels(self, pool: KernelPool) -> KernelSource:
         """The source from which the rollouts take their kernels."""
         return pool if self.wrap_kernels is None else self.wrap_kernels(pool)
 
 
-def dialect_for(vocabulary: Vocabulary, config: DialectConfig, tools: Sequence[OfferedTool] = ()) -> Dialect:
-    """The dialect of a config for a model. Raises ConfigError if the model can't speak it."""
-    return make_dialect(config, tools, vocabulary.render_chat if vocabulary.has_chat_template else None)
+def dialect_for(
+    vocabulary: Vocabulary, config: DialectConfig, tools: Sequence[OfferedTool] = (), chat: bool | None = None
+) -> Dialect:
+    """The dialect of a config for a model; `chat` as in `RolloutSetup`. Raises ConfigError if it can't speak it."""
+    in_chat = vocabulary.has_chat_template and (
+        chat is not False or getattr(dialect_class(config), "needs_chat", False)
+    )
+    return make_dialect(config, tools, vocabulary.render_chat if in_chat else None)
 
 
 def limits_of(config: KernelConfig) -> Limits:

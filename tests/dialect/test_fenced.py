@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from dialect.chats import JSON_TEMPLATES, Chat
 from dialect.conftest import Talk
 from dialect.talk import FOLDER
 
@@ -34,6 +35,23 @@ def test_a_session(talked: Talk) -> None:
     ends = [kind for kind in kinds if kind not in ("open", "comment")]
     assert ends == ["statement", "exception", "syntax_error", "syntax_error", "statement"]
     assert [ran.error_name for ran in rans if ran.error_name] == ["ZeroDivisionError", "SyntaxError", "SyntaxError"]
+
+
+@pytest.mark.parametrize("template", JSON_TEMPLATES)
+def test_in_a_chat_a_turn_that_ends_with_a_block_is_answered_by_the_user(talked: Talk, template: str) -> None:
+    """What follows the model's turn is the template's own rendering of that conversation."""
+    chat = Chat(template)
+    dialect = FencedDialect(DialectConfig(name="fenced"), template=chat)
+    said, output = "I compute it.\n```python\n6 * 7\n```", "```output\n42\n```"
+    text, [_, ran] = talked(dialect, ["I compute it.\n", said.partition("\n")[2]], True)
+    opened = [{"role": "user", "content": "?"}]
+    turns = [{"role": "assistant", "content": said}, {"role": "user", "content": output}]
+    assert text.removeprefix(said) == chat([*opened, *turns], (), True).partition(said)[2]
+    assert ran.kind is LineKind.EXPRESSION
+    reader = dialect.reader()
+    assert reader.read("```python\n1\n```", end_of_input=True).waits
+    assert not reader.read("I have no answer.", end_of_input=True).waits
+    assert not FencedDialect().reader().read("```python\n1\n```", end_of_input=True).waits
 
 
 def test_a_block_is_read_as_a_file_is(talked: Talk) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import shutil
 from importlib.metadata import distribution
@@ -11,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType, GGUFWriter
-from gguf.quants import quantize
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
+from gguf.quants import dequantize, quantize
 from models.gguf_forward import logits
+from transformers import AutoModelForCausalLM
 
 from repl_rl.engine import load_vocabulary
 from repl_rl.errors import ModelError
@@ -91,8 +93,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def forward(folder: str) -> np.ndarray:
-    from transformers import AutoModelForCausalLM
-
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
         found: np.ndarray = model(torch.tensor([IDS])).logits[0].double().numpy()
@@ -109,23 +109,13 @@ def test_the_checkpoint_computes_what_the_file_s_tensors_do(tmp_path: Path, cach
 
 
 def test_a_head_that_is_the_embeddings_rounded_apart_becomes_one_with_them(tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
     file = write_model(tmp_path / "small.gguf")
     model = AutoModelForCausalLM.from_pretrained(resolve_model(str(file)), dtype=torch.float32)
     assert model.config.tie_word_embeddings is True
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
     # the finer of the two stays: eight bits, and not five
-    head = next(each for each in gguf_tensors(file) if each.name == "output.weight")
-    from gguf.quants import dequantize
-
+    head = next(each for each in GGUFReader(file).tensors if each.name == "output.weight")
     assert np.array_equal(model.get_input_embeddings().weight.detach().numpy(), dequantize(head.data, head.tensor_type))
-
-
-def gguf_tensors(file: Path) -> list:  # type: ignore[type-arg]
-    from gguf import GGUFReader
-
-    return GGUFReader(file).tensors
 
 
 def test_it_is_converted_once_with_its_tokenizer(
@@ -205,8 +195,6 @@ def packaged_as(folder: Path, sha256: str, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_model_in_packages_is_joined_and_checked(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import hashlib
-
     digest = hashlib.sha256(write_model(tmp_path / "whole.gguf").read_bytes()).hexdigest()
     packaged_as(tmp_path, digest, monkeypatch)
     assert distribution("tiny-part1").version == "1.0"
