@@ -204,8 +204,8 @@ class SamplingConfig(Section):
             given = " and ".join(f"sampling.{name} {getattr(self, name):g}" for name in names)
             without = " and ".join(f"{name} {getattr(plain, name):g}" for name in names)
             raise ConfigError(
-                f"{given} (of TRL's arguments too): the trainer's probabilities are those without it, so the ratio of the "
-                f"two, and the gradient, would be biased; train with {without}. Evaluation and rollouts may have it: "
+                f"{given} (of TRL's arguments too): the trainer's probabilities are those without it, so the ratio of "
+                f"the two, and the gradient, would be biased; train with {without}. Evaluation and rollouts may have it: "
                 f"`repl-rl eval` and `repl-rl rollout` with --set sampling.{names[0]}=..."
             )
 
