@@ -205,8 +205,8 @@ class SamplingConfig(Section):
             without = " and ".join(f"{name} {getattr(plain, name):g}" for name in names)
             raise ConfigError(
                 f"{given} (of TRL's arguments too): the trainer's probabilities are those without it, so the ratio of "
-                f"the two, and the gradient, would be biased; train with {without}. Evaluation and rollouts may have it: "
-                f"`repl-rl eval` and `repl-rl rollout` with --set sampling.{names[0]}=..."
+                f"the two, and the gradient, would be biased; train with {without}. Evaluation and rollouts may have "
+                f"it: `repl-rl eval` and `repl-rl rollout` with --set sampling.{names[0]}=..."
             )
 
     def seeded(self, seed: str) -> SeededSampling:
