@@ -60,7 +60,7 @@ async def type_session(
             vocabulary,
             dialect or DialectConfig(),
             context_tokens=_NO_LIMIT,
-            budget=BudgetConfig(line_tokens=_NO_LIMIT, lines=_NO_LIMIT, tokens=_NO_LIMIT),
+            budget=BudgetConfig(line_tokens=_NO_LIMIT, lines=_NO_LIMIT, tokens=_NO_LIMIT, repeats=None),
             subcalls=subcalls,
             chat=False,
             extensions=extensions,

@@ -40,7 +40,8 @@ def compacting(
     engine: Any, pool: KernelPool, dialect: str = "python", context_tokens: int = 200, **budget: Any
 ) -> Rollout:
     given: dict[str, Any] = {"environment": budget.pop("environment", None), "context_tokens": context_tokens}
-    given["budget"] = {"compact_at": 0.9, "lines": 200, "tokens": 5000, "line_tokens": 60, "seconds": 3600, **budget}
+    given["budget"] = {"compact_at": 0.9, "lines": 200, "tokens": 5000, "line_tokens": 60, "seconds": 3600}
+    given["budget"] |= {"repeats": None, **budget}
     subcalls = {"depth": 2, "session_tokens": 2000, "train": True}
     return rollout_of(engine, pool, dialect=dialect, subcalls=subcalls, **given)
 

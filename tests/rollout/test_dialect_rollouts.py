@@ -79,9 +79,11 @@ async def roll_out(
     """The trajectory of a policy that types these turns. What holds of every one is asserted here."""
     vocabulary = vocabulary_for(dialect, end)
     engine = RecordingEngine(ScriptedEngine(vocabulary, lambda prompt: lines_of(typed, vocabulary.stops)))
-    made = dialect_for(vocabulary, DialectConfig(name=dialect))
+    made = dialect_for(vocabulary, DialectConfig(name=dialect, max_output_chars=1000))
     given: dict[str, Any] = {"vocabulary": vocabulary, "dialect": made, "context_tokens": context_tokens}
-    rollout = rollout_of(engine, pool, budget={"lines": 60, "tokens": 3000, "line_tokens": 400} | budget, **given)
+    rollout = rollout_of(
+        engine, pool, budget={"lines": 60, "tokens": 3000, "line_tokens": 400, "repeats": None} | budget, **given
+    )
     [trajectory] = await rollout.many([Task("t", QUESTION, "401")])
     assert_exact([trajectory], engine, vocabulary)
     return trajectory

@@ -43,7 +43,7 @@ def engine_of(script: Script, **options: Any) -> RecursiveEngine:
 
 
 def asking(engine: Any, pool: KernelPool, lines: int = 12, seconds: float = 3600, **subcalls: Any) -> Rollout:
-    budget = {"lines": lines, "tokens": 3000, "line_tokens": 200, "seconds": seconds}
+    budget = {"lines": lines, "tokens": 3000, "line_tokens": 200, "seconds": seconds, "repeats": None}
     return rollout_of(engine, pool, context_tokens=4096, budget=budget, subcalls=subcalls, environment="rlm")
 
 

@@ -84,7 +84,8 @@ async def test_a_root_that_dies_as_it_forks_was_killed_and_is_not_void(vocabular
 async def test_lines_that_show_something_else_are_no_branch_point(vocabulary: Vocabulary) -> None:
     """The place types a session from the prompt, and nothing of the failed replay is left in it."""
     policy = Policy(vocabulary, typing(" import time; time.perf_counter_ns()\n", " 1\n"))
-    made = await grow(policy, vocabulary, BranchConfig(roots=1, branches=3, by="replay"))
+    budget = BudgetConfig(lines=6, tokens=400, repeats=None)
+    made = await grow(policy, vocabulary, BranchConfig(roots=1, branches=3, by="replay"), budget=budget)
     assert branches(made) == [Branch(0, 0, 1.0, "anew")] * 2
     for each in made[1:]:
         assert each.prompt_ids == made[0].prompt_ids

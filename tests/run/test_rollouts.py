@@ -29,7 +29,8 @@ def test_a_task_with_an_answer_is_graded_and_credited(capsys: pytest.CaptureFixt
     assert main(command) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("loading the model and the first kernels ...\n3 rollouts ...\n")
-    assert shown.endswith("3 trajectories in new/x.jsonl, 0 solved\n")
+    assert "3 trajectories in new/x.jsonl, 0 solved; without an answer, 3 of 3: " in shown
+    assert shown.endswith("docs/faq.md says what helps\n")
     assert "What is 1 + 1?" in shown
     trajectories = list(read_jsonl(Path("new/x.jsonl")))
     assert [trajectory.outcome_reward for trajectory in trajectories] == [0.0, 0.0, 0.0]
@@ -44,7 +45,7 @@ def test_a_task_with_an_answer_is_graded_and_credited(capsys: pytest.CaptureFixt
 def test_one_problem_needs_neither_a_file_nor_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rollout", "sample.yaml", "--task", "What is 1 + 1?"]) == 0
     shown = capsys.readouterr().out
-    assert shown.endswith("\n1 trajectory\n")
+    assert "\n1 trajectory; without an answer, 1 of 1: " in shown
     assert sorted(path.name for path in Path().iterdir()) == ["model", "run", "sample.yaml", "step_00003.jsonl"]
 
 
@@ -63,7 +64,7 @@ def test_what_has_ended_is_kept_and_graded_when_the_rest_is_not_to_come(
     monkeypatch.setattr(service, "open_service", lambda *_: nullcontext(Service()))
     assert main(["rollout", "sample.yaml", "-n", "5", "--out", "x.jsonl"]) == code
     captured = capsys.readouterr()
-    assert "2 of 5 trajectories in x.jsonl, 0 solved\n" in captured.out
+    assert "2 of 5 trajectories in x.jsonl, 0 solved; without an answer, 2 of 2: max tokens 2" in captured.out
     assert ("interrupted" if code == 130 else "it was killed") in captured.err
     kept = list(read_jsonl(Path("x.jsonl")))
     assert [one.completion_ids for one in kept] == [one.completion_ids for one in reversed(ended)]
