@@ -134,7 +134,8 @@ def running(text: str) -> int:
 
 def control_groups(pid: int) -> list[Path]:
     """Those of pools of a process."""
-    return sorted(group for root in CGROUPS for group in root.rglob(f"repl-rl-{pid}-*"))
+    groups = (Path(folder) for root in CGROUPS for folder, _, _ in os.walk(root))  # which others remove meanwhile
+    return sorted(group for group in groups if group.name.startswith(f"repl-rl-{pid}-"))
 
 
 def in_a_process_of_its_own(function: Callable[..., Any], *args: Any) -> Any:

@@ -6,7 +6,6 @@ import errno
 import hashlib
 import json
 import shutil
-from importlib.metadata import distribution
 from pathlib import Path
 
 import numpy as np
@@ -135,14 +134,13 @@ def test_it_is_converted_once_with_its_tokenizer(
     assert capsys.readouterr().err == ""
 
 
-def cut(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-
-
 @pytest.mark.parametrize(
     ("spoil", "complaint"),
     [
-        (cut, "can't be read as GGUF: .*; it is damaged or not complete"),
+        (
+            lambda file: file.write_bytes(file.read_bytes()[: file.stat().st_size // 2]),
+            "can't be read as GGUF: .*; it is damaged or not complete",
+        ),
         (lambda file: file.write_bytes(b"GGUF"), "can't be read as GGUF: .*; it is damaged or not complete"),
         (lambda file: file.write_text("no model"), "can't be read as GGUF: .*; it is damaged or not complete"),
         (
@@ -197,7 +195,6 @@ def test_a_model_in_packages_is_joined_and_checked(
 ) -> None:
     digest = hashlib.sha256(write_model(tmp_path / "whole.gguf").read_bytes()).hexdigest()
     packaged_as(tmp_path, digest, monkeypatch)
-    assert distribution("tiny-part1").version == "1.0"
     folder = resolve_model("tiny")
     assert folder == find_model("tiny") == str(cache / "tiny-1.0-3")
     assert forward(folder).shape == (len(IDS), len(TOKENS))
