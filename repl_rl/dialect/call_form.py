@@ -162,7 +162,7 @@ def _marked_calls(mark: re.Match[str], form: CallForm) -> list[str]:
 def _bare_calls(text: str, form: CallForm) -> tuple[list[str], str]:
     """The calls that begin a line of a text without marks, and the rest of the text."""
     calls, prose, position = list[str](), "", 0
-    for start in re.finditer(r"^[ \t]*(?=[\[{])", text, re.MULTILINE):
+    for start in re.finditer(r"^[ \t]*(?=\[\s*\{|\{\s*[\"}])", text, re.MULTILINE):
         if start.start() < position:
             continue
         try:

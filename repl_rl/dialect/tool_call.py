@@ -66,9 +66,13 @@ class ToolCallDialect(ProseDialect):
 
     def shown_examples(self) -> str:
         """As other dialects', each call as this template writes it."""
-        return _CALL_LINE.sub(
-            lambda line: written_call(**json.loads(line[0]), form=self.form), super().shown_examples()
-        )
+        return _CALL_LINE.sub(self._written, super().shown_examples())
+
+    def _written(self, line: re.Match[str]) -> str:
+        try:
+            return written_call(**json.loads(line[0]), form=self.form)
+        except (ValueError, TypeError):  # other text of the user's own
+            return line[0]
 
     def presented_tools(self) -> str:
         """Always "": the template presents the tools."""

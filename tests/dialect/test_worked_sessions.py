@@ -35,6 +35,9 @@ def test_a_worked_session_is_what_the_interpreter_shows(name: str, talked: Talk)
 
 def test_the_calls_in_a_worked_session_are_written_as_the_template_does(talked: Talk) -> None:
     dialect = tool_calls("qwen2_5")
+    dialect.texts["examples"].append('{"name": "no call"}\n{"name": broken}')
+    assert dialect.shown_examples().endswith('\n{"name": "no call"}\n{"name": broken}')
+    del dialect.texts["examples"][1:]
     shown = dialect.shown_examples()
     call, result, submission = re.split(r"\nThe result is (.*)\.\n", shown.partition("\n<tool_call>")[2])
     text, [ran] = talked(dialect, [f"<tool_call>{call}"], True)

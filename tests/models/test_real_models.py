@@ -29,7 +29,6 @@ from repl_rl.trajectory import LineKind, read_jsonl
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 QWEN, GEMMA = "qwen2.5-coder-0.5b", "gemma-270m"
-PACKAGES = Path(sys.prefix) / "qwen"
 CONTEXT_TOKENS = 1024
 BUDGET = {"line_tokens": 64, "lines": 12, "tokens": 256, "seconds": 1200}
 
@@ -38,7 +37,7 @@ BUDGET = {"line_tokens": 64, "lines": 12, "tokens": 256, "seconds": 1200}
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     """A name, and the checkpoint made of its packages in a cache of these tests."""
     with pytest.MonkeyPatch.context() as environment:
-        environment.syspath_prepend(str(PACKAGES))
+        environment.syspath_prepend(str(Path(sys.prefix) / "qwen"))
         environment.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield request.param, Path(resolve_model(request.param))
 
