@@ -158,9 +158,11 @@ class ForkServer:
             raise ForkRefusedError(f"a fork got no folders of its own: {said.decode(errors='replace') or 'no answer'}")
 
     def is_gone(self) -> bool:
-        """Whether it has ended, by a look at its socket now."""
+        """Whether it has ended, by a look at its socket and its sandbox now: a sandbox ends in any order."""
         if not self.has_ended:
             self._on_readable()
+        if self._process.poll() is not None:
+            self._end()
         return self.has_ended
 
     async def close(self) -> None:

@@ -200,7 +200,7 @@ class RolloutWorker(RolloutService):
 
     def _how_it_ended(self) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(5)  # its sockets close a moment before the process ends
+            self._process.wait(_PATIENCE_S)  # its sockets close a moment before the process ends
         code = self._process.returncode
         if code is None or code >= 0:
             return (
