@@ -100,7 +100,7 @@ async def test_memory_processes_and_files_are_limited() -> None:
     [
         "[self.send_response(self.iopub_socket, 'stream', {'text': 'x' * 900_000}) for _ in range(9)].",
         "self.send_response(self.iopub_socket, 'stream', {'text': 'x' * 3_000_000}).",
-        "self.send_response(self.iopub_socket, 'stream', {'text': [[]] * 300_000}).",
+        "self.send_response(self.iopub_socket, 'stream', {'text': [0] * 300_000}).",
         "self.iopub_thread.send_multipart([b''] * 200_000).",
         "self.iopub_thread.send_multipart([b'', self.session.delim, b'no', b'signature']).",
     ],

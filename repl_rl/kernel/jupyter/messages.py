@@ -29,6 +29,8 @@ SYNTAX_ERRORS = frozenset({"SyntaxError", "IndentationError", "TabError", "_Inco
 
 _MOST_FRAMES, _FRAME_BYTES = 1_000, 100
 """Of one message: a kernel's own have six, and one for each buffer. Each counts as so much more than it holds."""
+_MOST_MARKS = 500_000
+"""Of a message that may be meant to do harm: it is parsed in 0.15 s, in which the loop stands still."""
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _ANY_FRAME = "Traceback (most recent call last)"
 _SUBSCRIBED_S = 0.2
@@ -166,7 +168,7 @@ class Channels:
         For a kernel whose messages may be meant to do harm, `most_bytes_in_all` is for those between a request and the
         next. `refuse` is called with the reason if there are more, or if one can't be read; else it is dropped.
         """
-        most_marks = most_bytes if refuse is None else most_bytes // 4
+        most_marks = most_bytes if refuse is None else min(most_bytes // 4, _MOST_MARKS)
         client.session.unpack = (
             parsed if show is None else partial(parsed, most_bytes=most_bytes, most_marks=most_marks)
         )
