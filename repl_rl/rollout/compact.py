@@ -12,12 +12,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from repl_rl.config import BudgetConfig, SeededSampling
-from repl_rl.engine import Vocabulary
+from repl_rl.config import SeededSampling
 from repl_rl.kernel import ExecResult
-from repl_rl.rollout.execute import TrajectoryKernel
-from repl_rl.rollout.state import TrajectoryState
-from repl_rl.trajectory import Compaction, LineKind
+from repl_rl.rollout.guest import Guest
+from repl_rl.rollout.session import Session
+from repl_rl.trajectory import Compaction, Line, LineKind, StopReason
 from repl_rl.utils.text import cut_middle
 
 _KEPT_LINES = 4
@@ -29,63 +28,65 @@ _LIST_NAMES = (
 """Binds no name, and leaves `_` as it is."""
 
 
-class Compactor:
+class Compactor(Guest):
     """Compacts the transcript of one session, whose dialect has a form for summaries."""
 
-    def __init__(
-        self,
-        budget: BudgetConfig,
-        context_tokens: int,
-        vocabulary: Vocabulary,
-        dialect: Any,
-        kernel: TrajectoryKernel,
-    ) -> None:
+    def __init__(self, session: Session) -> None:
+        budget, context_tokens = session.budget, session.setup.context_tokens
         assert budget.compact_at is not None
         self._limit = min(int(budget.compact_at * context_tokens), context_tokens - budget.line_tokens)
-        self._vocabulary = vocabulary
-        self._dialect = dialect
-        self._kernel = kernel
+        self._dialect: Any = session.episode.dialect
         self._own: frozenset[str] = frozenset()
 
-    async def open(self) -> ExecResult:
+    async def opened(self, session: Session) -> None:
         """Note the names that the session begins with. Raises KernelError."""
-        result = await self._kernel.execute(_LIST_NAMES)
+        result = await session.kernel.execute(_LIST_NAMES)
         self._own = frozenset(name for name, _ in _NAME.findall(result.output))
-        return result
+        if result.state_lost:
+            session.stop = StopReason.KILLED
 
-    def is_due(self, state: TrajectoryState) -> bool:
+    async def after_line(self, session: Session, line: Line) -> None:
+        """Compact, unless the session is over. Raises KernelError."""
+        if session.stop is None and self.is_due(session):
+            listed = await self.compact(session)
+            if listed.answer is not None:  # of a thread that the session has left behind
+                session.answer, session.stop = listed.answer, StopReason.ANSWER
+            elif listed.state_lost:
+                session.stop = StopReason.KILLED
+
+    def is_due(self, session: Session) -> bool:
         """Whether the transcript is long, and its last line is over and done with."""
-        at_prompt = state.lines[-1].kind is not LineKind.OPEN and self._follows(state, len(state.lines))
-        return len(state.transcript) >= self._limit and at_prompt
+        at_prompt = session.lines[-1].kind is not LineKind.OPEN and self._follows(session, len(session.lines))
+        return len(session.transcript) >= self._limit and at_prompt
 
-    async def compact(self, state: TrajectoryState) -> ExecResult:
+    async def compact(self, session: Session) -> ExecResult:
         """Compact it, if that makes it shorter. As many of the last lines are kept as leave half of the room free; the
         very last one is always kept, because its output has not been read yet.
 
         Returns the result of listing the interpreter's names, which may say that it is gone. Raises KernelError.
         """
-        result = await self._kernel.execute(_LIST_NAMES)
+        result = await session.kernel.execute(_LIST_NAMES)
         bound = [f"{name} ({kind})" for name, kind in _NAME.findall(result.output) if name not in self._own]
-        prompt_ids, transcript, count = state.prompt.ids, state.transcript, len(state.lines)
+        prompt_ids, transcript, count = session.prompt.ids, session.transcript, len(session.lines)
         for first in range(max(1, count - _KEPT_LINES), count):
-            if not self._follows(state, first):
+            if not self._follows(session, first):
                 continue
             told = f"{first} line{'s are' if first > 1 else ' is'} left out here"
             told += f"; what they have bound is still there: {', '.join(bound)}" if bound else ", and nothing is bound"
             text = self._dialect.summary(cut_middle(told, _SUMMARY_CHARS, " ... "))
-            kept = state.lines[first:]
+            kept = session.lines[first:]
             tail = transcript.completion_ids[kept[0].start :]
-            ids = (*prompt_ids, *self._vocabulary.encode_output(text), *tail)
+            ids = (*prompt_ids, *session.setup.vocabulary.encode_output(text), *tail)
             most = self._limit - 1 if len(kept) == 1 else (len(prompt_ids) + self._limit) // 2
             if len(ids) <= most:
-                text = state.prompt.text + text + "".join(line.text + line.output for line in kept)
+                text = session.prompt.text + text + "".join(line.text + line.output for line in kept)
                 transcript.compactions.append(Compaction(len(transcript.completion_ids), text, ids))
-                if isinstance(state.sampling, SeededSampling):  # lengths, by which lines draw, may come again
-                    state.sampling = state.sampling.of_trajectory(len(transcript.compactions))
+                if isinstance(session.sampling, SeededSampling):  # lengths, by which lines draw, may come again
+                    session.sampling = session.sampling.of_trajectory(len(transcript.compactions))
                 break
         return result
 
-    def _follows(self, state: TrajectoryState, first: int) -> bool:
+    def _follows(self, session: Session, first: int) -> bool:
         """Whether line `first` may follow a summary, and the line before it had ended."""
-        before = state.lines[first - 1]
+        before = session.lines[first - 1]
         return before.kind is not LineKind.OPEN and self._dialect.may_follow_summary(before.output)

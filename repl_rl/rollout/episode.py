@@ -22,7 +22,7 @@ from repl_rl.rollout.state import Prompt
 from repl_rl.rollout.subcalls import PolicyModel, ServedModel, Sessions, SubCalls, TextModel
 from repl_rl.tools import Toolbox
 from repl_rl.tools.environments import EnvironmentSession
-from repl_rl.trajectory import Line, Message, Task, Trajectory
+from repl_rl.trajectory import Message, Task, Trajectory
 
 _REMEMBERED_DIALECTS = 256
 _REMEMBERED_PROMPTS = 256
@@ -61,11 +61,6 @@ class Episode:
         toolbox = Toolbox([tools.get(tool.name, tool) for tool in self.toolbox.tools], self.toolbox.values)
         return replace(self, toolbox=toolbox, environment=environment)
 
-    async def recorded(self, line: Line) -> Line:
-        """The line, with what it asked a model; calls that it has left behind are ended."""
-        asked = () if self.subcalls is None else await self.subcalls.take()
-        return replace(line, subcalls=asked) if asked else line
-
     async def observed(self, turn: Turn) -> str:
         """What the environment shows after a turn in which something ran. Raises EnvironmentFailure."""
         return "" if self.environment is None or not turn.cells else await self.environment.after_line()
@@ -100,6 +95,10 @@ class EpisodeMaker:
         self._dialects: dict[tuple[tuple[str, str, str], ...], Dialect] = {}
         self.dialect = self._dialect(setup.extensions.toolbox)
         """Offers the tools that every trajectory has."""
+
+    def bare(self, task: Task) -> Episode:
+        """That of a session that can't begin: its prompt, and nothing else."""
+        return Episode(self.prompt(task), self.dialect, Toolbox())
 
     async def make(
         self, task: Task, sampling: SamplingConfig, stack: AsyncExitStack, subcalls: SubCalls | None = None

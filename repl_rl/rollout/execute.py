@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from repl_rl.kernel import (
     NestingSource,
 )
 from repl_rl.rollout.state import Clock, Wait
-from repl_rl.trajectory import Line, LineKind, RecordedCell, StopReason, ToolCall
+from repl_rl.trajectory import Line, LineKind, RecordedCell, StopReason, SubCall, ToolCall
 
 _KERNEL_ATTEMPTS = 3
 """Fresh kernels that a trajectory may use up before its first cell has run."""
@@ -149,12 +148,17 @@ class TurnResult:
     fingerprint: str | None = None
     calls: tuple[ToolCall, ...] = ()
     answer_forms: tuple[str | None, ...] | None = None
+    subcalls: tuple[SubCall, ...] = ()
 
     def observing(self, text: str) -> TurnResult:
         """A copy with what the environment shows after the last of the cells."""
         if not text or not self.cells:
             return self
         return replace(self, cells=(*self.cells[:-1], replace(self.cells[-1], observed=text)))
+
+    def asking(self, subcalls: tuple[SubCall, ...]) -> TurnResult:
+        """A copy with what the turn asked a model."""
+        return replace(self, subcalls=subcalls) if subcalls else self
 
     def as_line(self, start: int, end: int, text: str, shown: str, dialect: Dialect) -> Line:
         """The line of tokens `start:end`, after which `shown` was inserted."""
@@ -168,30 +172,9 @@ class TurnResult:
             duration_s=self.duration_s,
             fingerprint=self.fingerprint,
             calls=self.calls,
+            subcalls=self.subcalls,
             cells=tuple(RecordedCell(run.cell.source, dialect.plain_output(run), run.images) for run in self.cells),
         )
-
-
-class Repetition:
-    """How often a session has repeated what gets it nowhere: code that fails in one way, at any time; and, in a row,
-    blank lines, one comment, or code that shows the same again, calls no tool and changes nothing."""
-
-    def __init__(self) -> None:
-        self._in_row, self._last = 0, object()
-        self._failures = Counter[tuple[str, str | None]]()
-
-    def after(self, ran: TurnResult, text: str) -> int:
-        """The most often repeated of these, once a line is over."""
-        shown = [(run.cell.source, run.text) for run in ran.cells if run.text]
-        is_known = shown and not ran.calls and ran.fingerprint is not None
-        done: object = (shown, ran.fingerprint) if is_known else object()
-        if ran.kind in (LineKind.BLANK, LineKind.COMMENT):
-            done = text.strip()
-        if ran.kind is not LineKind.OPEN:  # a block comes to nothing before it ends
-            self._in_row, self._last = (self._in_row + 1 if done == self._last else 1), done
-        failed = [(run.cell.source, run.error_message) for run in ran.cells if run.has_failed]
-        self._failures.update(failed)
-        return max([self._in_row, *(self._failures[each] for each in failed)])
 
 
 async def read_turn(reader: Reader, kernel: TrajectoryKernel, typed: bytes, end_of_input: bool) -> Turn:

@@ -75,7 +75,7 @@ class CutScope:
 
     __slots__ = ("_is_open", "is_cut", "task")
 
-    def __init__(self, is_cut: bool) -> None:
+    def __init__(self, is_cut: bool = False) -> None:
         self.is_cut = is_cut
         """Whether the trajectory has to end. One that has not begun checks this before it begins."""
         self.task: asyncio.Task[Trajectory] | None = None

@@ -25,6 +25,7 @@ from repl_rl.engine import Vocabulary
 from repl_rl.errors import ConfigError
 from repl_rl.kernel import KernelPool, KernelSource, Limits, Profile
 from repl_rl.rollout.custom import Sampler, load_sampler
+from repl_rl.rollout.guest import Guest
 from repl_rl.tasks import environment_of as environment_of_families
 from repl_rl.tasks import grade
 from repl_rl.tools import Toolbox, as_tools
@@ -45,6 +46,8 @@ class Extensions:
     sampler: Sampler | None = None
     grader: Grader = grade
     """Says what a session came to, where `branch.at` names a rule that looks at outcomes."""
+    guests: tuple[type[Guest], ...] = ()
+    """Of the user's own, in their order; each session has its own."""
 
     def __post_init__(self) -> None:
         if self.sampler is not None and (self.toolbox or self.environment is not None):

@@ -1,22 +1,15 @@
-"""One trajectory in the making: its tokens, its lines, where its time goes, and why it stops."""
+"""Parts of a session: its prompt, its tokens, where its time goes."""
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from enum import Enum
 
-from repl_rl.config import SamplingConfig
-from repl_rl.dialect import Dialect, Reader, Turn, dialect_name
-from repl_rl.engine import SampledLine, Versions
-from repl_rl.errors import BrokenStateError, KernelError
-from repl_rl.rollout import events
-from repl_rl.trajectory import Branch, Compaction, Line, LineKind, StopReason, Task, Trajectory
-
-_log = logging.getLogger(__name__)
+from repl_rl.engine import Versions
+from repl_rl.trajectory import Compaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +133,8 @@ class Clock:
         self._began = time.monotonic()
 
     def end(self) -> None:
-        """Stop counting: the last line is over. Cleaning up afterwards does not count."""
-        self._ended = time.monotonic()
+        """Stop counting: the last line is over. Cleaning up afterwards does not count, nor does a second call."""
+        self._ended = self._ended or time.monotonic()
 
     @property
     def running_s(self) -> float:
@@ -150,100 +143,3 @@ class Clock:
     @property
     def duration_s(self) -> float:
         return (time.monotonic() if self._ended is None else self._ended) - self.asked
-
-
-@dataclass(slots=True)
-class TrajectoryState:
-    """The state of one trajectory so far. `listener` is told of each line as it comes."""
-
-    task: Task
-    prompt: Prompt
-    dialect: Dialect
-    sampling: SamplingConfig
-    clock: Clock
-    listener: events.Listener | None = None
-    branch: Branch | None = None
-    """Where it branched off, for the record."""
-    spent: Spent = NOTHING
-    version: int = 0
-    """The weights of the engine before its first token is sampled."""
-    lines: list[Line] = field(default_factory=list)
-    stop: StopReason | None = None
-    error: str | None = None
-    """What has failed, if that ended it."""
-    answer: tuple[str, ...] | None = None
-    answer_forms: tuple[str | None, ...] | None = None
-    reader: Reader = field(init=False)
-    transcript: Transcript = field(init=False)
-    _sampled_text: str = field(default="", init=False)
-    """The text of the line that was sampled last."""
-
-    def __post_init__(self) -> None:
-        self.reader = self.dialect.reader()
-        self.transcript = Transcript(self.prompt.ids, self.version)
-
-    def begin(self) -> None:
-        """Note that slot and kernel are ready."""
-        self.clock.begin()
-        if self.listener is not None:
-            self.listener(events.Began(self.task, self.prompt.text, self.prompt.ids))
-
-    def sampled(self, turn: Turn, sampled: SampledLine) -> None:
-        """Note that a line has been sampled, before any of it runs."""
-        self._sampled_text = turn.text
-        if self.listener is not None:
-            self.listener(events.Sampled(len(self.lines), turn.text, sampled.ids, sampled.logprobs))
-
-    def add(self, line: Line) -> None:
-        """Add the line that was sampled last, which is over."""
-        self.lines.append(line)
-        if self.listener is not None:
-            self.listener(events.Ran(len(self.lines) - 1, line))
-
-    def aborted(self, failure: KernelError) -> Trajectory:
-        """The trajectory that this failure of the machinery has ended."""
-        self.stop, self.error = StopReason.ABORTED, f"{type(failure).__name__}: {failure}"
-        return self.trajectory()
-
-    def lost(self, failure: BrokenStateError) -> None:
-        """End it as a session that was killed: it has brought about what its environment can't go on from."""
-        _log.warning("a session is ended: %s", failure)
-        self.stop, self.error = StopReason.KILLED, str(failure)
-
-    def trajectory(self) -> Trajectory:
-        """The trajectory so far.
-
-        Output after the last line is left out, because nothing was sampled after it. A line that was running when the
-        machinery failed or the cut came is included, because its tokens were sampled.
-        """
-        assert self.stop is not None
-        transcript, lines = self.transcript, list(self.lines)
-        covered = lines[-1].end if lines else 0
-        lost = [index for index, was in enumerate(transcript.sampled_mask[covered:], covered) if was]
-        if lost:
-            lines.append(Line(lost[0], lost[-1] + 1, self._sampled_text, LineKind.KILLED))
-        if lines:
-            lines[-1] = replace(lines[-1], text=lines[-1].text + self.reader.flush())
-        transcript.truncate(lines[-1].end if lines else 0)
-        return Trajectory(
-            task_id=self.task.id,
-            prompt=self.prompt.text,
-            prompt_ids=self.prompt.ids,
-            completion_ids=tuple(transcript.completion_ids),
-            sampled_mask=tuple(transcript.sampled_mask),
-            logprobs=tuple(transcript.logprobs),
-            stop_reason=self.stop,
-            lines=tuple(lines),
-            answer=self.answer,
-            answer_forms=self.answer_forms,
-            version=transcript.version,
-            updates=tuple(transcript.updates),
-            error=self.error,
-            duration_s=self.clock.duration_s,
-            engine_s=self.clock.waited_s[Wait.ENGINE],
-            kernel_s=self.clock.waited_s[Wait.KERNEL],
-            queue_s=self.clock.waited_s[Wait.QUEUE],
-            dialect=dialect_name(self.dialect),
-            branch=self.branch,
-            compactions=tuple(each for each in transcript.compactions if lines and each.start <= lines[-1].start),
-        )

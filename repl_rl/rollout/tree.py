@@ -20,84 +20,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from random import Random
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from repl_rl.config import BranchConfig, SamplingConfig, SeededSampling
-from repl_rl.dialect import Reader
-from repl_rl.errors import BrokenStateError, ConfigError, ForkRefusedError, KernelDiedError
-from repl_rl.kernel import KernelSession
-from repl_rl.rollout.episode import Episode
-from repl_rl.rollout.execute import TrajectoryKernel, TurnResult, read_turn, run_turn
-from repl_rl.rollout.state import NOTHING, Prompt, Spent, TrajectoryState
-from repl_rl.trajectory import Branch, Line, LineKind, Task
+from repl_rl.errors import ConfigError, ForkRefusedError, KernelDiedError
+from repl_rl.rollout.guest import Guest
+from repl_rl.rollout.score import graded_by
+from repl_rl.rollout.session import Request, Session
+from repl_rl.rollout.setup import Grader
+from repl_rl.rollout.start import Fork, ReplayDiffersError, Start
+from repl_rl.rollout.state import Prompt, Spent, Wait
+from repl_rl.tasks import grade
+from repl_rl.trajectory import Branch, Line, LineKind, Task, Trajectory
 from repl_rl.utils.import_path import imported
 
 _log = logging.getLogger(__name__)
 
 
-class RootTurn(NamedTuple):
-    """One turn of a root, as it was read and as it ran."""
-
-    text: bytes
-    at_eos: bool
-    ran: TurnResult
-
-
-class Fork(NamedTuple):
-    """A fork of a root's interpreter, and of what is around it."""
-
-    episode: Episode
-    kernel: KernelSession
-
-
-class ReplayDiffersError(Exception):
-    """The lines of a root showed something else when they were run again."""
-
-
-@dataclass(slots=True)
-class Start:
-    """How a session begins: for a branch, what its root typed, and the fork, if the interpreter could be forked."""
-
-    branch: Branch | None
-    prompt: Prompt | None = None
-    turns: tuple[RootTurn, ...] = ()
-    spent: Spent = NOTHING
-    fork: Fork | None = None
-    held: AsyncExitStack = field(default_factory=AsyncExitStack)
-    """Closes the fork and its environment. Closing it again does nothing."""
-
-    async def play(self, reader: Reader, kernel: TrajectoryKernel, episode: Episode) -> None:
-        """Bring the reader to where the root was, and without a fork kernel and environment too.
-
-        Raises ReplayDiffersError if the lines, or the environment at the start, show anything else than before.
-        """
-        asked = episode.prompt.ids
-        if self.prompt is not None and self.prompt.ids[: len(asked)] != asked:
-            raise ReplayDiffersError
-        for turn in self.turns:
-            read = await read_turn(reader, kernel, turn.text, turn.at_eos)
-            if self.fork is None:
-                again = await run_turn(kernel, read)
-                try:
-                    again = again.observing(await episode.observed(read)) if again.stop is None else again
-                except BrokenStateError:
-                    raise ReplayDiffersError from None
-                if _seen(again) != _seen(turn.ran):
-                    raise ReplayDiffersError
-            reader.show(turn.ran.cells, goes_on=True)
-
-
-def _seen(ran: TurnResult) -> object:
-    """What has to be equal."""
-    shown = [(run.cell, run.output, run.error_message, run.observed) for run in ran.cells]
-    return ran.kind, shown, ran.answer, ran.stop, ran.fingerprint
-
-
-class Root:
+class Root(Guest):
     """One session that may be forked, as it goes along."""
 
     def __init__(self, config: BranchConfig, index: int, most_lines: int, random: Random) -> None:
@@ -115,15 +58,14 @@ class Root:
             loop.create_future() for _ in range(config.forks * (config.branches - 1))
         ]
         """Where its branches begin, once that is known; None for the prompt."""
-        self._turns: list[RootTurn] = []
         self._spent: list[Spent] = []
-        self._state: TrajectoryState | None = None
+        self._session: Session | None = None
         self._begun = 0
 
     @property
     def lines(self) -> Sequence[Line]:
         """What it has typed."""
-        return () if self._state is None else self._state.lines
+        return () if self._session is None else self._session.lines
 
     @property
     def forks_left(self) -> int:
@@ -139,12 +81,16 @@ class Root:
         """The turns after which a branch may begin, counted from 1: no block is open, and no kind is skipped."""
         return [turn for turn, spent in enumerate(self._spent, 1) if self._may_fork_after(self.lines[spent.lines - 1])]
 
-    def typed(self, turn: RootTurn, logprobs: Sequence[float], state: TrajectoryState) -> None:
-        """Note a turn, the log-probabilities of its tokens, in nats, and the state after it."""
-        self._turns.append(turn)
+    async def after_line(self, session: Session, line: Line) -> None:
+        """Note what the session has spent, and fork it if that is due."""
+        if session.stop is not None or session.is_full:
+            return
+        transcript, self._session = session.transcript, session
+        logprobs = transcript.logprobs[line.start : line.end]
         self.surprises.append(-math.fsum(logprobs) / len(logprobs))
-        self._spent.append(Spent(len(state.lines), len(state.transcript.completion_ids), state.clock.running_s))
-        self._state = state
+        self._spent.append(Spent(len(session.lines), len(transcript.completion_ids), session.clock.running_s))
+        if self.is_due():
+            await self.fork(session)
 
     def is_due(self) -> bool:
         """Whether to fork after the last line. Asked once after each line, for the random number that may be drawn."""
@@ -152,14 +98,14 @@ class Root:
             return False
         return self.rule.is_due(self)
 
-    async def fork(self, kernel: TrajectoryKernel, episode: Episode) -> None:
+    async def fork(self, session: Session) -> None:
         """Let branches begin here. A session that does not survive this is found dead by its next line, as one is that
         has ended in another way between two lines: what happens to it is its own doing.
         """
-        starts = [self._start(len(self._turns)) for _ in range(self.config.branches - 1)]
+        starts = [self._start(len(self._spent)) for _ in range(self.config.branches - 1)]
         try:
             if self.config.by == "fork":
-                await _fork(starts, kernel, episode)
+                await _fork(starts, session)
         except (ForkRefusedError, KernelDiedError) as error:
             _log.debug("the branches of root %d run its lines again: %s", self.index, error)
         except BaseException:
@@ -182,24 +128,24 @@ class Root:
         return line.kind not in (LineKind.OPEN, *self.config.skip)
 
     def _start(self, turn: int) -> Start:
-        assert self._state is not None
-        state, spent = self._state, self._spent[turn - 1]
+        assert self._session is not None
+        session, spent = self._session, self._spent[turn - 1]
         prompt = Prompt(
-            state.prompt.text + "".join(line.text + line.output for line in state.lines[: spent.lines]),
-            tuple(state.transcript.ids[: len(state.prompt.ids) + spent.tokens]),
+            session.prompt.text + "".join(line.text + line.output for line in session.lines[: spent.lines]),
+            tuple(session.transcript.ids[: len(session.prompt.ids) + spent.tokens]),
         )
         share = self.config.branches ** -(1 + self._begun // (self.config.branches - 1))
-        return Start(Branch(self.index, spent.lines, share, "replay"), prompt, tuple(self._turns[:turn]), spent)
+        return Start(Branch(self.index, spent.lines, share, "replay"), prompt, tuple(session.turns[:turn]), spent)
 
     def _settle(self, start: Start | None) -> None:
         self.starts[self._begun].set_result(start)
         self._begun += 1
 
 
-async def _fork(starts: Sequence[Start], kernel: TrajectoryKernel, episode: Episode) -> None:
+async def _fork(starts: Sequence[Start], session: Session) -> None:
     """Give forks to as many as can have one at once. Raises ForkRefusedError if there are none."""
-    around = [await episode.fork(start.held) for start in starts]
-    kernels = await kernel.fork([start.held for start in starts])
+    around = [await session.episode.fork(start.held) for start in starts]
+    kernels = await session.kernel.fork([start.held for start in starts])
     for start, surroundings, fork in zip(starts, around, kernels, strict=False):
         assert start.branch is not None
         start.fork, start.branch = Fork(surroundings, fork), replace(start.branch, by="fork")
@@ -265,9 +211,18 @@ def fork_rule(name: str) -> type[ForkRule]:
 class Trees:
     """The roots of a batch, and who waits for them. Raises ConfigError for tasks that don't divide into groups."""
 
-    def __init__(self, config: BranchConfig, tasks: Sequence[Task], most_lines: int, sampling: SamplingConfig) -> None:
-        """A session types `most_lines` lines at most. Equal seeds in `sampling` make equal draws."""
+    def __init__(
+        self,
+        config: BranchConfig,
+        tasks: Sequence[Task],
+        most_lines: int,
+        sampling: SamplingConfig,
+        grader: Grader = grade,
+    ) -> None:
+        """A session types `most_lines` lines at most. Equal seeds in `sampling` make equal draws. `grader` says what
+        sessions came to, where no environment does and the rule asks."""
         self.config = config
+        self._grader = grader
         size = config.group_size
         if len(tasks) % size:
             raise ConfigError(
@@ -286,25 +241,29 @@ class Trees:
             for first in range(0, len(tasks), size)
         ]
 
-    def root(self, index: int) -> Root | None:
-        """The forks of the session with this index; None if it is a branch."""
-        return None if self._is_branch(index) else self._root_of(index)
+    async def typed(self, request: Request, type_: Callable[..., Awaitable[Trajectory]]) -> Trajectory:
+        """One session, typed by `type_(request, start, *guests)`: a root, or a branch once it is known where it begins.
 
-    def anew(self, index: int) -> Branch | None:
-        """What is recorded of a session that began at the prompt: None for a root."""
-        return Branch(self._root_of(index).index, 0, 1.0, "anew") if self._is_branch(index) else None
-
-    async def start(self, index: int) -> Start | None:
-        """Where the session with this index begins, once that is known; None at the prompt."""
-        if not self._is_branch(index):
-            return None
-        starts = self._root_of(index).starts
-        branch = index % self.config.group_size - self.config.roots
-        return await asyncio.shield(starts[branch % len(starts)])
-
-    def ended(self, index: int, outcome: float | None = None) -> None:
-        """A session is over. There is an `outcome` only where the rule looks at outcomes."""
-        self._rules[index // self.config.group_size].ended(self._root_of(index), self._is_branch(index), outcome)
+        Raises RewardError if the grader fails.
+        """
+        assert request.index is not None
+        index, root, outcome, start = request.index, self._root_of(request.index), None, None
+        is_branch = self._is_branch(index)
+        try:
+            if is_branch and not request.scope.is_cut:
+                branch = index % self.config.group_size - self.config.roots
+                with request.scope.open_to_cut(), request.clock.waiting(Wait.QUEUE):
+                    start = await asyncio.shield(root.starts[branch % len(root.starts)])
+            anew = Start(Branch(root.index, 0, 1.0, "anew") if is_branch else None)
+            try:
+                trajectory = await type_(request, start or anew, *([] if is_branch else [root]))
+            except ReplayDiffersError:
+                trajectory = await type_(request, anew)
+            if self.config.looks_at_outcomes:
+                outcome = await self._outcome(request.task, trajectory)
+            return trajectory
+        finally:
+            self._rules[index // self.config.group_size].ended(root, is_branch, outcome)
 
     async def close(self) -> None:
         """Close the forks that nobody took."""
@@ -313,6 +272,15 @@ class Trees:
             for begun in root.starts:
                 if (start := begun.result()) is not None:
                     await start.held.aclose()
+
+    async def _outcome(self, task: Task, trajectory: Trajectory) -> float | None:
+        """What the environment or the grader gives. None for a session that was lost, and for a branch that began at
+        the prompt."""
+        if trajectory.is_void or (trajectory.branch is not None and not trajectory.branch.line):
+            return None
+        if trajectory.environment_reward is not None:
+            return trajectory.environment_reward
+        return await asyncio.to_thread(graded_by, self._grader, task, trajectory)
 
     def _is_branch(self, index: int) -> bool:
         return index % self.config.group_size >= self.config.roots

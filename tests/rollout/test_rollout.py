@@ -23,7 +23,8 @@ from repl_rl.engine import Vocabulary
 from repl_rl.errors import ConfigError, KernelError
 from repl_rl.kernel import ExecResult, KernelPool, Limits
 from repl_rl.rollout.batch import RolloutBatch
-from repl_rl.rollout.execute import Repetition, TurnResult
+from repl_rl.rollout.execute import TurnResult
+from repl_rl.rollout.repeats import Repeats
 from repl_rl.rollout.scheduler import Cut
 from repl_rl.rollout.service import AttachedKernels
 from repl_rl.rollout.state import Transcript
@@ -163,7 +164,7 @@ def test_what_shows_the_same_again_and_changes_nothing_is_repeated() -> None:
         return TurnResult(LineKind.EXPRESSION, runs, fingerprint=fingerprint, calls=calls)
 
     def counts(*turns: TurnResult) -> list[int]:
-        repetition = Repetition()
+        repetition = Repeats(4)
         return [repetition.after(turn, " look()\n") for turn in turns]
 
     assert counts(shown("1\n"), shown("1\n"), shown("2\n"), shown("1\n"), shown("1\n")) == [1, 2, 1, 1, 2]

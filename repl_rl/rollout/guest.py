@@ -1,0 +1,40 @@
+"""Guests: what looks on while sessions are typed, at four moments, and may change what is shown or end the session.
+
+    class NoGiants(Guest):
+        async def after_line(self, session, line):
+            if len(line.output) > 10_000:
+                session.stop = StopReason.KILLED
+
+A config names them by import path (`guests: [my:NoGiants]`). Each session has guests of its own, made without
+arguments, so they may keep what they like of it. What an exception in a guest ends is the run.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from repl_rl.dialect import Turn
+from repl_rl.trajectory import Line, Trajectory
+
+if TYPE_CHECKING:
+    from repl_rl.rollout.execute import TurnResult
+    from repl_rl.rollout.session import Session
+
+
+class Guest:
+    """Does nothing at any moment that a subclass does not define."""
+
+    async def opened(self, session: Session) -> None:
+        """The interpreter is ready, and nothing has been typed."""
+
+    async def ran(self, session: Session, turn: Turn, ran: TurnResult) -> TurnResult:
+        """A turn has run; what is returned is shown and recorded of it. `session.stop` says whether it was the last."""
+        return ran
+
+    async def after_line(self, session: Session, line: Line) -> None:
+        """A line that ran is over, and its output stands in the transcript, unless it was the last (`session.stop`)."""
+
+    async def ended(self, session: Session, trajectory: Trajectory) -> Trajectory:
+        """The session is over, its interpreter still there; what is returned is what is left of it. Not called for one
+        that was aborted."""
+        return trajectory

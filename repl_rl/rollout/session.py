@@ -1,0 +1,261 @@
+"""`Session`: what one trajectory has while it lives, whether it began at its prompt, at a fork, or for another one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from repl_rl.config import BudgetConfig, SamplingConfig
+from repl_rl.dialect import Reader, Turn, dialect_name
+from repl_rl.engine import SampledLine, Slot
+from repl_rl.errors import BrokenStateError, KernelError
+from repl_rl.rollout import events
+from repl_rl.rollout.episode import Episode
+from repl_rl.rollout.execute import TrajectoryKernel, TurnResult, read_turn, run_turn
+from repl_rl.rollout.guest import Guest
+from repl_rl.rollout.scheduler import CutScope
+from repl_rl.rollout.setup import RolloutSetup
+from repl_rl.rollout.start import ReplayDiffersError, Start, Typed
+from repl_rl.rollout.state import Clock, Prompt, Transcript, Wait
+from repl_rl.rollout.subcalls import SubCalls
+from repl_rl.trajectory import Line, LineKind, StopReason, Task, Trajectory
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked for: one session, before it begins."""
+
+    task: Task
+    sampling: SamplingConfig
+    budget: BudgetConfig
+    clock: Clock
+    index: int | None = None
+    """Its place in a batch; None for a session that another one asks for."""
+    scope: CutScope = field(default_factory=CutScope)
+    listener: events.Listener | None = None
+    """Told of each line as it comes."""
+    subcalls: SubCalls | None = None
+    """What it may ask in turn, if another session asks for it."""
+
+    @property
+    def depth(self) -> int:
+        """How many sessions wait for it."""
+        return 0 if self.subcalls is None else self.subcalls.depth - 1
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One trajectory so far, its surroundings and its interpreter."""
+
+    request: Request
+    setup: RolloutSetup
+    episode: Episode
+    kernel: TrajectoryKernel
+    start: Start
+    version: int
+    """The weights of the engine before its first token is sampled."""
+    slot: Slot = field(init=False)
+    guests: tuple[Guest, ...] = ()
+    sampling: SamplingConfig = field(init=False)
+    lines: list[Line] = field(default_factory=list)
+    turns: list[Typed] = field(default_factory=list)
+    """One for each line that ran."""
+    stop: StopReason | None = None
+    """Why it is over, once it is. A guest that sets this ends it."""
+    error: str | None = None
+    """What has failed, if that ended it."""
+    answer: tuple[str, ...] | None = None
+    answer_forms: tuple[str | None, ...] | None = None
+    reader: Reader = field(init=False)
+    transcript: Transcript = field(init=False)
+    _sampled_text: str = field(default="", init=False)
+    """The text of the line that was sampled last."""
+
+    def __post_init__(self) -> None:
+        self.sampling = self.request.sampling
+        self.reader = self.episode.dialect.reader()
+        self.transcript = Transcript(self.prompt.ids, self.version)
+
+    @property
+    def task(self) -> Task:
+        return self.request.task
+
+    @property
+    def budget(self) -> BudgetConfig:
+        return self.request.budget
+
+    @property
+    def clock(self) -> Clock:
+        return self.request.clock
+
+    @property
+    def prompt(self) -> Prompt:
+        return self.start.prompt or self.episode.prompt
+
+    @property
+    def seconds(self) -> float:
+        """How much of `budget.seconds` is used."""
+        return self.start.spent.seconds + self.clock.running_s
+
+    @property
+    def tokens_left(self) -> int:
+        return self.budget.tokens - self.start.spent.tokens - len(self.transcript.completion_ids)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the context has no room for another token."""
+        return len(self.transcript) >= self.setup.context_tokens
+
+    def allowed(self) -> tuple[int, StopReason]:
+        """How many tokens the next line may have, and why the session ends if it needs more."""
+        return min(
+            (self.budget.line_tokens, StopReason.LINE_TOKENS),
+            (self.tokens_left, StopReason.MAX_TOKENS),
+            (self.setup.context_tokens - len(self.transcript), StopReason.CONTEXT),
+            key=lambda budgeted: budgeted[0],
+        )
+
+    async def open(self, slot: Slot) -> None:
+        """Take the interpreter, and bring it to where the session begins. Raises KernelError, and ReplayDiffersError if
+        it can't begin there."""
+        self.slot = slot
+        if self.start.fork is not None:
+            self.kernel.adopt(self.start.fork.kernel)
+        elif self.episode.dialect.needs_kernel:
+            await self.kernel.start()
+        await self._replay()
+        self.clock.begin()
+        if self.request.listener is not None:
+            self.request.listener(events.Began(self.task, self.prompt.text, self.prompt.ids))
+        for guest in self.guests:
+            await guest.opened(self)
+
+    def sampled(self, turn: Turn, sampled: SampledLine) -> None:
+        """Note that a line has been sampled, before any of it runs."""
+        self._sampled_text = turn.text
+        if self.request.listener is not None:
+            self.request.listener(events.Sampled(len(self.lines), turn.text, sampled.ids, sampled.logprobs))
+
+    async def ran(self, turn: Turn, ran: TurnResult, at_eos: bool) -> TurnResult:
+        """Note what a turn did and whether it was the last. Returns what guests make of it."""
+        self.answer, self.answer_forms, self.stop = ran.answer, ran.answer_forms, ran.stop
+        if self.stop is None:
+            if turn.answer is not None and self.answer is None:
+                self.answer, self.stop = turn.answer, StopReason.ANSWER
+            elif at_eos and not turn.waits:
+                self.stop = StopReason.EOS
+            elif self.start.spent.lines + len(self.lines) + 1 >= self.budget.lines:
+                self.stop = StopReason.MAX_LINES
+        for guest in self.guests:
+            ran = await guest.ran(self, turn, ran)
+        if self.stop is None and self.seconds >= self.budget.seconds:
+            self.stop = StopReason.SECONDS
+        return ran
+
+    def insert(self, ids: Sequence[int]) -> None:
+        """Insert what the last line showed, unless that leaves no token for another one."""
+        if self.stop is None and len(ids) >= self.tokens_left:
+            is_full = len(self.transcript) + len(ids) >= self.setup.context_tokens
+            self.stop = StopReason.CONTEXT if is_full else StopReason.MAX_TOKENS
+        if self.stop is None:
+            self.transcript.append_output(ids)
+
+    def add(self, line: Line) -> None:
+        """Add the line that was sampled last, which is over."""
+        self.lines.append(line)
+        if self.request.listener is not None:
+            self.request.listener(events.Ran(len(self.lines) - 1, line))
+
+    async def after_line(self) -> None:
+        """Tell the guests that a line is over, and end the session if the context is full then."""
+        for guest in self.guests:
+            await guest.after_line(self, self.lines[-1])
+        if self.stop is None and self.is_full:
+            self.stop = StopReason.CONTEXT
+
+    async def ended(self) -> Trajectory:
+        """The trajectory, unfinished if nothing has ended it, as the guests leave it. Raises KernelError."""
+        self.clock.end()
+        self.stop = self.stop or StopReason.UNFINISHED
+        trajectory = self.trajectory()
+        for guest in self.guests:
+            trajectory = await guest.ended(self, trajectory)
+        return trajectory
+
+    def aborted(self, failure: KernelError) -> Trajectory:
+        """The trajectory that this failure of the machinery has ended."""
+        self.clock.end()
+        self.stop, self.error = StopReason.ABORTED, f"{type(failure).__name__}: {failure}"
+        return self.trajectory()
+
+    def lost(self, failure: BrokenStateError) -> None:
+        """End it as a session that was killed: it has brought about what its environment can't go on from."""
+        _log.warning("a session is ended: %s", failure)
+        self.stop, self.error, self.answer = StopReason.KILLED, str(failure), None
+
+    def trajectory(self) -> Trajectory:
+        """The trajectory so far.
+
+        Output after the last line is left out, because nothing was sampled after it. A line that was running when the
+        machinery failed or the cut came is included, because its tokens were sampled.
+        """
+        assert self.stop is not None
+        transcript, lines = self.transcript, list(self.lines)
+        covered = lines[-1].end if lines else 0
+        lost = [index for index, was in enumerate(transcript.sampled_mask[covered:], covered) if was]
+        if lost:
+            lines.append(Line(lost[0], lost[-1] + 1, self._sampled_text, LineKind.KILLED))
+        if lines:
+            lines[-1] = replace(lines[-1], text=lines[-1].text + self.reader.flush())
+        transcript.truncate(lines[-1].end if lines else 0)
+        return Trajectory(
+            task_id=self.task.id,
+            prompt=self.prompt.text,
+            prompt_ids=self.prompt.ids,
+            completion_ids=tuple(transcript.completion_ids),
+            sampled_mask=tuple(transcript.sampled_mask),
+            logprobs=tuple(transcript.logprobs),
+            stop_reason=self.stop,
+            lines=tuple(lines),
+            answer=self.answer,
+            answer_forms=self.answer_forms,
+            version=transcript.version,
+            updates=tuple(transcript.updates),
+            error=self.error,
+            duration_s=self.clock.duration_s,
+            engine_s=self.clock.waited_s[Wait.ENGINE],
+            kernel_s=self.clock.waited_s[Wait.KERNEL],
+            queue_s=self.clock.waited_s[Wait.QUEUE],
+            dialect=dialect_name(self.episode.dialect),
+            branch=self.start.branch,
+            compactions=tuple(each for each in transcript.compactions if lines and each.start <= lines[-1].start),
+        )
+
+    async def _replay(self) -> None:
+        """Bring the reader to where the root was, and without a fork kernel and environment too.
+
+        Raises ReplayDiffersError if the lines, or the environment at the start, show anything else than before.
+        """
+        start, asked = self.start, self.episode.prompt.ids
+        if start.prompt is not None and start.prompt.ids[: len(asked)] != asked:
+            raise ReplayDiffersError
+        for turn in start.turns:
+            read = await read_turn(self.reader, self.kernel, turn.text, turn.at_eos)
+            if start.fork is None:
+                again = await run_turn(self.kernel, read)
+                try:
+                    again = again.observing(await self.episode.observed(read)) if again.stop is None else again
+                except BrokenStateError:
+                    raise ReplayDiffersError from None
+                if _seen(again) != _seen(turn.ran):
+                    raise ReplayDiffersError
+            self.reader.show(turn.ran.cells, goes_on=True)
+
+
+def _seen(ran: TurnResult) -> object:
+    """What has to be equal."""
+    shown = [(run.cell, run.output, run.error_message, run.observed) for run in ran.cells]
+    return ran.kind, shown, ran.answer, ran.stop, ran.fingerprint
