@@ -50,6 +50,8 @@ class Config(Section):
     """`rlm`, or the import path, `package.module:Class`, of an environment. Each trajectory gets its own instance."""
     rollout: str | None = None
     """Import path of an async `(tasks, engine, kernels)` that replaces the line loop."""
+    guests: tuple[str, ...] = ()
+    """Import paths, `package.module:Class`, of what looks on while sessions are typed. [tools.md](tools.md#guests)"""
     import_from: str | None = None
     """Folder in which import paths are looked up after the working folder; relative to the file. null: the file's own
     folder."""
@@ -69,6 +71,7 @@ class Config(Section):
         (("engine.deterministic", "budget.finish_share"), "when the rest is cut depends on the clock"),
         (("engine.deterministic", "rollout"), "a loop of your own asks the engine as it likes"),
         (("budget.finish_share", "rollout"), "a loop of your own is not cut"),
+        (("guests", "rollout"), "a loop of your own has none"),
         (("budget.compact_at", "rollout"), "a loop of your own is not compacted"),
         (("branch", "rollout"), "a loop of your own does not fork"),
         (("cluster", "rollout"), "the workers of a cluster run the line loop, and no other"),
@@ -92,7 +95,7 @@ class Config(Section):
     def import_paths(self) -> list[str]:
         """The values that name something to import, `package.module:name`."""
         single = [self.dialect.name, self.environment, self.rollout, self.engine.backend, self.credit.estimator]
-        listed = [*self.tools.functions, *(self.tasks.families or ())]
+        listed = [*self.tools.functions, *self.guests, *(self.tasks.families or ())]
         named = [*single, *listed, *self.rewards.model_dump(mode="json")["functions"]]
         return [value for value in named if value is not None and ":" in value]
 

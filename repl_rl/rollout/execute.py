@@ -151,10 +151,10 @@ class TurnResult:
     subcalls: tuple[SubCall, ...] = ()
 
     def observing(self, text: str) -> TurnResult:
-        """A copy with what the environment shows after the last of the cells."""
+        """A copy with a text that is shown after the last of the cells; "" or whole lines. Nothing if none ran."""
         if not text or not self.cells:
             return self
-        return replace(self, cells=(*self.cells[:-1], replace(self.cells[-1], observed=text)))
+        return replace(self, cells=(*self.cells[:-1], replace(self.cells[-1], observed=self.cells[-1].observed + text)))
 
     def asking(self, subcalls: tuple[SubCall, ...]) -> TurnResult:
         """A copy with what the turn asked a model."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import Any
 
 from repl_rl.config import (
@@ -31,6 +31,7 @@ from repl_rl.tasks import grade
 from repl_rl.tools import Toolbox, as_tools
 from repl_rl.tools.environments import EnvironmentFactory, environment_factory
 from repl_rl.tools.tool import Where
+from repl_rl.utils.import_path import imported
 
 Grader = Callable[..., float]
 """`(task, answer) -> float`, where `answer` is a tuple of texts, or None without a submission. A third parameter, named
@@ -50,9 +51,10 @@ class Extensions:
     """Of the user's own, in their order; each session has its own."""
 
     def __post_init__(self) -> None:
-        if self.sampler is not None and (self.toolbox or self.environment is not None):
+        if self.sampler is not None and (self.toolbox or self.environment is not None or self.guests):
             raise ConfigError(
-                "rollout is a loop of your own, which tools and environment would never reach; give them to that loop"
+                "rollout is a loop of your own, which tools, environment and guests would never reach; give them to "
+                "that loop"
             )
 
     def require(self, dialect: DialectConfig, kernel: KernelConfig, branch: BranchConfig | None) -> None:
@@ -93,7 +95,7 @@ class Extensions:
         import cloudpickle
 
         try:
-            return _extensions, (cloudpickle.dumps((self.toolbox, self.environment, self.sampler, self.grader)),)
+            return _extensions, (cloudpickle.dumps(tuple(getattr(self, each.name) for each in fields(self))),)
         except ConfigError:
             raise
         except Exception as error:  # an object's own __reduce__ may raise anything
@@ -132,7 +134,9 @@ def environment_of(config: Config) -> str | None:
 
 def load_extensions(config: Config) -> Extensions:
     """The extensions that a config names by import path. Raises ConfigError if one can't be imported or used."""
-    extensions = make_extensions(config.tools.functions, config.tools.where, environment_of(config), config.rollout)
+    extensions = make_extensions(
+        config.tools.functions, config.tools.where, environment_of(config), config.rollout, guests=config.guests
+    )
     extensions.require(config.dialect, config.kernel, config.branch)
     return extensions
 
@@ -143,6 +147,7 @@ def make_extensions(
     environment: Any = None,
     sampler: Any = None,
     grader: Grader = grade,
+    guests: Iterable[Any] = (),
 ) -> Extensions:
     """Make extensions from functions, classes and import paths. Raises ConfigError naming the one at fault."""
     toolbox = Toolbox(as_tools(tools, where))
@@ -152,7 +157,15 @@ def make_extensions(
         None if environment is None else environment_factory(environment),
         None if sampler is None else load_sampler(sampler),
         grader,
+        tuple(map(_guest, guests)),
     )
+
+
+def _guest(named: Any) -> type[Guest]:
+    found = imported(named, "guests:", "package.module:Class") if isinstance(named, str) else named
+    if not (isinstance(found, type) and issubclass(found, Guest)):
+        raise ConfigError(f"guests: {named!r} is not a subclass of repl_rl.rollout.guest.Guest")
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,6 +97,7 @@ def dry_run(
         f"tools {tools}" if tools else "",
         f"environment {environment}" if (environment := environment_of(config)) else "",
         f"loop {config.rollout}" if config.rollout else "",
+        f"guests {', '.join(config.guests)}" if config.guests else "",
     ]
     trajectories = config.train.prompts_per_step * config.train.group_size
     tokens, lines = trajectories * config.budget.tokens, trajectories * config.budget.lines

@@ -230,6 +230,7 @@ def open_trainer(prepared: Prepared, **extra: Any) -> ReplGRPOTrainer:
         tools_where=config.tools.where,
         environment=environment_of(config),
         rollout=config.rollout,
+        guests=config.guests,
         peft_config=lora_config(config.train),
         **extra,
     )

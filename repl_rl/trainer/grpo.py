@@ -90,7 +90,8 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
     to a grade, outside the sandbox. `line_rewards` are functions `(trajectory) -> one float per line`, like those in
     `args.rewards.functions`; `reward_funcs` are TRL's, one float per completion, added to the last line's reward.
     `tools` are functions that the model may call, in the sandbox unless `@tool` or `tools_where` says otherwise.
-    `environment` (or TRL's `environment_factory`) makes one object per trajectory; `rollout` replaces the line loop.
+    `environment` (or TRL's `environment_factory`) makes one object per trajectory; `rollout` replaces the line loop,
+    and `guests` are classes of what looks on (`repl_rl.rollout.guest.Guest`).
     `wrap_kernels` puts something around the pool that sessions are taken from; `make_runner` puts the line loop
     somewhere else, and `make_engine` takes another engine than `args.engine` names (`repl_rl.cluster`).
 
@@ -114,6 +115,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         environment: Any = None,
         environment_factory: Any = None,
         rollout: Any = None,
+        guests: Sequence[Any] = (),
         wrap_kernels: Callable[[KernelPool], KernelSource] | None = None,
         make_runner: MakeRunner | None = None,
         make_engine: EngineMaker = make_engine,
@@ -124,7 +126,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         owner = environment if environment_factory is None else environment_factory
         # A grader has to be sent to the rollouts' process only where they ask it.
         asks = args.branch is not None and args.branch.looks_at_outcomes
-        self._extensions = make_extensions(tools or (), tools_where, owner, rollout, grader if asks else grade)
+        self._extensions = make_extensions(tools or (), tools_where, owner, rollout, grader if asks else grade, guests)
         self._extensions.require(args.dialect, args.kernel, args.branch)
         given = {
             "environment": owner is not None,

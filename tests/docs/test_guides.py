@@ -169,7 +169,7 @@ LINES = [" x = 6\n", " y\n", " x * 7\n", " submit_final_answer(_)\n"]
 def tools(here: Path) -> str:
     """The page, with its blocks as modules of a user."""
     text = page("tools")
-    for name, block in zip(("my_tools", "my_shop", "my_loops"), blocks(text, "python"), strict=True):
+    for name, block in zip(("my_tools", "my_shop", "my_guests", "my_loops"), blocks(text, "python"), strict=True):
         (here / f"{name}.py").write_text(block)
     return text
 
@@ -196,6 +196,14 @@ async def test_the_environment_of_the_page(pool: KernelPool) -> None:
 
 
 @pytest.mark.usefixtures("tools")
+async def test_the_guest_of_the_page(pool: KernelPool) -> None:
+    lines = [" 1 / 0\n", " x\n", " 2 / 0\n", " 1\n", " 3 / 0\n", " submit_final_answer(1)\n"]
+    extensions = load_extensions(parse_config({"guests": ["my_guests:ThreeTimes"]}))
+    [trajectory] = await roll(pool, lines, [Task("t", "Divide.", "1")], extensions)
+    assert (len(trajectory.lines), trajectory.stop_reason) == (5, StopReason.REPEATS)
+
+
+@pytest.mark.usefixtures("tools")
 async def test_the_plain_loop_makes_what_ours_makes(pool: KernelPool) -> None:
     tasks = [Task("a", "First?", "42"), Task("b", "Second?", "42")]
     plain = await roll(pool, LINES, tasks, make_extensions(sampler="my_loops:plain_loop"))
@@ -218,7 +226,7 @@ async def test_a_loop_that_returns_something_else_is_named(pool: KernelPool) -> 
         make_extensions(sampler=len)
     with pytest.raises(ConfigError, match="can't be imported"):
         make_extensions(sampler="no_such_module:loop")
-    with pytest.raises(ConfigError, match="a loop of your own, which tools and environment would never reach"):
+    with pytest.raises(ConfigError, match="a loop of your own, which tools, environment and guests would never reach"):
         make_extensions(environment="my_shop:Shop", sampler=too_few)
 
 
