@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Protocol
+from collections import Counter
+from collections.abc import Callable
 
 from repl_rl.config import SamplingConfig
 from repl_rl.dialect import Turn
@@ -12,12 +12,10 @@ from repl_rl.rollout.batch import RolloutBatch
 from repl_rl.rollout.compact import Compactor
 from repl_rl.rollout.execute import TurnResult
 from repl_rl.rollout.guest import Guest
-from repl_rl.rollout.repeats import Repeats
-from repl_rl.rollout.session import Request, Session
+from repl_rl.rollout.session import Session
 from repl_rl.rollout.setup import RolloutSetup
-from repl_rl.rollout.start import Start
 from repl_rl.rollout.tree import Trees
-from repl_rl.trajectory import Trajectory
+from repl_rl.trajectory import LineKind, StopReason, Trajectory
 
 
 class Environment(Guest):
@@ -47,6 +45,34 @@ class Asking(Guest):
         return ran.asking(await session.episode.subcalls.take())
 
 
+class Repeats(Guest):
+    """Ends a session that has so often repeated what gets it nowhere: code that fails in one way, at any time; and, in
+    a row, blank lines, one comment, or code that shows the same again, calls no tool and changes nothing."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._in_row, self._last = 0, object()
+        self._failures = Counter[tuple[str, str | None]]()
+
+    async def ran(self, session: Session, turn: Turn, ran: TurnResult) -> TurnResult:
+        if session.stop is None and self.after(ran, turn.text) >= self._most:
+            session.stop = StopReason.REPEATS
+        return ran
+
+    def after(self, ran: TurnResult, text: str) -> int:
+        """The most often repeated of these, once a line is over."""
+        shown = [(run.cell.source, run.text) for run in ran.cells if run.text]
+        is_known = shown and not ran.calls and ran.fingerprint is not None
+        done: object = (shown, ran.fingerprint) if is_known else object()
+        if ran.kind in (LineKind.BLANK, LineKind.COMMENT):
+            done = text.strip()
+        if ran.kind is not LineKind.OPEN:  # a block comes to nothing before it ends
+            self._in_row, self._last = (self._in_row + 1 if done == self._last else 1), done
+        failed = [(run.cell.source, run.error_message) for run in ran.cells if run.has_failed]
+        self._failures.update(failed)
+        return max([self._in_row, *(self._failures[each] for each in failed)])
+
+
 _ORDER: tuple[Callable[[Session], Guest | None], ...] = (
     lambda session: Environment() if session.episode.environment is not None else None,
     lambda session: Asking() if session.episode.subcalls is not None else None,  # what the environment asks, too
@@ -63,34 +89,10 @@ def guests_of(session: Session, *last: Guest) -> tuple[Guest, ...]:
     return (*shipped, *(kind() for kind in session.setup.extensions.guests), *last)
 
 
-Type = Callable[..., Awaitable[Trajectory]]
-"""Types one session: takes a `Request`, where it begins (`Start`), and guests that come last."""
-
-
-class Plan(Protocol):
-    """Where the sessions of a batch begin."""
-
-    async def typed(self, request: Request, type_: Type) -> Trajectory:
-        """One session, typed by `type_`."""
-
-    async def close(self) -> None:
-        """Give back what no session has taken."""
-
-
-class Flat:
-    """Each begins at its prompt."""
-
-    async def typed(self, request: Request, type_: Type) -> Trajectory:
-        return await type_(request, Start())
-
-    async def close(self) -> None:
-        pass
-
-
-def plan_of(batch: RolloutBatch, setup: RolloutSetup, sampling: SamplingConfig) -> Plan:
-    """Raises ConfigError if the sessions of the batch can't begin as it says."""
+def trees_of(batch: RolloutBatch, setup: RolloutSetup, sampling: SamplingConfig) -> Trees | None:
+    """Where the sessions of a batch begin; None if all do at their prompts. Raises ConfigError if they can't."""
     if batch.branch is None:
-        return Flat()
+        return None
     setup.extensions.require_no_model()
     if setup.budget.compact_at is not None:
         raise ConfigError(

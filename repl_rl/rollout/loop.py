@@ -26,11 +26,10 @@ from repl_rl.rollout.episode import Episode, EpisodeMaker
 from repl_rl.rollout.events import Event, Listener, event_stream
 from repl_rl.rollout.execute import TrajectoryKernel, read_turn, run_turn
 from repl_rl.rollout.guest import Guest
-from repl_rl.rollout.guests import guests_of, plan_of
+from repl_rl.rollout.guests import guests_of, trees_of
 from repl_rl.rollout.scheduler import Cut, CutScope, Scheduler
-from repl_rl.rollout.session import Request, Session
+from repl_rl.rollout.session import Request, Session, Start, Typed
 from repl_rl.rollout.setup import RolloutSetup
-from repl_rl.rollout.start import Start, Typed
 from repl_rl.rollout.state import Clock, Spent, Wait
 from repl_rl.rollout.subcalls import MOST_CHARS_PER_TOKEN, NoAnswerError, SubCalls
 from repl_rl.trajectory import Line, LineKind, Task, Trajectory
@@ -114,22 +113,24 @@ class Rollout:
             return
         self._episodes.refuse(tasks)
         self.environments.clear()
-        plan, asked = plan_of(batch, setup, sampling), time.monotonic()
+        trees, asked = trees_of(batch, setup, sampling), time.monotonic()
 
         async def run(index: int, scope: CutScope) -> Trajectory:
             own = sampling.of_trajectory(index) if isinstance(sampling, SeededSampling) else sampling
             request = Request(tasks[index], own, setup.budget, Clock(asked), index, scope, listener)
-            return await plan.typed(request, self._of_batch)
+            return await (self._of_batch(request) if trees is None else trees.typed(request, self._of_batch))
 
         try:
             async with aclosing(Scheduler(run, len(tasks), setup.at_once, batch.cut).stream()) as ended:
                 async for index, trajectory in ended:
                     yield index, trajectory
         finally:
-            await plan.close()
+            if trees is not None:
+                await trees.close()
 
-    async def _of_batch(self, request: Request, start: Start, *guests: Guest) -> Trajectory:
+    async def _of_batch(self, request: Request, start: Start | None = None, *guests: Guest) -> Trajectory:
         """One of a batch, whatever happens: aborted if it can't begin. Raises ReplayDiffersError."""
+        start = start or Start()
         try:
             return await self._typed(request, start, *guests)
         except KernelError as failure:

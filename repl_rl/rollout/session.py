@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from repl_rl.config import BudgetConfig, SamplingConfig
 from repl_rl.dialect import Reader, Turn, dialect_name
 from repl_rl.engine import SampledLine, Slot
 from repl_rl.errors import BrokenStateError, KernelError
+from repl_rl.kernel import KernelSession
 from repl_rl.rollout import events
 from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.execute import TrajectoryKernel, TurnResult, read_turn, run_turn
 from repl_rl.rollout.guest import Guest
 from repl_rl.rollout.scheduler import CutScope
 from repl_rl.rollout.setup import RolloutSetup
-from repl_rl.rollout.start import ReplayDiffersError, Start, Typed
-from repl_rl.rollout.state import Clock, Prompt, Transcript, Wait
+from repl_rl.rollout.state import NOTHING, Clock, Prompt, Spent, Transcript, Wait
 from repl_rl.rollout.subcalls import SubCalls
-from repl_rl.trajectory import Line, LineKind, StopReason, Task, Trajectory
+from repl_rl.trajectory import Branch, Line, LineKind, StopReason, Task, Trajectory
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +46,38 @@ class Request:
     def depth(self) -> int:
         """How many sessions wait for it."""
         return 0 if self.subcalls is None else self.subcalls.depth - 1
+
+
+class Typed(NamedTuple):
+    """One turn of a session, as it was typed and as it ran."""
+
+    text: bytes
+    at_eos: bool
+    ran: TurnResult
+
+
+class Fork(NamedTuple):
+    """A fork of a session's interpreter, and of what is around it."""
+
+    episode: Episode
+    kernel: KernelSession
+
+
+class ReplayDiffersError(Exception):
+    """The lines of a root showed something else when they were run again."""
+
+
+@dataclass(slots=True)
+class Start:
+    """For a branch, what its root typed, and the fork, if the interpreter could be forked."""
+
+    branch: Branch | None = None
+    prompt: Prompt | None = None
+    turns: tuple[Typed, ...] = ()
+    spent: Spent = NOTHING
+    fork: Fork | None = None
+    held: AsyncExitStack = field(default_factory=AsyncExitStack)
+    """Closes the fork and its environment. Closing it again does nothing."""
 
 
 @dataclass(slots=True, eq=False)

@@ -203,12 +203,13 @@ class RolloutSetup:
     @classmethod
     def from_config(
         cls,
-        config: Config,
+        config: Config | Any,
         vocabulary: Vocabulary,
         extensions: Extensions | None = None,
         wrap_kernels: Callable[[KernelPool], KernelSource] | None = None,
     ) -> RolloutSetup:
-        """The setup that a config describes. Without `extensions`, those that the config names are loaded."""
+        """The setup that a config describes, or a trainer's arguments with its sections. Without `extensions`, those
+        that the config names are loaded."""
         return cls(
             vocabulary,
             config.dialect,
@@ -216,7 +217,7 @@ class RolloutSetup:
             budget=config.budget,
             sampling=config.sampling,
             subcalls=config.subcalls.one_by_one if config.engine.deterministic else config.subcalls,
-            chat=config.model.chat,
+            chat=config.model.chat if isinstance(config, Config) else config.chat,
             at_once=1 if config.engine.deterministic else config.kernel.size,
             kernel=config.kernel,
             wrap_kernels=wrap_kernels,

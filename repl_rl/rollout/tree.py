@@ -29,9 +29,8 @@ from repl_rl.config import BranchConfig, SamplingConfig, SeededSampling
 from repl_rl.errors import ConfigError, ForkRefusedError, KernelDiedError
 from repl_rl.rollout.guest import Guest
 from repl_rl.rollout.score import graded_by
-from repl_rl.rollout.session import Request, Session
+from repl_rl.rollout.session import Fork, ReplayDiffersError, Request, Session, Start
 from repl_rl.rollout.setup import Grader
-from repl_rl.rollout.start import Fork, ReplayDiffersError, Start
 from repl_rl.rollout.state import Prompt, Spent, Wait
 from repl_rl.tasks import grade
 from repl_rl.trajectory import Branch, Line, LineKind, Task, Trajectory

@@ -141,19 +141,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         self._grader = grader
         path = model if isinstance(model, str) else model.name_or_path
         vocabulary = load_vocabulary(path, require_dialect(args.dialect).stops)
-        setup = RolloutSetup(
-            vocabulary,
-            args.dialect,
-            context_tokens=args.engine.context_tokens,
-            budget=args.budget,
-            sampling=args.sampling,
-            subcalls=args.subcalls.one_by_one if args.engine.deterministic else args.subcalls,
-            chat=args.chat,
-            at_once=1 if args.engine.deterministic else args.kernel.size,
-            kernel=args.kernel,
-            wrap_kernels=wrap_kernels,
-            extensions=self._extensions,
-        )
+        setup = RolloutSetup.from_config(args, vocabulary, self._extensions, wrap_kernels)
         setup.dialect_with(self._extensions.toolbox.tools)  # raises ConfigError if the model can't speak it
         extra = [reward_funcs] if callable(reward_funcs) else list(reward_funcs)
         args.reward_weights = all_weights(args.reward_weights, self._table.component_names, len(extra))

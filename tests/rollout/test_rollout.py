@@ -24,7 +24,7 @@ from repl_rl.errors import ConfigError, KernelError
 from repl_rl.kernel import ExecResult, KernelPool, Limits
 from repl_rl.rollout.batch import RolloutBatch
 from repl_rl.rollout.execute import TurnResult
-from repl_rl.rollout.repeats import Repeats
+from repl_rl.rollout.guests import Repeats
 from repl_rl.rollout.scheduler import Cut
 from repl_rl.rollout.service import AttachedKernels
 from repl_rl.rollout.state import Transcript
