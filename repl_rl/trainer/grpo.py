@@ -56,17 +56,14 @@ from repl_rl.trainer.packed import base_of
 from repl_rl.trainer.redraw import Batch, further_rows, redraw
 from repl_rl.trainer.resume import ResumableTrainer
 from repl_rl.trainer.rows import (
-    FurtherRow,
+    Row,
     all_weights,
     as_dataset,
     asked_of_valid,
-    asked_rows,
     component_sum,
-    fill_in_advantages,
-    later_rows,
+    rows_of,
     task_of,
     token_advantages,
-    training_row,
 )
 from repl_rl.trainer.typed_tokens import EngineGeneration, TypedTokenTrainer
 from repl_rl.trajectory import Task, Trajectory, write_jsonl
@@ -161,8 +158,8 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         self._own_reward_columns = len(self._table.component_names)
         self._rows: list[dict[str, Any]] = []
         self._last_scored: list[ScoredTrajectory] = []
-        self._further: list[FurtherRow] = []
-        """The rows after those of the last batch's trajectories."""
+        self._parts: list[Row] = []
+        """What the last batch's rows hold."""
         self._taken_at: float | None = None
         """When the last rollouts were complete."""
         self._rewards_per_func: torch.Tensor | None = None
@@ -236,10 +233,8 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         self.typed_mask = output["completion_mask"] * output["tool_mask"]
         self._correct_lengths()
         credited = self._credit()
-        completion_ids, own = output["completion_ids"], len(credited)  # (B, T)
-        output["advantages"] = completion_ids.new_zeros(completion_ids.shape, dtype=torch.float32)
-        output["advantages"][:own] = token_advantages(credited, completion_ids[:own])
-        fill_in_advantages(output["advantages"], self._further, credited)
+        own = len(credited)
+        output["advantages"] = token_advantages(self._parts, credited, output["completion_ids"])  # (B, T)
         self._log_logprob_drift(output)
         if self.args.mask_overlong:
             self._mask_overlong(output, [item.trajectory for item in credited])
@@ -255,18 +250,14 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         `subcalls.train`, in sub-calls. They have no part in rewards and baselines, nor in what is logged about
         completions. Void rows make the batch one that divides into its steps, and as large in all processes."""
         made = super()._generate(prompts)
-        self._further = []
         trains, compacts = self.args.subcalls.train, self.args.budget.compact_at is not None
         if not (self.model.training and (trains or compacts)):
             return made
-        trajectories = [item.trajectory for item in self._last_scored]
-        asked = asked_rows(trajectories) if trains else []
-        self._further = [*later_rows(trajectories), *asked]
-        pad_id, steps = self.service.vocabulary.pad_id, self.args.steps_per_generation
-        largest = max(gather([len(trajectories) + len(self._further)]))
+        own, steps, pad_id = len(self._last_scored), self.args.steps_per_generation, self.service.vocabulary.pad_id
+        largest = max(gather([len(self._parts)]))
         void = {"prompt_ids": [pad_id], "completion_ids": [pad_id], "logprobs": [0.0], "env_mask": [0]}
-        rows = [training_row(row.trajectory, pad_id) for row in self._further]
-        rows += [void] * (-(-largest // steps) * steps - len(trajectories) - len(rows))
+        rows = [row.lists(pad_id) for row in self._parts[own:]]
+        rows += [void] * (-(-largest // steps) * steps - own - len(rows))
         prompt_ids, completion_ids, typed, _, logprobs, *_ = made
         for row in rows:
             prompt_ids.append(row["prompt_ids"])
@@ -275,7 +266,8 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
             logprobs.append(row["logprobs"])
         self.typed_mask = pad([torch.tensor(mask) for mask in typed], padding_value=0)
         if trains:
-            self._log_values({"subcalls/rows": float(sum(gather([len(asked)])))})
+            asked = len(self._parts) - len(rows_of([item.trajectory for item in self._last_scored]))
+            self._log_values({"subcalls/rows": float(sum(gather([asked])))})
         return made
 
     def roll_out(self) -> dict[str, Any]:
@@ -295,7 +287,11 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         self._taken_at = time.perf_counter()
         self._log_batch(self._last_scored, self._taken_at - sampled_since)
         self._log_values({"time/waited_s": self._taken_at - started})
-        rows = [training_row(item.trajectory, self.service.vocabulary.pad_id) for item in self._last_scored]
+        trajectories = [item.trajectory for item in self._last_scored]
+        self._parts, own = rows_of(trajectories, self.args.subcalls.train), len(trajectories)
+        if not self.model.training:
+            del self._parts[own:]
+        rows = [row.lists(self.service.vocabulary.pad_id) for row in self._parts[:own]]
         columns: dict[str, Any] = {key: [row[key] for row in rows] for key in rows[0]}
         self.typed_mask = pad([torch.tensor(mask) for mask in columns["env_mask"]], padding_value=0)
         if self._extensions.environment is not None and self.queue is None:
@@ -416,8 +412,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
     def _mask_overlong(self, output: dict[str, Any], trajectories: Sequence[Trajectory]) -> None:
         """Take trajectories that a budget ended, and what they asked, out of the loss: out of the mask and out of the
         token count that normalizes it."""
-        kept = [not trajectory.is_overlong for trajectory in trajectories]
-        kept += [kept[asker] and not trajectory.is_overlong for asker, _, trajectory in self._further]
+        kept = [not (trajectories[row.owner].is_overlong or row.part.is_overlong) for row in self._parts]
         is_kept = torch.tensor(kept + [False] * (len(output["tool_mask"]) - len(kept)))  # (B,)
         output["tool_mask"] = output["tool_mask"] * is_kept[:, None].to(output["tool_mask"])  # (B, T)
         typed_tokens = (output["completion_mask"] * output["tool_mask"]).sum()

@@ -79,85 +79,63 @@ def task_of(row: dict[str, Any]) -> Task:
     )
 
 
-def training_row(trajectory: Trajectory, pad_id: int) -> dict[str, Any]:
-    """A trajectory as TRL's lists, up to where it was first compacted; a void one becomes a single masked padding
-    token, because TRL refuses empty ones."""
-    if trajectory.is_void:
-        return {
-            "prompt_ids": list(trajectory.prompt_ids),
-            "completion_ids": [pad_id],
-            "logprobs": [0.0],
-            "env_mask": [0],
-        }
-    trajectory = trajectory.parts[0]
-    return {
-        "prompt_ids": list(trajectory.prompt_ids),
-        "completion_ids": list(trajectory.completion_ids),
-        "logprobs": list(trajectory.logprobs),
-        "env_mask": [int(sampled) for sampled in trajectory.sampled_mask],
-    }
+class Row(NamedTuple):
+    """A row of the batch: what was sampled with one prompt, in a trajectory or in a sub-call of it.
 
-
-def token_advantages(credited: Sequence[CreditedTrajectory], completion_ids: torch.Tensor) -> torch.Tensor:
-    """Advantages of shape (B, T), zero on outputs, padding and void trajectories; of those that were compacted, up to
-    where they were first."""
-    advantages = torch.zeros(completion_ids.shape, dtype=torch.float32, device=completion_ids.device)  # (B, T)
-    for row, item in zip(advantages, credited, strict=True):
-        if not item.trajectory.is_void:
-            length = len(item.trajectory.parts[0].completion_ids)
-            row[:length] = torch.tensor(item.token_advantages[:length])
-    return advantages
-
-
-class FurtherRow(NamedTuple):
-    """What a trajectory has sampled besides its first row: in a sub-call, or after it was compacted.
-
-    `owner` is the index of the trajectory, and `lines` are its lines whose advantages the lines here have.
+    `owner` is the index of the trajectory, and `lines` are its lines whose advantages the lines of `part` have.
     """
 
     owner: int
     lines: Sequence[int]
-    trajectory: Trajectory
+    part: Trajectory
+
+    def lists(self, pad_id: int) -> dict[str, Any]:
+        """TRL's lists; a void one becomes a single masked padding token, because TRL refuses empty ones."""
+        part, is_void = self.part, self.part.is_void
+        return {
+            "prompt_ids": list(part.prompt_ids),
+            "completion_ids": [pad_id] if is_void else list(part.completion_ids),
+            "logprobs": [0.0] if is_void else list(part.logprobs),
+            "env_mask": [0] if is_void else [int(sampled) for sampled in part.sampled_mask],
+        }
 
 
-def later_rows(trajectories: Sequence[Trajectory]) -> list[FurtherRow]:
-    """What was sampled after transcripts were compacted, in order. None of void trajectories."""
-    rows: list[FurtherRow] = []
+def rows_of(trajectories: Sequence[Trajectory], subcalls: bool = False) -> list[Row]:
+    """All rows of a batch. Each token that was sampled in a trajectory, or with `subcalls` for a sub-call that came to
+    its end, is in one of them.
+
+    The first part of each trajectory comes first, then what was sampled after transcripts were compacted, then the
+    sub-calls. These have the advantage of the line that asked, or asked for the session that did; none that was lost or
+    ended with its line is there. A void trajectory, which is in no loss, has its first row alone.
+    """
+    first, later, asked = list[Row](), list[Row](), list[Row]()
     for owner, trajectory in enumerate(trajectories):
         if trajectory.is_void:
+            first.append(Row(owner, (), trajectory))
             continue
-        first, *later = trajectory.parts
-        known = len(first.lines)
-        for part in later:
-            rows.append(FurtherRow(owner, range(known, known + len(part.lines)), part))
+        known = 0
+        for part in trajectory.parts:
+            (later if known else first).append(Row(owner, range(known, known + len(part.lines)), part))
             known += len(part.lines)
-    return rows
+        asked += [
+            Row(owner, [number] * len(part.lines), part)
+            for number, line in enumerate(trajectory.lines)
+            for call in line.subcalls
+            if call.trajectory is not None and not call.trajectory.is_void
+            for part in call.trajectory.parts
+        ]
+    return [*first, *later, *(asked if subcalls else ())]
 
 
-def asked_rows(trajectories: Sequence[Trajectory]) -> list[FurtherRow]:
-    """The sub-calls of a batch, in order: each token that was sampled for one that came to its end is in one of them.
-
-    They have the advantage of the line that asked, or asked for the session that did. None of void trajectories, which
-    are in no loss, and none that was lost or ended with its line.
-    """
-    return [
-        FurtherRow(owner, [number] * len(part.lines), part)
-        for owner, trajectory in enumerate(trajectories)
-        if not trajectory.is_void
-        for number, line in enumerate(trajectory.lines)
-        for call in line.subcalls
-        if call.trajectory is not None and not call.trajectory.is_void
-        for part in call.trajectory.parts
-    ]
-
-
-def fill_in_advantages(
-    advantages: torch.Tensor, further: Sequence[FurtherRow], credited: Sequence[CreditedTrajectory]
-) -> None:
-    """Fill in the further rows, which follow those of `credited` in (B, T)."""
-    for row, (owner, lines, trajectory) in zip(advantages[len(credited) :], further, strict=False):
-        for own, number in zip(trajectory.lines, lines, strict=True):
-            row[own.start : own.end] = credited[owner].trajectory.lines[number].advantage or 0.0
+def token_advantages(
+    rows: Sequence[Row], credited: Sequence[CreditedTrajectory], completion_ids: torch.Tensor
+) -> torch.Tensor:
+    """Advantages of shape (B, T), zero on outputs, padding and void rows; `rows` are the first of them."""
+    advantages = torch.zeros(completion_ids.shape, dtype=torch.float32, device=completion_ids.device)  # (B, T)
+    for values, row in zip(advantages, rows, strict=False):
+        for own, number in zip(row.part.lines, row.lines, strict=False):
+            values[own.start : own.end] = credited[row.owner].trajectory.lines[number].advantage or 0.0
+    return advantages
 
 
 Rewards = list[float | None]

@@ -20,7 +20,7 @@ from repl_rl.errors import ConfigError, TrainingError
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rewards import ScoredTrajectory
 from repl_rl.rollout.scheduler import Cut
-from repl_rl.trainer.rows import component_sum, training_row
+from repl_rl.trainer.rows import Row, component_sum
 from repl_rl.trajectory import Line, LineKind, StopReason
 
 pytestmark = pytest.mark.more
@@ -187,7 +187,7 @@ def test_groups_that_teach_nothing_are_counted_each_step(history: list[dict[str,
 
 def test_a_void_trajectory_is_one_masked_token() -> None:
     aborted = Trajectory("t", "p", (1, 2), (3, 4), (False, False), (0.0, 0.0), StopReason.ABORTED, error="x")
-    row = training_row(aborted, pad_id=9)
+    row = Row(0, (), aborted).lists(pad_id=9)
     assert row == {"prompt_ids": [1, 2], "completion_ids": [9], "logprobs": [0.0], "env_mask": [0]}
 
 
