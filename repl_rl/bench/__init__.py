@@ -35,7 +35,6 @@ _BENCHES: dict[str, tuple[str, list[tuple[str, int, str]]]] = {
             ("--lines", 1, "of each trajectory (default: 16)"),
             ("--rounds", 1, "how often both take their turn (default: 5)"),
             ("--trl-trajectories", 0, "beside TRL, 0: none (default: 64)"),
-            ("--deep", 0, "trajectories of 205 lines, 0: none (default: 16)"),
         ],
     ),
     "train": (

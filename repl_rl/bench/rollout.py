@@ -6,11 +6,6 @@ trajectory here, so that each one types `lines` lines (or reaches another of its
 - ratio: sampled tokens per second of the rollouts over those of vLLM's own `generate`, which samples the same number of
   tokens for each of the same prompts and never stops. The start of kernels that are ready when the clock starts is not
   measured; the others start meanwhile. Medians over the rounds.
-- line20, line200: from the request for that line of a transcript to the request for the next one, for a single
-  trajectory: sampling, interpreter, our loop. It is compared with plain generation of the same number of tokens after
-  the same ids; in both, attention reads the whole transcript for each token. Lines differ in length, also between early
-  and late ones, so only lines of about the median length over all depths count. Plain generation computes with all
-  cores, a small model's rollouts with one, so the difference may be negative.
 - TRL: its GRPOTrainer with `tools=[python]` (`repl_rl.bench.trl_tools`) against ours, the same number of lines for the
   same prompts. Its tool runs the line in a kernel of the same kind that was started before the clock, with the same
   added latency as ours. In TRL each line but the last is a tool call; in ours each cell is one, and a line without a
@@ -25,17 +20,15 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from repl_rl.bench.open_ended import LINE_S, OpenEnded
 from repl_rl.config import BudgetConfig, EngineConfig, KernelConfig, ModelConfig, SamplingConfig
-from repl_rl.engine import Engine, SampledLine, Slot, Vocabulary, load_vocabulary
+from repl_rl.engine import Vocabulary, load_vocabulary
 from repl_rl.engine.environment import prepare_environment, require_vllm
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.batch import RolloutService
@@ -69,8 +62,6 @@ class RolloutSettings:
     lines: int = 16
     line_tokens: int = 48
     rounds: int = 5
-    deep: int = 16
-    """Trajectories of 205 lines, one after another; 0 leaves this part out."""
     trl_trajectories: int = 64
     """0 leaves this part out."""
     trl_lines: int = 8
@@ -81,7 +72,7 @@ class RolloutSettings:
 
 DEFAULT = RolloutSettings()
 QUICK = RolloutSettings(
-    16, 8, 12, 4, rounds=1, deep=0, trl_trajectories=8, trl_lines=3, trl_rounds=1, tool_latency_ms=(0.0, 5.0)
+    16, 8, 12, 4, rounds=1, trl_trajectories=8, trl_lines=3, trl_rounds=1, tool_latency_ms=(0.0, 5.0)
 )
 
 
@@ -99,8 +90,6 @@ def measure(settings: RolloutSettings, say: Say) -> dict[str, Any]:
     engine = VLLMEngine(str(NANO_PATH), vocabulary, ModelConfig(), config)
     try:
         report = _against_plain(settings, engine, vocabulary, say)
-        if settings.deep:
-            report |= _deep(settings, engine, vocabulary, say)
         if settings.trl_trajectories:
             report |= _against_trl(settings, engine, vocabulary, say)
     finally:
@@ -156,13 +145,10 @@ def _against_plain(settings: RolloutSettings, engine: VLLMEngine, vocabulary: Vo
 
 def plain_seconds(llm: Any, trajectories: Sequence[Trajectory], logprobs: int | None) -> float:
     """Seconds that vLLM's own `generate` takes for the same prompts and the same number of tokens after each."""
-    prompts = [each.prompt_ids for each in trajectories]
-    return _generate_s(llm, prompts, [each.sampled_tokens for each in trajectories], logprobs)
-
-
-def _generate_s(llm: Any, prompts: Sequence[Sequence[int]], tokens: Sequence[int], logprobs: int | None) -> float:
     from vllm import SamplingParams
 
+    tokens = [each.sampled_tokens for each in trajectories]
+    prompts = [{"prompt_token_ids": list(each.prompt_ids)} for each in trajectories]
     params = [
         SamplingParams(
             temperature=SAMPLING.temperature, max_tokens=count, ignore_eos=True, detokenize=False, logprobs=logprobs
@@ -170,42 +156,12 @@ def _generate_s(llm: Any, prompts: Sequence[Sequence[int]], tokens: Sequence[int
         for count in tokens
     ]
     started = time.perf_counter()
-    outputs = llm.generate([{"prompt_token_ids": list(ids)} for ids in prompts], params, use_tqdm=False)
+    outputs = llm.generate(
+        [{"prompt_token_ids": list(each.prompt_ids)} for each in trajectories], params, use_tqdm=False
+    )
     seconds = time.perf_counter() - started
-    assert [len(output.outputs[0].token_ids) for output in outputs] == [*tokens]
+    assert [len(output.outputs[0].token_ids) for output in outputs] == tokens
     return seconds
-
-
-def _deep(settings: RolloutSettings, engine: VLLMEngine, vocabulary: Vocabulary, say: Say) -> dict[str, Any]:
-    """Roll out tasks one by one, and time plain generation at their lines at `DEPTHS`.
-
-    A depth that no trajectory reaches, or without a line of the common length, is left out. The stopwatch sits between
-    engine and worker and adds a turn of this process's event loop to each line, so lines cost a little less without it.
-    """
-    say(f"{settings.deep} trajectories of 205 lines")
-    watch = Stopwatch(engine)
-    timed: dict[int, list[TimedLine]] = {depth: [] for depth in DEPTHS}
-    with open_ended(settings, watch, vocabulary, lines=205, kernels=2) as service:
-        for task in make_tasks(None, settings.deep, seed=4, split="heldout"):
-            watch.asked.clear()
-            (trajectory,) = service.generate([task])
-            for depth in DEPTHS:
-                timed[depth] += _at_depth(depth, watch.asked, trajectory, engine.llm)
-    lengths = [line.tokens for lines in timed.values() for line in lines]
-    figures: dict[str, float] = {}
-    for depth, lines in timed.items():
-        alike = [line for line in lines if abs(line.tokens - statistics.median(lengths)) <= _SAME_LENGTH_TOKENS]
-        if alike:
-            whole_ms = 1000 * statistics.median(line.seconds for line in alike)
-            plain_ms = 1000 * statistics.median(line.plain_s for line in alike)
-            figures |= {
-                f"line{depth}_ms": whole_ms,
-                f"line{depth}_beyond_plain_ms": whole_ms - plain_ms,
-                f"plain{depth}_ms": plain_ms,
-                f"line{depth}_tokens": statistics.fmean(line.tokens for line in alike),
-                f"line{depth}_context_tokens": statistics.median(line.context_tokens for line in alike),
-            }
-    return figures
 
 
 def _against_trl(settings: RolloutSettings, engine: VLLMEngine, vocabulary: Vocabulary, say: Say) -> dict[str, Any]:
@@ -291,10 +247,6 @@ def table(report: dict[str, Any]) -> Table:
     plain = f"{report['plain_tok_s']:,.0f} (generate)"
     shown.add_row("sampled tokens/s", f"{report['repl_tok_s']:,.0f}", plain, f"{report['ratio']:.2f}")
     shown.add_row("lines/s", f"{report['lines_per_s']:,.0f}", "", "")
-    for depth in (20, 200):
-        if f"line{depth}_ms" in report:
-            beside = f"{report[f'plain{depth}_ms']:.1f} ms (its tokens)"
-            shown.add_row(f"line {depth}", f"{report[f'line{depth}_ms']:.1f} ms", beside, "")
     for index, latency_ms in enumerate(report.get("tool_latency_ms", ())):
         shown.add_row(
             f"tools of {latency_ms:g} ms",
@@ -303,73 +255,3 @@ def table(report: dict[str, Any]) -> Table:
             f"{report['trl_ratio'][index]:.1f}",
         )
     return shown
-
-
-DEPTHS = (20, 200)
-_WINDOW = 10
-"""How many lines before and after a depth are measured with it."""
-_SAME_LENGTH_TOKENS = 1
-"""How many tokens a line's length may differ from the median."""
-_PLAIN_TOKENS = 33
-_PLAIN_REPEATS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class TimedLine:
-    """A line near a depth: its tokens, the seconds from its request to the next one's, and those of plain generation of
-    as many tokens there."""
-
-    tokens: int
-    seconds: float
-    plain_s: float
-    context_tokens: int
-
-
-def _at_depth(depth: int, asked: Sequence[tuple[float, int]], trajectory: Trajectory, llm: Any) -> list[TimedLine]:
-    """The lines around `depth`; empty if the trajectory ended before that line."""
-    if len(trajectory.lines) < depth:
-        return []
-    context = trajectory.prompt_ids + trajectory.completion_ids[: trajectory.lines[depth - 1].start]
-    _generate_s(llm, [context], [1], 0)  # fills the prefix cache
-    slopes = [
-        (_generate_s(llm, [context], [_PLAIN_TOKENS], 0) - _generate_s(llm, [context], [1], 0)) / (_PLAIN_TOKENS - 1)
-        for _ in range(_PLAIN_REPEATS)
-    ]  # of the time over the tokens, without the request's own cost
-    token_s = statistics.median(slopes)
-    return [
-        TimedLine(tokens, next_began - began, tokens * token_s, len(context))
-        for number, ((began, tokens), (next_began, _)) in enumerate(pairwise(asked), 1)
-        if abs(number - depth) <= _WINDOW
-    ]
-
-
-class Stopwatch:
-    """An engine that notes when it was asked for each line, and how many tokens that has."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self.asked: list[tuple[float, int]] = []
-
-    @property
-    def version(self) -> int:
-        return self._engine.version
-
-    @asynccontextmanager
-    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[Slot]:
-        async with self._engine.slot(tokens, depth) as slot:
-            yield _WatchedSlot(slot, self.asked)
-
-    def close(self) -> None:
-        self._engine.close()
-
-
-class _WatchedSlot:
-    def __init__(self, slot: Slot, asked: list[tuple[float, int]]) -> None:
-        self._slot = slot
-        self._asked = asked
-
-    async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
-        began = time.perf_counter()
-        line = await self._slot.sample_line(ids, max_tokens, sampling)
-        self._asked.append((began, len(line.ids)))
-        return line

@@ -52,7 +52,7 @@ def test_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_rollout(tmp_path: Path) -> None:
-    report = report_of(tmp_path, "rollout", "--deep", "1")
+    report = report_of(tmp_path, "rollout")
     assert report["lines"] == report["trajectories"] * 4
     assert report["sampled_tokens"] >= report["lines"]
     assert report["ratio"] == report["ratio_per_round"][0]
