@@ -156,9 +156,7 @@ def plain_seconds(llm: Any, trajectories: Sequence[Trajectory], logprobs: int | 
         for count in tokens
     ]
     started = time.perf_counter()
-    outputs = llm.generate(
-        [{"prompt_token_ids": list(each.prompt_ids)} for each in trajectories], params, use_tqdm=False
-    )
+    outputs = llm.generate(prompts, params, use_tqdm=False)
     seconds = time.perf_counter() - started
     assert [len(output.outputs[0].token_ids) for output in outputs] == tokens
     return seconds
