@@ -25,7 +25,7 @@ from repl_rl.config.rollout import (
     SubcallsConfig,
     ToolsConfig,
 )
-from repl_rl.config.section import Excluding, Section, nearest
+from repl_rl.config.section import Excluding, Names, Section, nearest
 from repl_rl.config.tasks import TasksConfig
 from repl_rl.config.train import EvalConfig, TrainConfig
 from repl_rl.errors import ConfigError
@@ -50,7 +50,7 @@ class Config(Section):
     """`rlm`, or the import path, `package.module:Class`, of an environment. Each trajectory gets its own instance."""
     rollout: str | None = None
     """Import path of an async `(tasks, engine, kernels)` that replaces the line loop."""
-    guests: tuple[str, ...] = ()
+    guests: Names = ()
     """Import paths, `package.module:Class`, of what looks on while sessions are typed. [tools.md](tools.md#guests)"""
     import_from: str | None = None
     """Folder in which import paths are looked up after the working folder; relative to the file. null: the file's own

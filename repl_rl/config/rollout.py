@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from repl_rl.config.section import Excluding, Names, Section, nearest
+from repl_rl.config.section import Excluding, Names, Section, known_or_own
 from repl_rl.errors import ConfigError
 from repl_rl.trajectory import LineKind
 from repl_rl.utils.import_path import imported
@@ -149,12 +149,7 @@ class EngineConfig(Section):
     @field_validator("backend")
     @classmethod
     def _is_an_engine(cls, name: str) -> str:
-        if name not in _BACKENDS and ":" not in name:
-            raise ValueError(
-                f"unknown engine {name!r}; {nearest(name, list(_BACKENDS))}; one of your own is named as "
-                "package.module:function"
-            )
-        return name
+        return known_or_own(name, _BACKENDS, "engine", "package.module:function")
 
     @model_validator(mode="after")
     def _servers_fit_the_backend(self) -> EngineConfig:
@@ -348,12 +343,7 @@ class BranchConfig(Section):
     @field_validator("at")
     @classmethod
     def _is_a_rule(cls, name: str) -> str:
-        if name not in _FORK_RULES and ":" not in name:
-            raise ValueError(
-                f"unknown rule {name!r}; {nearest(name, list(_FORK_RULES))}; one of your own is named as "
-                "package.module:Class"
-            )
-        return name
+        return known_or_own(name, _FORK_RULES, "rule", "package.module:Class")
 
     @field_validator("skip", mode="before")
     @classmethod

@@ -67,3 +67,10 @@ def nearest(name: str, known: list[str]) -> str:
     """A hint for an error message: the known name nearest to a misspelt one, or all known names if none is close."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {str(close[0])!r}?" if close else f"known are {', '.join(map(str, known))}"
+
+
+def known_or_own(name: str, known: Iterable[str], what: str, form: str) -> str:
+    """`name`, if it is known or an import path of this form. Raises ValueError."""
+    if name not in known and ":" not in name:
+        raise ValueError(f"unknown {what} {name!r}; {nearest(name, list(known))}; one of your own is named as {form}")
+    return name

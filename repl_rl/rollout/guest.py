@@ -11,30 +11,27 @@ arguments, so they may keep what they like of it. What an exception in a guest e
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from repl_rl.dialect import Turn
+from repl_rl.rollout.execute import TurnResult
 from repl_rl.trajectory import Line, Trajectory
-
-if TYPE_CHECKING:
-    from repl_rl.rollout.execute import TurnResult
-    from repl_rl.rollout.session import Session
 
 
 class Guest:
-    """Does nothing at any moment that a subclass does not define."""
+    """Does nothing at any moment that a subclass does not define. `session` is a `repl_rl.rollout.session.Session`."""
 
-    async def opened(self, session: Session) -> None:
+    async def opened(self, session: Any) -> None:
         """The interpreter is ready, and nothing has been typed."""
 
-    async def ran(self, session: Session, turn: Turn, ran: TurnResult) -> TurnResult:
+    async def ran(self, session: Any, turn: Turn, ran: TurnResult) -> TurnResult:
         """A turn has run; what is returned is shown and recorded of it. `session.stop` says whether it was the last."""
         return ran
 
-    async def after_line(self, session: Session, line: Line) -> None:
+    async def after_line(self, session: Any, line: Line) -> None:
         """A line that ran is over, and its output stands in the transcript, unless it was the last (`session.stop`)."""
 
-    async def ended(self, session: Session, trajectory: Trajectory) -> Trajectory:
+    async def ended(self, session: Any, trajectory: Trajectory) -> Trajectory:
         """The session is over, its interpreter still there; what is returned is what is left of it. Not called for one
         that was aborted."""
         return trajectory

@@ -17,7 +17,7 @@ from typing import Any
 
 from repl_rl.config import BranchConfig, SamplingConfig, SeededSampling
 from repl_rl.dialect import Shown
-from repl_rl.engine import Engine, Finish, SampledLine, Vocabulary
+from repl_rl.engine import Engine, Finish, SampledLine
 from repl_rl.errors import ConfigError, KernelError
 from repl_rl.kernel import KernelSource, NestingSource
 from repl_rl.rollout.batch import RolloutBatch, refuse_if_all_aborted
@@ -55,10 +55,6 @@ class Rollout:
             )
         self._episodes = EpisodeMaker(setup, engine, self.asked)
         self._encode_short = lru_cache(_REMEMBERED_OUTPUTS)(setup.vocabulary.encode_output)
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        return self.setup.vocabulary
 
     @property
     def sampling(self) -> SamplingConfig:

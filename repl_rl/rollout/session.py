@@ -114,10 +114,6 @@ class Session:
         self.transcript = Transcript(self.prompt.ids, self.version)
 
     @property
-    def task(self) -> Task:
-        return self.request.task
-
-    @property
     def budget(self) -> BudgetConfig:
         return self.request.budget
 
@@ -163,7 +159,7 @@ class Session:
         await self._replay()
         self.clock.begin()
         if self.request.listener is not None:
-            self.request.listener(events.Began(self.task, self.prompt.text, self.prompt.ids))
+            self.request.listener(events.Began(self.request.task, self.prompt.text, self.prompt.ids))
         for guest in self.guests:
             await guest.opened(self)
 
@@ -246,7 +242,7 @@ class Session:
             lines[-1] = replace(lines[-1], text=lines[-1].text + self.reader.flush())
         transcript.truncate(lines[-1].end if lines else 0)
         return Trajectory(
-            task_id=self.task.id,
+            task_id=self.request.task.id,
             prompt=self.prompt.text,
             prompt_ids=self.prompt.ids,
             completion_ids=tuple(transcript.completion_ids),

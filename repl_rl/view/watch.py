@@ -149,7 +149,7 @@ async def watch(
 
 async def _rolled(rollout: Rollout, task: Task, board: Board, sampling: SamplingConfig | None) -> list[Trajectory]:
     """Roll out as many at a time as the rollout allows; the first failure ends all."""
-    vocabulary = rollout.vocabulary
+    vocabulary = rollout.setup.vocabulary
     board.texts = lambda ids: [vocabulary.bytes_of([index]).decode("utf-8", "backslashreplace") for index in ids]
     count = len(board.seen)
     slots = asyncio.Semaphore(rollout.setup.at_once or count)

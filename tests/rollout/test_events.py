@@ -165,16 +165,6 @@ def test_closing_the_iterator_in_the_middle_of_a_cell_frees_slot_and_kernel(voca
     asyncio.run(go())  # on a loop without other tasks
 
 
-async def test_a_consumer_that_is_cancelled_frees_them_too(vocabulary: Vocabulary) -> None:
-    gate, engine = Gate(), ScriptedEngine(vocabulary, LINES)
-    listening = asyncio.ensure_future(hear(rollout_of(engine, gate.kernels), []))
-    await gate.is_asked.wait()
-    listening.cancel()
-    await asyncio.wait([listening])
-    assert listening.cancelled()
-    assert (engine.slots, gate.kernels.open) == (0, 0)
-
-
 def test_where_no_kernel_comes_up_there_is_a_beginning_and_an_end(vocabulary: Vocabulary) -> None:
     class Nothing:
         @asynccontextmanager

@@ -31,12 +31,6 @@ def test_one_seed_gives_one_set_of_files(tmp_path):
     assert AutoTokenizer.from_pretrained(tmp_path / "a").decode([0]) == "<|endoftext|>"
 
 
-def test_the_number_of_threads_is_left_as_it_was(tmp_path):
-    before = torch.get_num_threads()
-    build(tmp_path, recipe=small("nano", 1))
-    assert torch.get_num_threads() == before
-
-
 class _UniformButSure:
     """Gives probability 1/4 to each of four tokens; sure of token 3 where the last token was 2."""
 

@@ -156,33 +156,3 @@ STEPS = {
 @pytest.mark.parametrize("what", STEPS)
 def test_steps_are_typed_as_the_dialect_has_it(name, what):
     assert typed_by(name, STEPS[what]) == TYPED[what][name]
-
-
-def test_a_block_that_was_refused_is_typed_again_as_a_whole():
-    slipped = Code(("a * 2)",)), "File \"<stdin>\"\nSyntaxError: unmatched ')'"
-    typed = typed_by("fenced", [(Code(("a = 3",), looks=False), ""), slipped, (Code(("a * 2",)), "6\n")])
-    assert typed == ["", "```python\na = 3\na * 2)\n```\n", "```python\na = 3\na * 2\n```\n"]
-
-
-def test_a_block_keeps_its_lines_and_loses_the_blank_one_that_ends_it():
-    loop = Code(("s = 0", "for d in '12':", "    s += int(d)", ""), looks=False)
-    assert typed_by("python", [(loop, "")]) == [" s = 0\n for d in '12':\n     s += int(d)\n\n"]
-    typed = typed_by("inline", [(loop, ""), (Code(("s",)), "3\n")])
-    assert typed[1] == "<fn>s = 0\nfor d in '12':\n    s += int(d)\ns</fn>"
-
-
-def test_digits_are_added_up_in_the_head():
-    digits = [int(digit) for digit in str(TASK.metadata["operands"][0])]
-    (typed,) = typed_by("text", [(Code((f"sum(map(int, str({TASK.metadata['operands'][0]})))",)), "")])
-    assert typed.startswith(f"{digits[0]} + {digits[1]} = {digits[0] + digits[1]}, ")
-    assert typed.endswith(f" = {TASK.answer}\n")
-    assert typed.count(" + ") == len(digits) - 1
-
-
-def test_what_goes_wrong_in_the_head_is_not_said():
-    assert typed_by("text", [(Code(("gcd(4, 6)",)), "")]) == [""]
-    assert typed_by("text", [(Code(("3 - 5",)), "")]) == ["3 - 5 = -2\n"]
-
-
-def test_one_seed_gives_one_mixture():
-    assert make_mixture(60, seed=1) == make_mixture(60, seed=1) != make_mixture(60, seed=2)
