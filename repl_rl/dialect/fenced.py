@@ -8,12 +8,12 @@
     401
     ```
 
-All statements of a block run in one go, and each expression among them is echoed, as in the interpreter. The first
-word after the opening fence is its language. A block without one runs if it is Python; a block for a shell or in
-another programming language is answered with what would run. Other blocks are prose, and `output` blocks that the model
-writes itself are nothing. The end of the text closes a block; in a chat, its output is then the user's next message,
-and the model goes on. As in CommonMark, a line of three backticks ends a block even inside a Python string; a longer
-fence avoids that.
+All statements of a block run in one go, and each expression among them is echoed, as in the interpreter. The first word
+after the opening fence is its language. A block without one runs if it is Python; a block for a shell or in another
+programming language is answered with what would run. Other blocks are prose, and `output` blocks that the model writes
+itself are nothing. The end of the text closes a block; in a chat, its output is then the user's next message, and the
+model goes on; a turn without code and without an answer is answered too, twice at most. As in CommonMark, a line of
+three backticks ends a block even inside a Python string; a longer fence avoids that.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from repl_rl.config import DialectConfig
 from repl_rl.dialect.base import Cell, CellRun, OfferedTool, Refusal, Shown, Template, Turn
 from repl_rl.dialect.call_form import user_frame
 from repl_rl.dialect.decoder import ProseReader
-from repl_rl.dialect.prose import ProseDialect, answer_in_line, answer_in_prose, prose_kind, whole_cell
+from repl_rl.dialect.prose import MOST_ASKED, ProseDialect, answer_in_line, answer_in_prose, prose_kind, whole_cell
 from repl_rl.dialect.python import idle_kind
 from repl_rl.dialect.syntax import holds_statement, kind_of
 from repl_rl.trajectory import LineKind
@@ -54,7 +54,7 @@ class FencedDialect(ProseDialect):
         self._frame = None if template is None else user_frame(template)
 
     def reader(self) -> FencedReader:
-        return FencedReader(self.truncate, frame=self._frame)
+        return FencedReader(self.truncate, frame=self._frame, unanswered=self.texts["unanswered"].strip())
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +103,9 @@ class FencedReader(ProseReader):
     _prose: list[str] = field(default_factory=list)
     frame: tuple[str, str] | None = None
     """What stands around an answer to a turn that the model has ended, if it may go on then."""
+    unanswered: str = ""
+    """What is said, a few times, to a turn without code and without an answer."""
+    _asked: int = 0
     _waits: bool = False
 
     def read(self, typed: bytes | str, end_of_input: bool = False) -> Turn:
@@ -117,7 +120,9 @@ class FencedReader(ProseReader):
         answer = answer_in_prose(prose, "\n".join(self._prose), end_of_input)
         is_code = was_open or self._is_in_code
         kind = (idle_kind(turn.lines) if was_open else LineKind.OPEN) if is_code else prose_kind(prose)
-        self._waits = end_of_input and bool(cells) and answer is None and self.frame is not None
+        asks = not cells and bool(self.unanswered) and self._asked < MOST_ASKED
+        self._waits = end_of_input and (bool(cells) or asks) and answer is None and self.frame is not None
+        self._asked += self._waits and asks
         return Turn(turn.text, tuple(cells), kind, answer, self._waits)
 
     def show(self, runs: Sequence[CellRun], goes_on: bool) -> tuple[Shown, ...]:
@@ -130,7 +135,8 @@ class FencedReader(ProseReader):
             blocks.append(f"{fence}output\n{output}{line_end}{fence}\n")
         if self._waits and self.frame is not None:
             before, behind = self.frame
-            return (Shown(before, is_frame=True), Shown("".join(blocks).rstrip("\n")), Shown(behind, is_frame=True))
+            said = "".join(blocks).rstrip("\n") if runs else self.unanswered
+            return (Shown(before, is_frame=True), Shown(said), Shown(behind, is_frame=True))
         separator = "\n" if self._typed.is_ahead else ""  # a fence after text that is typed ahead needs a new line
         return (Shown(separator + "".join(blocks)),) if runs else ()
 

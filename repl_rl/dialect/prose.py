@@ -32,6 +32,8 @@ _AROUND = re.compile(r"\*\*(.+)\*\*|`([^`]+)`|\$([^$]+)\$|\\[(\[](.+)\\[)\]]")
 """What is taken off an answer: emphasis, code, and marks of mathematics."""
 
 
+MOST_ASKED = 2
+"""How often a session is told that its turn has ended without an answer."""
 WHOLE_CELLS = "import repl_tools; repl_tools.cells_are_whole()\n"
 """Set-up code: cells are parsed like files, because no further lines follow them."""
 

@@ -9,6 +9,8 @@
         system message. Each is a mapping of `question` and `session`, or the text of both
     example: the frame of one in the system message, with {question} and {session}; a file that has a question of its
         own frames them by that one
+    repeated: shown to chat models after a line that came to what it, or another one, has come to before
+    unanswered: the user's message to a chat model that ends its turn without code and without an answer
 
 A user's own file names the dialect that it is for (`dialect: fenced`). Keys that it leaves out keep the texts of that
 dialect.
@@ -39,6 +41,8 @@ _DEFAULTS: dict[str, Any] = {
     "system": "",
     "tools": "These functions are there:\n{tools}",
     "tool": "{signature}: {description}",
+    "repeated": "",
+    "unanswered": "",
     "examples": [],
     "example": "Problem: {question}\n{session}",
 }

@@ -12,6 +12,7 @@ model may then correct it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -20,9 +21,17 @@ from typing import Any
 
 from repl_rl.config import DialectConfig
 from repl_rl.dialect.base import Cell, CellRun, ChatPrompt, OfferedTool, Refusal, Shown, Template, Turn
-from repl_rl.dialect.call_form import CallForm, call_form, is_in_call, result_frame, split_calls, written_call
+from repl_rl.dialect.call_form import (
+    CallForm,
+    call_form,
+    is_in_call,
+    result_frame,
+    split_calls,
+    user_frame,
+    written_call,
+)
 from repl_rl.dialect.decoder import ProseReader
-from repl_rl.dialect.prose import ProseDialect, answer_in_prose, prose_kind, whole_cell
+from repl_rl.dialect.prose import MOST_ASKED, ProseDialect, answer_in_prose, prose_kind, whole_cell
 from repl_rl.dialect.texts import filled
 from repl_rl.errors import ConfigError
 from repl_rl.trajectory import LineKind, Message
@@ -57,6 +66,9 @@ class ToolCallDialect(ProseDialect):
         self.texts["system"] = filled(self.texts["system"], submit=self.texts["submit"])
         self.form = call_form(template, self._schemas)
         self._frames: dict[int, tuple[str, ...]] = {}
+        around = user_frame(template) if (said := self.texts["unanswered"].strip()) else None
+        self.asks = around and (Shown(around[0], is_frame=True), Shown(said), Shown(around[1], is_frame=True))
+        """What a turn without a call and without an answer is answered with; None: nothing, it is the last."""
         before, after = self.frame(1)
         self._results_are_json = before.endswith('"') and after.startswith('"')
 
@@ -100,6 +112,8 @@ class ToolCallReader(ProseReader):
         super().__init__()
         self._dialect = dialect
         self._message = ""
+        self._asked = 0
+        self._asks = False
 
     @property
     def form(self) -> CallForm:
@@ -119,10 +133,15 @@ class ToolCallReader(ProseReader):
         calls, prose = split_calls(message, self._dialect.form)
         cells = tuple(self._cell(call) for call in calls)
         answer = None if cells else answer_in_prose(prose.split("\n"), prose, True)
-        return Turn(turn.text, cells, prose_kind([turn.text]), answer, waits=bool(cells))
+        self._asks = not cells and answer is None and self._asked < MOST_ASKED and self._dialect.asks is not None
+        self._asked += self._asks
+        return Turn(turn.text, cells, prose_kind([turn.text]), answer, waits=bool(cells) or self._asks)
 
     def show(self, runs: Sequence[CellRun], goes_on: bool) -> tuple[Shown, ...]:
         """Each call's result in the template's frame, in the order of the calls; nothing before the turn has ended."""
+        if self._asks and self._dialect.asks is not None:
+            self._asks = False
+            return self._dialect.asks
         if not runs:
             return ()
         before, *after = self._dialect.frame(len(runs))
@@ -159,9 +178,10 @@ class _BadCall(ValueError):
 
 
 def parse_call(text: str, form: CallForm) -> tuple[str, dict[str, Any]]:
-    """The name and arguments of a call. Arguments may be a string of JSON, as some models write. Raises _BadCall."""
+    """The name and arguments of a call. Arguments may be a string of JSON, and the last brackets may be missing: some
+    models write so. Raises _BadCall."""
     try:
-        call = _read(text)
+        call = _read(_closed(text))
         arguments = call.get(form.arguments_key, {}) if isinstance(call, dict) else None
         if isinstance(arguments, str):
             arguments = _read(arguments)
@@ -172,6 +192,15 @@ def parse_call(text: str, form: CallForm) -> tuple[str, dict[str, Any]]:
     if not isinstance(arguments, dict):
         raise _BadCall("TypeError", f"{form.arguments_key!r} has to be an object, by the names of the parameters")
     return call[form.name_key], arguments
+
+
+def _closed(text: str) -> str:
+    """The text, with the closing brackets that it lacks at its end if that makes it JSON."""
+    for closed in (text.rstrip() + "}" * lacking for lacking in (1, 2)):
+        with contextlib.suppress(ValueError, RecursionError):
+            json.loads(closed, strict=False)
+            return closed
+    return text
 
 
 def _read(text: str) -> Any:

@@ -46,37 +46,44 @@ class Asking(Guest):
 
 
 class Repeats(Guest):
-    """Ends a session that has so often repeated what gets it nowhere: code that fails in one way, at any time; and, in
-    a row, blank lines, one comment, or code that shows the same again, calls no tool and changes nothing."""
+    """Ends a session that has so often repeated what gets it nowhere: code that fails in one way, or shows the same,
+    calls no tool and changes nothing, at any time; and, in a row, blank lines or one comment."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._in_row, self._last = 0, object()
-        self._failures = Counter[tuple[str, str | None]]()
+    def __init__(self, most: int, told: str = "") -> None:
+        """`told` is shown after a repetition that is not the last."""
+        self._most, self._told = most, told
+        self._in_row, self._last = 0, ""
+        self._seen = Counter[object]()
 
     async def ran(self, session: Session, turn: Turn, ran: TurnResult) -> TurnResult:
-        if session.stop is None and self.after(ran, turn.text) >= self._most:
+        times = self.after(ran, turn.text) if session.stop is None else 0
+        if times >= self._most:
             session.stop = StopReason.REPEATS
-        return ran
+        return ran.observing(self._told) if 1 < times < self._most else ran
 
     def after(self, ran: TurnResult, text: str) -> int:
         """The most often repeated of these, once a line is over."""
-        shown = [(run.cell.source, run.text) for run in ran.cells if run.text]
-        is_known = shown and not ran.calls and ran.fingerprint is not None
-        done: object = (shown, ran.fingerprint) if is_known else object()
+        done: list[object] = [(run.cell.source, run.error_message) for run in ran.cells if run.has_failed]
+        shown = tuple((run.cell.source, run.text) for run in ran.cells if run.text)
+        if shown and not done and not ran.calls and ran.fingerprint is not None:
+            done = [(shown, ran.fingerprint)]
+        self._seen.update(done)
         if ran.kind in (LineKind.BLANK, LineKind.COMMENT):
-            done = text.strip()
-        if ran.kind is not LineKind.OPEN:  # a block comes to nothing before it ends
-            self._in_row, self._last = (self._in_row + 1 if done == self._last else 1), done
-        failed = [(run.cell.source, run.error_message) for run in ran.cells if run.has_failed]
-        self._failures.update(failed)
-        return max([self._in_row, *(self._failures[each] for each in failed)])
+            self._in_row, self._last = (self._in_row + 1 if text.strip() == self._last else 1), text.strip()
+        elif ran.kind is not LineKind.OPEN:  # a block comes to nothing before it ends
+            self._in_row = 0
+        return max([self._in_row, *(self._seen[each] for each in done)])
+
+
+def _told(session: Session) -> str:
+    texts = getattr(session.episode.dialect, "texts", {})
+    return str(texts.get("repeated", "")) if session.setup.in_chat(session.episode.dialect) else ""
 
 
 _ORDER: tuple[Callable[[Session], Guest | None], ...] = (
     lambda session: Environment() if session.episode.environment is not None else None,
     lambda session: Asking() if session.episode.subcalls is not None else None,  # what the environment asks, too
-    lambda session: Repeats(session.budget.repeats) if session.budget.repeats is not None else None,
+    lambda session: Repeats(session.budget.repeats, _told(session)) if session.budget.repeats is not None else None,
     lambda session: Compactor(session) if session.budget.compact_at is not None else None,
 )
 """The environment is the first to see what a line did, since what is shown has its text. Those of the user follow, and

@@ -224,6 +224,10 @@ class RolloutSetup:
             extensions=load_extensions(config) if extensions is None else extensions,
         )
 
+    def in_chat(self, dialect: Dialect) -> bool:
+        """Whether prompts come in the model's chat template."""
+        return dialect.needs_chat or (self.vocabulary.has_chat_template if self.chat is None else self.chat)
+
     def dialect_with(self, tools: Sequence[OfferedTool]) -> Dialect:
         """The dialect, offering `tools`. Raises ConfigError if the model can't speak it."""
         if not isinstance(self.dialect, DialectConfig):

@@ -50,7 +50,13 @@ def test_in_a_chat_a_turn_that_ends_with_a_block_is_answered_by_the_user(talked:
     assert ran.kind is LineKind.EXPRESSION
     reader = dialect.reader()
     assert reader.read("```python\n1\n```", end_of_input=True).waits
-    assert not reader.read("I have no answer.", end_of_input=True).waits
+    said, told = "I have no answer.", dialect.texts["unanswered"].strip()
+    for _ in range(2):
+        assert reader.read(said, end_of_input=True).waits
+        turns = [{"role": "assistant", "content": said}, {"role": "user", "content": told}]
+        shown = "".join(part.text for part in reader.show((), True))
+        assert shown == chat([*opened, *turns], (), True).partition(said)[2]
+    assert not reader.read(said, end_of_input=True).waits
     assert not FencedDialect().reader().read("```python\n1\n```", end_of_input=True).waits
 
 

@@ -198,5 +198,7 @@ def test_an_unclosed_call_of_a_tool_is_answered_all_the_same(roll: Callable[...,
 
 @pytest.mark.parametrize("dialect", ["fenced", "inline", "tool_call", "text"])
 def test_prose_without_an_answer_ends_with_its_end(roll: Callable[..., Trajectory], dialect: str) -> None:
-    trajectory = roll(dialect, ["I do not know."])
+    """In a chat, after it was asked twice for one."""
+    trajectory = roll(dialect, ["I do not know."] * 3)
+    assert len(trajectory.lines) == (3 if dialect == "tool_call" else 1)
     assert (trajectory.stop_reason, trajectory.answer) == (StopReason.EOS, None)

@@ -167,12 +167,12 @@ def test_what_shows_the_same_again_and_changes_nothing_is_repeated() -> None:
         repetition = Repeats(4)
         return [repetition.after(turn, " look()\n") for turn in turns]
 
-    assert counts(shown("1\n"), shown("1\n"), shown("2\n"), shown("1\n"), shown("1\n")) == [1, 2, 1, 1, 2]
-    assert counts(shown("1\n"), TurnResult(LineKind.OPEN), shown("1\n")) == [1, 1, 2]
+    assert counts(shown("1\n"), shown("1\n"), shown("2\n"), shown("1\n"), shown("1\n")) == [1, 2, 1, 3, 4]
+    assert counts(shown("1\n"), TurnResult(LineKind.OPEN), shown("1\n")) == [1, 0, 2]
     assert counts(shown("1\n", "f"), shown("1\n", "g")) == [1, 1]
-    assert counts(*[shown("1\n", None)] * 3) == [1, 1, 1]
-    assert counts(*[shown("moved\n", calls=(ToolCall("move"),))] * 3) == [1, 1, 1]
-    assert counts(*[shown("")] * 3) == [1, 1, 1]
+    assert counts(*[shown("1\n", None)] * 3) == [0, 0, 0]
+    assert counts(*[shown("moved\n", calls=(ToolCall("move"),))] * 3) == [0, 0, 0]
+    assert counts(*[shown("")] * 3) == [0, 0, 0]
 
 
 def test_a_long_output_is_cut_in_the_middle_before_it_is_encoded(roll: Roll) -> None:
