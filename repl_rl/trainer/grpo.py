@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -51,7 +50,7 @@ from repl_rl.tasks import grade
 from repl_rl.tools import tool_metrics
 from repl_rl.trainer.arguments import ReplGRPOConfig
 from repl_rl.trainer.asynchronous import GroupOrder, GroupQueue, Ticket
-from repl_rl.trainer.drift import logprob_drift, reencoded
+from repl_rl.trainer.drift import logprob_drift
 from repl_rl.trainer.packed import base_of
 from repl_rl.trainer.redraw import Batch, further_rows, redraw
 from repl_rl.trainer.resume import ResumableTrainer
@@ -449,13 +448,6 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         tools = [tool.name for tool in self._extensions.toolbox.tools]
         if tools or self._extensions.environment:
             values |= tool_metrics(trajectories, tools)
-        vocabulary = self.service.vocabulary
-        encode = partial(vocabulary.tokenizer.encode, add_special_tokens=False)
-        found = reencoded(
-            [part for t in trajectories if not t.is_void for part in t.parts], vocabulary.token_bytes, encode
-        )
-        if found.sampled:
-            values["drift/reencoded_share"] = found.share
         if isinstance(self.engine, CountsPrompts):
             before, self._prompt_tokens = self._prompt_tokens, self.engine.prompt_tokens
             asked, computed = (now - then for now, then in zip(self._prompt_tokens, before, strict=True))
