@@ -242,8 +242,8 @@ class BudgetConfig(Section):
     seconds: float = Field(120.0, gt=0)
     """Wall time from the moment that engine and kernel are there."""
     repeats: int | None = Field(4, ge=2)
-    """Times that code fails in the same way; and, in a row, blank lines, one comment, or code that shows the same again
-    and changes nothing. null: there is no limit."""
+    """Times that code fails in the same way, or shows the same and changes nothing; and, in a row, blank lines or one
+    comment. A chat model is told from the second time on. null: there is no limit."""
     compact_at: float | None = Field(None, gt=0, le=1)
     """Share of `engine.context_tokens` at which a session's transcript is compacted: a summary and the last lines take
     its place, while the interpreter lives on. It happens earlier where a line of `line_tokens` would not fit any more.
