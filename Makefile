@@ -33,7 +33,8 @@ test-more: $(STAMP) $(VERIFIERS) ## what a change has to pass besides, in ten mi
 	@$(PYTEST) -m "more and not slow" $(ARGS)
 
 test-all: $(STAMP) $(VERIFIERS) $(DEEPSPEED) $(GYM) $(QWEN) ## every test there is, those that take minutes each included
-	@$(PYTEST) --hypothesis-profile=thorough $(ARGS)
+	@$(PYTEST) --hypothesis-profile=thorough -m "not alone" $(ARGS); status=$$?; \
+	  $(BIN)/python -m pytest -m alone $(ARGS) || status=$$?; exit $$status
 
 test-gpu: $(STAMP) ## the checks of tests/gpu at full size, where there is a GPU
 	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "no GPU here; make test-all runs these checks small, on a CPU")'

@@ -27,7 +27,7 @@ from repl_rl.run.dryrun import dry_run
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import LineKind, read_jsonl
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(2400)]
 QWEN, GEMMA = "qwen2.5-coder-0.5b", "gemma-270m"
 CONTEXT_TOKENS = 1024
 BUDGET = {"line_tokens": 64, "lines": 12, "tokens": 256, "seconds": 1200}
