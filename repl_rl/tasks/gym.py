@@ -172,22 +172,25 @@ _ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
 
 @lru_cache(4096)
 def entry(name: str, index: int) -> Mapping[str, Any]:
-    """The first problem from this index on that has an answer: question, answer, metadata.
-
-    Raises DependencyError if reasoning-gym is missing.
+    """The first problem from this index on that has an answer which its own scorer takes: question, answer, metadata.
+    (That of `gsm_symbolic` takes no negative one.) Raises DependencyError if reasoning-gym is missing.
     """
     data = data_set(name)
     entries = (data[each] for each in count(index))
-    return next(each for each in entries if each["answer"])
+    return next(each for each in entries if each["answer"] and _takes(name, [repr(str(each["answer"]))], each))
 
 
 def accepts(name: str, submitted: Sequence[str], index: int) -> bool:
     """Whether the package's scorer gives the whole score to the `repr`s that were submitted."""
+    return _takes(name, submitted, entry(name, index))
+
+
+def _takes(name: str, submitted: Sequence[str], problem: Mapping[str, Any]) -> bool:
     try:
         text = FORMS[name](list(submitted))
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return False
-    return float(data_set(name).score_answer(text, entry(name, index))) >= _FULL
+    return float(data_set(name).score_answer(text, problem)) >= _FULL
 
 
 def warm() -> None:
