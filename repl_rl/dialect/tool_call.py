@@ -159,10 +159,10 @@ class ToolCallReader(ProseReader):
                 return Cell(f"print({name}(**{arguments!r}))", LineKind.EXPRESSION)
             if name == "python":
                 code = arguments.get("code")
-                if not isinstance(code, str) or len(arguments) != 1:
+                if not isinstance(code, str):
                     raise _BadCall("TypeError", "python takes one argument, code, which is a string")
                 return whole_cell(code)
-            if list(arguments) != ["value"]:
+            if "value" not in arguments:
                 raise _BadCall("TypeError", "submit_final_answer takes one argument, value")
             return Cell(f"submit_final_answer({arguments['value']!r})", LineKind.EXPRESSION)
         except _BadCall as bad:
