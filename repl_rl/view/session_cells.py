@@ -124,6 +124,7 @@ class _Hermes:
     form: CallForm = field(default_factory=lambda: CallForm("<tool_call>", "</tool_call>", "name", "arguments"))
     names: frozenset[str] = frozenset()
     offered: tuple[str, ...] = ("python", "submit_final_answer")
+    asks: None = None
 
     def reader(self) -> ToolCallReader:
         return ToolCallReader(cast(ToolCallDialect, self))
