@@ -29,7 +29,6 @@ def test_a_worked_session_is_what_the_interpreter_shows(name: str, talked: Talk)
         text, rans = talked(dialect, turns_of(typed, dialect.stops.decode()))
         opened = getattr(dialect, "first_prompt", "")
         assert opened + text == example["session"]
-        assert all(ran.error_name is None for ran in rans)
         assert rans[-1].answer is not None or "Answer: " in typed
 
 
