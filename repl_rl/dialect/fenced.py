@@ -104,8 +104,9 @@ class FencedReader(ProseReader):
     frame: tuple[str, str] | None = None
     """What stands around an answer to a turn that the model has ended, if it may go on then."""
     unanswered: str = ""
-    """What is said, a few times, to a turn without code and without an answer."""
-    _asked: int = 0
+    """What is said to a turn without code and without an answer."""
+    asks_left: int = MOST_ASKED
+    """How often it may still be said."""
     _waits: bool = False
 
     def read(self, typed: bytes | str, end_of_input: bool = False) -> Turn:
@@ -120,9 +121,9 @@ class FencedReader(ProseReader):
         answer = answer_in_prose(prose, "\n".join(self._prose), end_of_input)
         is_code = was_open or self._is_in_code
         kind = (idle_kind(turn.lines) if was_open else LineKind.OPEN) if is_code else prose_kind(prose)
-        asks = not cells and bool(self.unanswered) and self._asked < MOST_ASKED
+        asks = not cells and bool(self.unanswered) and self.asks_left > 0
         self._waits = end_of_input and (bool(cells) or asks) and answer is None and self.frame is not None
-        self._asked += self._waits and asks
+        self.asks_left -= self._waits and asks
         return Turn(turn.text, tuple(cells), kind, answer, self._waits)
 
     def show(self, runs: Sequence[CellRun], goes_on: bool) -> tuple[Shown, ...]:

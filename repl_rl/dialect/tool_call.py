@@ -112,7 +112,8 @@ class ToolCallReader(ProseReader):
         super().__init__()
         self._dialect = dialect
         self._message = ""
-        self._asked = 0
+        self.asks_left = MOST_ASKED
+        """How often a turn without a call and without an answer may still be answered."""
         self._asks = False
 
     @property
@@ -133,8 +134,8 @@ class ToolCallReader(ProseReader):
         calls, prose = split_calls(message, self._dialect.form)
         cells = tuple(self._cell(call) for call in calls)
         answer = None if cells else answer_in_prose(prose.split("\n"), prose, True)
-        self._asks = not cells and answer is None and self._asked < MOST_ASKED and self._dialect.asks is not None
-        self._asked += self._asks
+        self._asks = not cells and answer is None and self.asks_left > 0 and self._dialect.asks is not None
+        self.asks_left -= self._asks
         return Turn(turn.text, cells, prose_kind([turn.text]), answer, waits=bool(cells) or self._asks)
 
     def show(self, runs: Sequence[CellRun], goes_on: bool) -> tuple[Shown, ...]:

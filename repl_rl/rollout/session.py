@@ -111,6 +111,8 @@ class Session:
     def __post_init__(self) -> None:
         self.sampling = self.request.sampling
         self.reader = self.episode.dialect.reader()
+        if not self.request.task.answer and hasattr(self.reader, "asks_left"):
+            self.reader.asks_left = 0  # whatever it ends with: somebody's reward function looks at all of it
         self.transcript = Transcript(self.prompt.ids, self.version)
 
     @property
