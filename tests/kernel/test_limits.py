@@ -44,7 +44,7 @@ KEPT = "import os, sys, time, itertools, signal, subprocess; kept = [1]"
 def test_a_line_that_is_slow_to_listen_costs_no_state(cell: str, typed_in_haste: Typed) -> None:
     _, _, late, after = typed_in_haste(KEPT, "kept += [2]; len(kept)", cell, "kept, sum(kept)")
     assert (late.status, late.state_lost) == (ExecStatus.TIMEOUT, False)
-    assert after.output.endswith("([1, 2], 3)\n"), "after what a child may have printed as it was interrupted"
+    assert "([1, 2], 3)\n" in after.output, "beside what a child may print as it is interrupted"
 
 
 @pytest.mark.more
