@@ -60,10 +60,11 @@ async def grow(
     cut: Cut | None = None,
     budget: BudgetConfig | None = None,
     size: int = 16,
+    guests: Sequence[Any] = (),
 ) -> list[Trajectory]:
     """One batch of trees; with real kernels unless others are given."""
     given: dict[str, Any] = {"vocabulary": vocabulary, "context_tokens": 4096, "environment": environment}
-    given["budget"] = budget or BudgetConfig(lines=6, tokens=2000)
+    given |= {"budget": budget or BudgetConfig(lines=6, tokens=2000), "guests": guests}
     tasks = [TASK] * config.group_size * groups
 
     if kernels is not None:

@@ -149,6 +149,7 @@ def rollout_of(
     where: Where = "sandbox",
     environment: Any = None,
     sampler: Any = None,
+    guests: Iterable[Any] = (),
     **setup: Any,
 ) -> Rollout:
     """Rollouts at this engine, in kernels that isolate nothing if no others are given."""
@@ -158,7 +159,7 @@ def rollout_of(
         context_tokens=context_tokens,
         budget=budget if isinstance(budget, BudgetConfig) else BudgetConfig(**(budget or {})),
         subcalls=SubcallsConfig(**(subcalls or {})),
-        extensions=make_extensions(tools, where, environment, sampler),
+        extensions=make_extensions(tools, where, environment, sampler, guests=guests),
         **setup,
     )
     return Rollout(engine, kernels or FakeKernelPool(), made)

@@ -65,7 +65,7 @@ class FormsSettings:
                 "engine": {"context_tokens": self.context_tokens, "places": self.at_once},
                 "kernel": {"size": self.at_once},
                 "sampling": {"temperature": self.temperature},
-                "budget": {"seconds": 7200},  # a CPU is slow: this is no budget of theirs
+                "budget": {"seconds": 7200},  # so that a slow CPU ends no session
             }
         )
 

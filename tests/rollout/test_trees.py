@@ -10,9 +10,13 @@ from growing import TASK, Policy, grow, lines_so_far, texts, typing
 from kernel_fakes import FakeKernelPool
 
 from repl_rl.config import BranchConfig, BudgetConfig, SamplingConfig, parse_config
+from repl_rl.dialect import Turn
 from repl_rl.engine import Vocabulary
 from repl_rl.errors import ConfigError
+from repl_rl.rollout.execute import TurnResult
+from repl_rl.rollout.guest import Guest
 from repl_rl.rollout.scheduler import Cut
+from repl_rl.rollout.session import Session
 from repl_rl.rollout.tree import ForkRule, Root, Trees
 from repl_rl.run.training import check_inputs
 from repl_rl.trajectory import Branch, StopReason, Task, Trajectory, whole_session
@@ -55,13 +59,20 @@ async def test_branches_go_on_in_forks_of_their_roots_interpreter(vocabulary: Vo
         assert set(texts(branch)).isdisjoint(texts(parent))
 
 
+class Adding(Guest):
+    """Shows something after each line, as the environment might."""
+
+    async def ran(self, session: Session, turn: Turn, ran: TurnResult) -> TurnResult:
+        return ran.observing("seen\n")
+
+
 @pytest.mark.parametrize("kernels", ["real", "that do not fork"])
 async def test_where_nothing_can_be_forked_the_lines_run_again(vocabulary: Vocabulary, kernels: str) -> None:
     policy = Policy(
         vocabulary, lambda text, number: f" x = {number}; [k for k in [*globals(), 'x'] if k == 'x'][-1]; x\n"
     )
     config = BranchConfig(roots=1, forks=1, branches=3, by="replay")
-    made = await grow(policy, vocabulary, config, None if kernels == "real" else FakeKernelPool())
+    made = await grow(policy, vocabulary, config, None if kernels == "real" else FakeKernelPool(), guests=[Adding])
     assert [each.branch and each.branch.by for each in made] == [None, "replay", "replay"]
     assert all(len(whole_session(each, made).lines) == 6 for each in made)
 
