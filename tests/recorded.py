@@ -105,9 +105,11 @@ class RecordedTrainer(ReplGRPOTrainer):
         return gradient_of(self.model, self.compute_loss(self.model, inputs))
 
     def logprobs(self, inputs: dict[str, Any]) -> torch.Tensor:  # (B, T)
-        self.typed_mask = inputs["completion_mask"] * inputs["tool_mask"]
         ids, mask = (torch.cat([inputs[f"prompt_{of}"], inputs[f"completion_{of}"]], dim=1) for of in ("ids", "mask"))
-        values, *_ = self._get_per_token_logps_and_entropies(self.model, ids, mask, inputs["completion_ids"].size(1))
+        with self.forward_passes_of(inputs["completion_mask"] * inputs["tool_mask"]):
+            values, *_ = self._get_per_token_logps_and_entropies(
+                self.model, ids, mask, inputs["completion_ids"].size(1)
+            )
         return values
 
     @property

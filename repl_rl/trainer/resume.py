@@ -33,7 +33,8 @@ from repl_rl.config import SeededSampling
 from repl_rl.credit.critic import Critic
 from repl_rl.engine import Engine, SharedEngine
 from repl_rl.files import open_file
-from repl_rl.trainer.asynchronous import GroupQueue, Ticket
+from repl_rl.trainer.asynchronous import Ticket
+from repl_rl.trainer.queued import TrainerQueue
 
 
 class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
@@ -46,10 +47,7 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
         self._sampled: Counter[tuple[int, str]] = Counter()
         """The number of batches by step and mode, kept only for the step in progress."""
         self.critic = Critic()
-        self.queue: GroupQueue | None = None
-        """With `asynchronous`, from the first step on."""
-        self.queue_position: tuple[int, list[Ticket]] | None = None
-        """The queue's, in the checkpoint that is resumed."""
+        self.queue = TrainerQueue(self)
 
     def train(self, *arguments: Any, **named: Any) -> Any:
         """Like TRL's `train`, but `engine.deterministic` makes torch use deterministic operations."""
@@ -103,15 +101,13 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
         is_inside = self._step % (self.args.steps_per_generation * self.num_iterations) != 0
-        first, again = (0, []) if self.queue is None else self.queue.position()
         # a resumed run loads the weights of this step into the engine again, which counts once more
         counts_again = getattr(self, "_last_loaded_step", -1) == self.state.global_step
         position = {
             "micro_step": self._step,
             "batch": self._buffered_inputs if is_inside else None,
             "critic": torch.from_numpy(self.critic.sums),
-            # without types of our own, which `torch.load` would refuse
-            "queue": None if self.queue is None else (first, [(each.number, each.attempt) for each in again]),
+            "queue": self.queue.position(),
             "version": self.engine.version - int(counts_again),
         }
         torch.save(position, self._position_path(output_dir))
@@ -128,9 +124,7 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
         self._step, self._buffered_inputs = stored["micro_step"], stored["batch"]
         self._last_loaded_step = -1
         self.critic.sums = stored["critic"].cpu().numpy()
-        if stored["queue"] is not None:
-            first, again = stored["queue"]
-            self.queue_position = first, [Ticket(*each) for each in again]
+        self.queue.restore(stored["queue"])
         if not isinstance(self.engine, SharedEngine):
             # never reuse an earlier number: the cache identifies keys and values by it
             self.engine.version = max(stored["version"], self.engine.version)  # type: ignore[misc]

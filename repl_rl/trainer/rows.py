@@ -127,6 +127,12 @@ def rows_of(trajectories: Sequence[Trajectory], subcalls: bool = False) -> list[
     return [*first, *later, *(asked if subcalls else ())]
 
 
+def row_lists(rows: Sequence[Row], size: int, pad_id: int) -> list[dict[str, Any]]:
+    """TRL's lists of each row, and void ones until there are `size`."""
+    void = {"prompt_ids": [pad_id], "completion_ids": [pad_id], "logprobs": [0.0], "env_mask": [0]}
+    return [row.lists(pad_id) for row in rows] + [void] * (size - len(rows))
+
+
 def token_advantages(
     rows: Sequence[Row], credited: Sequence[CreditedTrajectory], completion_ids: torch.Tensor
 ) -> torch.Tensor:

@@ -13,7 +13,7 @@ import tempfile
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate.utils import broadcast_object_list, is_peft_model
@@ -27,8 +27,14 @@ from trl.generation.vllm_generation import VLLMGeneration
 from repl_rl.engine import Engine, SharedEngine, TensorFacts, TrainableEngine
 from repl_rl.errors import ConfigError
 from repl_rl.trainer.packed import TypedForward
+from repl_rl.trainer.step import typed_of
 
 _MEANS_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
+
+
+class _Batch(NamedTuple):
+    typed: torch.Tensor
+    ratios: dict[str, Any] | None
 
 
 class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
@@ -39,13 +45,11 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self.typed_mask: torch.Tensor | None = None
-        """(B, T) of the batch whose log-probabilities are computed next; the loss sets it for its own batch."""
+        self._batch: _Batch | None = None
         models = [self.accelerator.unwrap_model(model) for model in (self.model, self.ref_model) if model is not None]
         with DistributedBackend(self.accelerator).gather_params([w for model in models for w in model.parameters()]):
             forwards = [TypedForward.open(model) for model in models]
         self._typed_forward = forwards[0] if all(forwards) else None
-        self._inputs_of_ratios: dict[str, Any] | None = None
 
     @property
     def packs(self) -> bool:
@@ -58,24 +62,48 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         so these are scaled; an entropy bonus and a router's loss are no means over rows."""
         inputs, beta = dict(inputs), float(getattr(self, "beta"))  # noqa: B009 - TRL has no types for mypy
         share = float(inputs["row_share"]) if "row_share" in inputs and self.loss_type in _MEANS_OVER_ROWS else 1.0
-        if 0 < share < 1:
-            inputs["advantages"], self.beta = inputs["advantages"] / share, beta / share
-        self.typed_mask = inputs["completion_mask"] * inputs["tool_mask"]
         level: str = getattr(self, "importance_sampling_level")  # noqa: B009 - TRL has no types for mypy
         is_per_sequence = level == "sequence" and self.loss_type != "vespo"
-        if is_per_sequence:
-            self._inputs_of_ratios = inputs
-            self.importance_sampling_level = "token"
         try:
-            loss: torch.Tensor = super()._compute_loss(model, inputs)
-        finally:
-            self.beta = beta
+            if 0 < share < 1:
+                inputs["advantages"], self.beta = inputs["advantages"] / share, beta / share
             if is_per_sequence:
-                self._inputs_of_ratios = None
-                self.importance_sampling_level = level
+                self.importance_sampling_level = "token"
+            with self.forward_passes_of(typed_of(inputs), inputs if is_per_sequence else None):
+                loss: torch.Tensor = super()._compute_loss(model, inputs)
+        finally:
+            self.beta, self.importance_sampling_level = beta, level
         return loss
 
-    def _share_ratios(self, logprobs: torch.Tensor, inputs: dict[str, Any]) -> None:
+    @contextmanager
+    def forward_passes_of(self, typed: torch.Tensor, ratios: dict[str, Any] | None = None) -> Iterator[None]:
+        """Inside the block, forward passes are of a batch with this mask of typed tokens, (B, T), which TRL doesn't
+        hand to them. `ratios` are a loss's inputs, if its ratios are those of sequences."""
+        before, self._batch = self._batch, _Batch(typed, ratios)
+        try:
+            yield
+        finally:
+            self._batch = before
+
+    def logprobs_of(self, output: dict[str, Any]) -> torch.Tensor:
+        """The trainer's log-probabilities, shape (B, T). TRL has them unless its importance ratios are switched off;
+        then this takes a forward pass."""
+        logprobs: torch.Tensor
+        if "old_per_token_logps" in output:
+            logprobs = output["old_per_token_logps"]
+            return logprobs
+        completion_ids = output["completion_ids"]
+        with torch.no_grad(), self.forward_passes_of(typed_of(output)):
+            logprobs, *_ = self._get_per_token_logps_and_entropies(
+                self.model,
+                torch.cat([output["prompt_ids"], completion_ids], dim=1),
+                torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1),
+                completion_ids.size(1),
+                batch_size=self.args.per_device_train_batch_size,
+            )
+        return logprobs
+
+    def _share_ratios(self, logprobs: torch.Tensor, typed: torch.Tensor, inputs: dict[str, Any]) -> None:
         """Make the ratio of each token the sequence's, and its gradient the token's own.
 
             s_i = (pi(y_i) / pi_old(y_i))^(1 / |y_i|)      s_{i,t} = sg[s_i] pi_t / sg[pi_t]
@@ -84,9 +112,8 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         trajectory has one advantage. TRL's own sequence ratio gives each token the trajectory's mean advantage.
         `old_per_token_logps` becomes what makes TRL's token ratio this one.
         """
-        now, typed = logprobs.detach(), self.typed_mask
-        old = inputs.get("old_per_token_logps")
-        if old is None or typed is None:
+        now, old = logprobs.detach(), inputs.get("old_per_token_logps")
+        if old is None:
             return
         log_ratio = ((now - old) * typed).sum(-1, keepdim=True) / typed.sum(-1, keepdim=True).clamp(min=1)  # (B, 1)
         inputs["old_per_token_logps"] = now - log_ratio
@@ -111,8 +138,8 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         """Log-probabilities and entropies (B, T), zero where nothing was typed; TRL's own if the batch can't be
         packed."""
         values = self._values_of(*arguments, **named)
-        if self._inputs_of_ratios is not None:
-            self._share_ratios(values[0], self._inputs_of_ratios)
+        if self._batch is not None and self._batch.ratios is not None:
+            self._share_ratios(values[0], self._batch.typed, self._batch.ratios)
         return values
 
     def _values_of(
@@ -126,9 +153,8 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         compute_aux_loss: bool = False,
         **modalities: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        typed = self.typed_mask
         is_plain = not compute_aux_loss and all(value is None for value in modalities.values())
-        if self._typed_forward is None or typed is None or not is_plain:
+        if self._typed_forward is None or self._batch is None or not is_plain:
             values: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
             values = super()._get_per_token_logps_and_entropies(
                 model,
@@ -141,6 +167,7 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
                 **modalities,
             )
             return values
+        typed = self._batch.typed
         typed = pad(typed, (0, logits_to_keep - typed.size(1))).to(input_ids.device)
         batch = (input_ids, attention_mask, typed)
         rows = zip(*(values.split(batch_size or len(input_ids)) for values in batch), strict=True)

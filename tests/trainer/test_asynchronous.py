@@ -316,7 +316,7 @@ def test_a_run_trains_on_each_task_once_on_tokens_that_are_not_too_old(tmp_path:
     assert all(row["drift/logprob_mean"] < 0.2 for row in rows)
     trained_on = [task for step in range(1, steps + 1) for task in tasks_of(tmp_path, step)]
     assert len(trained_on) == len(set(trained_on)) == 2 * steps
-    assert trainer.queue is None
+    assert not trainer.queue.is_open
     assert trainer.args.to_dict()["asynchronous"]["max_staleness"] == 2
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from repl_rl.trainer.drift import logprob_drift
+from repl_rl.trainer.logged import logprob_drift
 
 
 def test_logprobs_differ_over_typed_tokens_only() -> None:

@@ -68,7 +68,7 @@ def test_with_one_advantage_it_is_trls_own(tmp_path: Path, loss_type: str) -> No
     found = trainer.gradient(batch)
     wanted = trainer.trls_gradient(batch)
     assert wanted.norm() > 0.01
-    torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)  # TRL's forward pass is another one, with padding
 
 
 def test_a_drifted_sequence_is_dropped_whole_or_not_at_all(tmp_path: Path) -> None:

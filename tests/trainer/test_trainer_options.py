@@ -206,7 +206,7 @@ class WatchedTrainer(RecordedTrainer):
         return loss
 
     def _trainer_logprobs_now(self, inputs: dict[str, Any]) -> torch.Tensor:
-        return self._trainer_logprobs({key: inputs[key] for key in inputs if key != "old_per_token_logps"})
+        return self.logprobs_of({key: inputs[key] for key in inputs if key != "old_per_token_logps"})
 
 
 def watched(folder: Path, **settings: Any) -> WatchedTrainer:

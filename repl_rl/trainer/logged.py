@@ -1,0 +1,115 @@
+"""What is logged of a batch, where TRL keeps it until the next log: its metrics by mode, its table of completions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from repl_rl.engine import CountsPrompts
+from repl_rl.errors import TrainingError
+from repl_rl.rollout.batch import RolloutService
+from repl_rl.rollout.metrics import batch_metrics
+from repl_rl.tools import tool_metrics
+from repl_rl.trajectory import Trajectory
+from repl_rl.utils.distributed import gather
+
+
+class StepLog:
+    """The log of a trainer. All processes have to call its methods together."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._prompt_tokens = (0, 0)
+
+    @property
+    def _metrics(self) -> dict[str, list[float]]:
+        metrics: dict[str, list[float]] = self._trainer._metrics["train" if self._trainer.model.training else "eval"]
+        return metrics
+
+    def values(self, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._metrics[name].append(value)
+
+    def batch(
+        self, trajectories: Sequence[Trajectory], seconds: float, service: RolloutService, tools: Sequence[str] | None
+    ) -> None:
+        """Metrics of all processes' trajectories, and this process's own kernel counters and loop time. `tools` are
+        the names of the user's, None if there are neither tools nor an environment."""
+        trajectories = gather(trajectories)
+        values = batch_metrics(trajectories, seconds) | {"time/loop_share": service.loop_share}
+        values |= {f"kernels/{name}": value for name, value in service.kernel_numbers().items()}
+        if tools is not None:
+            values |= tool_metrics(trajectories, tools)
+        engine = self._trainer.engine
+        if isinstance(engine, CountsPrompts):
+            before, self._prompt_tokens = self._prompt_tokens, engine.prompt_tokens
+            asked, computed = (now - then for now, then in zip(self._prompt_tokens, before, strict=True))
+            if asked:  # of the tokens that lines continue, the share that the engine did not compute again
+                values["engine/reused_share"] = 1 - computed / asked
+        # zeros for the stops and errors that a batch doesn't have, because TRL averages only the given values
+        logged = self._metrics
+        batches = len(logged["time/loop_share"])
+        names = [name for name in {*logged, *values} if name.startswith(("stops/", "errors/"))]
+        for name in names:
+            logged[name] += [0.0] * (batches - len(logged[name]))
+        self.values(dict.fromkeys(names, 0.0) | values)
+
+    def lengths(self, trajectories: Sequence[Trajectory]) -> None:
+        """Replace what TRL has logged about ends: it counts each completion without an end token as clipped, and a
+        session that hands over its answer has none. Clipped are those that a budget ended."""
+        ends = gather([(each.is_overlong, each.is_void, each.sampled_tokens) for each in trajectories])
+        lengths = [tokens for is_overlong, is_void, tokens in ends if not is_overlong and not is_void]
+        lengths = lengths or [0]  # what TRL logs, too, if there are none
+        logged = self._metrics
+        if any(gather([bool(each.compactions) for each in trajectories])):  # TRL has seen their first parts
+            typed = [0 if is_void else tokens for _, is_void, tokens in ends]
+            logged["completions/mean_length"][-1] = sum(typed) / len(typed)
+            logged["completions/min_length"][-1] = float(min(typed))
+            logged["completions/max_length"][-1] = float(max(typed))
+        logged["completions/clipped_ratio"][-1] = sum(is_overlong for is_overlong, *_ in ends) / len(ends)
+        logged["completions/mean_terminated_length"][-1] = sum(lengths) / len(lengths)
+        logged["completions/min_terminated_length"][-1] = float(min(lengths))
+        logged["completions/max_terminated_length"][-1] = float(max(lengths))
+
+    def advantages(self, advantages: torch.Tensor, typed: torch.Tensor) -> None:
+        """Replace what TRL keeps for its table of completions, its own advantages, by the means over typed tokens.
+
+        Both are (trajectories, T).
+        """
+        means = (advantages * typed).sum(1) / typed.sum(1).clamp(min=1)
+        own = self._trainer.accelerator.gather(means.contiguous()).tolist()
+        logged = self._trainer._logs["advantages"]
+        for _ in range(min(len(own), len(logged))):
+            logged.pop()
+        logged.extend(own)
+
+    def drift(self, trained: torch.Tensor, sampled: torch.Tensor, typed: torch.Tensor) -> None:
+        """|trainer - sampler| over the typed tokens of all processes; all are (B, T), log-probabilities and a mask.
+
+        Raises TrainingError if it is not finite.
+        """
+        local = torch.tensor([logprob_drift(trained, sampled, typed)], dtype=torch.float64, device=typed.device)
+        gathered = self._trainer.accelerator.gather(local)  # (processes, 3)
+        total, count, most = gathered[:, 0].sum().item(), gathered[:, 1].sum().item(), gathered[:, 2].max().item()
+        if not math.isfinite(total):
+            raise TrainingError(
+                f"the log-probabilities of trainer and sampler differ by {total} at step "
+                f"{self._trainer.state.global_step}: the weights are not numbers any more; go on from an earlier "
+                "checkpoint with a smaller train.learning_rate or train.max_grad_norm"
+            )
+        if count:
+            self.values({"drift/logprob_mean": total / count, "drift/logprob_max": most})
+
+
+def logprob_drift(trained: torch.Tensor, sampled: torch.Tensor, typed: torch.Tensor) -> tuple[float, int, float]:
+    """Sum, count and maximum of |trainer - sampler| over the typed tokens; all (B, T).
+
+    Sum and maximum are not finite if one of the two inputs isn't. Without a typed token all three are 0.
+    """
+    difference = (trained - sampled).abs()[typed.bool()]  # (typed tokens,)
+    if not difference.numel():
+        return 0.0, 0, 0.0
+    return difference.double().sum().item(), difference.numel(), difference.max().item()

@@ -1,0 +1,102 @@
+"""The queue of a trainer with `asynchronous`: what it is made of, and its place in a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
+from typing import Any
+
+import torch
+from trl import GRPOTrainer
+
+from repl_rl.engine import ServesSlots
+from repl_rl.engine.environment import cores_beside_engine, limit_openmp
+from repl_rl.rollout.batch import RolloutBatch, refuse_if_all_aborted
+from repl_rl.trainer.asynchronous import GroupOrder, GroupQueue, Taken, Ticket
+from repl_rl.trainer.rows import task_of
+from repl_rl.trajectory import Trajectory
+
+Position = tuple[int, Sequence[tuple[int, int]]]
+"""The next group's number, and the number and attempt of each that was begun and not trained on."""
+
+
+class TrainerQueue:
+    """A trainer's `GroupQueue`, open from its first step to the end of its training."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._queue: GroupQueue | None = None
+        self._restored: Position | None = None
+        self._threads = torch.get_num_threads()
+
+    @property
+    def is_open(self) -> bool:
+        return self._queue is not None
+
+    def take(self) -> tuple[Taken, list[dict[str, Any]]]:
+        """The groups of a step, and for each of their trajectories its row of the data set."""
+        if self._queue is None:
+            self._queue = self._opened()
+        taken = self._queue.take(self._trainer.engine.version, self._trainer.state.global_step)
+        refuse_if_all_aborted([trajectory for _, group in taken.groups for trajectory in group])
+        return taken, [row for ticket, _ in taken.groups for row in self._rows(ticket)]
+
+    def at_rest(self) -> AbstractContextManager[None]:
+        """Nothing is under way inside the block."""
+        return nullcontext() if self._queue is None else self._queue.at_rest()
+
+    def close(self) -> None:
+        """End what is under way. A second call does nothing."""
+        if self._queue is not None:
+            self._queue.close()
+            self._queue = None
+            limit_openmp(self._threads)
+
+    def position(self) -> Position | None:
+        """For a checkpoint, None if nothing was begun; without types of our own, which `torch.load` would refuse."""
+        if self._queue is None:
+            return None
+        first, again = self._queue.position()
+        return first, [(each.number, each.attempt) for each in again]
+
+    def restore(self, position: Position | None) -> None:
+        """Open the queue at this position, when its first groups are taken."""
+        self._restored = position
+
+    def _opened(self) -> GroupQueue:
+        trainer = self._trainer
+        args, groups = trainer.args, trainer.groups_per_batch
+        between = args.steps_per_generation * trainer.num_iterations
+        first, again = self._restored or (trainer._step // between * groups, ())
+        if args.asynchronous.ahead and isinstance(trainer.engine, ServesSlots):
+            # torch.set_num_threads would also hold for threads of vLLM, which ends where their number changes
+            limit_openmp(len(cores_beside_engine(trainer.engine.threads) or range(self._threads)))
+        return GroupQueue(
+            self._begin,
+            args.asynchronous,
+            groups=groups,
+            group_size=trainer.num_generations,
+            at_once=trainer.service.at_once,
+            first=first,
+            again=[Ticket(*each) for each in again],
+            last=-(-trainer.state.max_steps * args.gradient_accumulation_steps // between) * groups,
+        )
+
+    @cached_property
+    def _order(self) -> GroupOrder:
+        trainer, accelerator = self._trainer, self._trainer.accelerator
+        sampler = GRPOTrainer._get_train_sampler(trainer)
+        return GroupOrder(sampler, trainer.groups_per_batch, accelerator.process_index, accelerator.num_processes)
+
+    def _begin(self, ticket: Ticket, on_end: Callable[[], None]) -> Future[list[Trajectory]]:
+        trainer = self._trainer
+        tasks = [task_of(row) for row in self._rows(ticket)]
+        batch = RolloutBatch(tasks, trainer.group_sampling(ticket), None, trainer.args.branch)
+        begun: Future[list[Trajectory]] = trainer.service.begin(batch, lambda index, trajectory: on_end())
+        return begun
+
+    def _rows(self, ticket: Ticket) -> list[dict[str, Any]]:
+        row = self._trainer.train_dataset[self._order.row(ticket.number)]
+        return [dict(row) for _ in range(self._trainer.num_generations)]
