@@ -62,7 +62,7 @@ def test_a_folder_gets_model_card_and_rollouts(here: Path, capsys: pytest.Captur
         "rollouts/data/heldout-00000-of-00001.parquet",
     }
     assert (pushed / "model/model.safetensors").read_bytes() == (STORED / "model/model.safetensors").read_bytes()
-    assert (pushed / "model/curve.svg").read_text().startswith("<svg")
+    assert (pushed / "model/curve.svg").read_text().startswith("<?xml")
     assert load_config(str(pushed / "model/run_config.yaml")).train.steps == 2
     card = (pushed / "model/README.md").read_text(encoding="utf-8")
     assert header(pushed / "model/README.md")["library_name"] == "transformers"
