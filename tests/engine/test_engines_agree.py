@@ -97,7 +97,7 @@ def rollouts(paths: dict[str, Path], vocabularies: dict[str, Vocabulary]) -> Rol
                     recorded,
                     vocabulary,
                     (None, SamplingConfig(temperature=0)),
-                    count=6 if in_chat else 64,
+                    count=12 if in_chat else 64,
                     dialect=DialectConfig(name=dialect, max_output_chars=80 if in_chat else 120, examples=0),
                     context_tokens=context_tokens,
                     budget=BudgetConfig(line_tokens=96, lines=16, tokens=400)
