@@ -42,7 +42,7 @@ from repl_rl.tasks import grade
 from repl_rl.trainer.arguments import ReplGRPOConfig
 from repl_rl.trainer.logged import StepLog
 from repl_rl.trainer.packed import base_of
-from repl_rl.trainer.redraw import Batch, further_rows, redraw
+from repl_rl.trainer.redraw import further_rows, redraw
 from repl_rl.trainer.resume import ResumableTrainer
 from repl_rl.trainer.rows import (
     all_weights,
@@ -247,7 +247,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
             with self.queue.at_rest():
                 scored = self._scored_rollouts([task_of(row) for row in rows])
         if is_training and self.args.redraws:
-            self._redraw(Batch(rows, scored, self.num_generations))
+            self._redraw(rows, scored)
         self._taken_at = time.perf_counter()
         tools = [tool.name for tool in self._extensions.toolbox.tools]
         is_watched = tools or self._extensions.environment
@@ -319,13 +319,14 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         size = None if branch is None else branch.group_size
         return score(tasks, trajectories, self._grader, self._table, self.state.global_step, size)
 
-    def _redraw(self, batch: Batch) -> None:
+    def _redraw(self, rows: list[dict[str, Any]], scored: list[ScoredTrajectory]) -> None:
         """Roll out other tasks for this process's groups without variance. Processes draw different tasks while there
         are enough."""
-        taken = set(gather([task_of(row).id for row in batch.rows]))
+        taken = set(gather([task_of(row).id for row in rows]))
         further = further_rows(self.train_dataset, taken, self.args.seed, self._step)
         own = islice(further, self.accelerator.process_index, None, self.accelerator.num_processes)
-        count = redraw(batch, own, self._scored_rollouts, self.args.credit, self.args.redraws)
+        args, size = self.args, self.num_generations
+        count = redraw(rows, scored, size, own, self._scored_rollouts, args.credit, args.redraws)
         self.step_log.values({"credit/redrawn_groups": float(sum(gather([count])))})
 
     def _credited(self, step: Step) -> list[CreditedTrajectory]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain, cycle
 from random import Random
 from typing import Any
@@ -29,30 +28,10 @@ Row = dict[str, Any]
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """A process's share of a step: rows of the data set and the scored rollout of each, group after group."""
-
-    rows: list[Row]
-    scored: list[ScoredTrajectory]
-    group_size: int
-
-    def __post_init__(self) -> None:
-        if len(self.rows) != len(self.scored) or len(self.rows) % self.group_size:
-            raise ValueError(
-                f"{len(self.rows)} rows and {len(self.scored)} trajectories, in groups of {self.group_size}: the two "
-                "have to be of one length, and the groups whole"
-            )
-
-    def without_variance(self, config: CreditConfig) -> list[range]:
-        """The groups that teach nothing, as ranges of indices."""
-        starts = range(0, len(self.rows), self.group_size)
-        groups = [range(start, start + self.group_size) for start in starts]
-        return [group for group in groups if is_flat([self.scored[index] for index in group], config)]
-
-
 def redraw(
-    batch: Batch,
+    rows: list[Row],
+    scored: list[ScoredTrajectory],
+    group_size: int,
     further: Iterator[Row],
     roll_out: Callable[[Sequence[Task]], Sequence[ScoredTrajectory]],
     config: CreditConfig,
@@ -60,24 +39,26 @@ def redraw(
 ) -> int:
     """Replace groups without variance by further tasks and their rollouts, at most `rounds` times.
 
-    If the rollouts of a round fail with a KernelError, the remaining groups stay as they are.
-
-    `batch` is changed in place. Returns how many groups were replaced; one that was replaced twice counts twice.
+    `rows` of the data set and the `scored` rollout of each, group after group, are changed in place. If the rollouts of
+    a round fail with a KernelError, the remaining groups stay as they are. Returns how many groups were replaced; one
+    that was replaced twice counts twice.
     """
     count = 0
     for _ in range(rounds):
-        groups = batch.without_variance(config)
-        if not groups:
+        starts = range(0, len(rows), group_size)
+        idle = [start for start in starts if is_flat(scored[start : start + group_size], config)]
+        if not idle:
             break
-        rows = {index: dict(row) for group, row in zip(groups, further, strict=False) for index in group}
+        drawn = [dict(row) for _, row in zip(idle, further, strict=False) for _ in range(group_size)]
         try:
-            scored = roll_out([task_of(row) for row in rows.values()])
+            rolled_out = roll_out([task_of(row) for row in drawn])
         except KernelError as error:
-            logger.warning("%d groups without variance stay as they are: %s", len(groups), error)
+            logger.warning("%d groups without variance stay as they are: %s", len(idle), error)
             break
-        for (index, row), item in zip(rows.items(), scored, strict=True):
-            batch.rows[index], batch.scored[index] = row, item
-        count += len(groups)
+        for number, start in enumerate(idle):
+            old, new = slice(start, start + group_size), slice(number * group_size, (number + 1) * group_size)
+            rows[old], scored[old] = drawn[new], rolled_out[new]
+        count += len(idle)
     return count
 
 

@@ -16,7 +16,7 @@ from repl_rl.config import CreditConfig
 from repl_rl.errors import KernelError
 from repl_rl.rewards import ScoredTrajectory
 from repl_rl.rollout.score import is_flat
-from repl_rl.trainer.redraw import Batch, further_rows, redraw
+from repl_rl.trainer.redraw import further_rows, redraw
 from repl_rl.trajectory import Line, LineKind, StopReason, Task, Trajectory, read_jsonl
 
 RLOO = CreditConfig(estimator="rloo")
@@ -73,39 +73,42 @@ def test_without_a_baseline_equal_rewards_teach_and_no_reward_does_where_the_bat
 
 def test_idle_groups_are_replaced_in_place_until_none_is_left() -> None:
     """Groups a, b, c of two; b and c are idle. The first further task teaches at once, the second never does."""
-    batch = Batch(rows(*"aabbcc"), [earning(value) for value in (1.0, 0.0, 1.0, 1.0, 0.0, 0.0)], group_size=2)
-    kept = batch.scored[:2]
+    drawn, scored = rows(*"aabbcc"), [earning(value) for value in (1.0, 0.0, 1.0, 1.0, 0.0, 0.0)]
+    kept = scored[:2]
     asked: list[list[str]] = []
 
     def roll_out(tasks: Sequence[Task]) -> list[ScoredTrajectory]:
         asked.append([task.id for task in tasks])
         return [earning(float(index % 2 and task.id != "e"), name=task.id) for index, task in enumerate(tasks)]
 
-    assert redraw(batch, iter(rows(*"defgh")), roll_out, RLOO, rounds=3) == 3
+    assert redraw(drawn, scored, 2, iter(rows(*"defgh")), roll_out, RLOO, rounds=3) == 3
     assert asked == [["d", "d", "e", "e"], ["f", "f"]]
-    assert [row["task_id"] for row in batch.rows] == list("aaddff")
-    assert [item.trajectory.task_id for item in batch.scored] == ["t", "t", "d", "d", "f", "f"]
-    assert batch.scored[:2] == kept
-    assert batch.rows[2] is not batch.rows[3], "TRL writes into each row"
+    assert [row["task_id"] for row in drawn] == list("aaddff")
+    assert [item.trajectory.task_id for item in scored] == ["t", "t", "d", "d", "f", "f"]
+    assert scored[:2] == kept
+    assert drawn[2] is not drawn[3], "TRL writes into each row"
 
 
 def test_rounds_are_bounded_and_the_last_draw_stays() -> None:
-    batch = Batch(rows("a", "a"), [earning(1.0)] * 2, group_size=2)
-    count = redraw(batch, iter(rows(*"bcd")), lambda tasks: [earning(0.0, name=t.id) for t in tasks], RLOO, rounds=2)
-    assert count == 2
-    assert [item.trajectory.task_id for item in batch.scored] == ["c", "c"]
-    assert redraw(batch, iter(rows("d")), lambda tasks: [], RLOO, rounds=0) == 0
+    drawn, scored = rows("a", "a"), [earning(1.0)] * 2
+
+    def roll_out(tasks: Sequence[Task]) -> list[ScoredTrajectory]:
+        return [earning(0.0, name=task.id) for task in tasks]
+
+    assert redraw(drawn, scored, 2, iter(rows(*"bcd")), roll_out, RLOO, rounds=2) == 2
+    assert [item.trajectory.task_id for item in scored] == ["c", "c"]
+    assert redraw(drawn, scored, 2, iter(rows("d")), roll_out, RLOO, rounds=0) == 0
 
 
 def test_groups_stay_where_not_one_further_session_can_run() -> None:
-    batch = Batch(rows(*"aa"), [earning(1.0), earning(1.0)], group_size=2)
-    rows_before, scored_before = list(batch.rows), list(batch.scored)
+    drawn, scored = rows(*"aa"), [earning(1.0), earning(1.0)]
+    before = list(drawn), list(scored)
 
     def roll_out(tasks: Sequence[Task]) -> list[ScoredTrajectory]:
         raise KernelError("not a single kernel")
 
-    assert redraw(batch, iter(rows("d", "e")), roll_out, RLOO, rounds=2) == 0
-    assert (batch.rows, batch.scored) == (rows_before, scored_before)
+    assert redraw(drawn, scored, 2, iter(rows("d", "e")), roll_out, RLOO, rounds=2) == 0
+    assert (drawn, scored) == before
 
 
 def test_further_tasks_are_others_first_and_the_seed_and_the_step_decide_which() -> None:
