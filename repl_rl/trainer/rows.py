@@ -12,6 +12,7 @@ import inspect
 import json
 from collections.abc import Callable, Sequence
 from functools import wraps
+from itertools import compress
 from typing import Any, NamedTuple
 
 import torch
@@ -165,40 +166,36 @@ def asked_of_valid(function: Any) -> Any:
     if isinstance(function, str | Module):
         return function
 
+    def asked(columns: dict[str, Any]) -> dict[str, Any]:
+        """TRL's other arguments, which are not lists of that length, stay."""
+        valid = [not item.trajectory.is_void for item in columns["scored"]]
+        return (
+            columns
+            if all(valid)
+            else {
+                name: list(compress(values, valid))
+                if isinstance(values, list) and len(values) == len(valid)
+                else values
+                for name, values in columns.items()
+            }
+        )
+
+    def spread(rewards: Rewards, columns: dict[str, Any]) -> Rewards:
+        """None for void ones. A wrong number of rewards is returned unchanged, for TRL to refuse."""
+        valid, given = [not item.trajectory.is_void for item in columns["scored"]], iter(rewards)
+        return [next(given) if each else None for each in valid] if len(rewards) == sum(valid) else rewards
+
     @wraps(function)
     def reward(**columns: Any) -> Rewards:
-        valid, given = _valid(columns)
-        return _spread(function(**given), valid, columns) if valid else [None] * len(columns["scored"])
+        given = asked(columns)
+        return spread(function(**given) if given["scored"] else [], columns)
 
     @wraps(function)
     async def awaited(**columns: Any) -> Rewards:
-        valid, given = _valid(columns)
-        return _spread(await function(**given), valid, columns) if valid else [None] * len(columns["scored"])
+        given = asked(columns)
+        return spread(await function(**given) if given["scored"] else [], columns)
 
     return awaited if inspect.iscoroutinefunction(function) else reward
-
-
-def _valid(columns: dict[str, Any]) -> tuple[list[int], dict[str, Any]]:
-    """The rows of valid trajectories, and the columns reduced to these. TRL's other arguments, which are not lists of
-    that length, stay."""
-    count = len(columns["scored"])
-    rows = [index for index, item in enumerate(columns["scored"]) if not item.trajectory.is_void]
-    if len(rows) == count:
-        return rows, columns
-    return rows, {
-        name: [values[row] for row in rows] if isinstance(values, list) and len(values) == count else values
-        for name, values in columns.items()
-    }
-
-
-def _spread(rewards: Rewards, rows: Sequence[int], columns: dict[str, Any]) -> Rewards:
-    """One reward for each row, None for void ones. Returned unchanged, for TRL to check, if no row is void or the
-    number of rewards is wrong."""
-    count = len(columns["scored"])
-    if len(rows) == count or len(rewards) != len(rows):
-        return rewards
-    by_row = dict(zip(rows, rewards, strict=True))
-    return [by_row.get(row) for row in range(count)]
 
 
 def all_weights(given: Sequence[float] | None, own: Sequence[str], extra: int) -> list[float] | None:

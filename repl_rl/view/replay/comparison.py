@@ -232,22 +232,30 @@ def cause_of(expected: str, got: str, works_with: frozenset[Cause], source: str)
     return next((cause for cause in _BY_SOURCE if cause in works_with), Cause.OTHER)
 
 
-_MODULES = {
-    Cause.TIME: frozenset({"time", "datetime", "timeit", "calendar", "sched"}),
-    Cause.RANDOMNESS: frozenset({"random", "secrets", "uuid", "tempfile"}),
-    Cause.PROCESSES: frozenset({"subprocess", "threading", "multiprocessing", "concurrent", "asyncio", "_thread"}),
+_WORDS = {
+    Cause.TIME: frozenset(
+        ["time", "datetime", "timeit", "calendar", "sched", "now", "today", "utcnow", "perf_counter", "st_mtime"]
+    ),
+    Cause.RANDOMNESS: frozenset(["random", "secrets", "uuid", "tempfile", "urandom", "getrandom", "default_rng"]),
+    Cause.PROCESSES: frozenset(
+        [
+            "subprocess",
+            "threading",
+            "multiprocessing",
+            "concurrent",
+            "asyncio",
+            "_thread",
+            "system",
+            "popen",
+            "fork",
+            "spawnv",
+            "Popen",
+            "getpid",
+        ]
+    ),
 }
-_ATTRIBUTES = {
-    Cause.TIME: frozenset({"now", "today", "utcnow", "perf_counter", "st_mtime"}),
-    Cause.RANDOMNESS: frozenset({"random", "urandom", "getrandom", "default_rng"}),
-    Cause.PROCESSES: frozenset({"system", "popen", "fork", "spawnv", "Popen", "getpid"}),
-}
+"""Modules and attributes."""
 _BUILTINS = {"id": Cause.ADDRESS, "hash": Cause.ADDRESS}
-_STARRED = {
-    "random": "random randint randrange choice choices shuffle sample uniform gauss getrandbits",
-    "time": "time sleep perf_counter monotonic process_time ctime localtime gmtime strftime",
-    "datetime": "datetime date timedelta",
-}
 
 
 @dataclass(slots=True)
@@ -275,7 +283,7 @@ class TaintedNames:
         causes = frozenset(also).union(
             *(self._marked.get(name, frozenset()) for name in read),
             (cause for name, cause in _BUILTINS.items() if name in read),
-            *(_of_attribute(node.attr) for node in nodes if isinstance(node, ast.Attribute)),
+            _causes_of([node.attr for node in nodes if isinstance(node, ast.Attribute)]),
         )
         bound = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
         defined = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -294,23 +302,15 @@ class TaintedNames:
 def _imports(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, Cause]]:
     """Names that imports bind to something that depends on a cause."""
     for node in nodes:
-        if isinstance(node, ast.Import):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = (getattr(node, "module", None) or "").split(".")
             for alias in node.names:
-                yield from ((alias.asname or alias.name.split(".")[0], cause) for cause in _of_module(alias.name))
-        elif isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                causes = [*_of_module(node.module or ""), *_of_attribute(alias.name)]
-                starred = _STARRED.get(node.module or "", "").split()
-                names = starred if alias.name == "*" else [alias.asname or alias.name]
-                yield from ((name, cause) for name in names for cause in causes)
+                path = [*module, *alias.name.split(".")]
+                yield from ((alias.asname or path[len(module)], cause) for cause in _causes_of(path))
 
 
-def _of_module(path: str) -> list[Cause]:
-    return [cause for cause, modules in _MODULES.items() if modules & set(path.split("."))]
-
-
-def _of_attribute(name: str) -> list[Cause]:
-    return [cause for cause, names in _ATTRIBUTES.items() if name in names]
+def _causes_of(words: Sequence[str]) -> list[Cause]:
+    return [cause for cause, known in _WORDS.items() if not known.isdisjoint(words)]
 
 
 def _handed(nodes: Iterable[ast.AST]) -> Iterator[str]:
