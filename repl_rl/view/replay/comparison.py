@@ -233,26 +233,9 @@ def cause_of(expected: str, got: str, works_with: frozenset[Cause], source: str)
 
 
 _WORDS = {
-    Cause.TIME: frozenset(
-        ["time", "datetime", "timeit", "calendar", "sched", "now", "today", "utcnow", "perf_counter", "st_mtime"]
-    ),
-    Cause.RANDOMNESS: frozenset(["random", "secrets", "uuid", "tempfile", "urandom", "getrandom", "default_rng"]),
-    Cause.PROCESSES: frozenset(
-        [
-            "subprocess",
-            "threading",
-            "multiprocessing",
-            "concurrent",
-            "asyncio",
-            "_thread",
-            "system",
-            "popen",
-            "fork",
-            "spawnv",
-            "Popen",
-            "getpid",
-        ]
-    ),
+    Cause.TIME: "time datetime timeit calendar sched now today utcnow perf_counter st_mtime",
+    Cause.RANDOMNESS: "random secrets uuid tempfile urandom getrandom default_rng",
+    Cause.PROCESSES: "subprocess threading multiprocessing concurrent asyncio _thread system popen fork spawnv Popen getpid",
 }
 """Modules and attributes."""
 _BUILTINS = {"id": Cause.ADDRESS, "hash": Cause.ADDRESS}
@@ -310,7 +293,7 @@ def _imports(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, Cause]]:
 
 
 def _causes_of(words: Sequence[str]) -> list[Cause]:
-    return [cause for cause, known in _WORDS.items() if not known.isdisjoint(words)]
+    return [cause for cause, known in _WORDS.items() if not set(known.split()).isdisjoint(words)]
 
 
 def _handed(nodes: Iterable[ast.AST]) -> Iterator[str]:
