@@ -235,7 +235,7 @@ def cause_of(expected: str, got: str, works_with: frozenset[Cause], source: str)
 _WORDS = {
     Cause.TIME: "time datetime timeit calendar sched now today utcnow perf_counter st_mtime",
     Cause.RANDOMNESS: "random secrets uuid tempfile urandom getrandom default_rng",
-    Cause.PROCESSES: "subprocess threading multiprocessing concurrent asyncio _thread system popen fork spawnv Popen getpid",
+    Cause.PROCESSES: "subprocess threading multiprocessing concurrent asyncio _thread system popen fork Popen getpid",
 }
 """Modules and attributes."""
 _BUILTINS = {"id": Cause.ADDRESS, "hash": Cause.ADDRESS}
