@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from repl_rl.errors import ConfigError
+from repl_rl.utils.folders import require_file
 from repl_rl.view.terminal import say
 
 if TYPE_CHECKING:
@@ -50,11 +51,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     if options.n is not None and options.n < 1:
         raise ConfigError(f"-n {options.n}: give at least one trajectory")
     if options.json is not None:
-        try:
-            options.json.parent.mkdir(parents=True, exist_ok=True)
-            options.json.open("a").close()
-        except OSError as error:
-            raise ConfigError(f"--json {options.json} can't be written: {error.strerror}") from error
+        require_file("--json", options.json)
     notebooks, notes = read_notebooks(
         options.files, dialect=options.dialect, first=options.n, thoughts=options.thoughts, trust=options.trust
     )
