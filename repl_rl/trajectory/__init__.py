@@ -15,7 +15,7 @@ from repl_rl.trajectory.data import (
     Trajectory,
     whole_session,
 )
-from repl_rl.trajectory.jsonl import Record, label_of, read_jsonl, read_labelled, read_record, write_jsonl
+from repl_rl.trajectory.jsonl import label_of, read_jsonl, read_labelled, read_record, write_jsonl
 
 __all__ = [
     "Branch",
@@ -24,7 +24,6 @@ __all__ = [
     "Line",
     "LineKind",
     "Message",
-    "Record",
     "RecordedCell",
     "StopReason",
     "SubCall",

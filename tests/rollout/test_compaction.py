@@ -174,8 +174,7 @@ def test_records_are_written_and_read(play: Play, tmp_path: Path) -> None:
     assert written in text
     for spoilt in ('"start": 3, "prompt":', '"start": "x", "prompt":'):
         (tmp_path / "spoilt.jsonl").write_text(text.replace(written, spoilt))
-        [shown] = read_jsonl(tmp_path / "spoilt.jsonl", notes := [])
-        assert (shown.compactions, len(shown.lines)) == ((), len(made.lines))
+        assert list(read_jsonl(tmp_path / "spoilt.jsonl", notes := [])) == []
         assert notes
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from repl_rl.errors import RunError
 from repl_rl.files import open_file
-from repl_rl.trajectory import Record, read_record
+from repl_rl.trajectory import Trajectory, read_record
 from repl_rl.utils.text import visible
 from repl_rl.view.charts import charts
 from repl_rl.view.run import Run, facts, family_rows, number, read_run, summary
@@ -77,21 +77,21 @@ class RunApi:
 
     def trajectory(self, id: str, first: int = 0, count: int | None = 400) -> Answer:
         """A trajectory with `count` rows of its screen from `first` on; None for all of them."""
-        entry, record = self._read(id)
+        entry, stored = self._read(id)
         _, run, _ = self._about_run()
         gamma = number({"gamma": run.setting("credit.gamma")}, "gamma")
-        shown = transcript(record, 1.0 if gamma is None else gamma, first, count)
+        shown = transcript(stored, 1.0 if gamma is None else gamma, first, count)
         return plain_members({"row": entry.row, "question": entry.question, **shown})
 
     def tokens(self, id: str, line: int | None = None) -> Answer:
         """The tokens of one line, or the first ones of the completion."""
-        _, record = self._read(id)
+        _, stored = self._read(id)
         model = self._about_run()[1].setting("model.path")
         found = sorted(self.target.glob("checkpoints/checkpoint-*/tokenizer.json"), key=lambda path: _stat(path)[1])
         # where this run's vocabulary may be: the model that it started from, then its newest checkpoint
         own = [path.parent for path in found[-1:] if path.resolve().is_relative_to(self.target.resolve())]
         models = [*([model] if isinstance(model, str) else []), *map(str, own)]
-        return plain_members({"tokens": tokens(models, record, line)})
+        return plain_members({"tokens": tokens(models, stored, line)})
 
     def group(self, id: str) -> Answer:
         with opened(self.index) as connection:
@@ -101,19 +101,19 @@ class RunApi:
         with opened(self.index) as connection:
             return {"rows": queries.of_task(connection, _entry(connection, id).row["task_id"])}
 
-    def _read(self, id: str) -> tuple[queries.Entry, Record]:
+    def _read(self, id: str) -> tuple[queries.Entry, Trajectory]:
         with opened(self.index) as connection:
             entry = _entry(connection, id)
         path = self.target / entry.path if self.target.is_dir() else self.target
         try:
             with open_file(path, self._folder) as file:
                 file.seek(entry.start)
-                record = read_record(file.read(entry.length), folder=path.parent)
-            if shown_name(record.trajectory.task_id) != entry.row["task_id"]:
+                stored = read_record(file.read(entry.length), path.parent)
+            if shown_name(stored.task_id) != entry.row["task_id"]:
                 raise ValueError("it is another one")
         except (OSError, ValueError) as error:
             raise NotFound(f"{entry.path} is not what it was when {id} was indexed; it is being read again") from error
-        return entry, record
+        return entry, stored
 
     def _about_run(self) -> tuple[Stamp, Run, Answer]:
         """The run with its last step, and what is told of it; both are read again when its files have changed."""

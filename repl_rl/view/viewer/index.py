@@ -29,12 +29,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from repl_rl.errors import RunError
-from repl_rl.trajectory import Record, Trajectory
+from repl_rl.trajectory import Trajectory
 from repl_rl.utils.folders import cache_home
 from repl_rl.utils.text import visible
 from repl_rl.view.words import short, status, total_reward
 
-VERSION = 2
+VERSION = 3
 """Version of the layout and of what is read from a record: raise it when either changes."""
 NAME = f"index-{VERSION}.sqlite"
 SPLITS = ("eval", "train")
@@ -51,8 +51,7 @@ CREATE TABLE IF NOT EXISTS trajectory (
     position INTEGER NOT NULL, start INTEGER NOT NULL, length INTEGER NOT NULL, task_id TEXT NOT NULL,
     family TEXT NOT NULL, status TEXT NOT NULL, stop_reason TEXT NOT NULL, reward REAL, outcome REAL,
     lines INTEGER NOT NULL, tokens INTEGER NOT NULL, errors TEXT NOT NULL, n_errors INTEGER NOT NULL,
-    duration_s REAL NOT NULL, version INTEGER NOT NULL, note TEXT, question INTEGER NOT NULL,
-    label TEXT NOT NULL
+    duration_s REAL NOT NULL, version INTEGER NOT NULL, question INTEGER NOT NULL, label TEXT NOT NULL
 );
 CREATE TABLE IF NOT EXISTS error (name TEXT NOT NULL, trajectory INTEGER NOT NULL, PRIMARY KEY (name, trajectory))
     WITHOUT ROWID;
@@ -201,9 +200,8 @@ def evenly(items: Sequence[Item]) -> list[Item]:
     return [items[index] for index in order]
 
 
-def columns(record: Record) -> tuple[Any, ...]:
-    """What the table shows of a trajectory: the columns from `task_id` to `note`, in order."""
-    trajectory = record.trajectory
+def columns(trajectory: Trajectory) -> tuple[Any, ...]:
+    """What the table shows of a trajectory: the columns from `task_id` to `version`, in order."""
     errors = error_names(trajectory)
     return (
         shown_name(trajectory.task_id),
@@ -213,12 +211,11 @@ def columns(record: Record) -> tuple[Any, ...]:
         total_reward(trajectory),
         trajectory.outcome_reward,
         len(trajectory.lines),
-        trajectory.sampled_tokens if record.has_tokens else 0,
+        trajectory.sampled_tokens,
         json.dumps(errors),
         len(errors),
         trajectory.duration_s,
         trajectory.version,
-        None if record.note is None else visible(record.note),
     )
 
 

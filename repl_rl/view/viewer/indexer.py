@@ -51,7 +51,7 @@ from repl_rl.view.viewer.index import (
 _COMMIT_AFTER_S = 0.25
 _TAIL_BYTES = 4096
 _NOT_AGAIN_FOR_S = 0.8
-_INSERT = f"INSERT INTO trajectory VALUES ({', '.join('?' * 21)})"
+_INSERT = f"INSERT INTO trajectory VALUES ({', '.join('?' * 20)})"
 
 
 def update(target: Path, index: Path, wait: bool = True) -> bool:
@@ -208,14 +208,14 @@ def _is_object(line: bytes) -> bool:
 
 def _add(connection: sqlite3.Connection, file: StepFile, position: int, start: int, line: bytes) -> None:
     """Index the trajectory on one line. Raises ValueError if it can't be read."""
-    record = read_record(line)
-    question = visible(question_of(record.trajectory.prompt))
+    trajectory = read_record(line)
+    question = visible(question_of(trajectory.prompt))
     digest = int.from_bytes(blake2b(question.encode(), digest_size=7).digest(), "big")
     connection.execute("INSERT OR IGNORE INTO question VALUES (?, ?)", (digest, question))
     id = key(file.split, file.step, position)
     where = (id, file.split, file.step, position, start, len(line))
-    connection.execute(_INSERT, (*where, *columns(record), digest, visible(label_of(line))))
-    names = error_names(record.trajectory)
+    connection.execute(_INSERT, (*where, *columns(trajectory), digest, visible(label_of(line))))
+    names = error_names(trajectory)
     connection.executemany("INSERT INTO error VALUES (?, ?)", ((name, id) for name in names))
 
 

@@ -29,7 +29,7 @@ _EQUALS = {"split": "split", "task": "task_id", "family": "family", "status": "s
 _KNOWN = {*_EQUALS, "step", "error", "min_reward", "max_reward", "q", "sort", "order", "offset", "limit"}
 _SHOWN = (
     *("split", "step", "position", "task_id", "family", "status", "stop_reason", "reward", "outcome"),
-    *("lines", "tokens", "duration_s", "version", "note"),
+    *("lines", "tokens", "duration_s", "version"),
 )
 _STEPS = re.compile(r"([0-9]{1,15})(?:-([0-9]{1,15}))?")
 _ID = re.compile(rf"({'|'.join(SPLITS)})-([0-9]{{1,9}})-([0-9]{{1,9}})")

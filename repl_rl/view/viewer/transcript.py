@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from repl_rl.credit.return_to_go import discounted_returns
-from repl_rl.trajectory import Line, Record, Trajectory
+from repl_rl.trajectory import Line, Trajectory
 from repl_rl.view.tokens import load_token_texts, texts_fit, token_rows
 from repl_rl.view.transcript import images_within, screen_rows
 from repl_rl.view.words import FAULTS, cost, line_logprob, short
@@ -27,12 +27,11 @@ _SUBCALL_CHARS = 1000
 _TIMES = ("engine_s", "kernel_s", "queue_s", "own_s", "duration_s")
 
 
-def transcript(record: Record, gamma: float, first: int = 0, count: int | None = None) -> dict[str, Any]:
+def transcript(trajectory: Trajectory, gamma: float, first: int = 0, count: int | None = None) -> dict[str, Any]:
     """The screen rows from `first` on, `count` of them, with the lines that begin in them.
 
     `return_to_go` of a line is the sum of the rewards from it on, each discounted by `gamma` per line.
     """
-    trajectory = record.trajectory
     rows = screen_rows(trajectory)
     window = rows[first : None if count is None else first + count]
     index_of = {line.start: index for index, line in enumerate(trajectory.lines)}
@@ -55,7 +54,9 @@ def transcript(record: Record, gamma: float, first: int = 0, count: int | None =
             for row in window
         ],
         "screen_total": len(rows),
-        "lines": {str(index): _line(record, index, returns[index], changed[index], drawn[index]) for index in shown},
+        "lines": {
+            str(index): _line(trajectory, index, returns[index], changed[index], drawn[index]) for index in shown
+        },
     }
 
 
@@ -81,11 +82,11 @@ def state_changes(lines: Sequence[Line]) -> list[bool | None]:
 
 
 def _line(
-    record: Record, index: int, following: float | None, changed: bool | None, images: Sequence[str]
+    trajectory: Trajectory, index: int, following: float | None, changed: bool | None, images: Sequence[str]
 ) -> dict[str, Any]:
-    line = record.trajectory.lines[index]
-    count = line.end - line.start if record.has_tokens else 0
-    logprob = line_logprob(record.trajectory, line) if count else None
+    line = trajectory.lines[index]
+    count = line.end - line.start
+    logprob = line_logprob(trajectory, line)
     return {
         "index": index,
         "text": short(line.text.strip(), _TITLE_CHARS),
@@ -96,7 +97,7 @@ def _line(
         "return_to_go": following,
         "advantage": line.advantage,
         "logprob_sum": logprob,
-        "logprob_mean": None if logprob is None else logprob / count,
+        "logprob_mean": logprob / count,
         "tokens": count,
         "duration_s": line.duration_s,
         "calls": [dataclasses.asdict(call) for call in line.calls],
@@ -117,14 +118,11 @@ def _line(
     }
 
 
-def tokens(models: Sequence[str], record: Record, line: int | None) -> list[dict[str, Any]]:
-    """The tokens of line `line` and its output, or the first of the completion; empty if the record has no tokens.
+def tokens(models: Sequence[str], trajectory: Trajectory, line: int | None) -> list[dict[str, Any]]:
+    """The tokens of line `line` and its output, or the first of the completion.
 
     The vocabulary is that of the first model whose texts fit what was typed. It is loaded once.
     """
-    trajectory = record.trajectory
-    if not record.has_tokens:
-        return []
     loaded = (_texts_of(model) for model in models)
     texts = next((texts for texts in loaded if texts is not None and texts_fit(trajectory, texts)), None)
     rows = [row for row in token_rows(trajectory, texts) if line is None or row.line == line]

@@ -71,7 +71,7 @@
     fill(parts.verdict, view.verdict(row.status), h("span", {}, "reward ", h("b", {}, view.number(row.reward))), h("span", {}, "stopped by ", h("b", {}, view.words(row.stop_reason))),
       data.answer && h("span", {}, "answer ", h("code", {}, data.answer.join(", ") || "(nothing)")), data.error && h("span", { class: "bad" }, "failure ", h("code", {}, data.error)));
     fill(parts.question, data.question);
-    fill(parts.facts, [`${row.split} step ${row.step}`, `#${row.position} in its file`, row.family && `family ${row.family}`, `weights ${row.version}`, view.count(row.lines, "line", "lines"), view.count(row.tokens, "token", "tokens"), times(data)].filter(Boolean).join(" · "), row.note && h("span", { class: "note" }, ` ${row.note}`));
+    fill(parts.facts, [`${row.split} step ${row.step}`, `#${row.position} in its file`, row.family && `family ${row.family}`, `weights ${row.version}`, view.count(row.lines, "line", "lines"), view.count(row.tokens, "token", "tokens"), times(data)].filter(Boolean).join(" · "));
   };
 
   const drawModes = () => fill(parts.modes, MODES.map(([mode, name, key]) => view.state.link({ mode, line: "", with: "" }, { title: `key ${key}`, ...(view.state.now.mode === mode ? { "aria-current": "page" } : {}) }, name)));

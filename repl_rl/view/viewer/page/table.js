@@ -11,7 +11,7 @@
     return [...counts].map(([name, count]) => (count > 1 ? `${name} ×${count}` : name)).join(", ");
   };
 
-  const task = (row) => [view.state.link({ open: row.id, line: "", with: "" }, { class: "open" }, row.task_id), row.note && h("span", { class: "note" }, row.note),
+  const task = (row) => [view.state.link({ open: row.id, line: "", with: "" }, { class: "open" }, row.task_id),
     row.errors.length > 0 && h("span", { class: "phone" }, tally(row.errors))];
 
   // Name, how it is sorted, first order, class, what a cell holds.
