@@ -1,9 +1,10 @@
-"""Traces a training step of nano, and writes the files whose code ran in it into CONTRIBUTING.md.
+"""Traces a typed line of nano, and writes the files whose code ran for it into CONTRIBUTING.md.
 
     python benchmarks/line_path.py
 
-The second of two steps counts, from its first token to its gradient, so that nothing is being loaded any more. The
-trainer's process and that of the line loop are traced, and a session, which reports what a line runs in it.
+From the request for its tokens to the end of its output in the transcript: the third line of each session, so that
+nothing is being opened or closed meanwhile. The engine's process and that of the line loop are traced, and a session,
+which reports what a line runs in it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
+from typing import Any
+
+from repl_rl.rollout.guest import Guest
+from repl_rl.trajectory import Line
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "CONTRIBUTING.md"
@@ -22,12 +28,10 @@ STAGES = {
     "sampled": "repl_rl/engine/",
     "read": "repl_rl/dialect/",
     "run": "repl_rl/kernel/",
-    "in the sandbox": "kernels/python/",
-    "paid and credited": "repl_rl/tasks/ repl_rl/rewards/ repl_rl/credit/",
-    "learnt from": "repl_rl/trainer/",
     "everywhere": "repl_rl/",
+    "in the sandbox": "kernels/python/",
 }
-"""What happens to a line, and the folders that do it. A file belongs to the first that it lies in."""
+"""What happens to a line, and the folder that does it. A file belongs to the first that it lies in."""
 BEGIN, END = "<!-- traced -->\n", "<!-- end -->\n"
 TRACER = """
 import os, sys, threading
@@ -52,36 +56,32 @@ sys.setprofile(_traced)
 """
 
 
-def train() -> None:
-    """Two steps in the working folder; the file `counts` is there during the part that counts."""
-    from transformers import TrainerCallback
+class Counting(Guest):
+    """The file `counts` is there while the third line is typed."""
 
-    from repl_rl import ReplGRPOConfig, ReplGRPOTrainer
-    from repl_rl.models.nano import NANO_PATH
-    from repl_rl.tasks import make_tasks
+    lines = 0
 
-    class Counting(TrainerCallback):  # type: ignore[misc, unused-ignore]
-        def on_step_begin(self, args: object, state: object, control: object, **_: object) -> None:
-            if state.global_step == 1:  # type: ignore[attr-defined]
-                Path("counts").touch()
-
-        def on_pre_optimizer_step(self, *_: object, **__: object) -> None:
+    async def after_line(self, session: Any, line: Line) -> None:
+        self.lines += 1
+        if self.lines == 2 and session.stop is None:
+            Path("counts").touch()
+        else:
             Path("counts").unlink(missing_ok=True)
 
-    args = ReplGRPOConfig(
-        "out",
-        per_device_train_batch_size=8,
-        num_generations=8,
-        max_steps=2,
-        bf16=False,
-        report_to="none",
-        model_init_kwargs={"dtype": "float32"},
-        rewards={"kinds": {"exception": -0.05}},
-        budget={"lines": 8, "tokens": 256},
-    )
-    trainer = ReplGRPOTrainer(str(NANO_PATH), args, make_tasks(None, 64, seed=0, split="train"), callbacks=[Counting()])
-    trainer.train()
-    trainer.close()
+
+def type_lines() -> None:
+    """Sessions one after another in the working folder, with a pause in which the pool makes its next kernel."""
+    from repl_rl.config import parse_config
+    from repl_rl.rollout.service import load_engine, start_service
+    from repl_rl.tasks import make_tasks
+
+    config = {"model": {"path": "nano"}, "kernel": {"size": 1}, "sampling": {"temperature": 1.5}}
+    engine, setup = load_engine(parse_config({**config, "guests": ["line_path:Counting"]}))
+    with start_service(engine, setup) as service:
+        for task in make_tasks(None, 12, seed=0, split="train"):
+            time.sleep(1)
+            service.generate([task])
+    engine.close()
 
 
 async def in_a_session() -> set[str]:
@@ -99,17 +99,19 @@ def table(files: set[str]) -> str:
     """A row for each stage."""
     rows: dict[str, list[str]] = {stage: [] for stage in STAGES}
     for file in sorted(files):
-        stage = next(stage for stage, folders in STAGES.items() if file.startswith(tuple(folders.split())))
+        stage = next(stage for stage, folder in STAGES.items() if file.startswith(folder))
         rows[stage].append(f"`{file.removeprefix('repl_rl/')}`")
     lines = "".join(f"| {stage} | {', '.join(names)} |\n" for stage, names in rows.items())
-    return f"| | {len(files)} files; those without `kernels/` are in `repl_rl/` |\n|---|---|\n{lines}"
+    inside = len(rows["in the sandbox"])
+    return f"| | {len(files) - inside} files in `repl_rl/`, {inside} in the sandbox |\n|---|---|\n{lines}"
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "sitecustomize.py").write_text(TRACER)
-        environment = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "TRACED": str(ROOT / "repl_rl")}
-        subprocess.run([sys.executable, __file__, "train"], cwd=folder, env=environment, check=True)
+        paths = f"{folder}:{ROOT}:{ROOT / 'benchmarks'}"
+        environment = {**os.environ, "PYTHONPATH": paths, "TRACED": str(ROOT / "repl_rl")}
+        subprocess.run([sys.executable, __file__, "type"], cwd=folder, env=environment, check=True)
         ran = {str(Path(name).relative_to(ROOT)) for name in Path(folder, "ran").read_text().split()}
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     after = rest.partition(END)[2]
@@ -117,4 +119,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    train() if sys.argv[1:] else main()
+    type_lines() if sys.argv[1:] else main()
