@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 from repl_rl.errors import ConfigError
 from repl_rl.tasks.documents import DOCUMENT_FAMILIES
@@ -25,20 +25,6 @@ _HOUR_S = 3600.0
 _MANY = 1 << 20
 _MOST_CHARS = MOST_BYTES - (1 << 16)
 """Of a context as text, each of which takes a byte at least; the rest is for what comes with it."""
-
-
-class AnswersPrompts(Protocol):
-    """A model that an environment may ask (`repl_rl.rollout.subcalls.SubCalls`)."""
-
-    @property
-    def has_sessions(self) -> bool:
-        """Whether there are sessions to ask for."""
-
-    async def ask(self, prompts: Sequence[str]) -> list[str]:
-        """The answers, in the order of the prompts."""
-
-    async def ask_sessions(self, prompts: Sequence[str], contexts: Sequence[Any] | None = None) -> list[str]:
-        """What sessions about the prompts come to, each with its context, in the order of the prompts."""
 
 
 class RLM:
@@ -90,7 +76,7 @@ repl_tools.after_cell(watch)
 """
 
     def __init__(self) -> None:
-        self._model: AnswersPrompts | None = None
+        self._model: Any = None
         self._described: str | None = None
 
     @staticmethod
@@ -111,8 +97,8 @@ repl_tools.after_cell(watch)
                 "split it over several tasks, or write an environment with a tool that reads it"
             )
 
-    def use_model(self, model: AnswersPrompts) -> None:
-        """Called before `reset`."""
+    def use_model(self, model: Any) -> None:
+        """Called before `reset` with a `repl_rl.rollout.subcalls.SubCalls`."""
         self._model = model
 
     def reset(self, task: Task) -> dict[str, Any]:
@@ -150,8 +136,8 @@ repl_tools.after_cell(watch)
         Args:
             prompts: The questions, each with all that is needed to answer it.
         """
-        assert self._model is not None
-        return await self._model.ask(prompts)
+        answers: list[str] = await self._model.ask(prompts)
+        return answers
 
     @tool(where="host", timeout_s=_HOUR_S, at_once=_MANY)
     async def rlm_query(self, prompt: str, context: Any = None) -> str:
@@ -172,8 +158,8 @@ repl_tools.after_cell(watch)
             prompts: The questions.
             contexts: The context of each.
         """
-        assert self._model is not None
-        return await self._model.ask_sessions(prompts, contexts)
+        answers: list[str] = await self._model.ask_sessions(prompts, contexts)
+        return answers
 
 
 def described(context: Any) -> str:
