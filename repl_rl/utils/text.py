@@ -1,9 +1,10 @@
-"""Text that is safe to show, and the two ends of what is too long to show whole."""
+"""Text that is safe to show, the two ends of what is too long to show whole, and hints at misspelt names."""
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -30,6 +31,12 @@ def string_of(written: str) -> str | None:
         return written[1:-1].encode("latin-1", "backslashreplace").decode("unicode_escape")
     except UnicodeDecodeError:  # beyond the last character there is
         return None
+
+
+def nearest(name: str, known: Collection[str]) -> str:
+    """A hint for an error message: the known name nearest to a misspelt one, or all known names if none is close."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {str(close[0])!r}?" if close else f"known are {', '.join(map(str, known))}"
 
 
 def whole(text: str) -> str:
