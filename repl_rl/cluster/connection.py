@@ -205,6 +205,7 @@ def _probe(arguments: dict[str, Any]) -> dict[str, Any]:
     facts: dict[str, Any] = {"python": platform.python_version(), "cores": os.cpu_count(), "repl_rl": None}
     try:
         import repl_rl
+        from repl_rl.kernel.memory import available_mb
         from repl_rl.kernel.pool import require_backend
     except ImportError as error:
         return facts | {"missing": str(error)}
@@ -214,9 +215,7 @@ def _probe(arguments: dict[str, Any]) -> dict[str, Any]:
             require_backend(arguments["backend"], arguments["sandbox"])
         except Exception as error:  # noqa: BLE001 - told to the other side
             facts["sandbox"] = str(error)
-    with open("/proc/meminfo") as file:
-        available = next(line for line in file if line.startswith("MemAvailable"))
-    facts["memory_mb"] = int(available.split()[1]) // 1024
+    facts["memory_mb"] = int(available_mb())
     for name in ("weights_folder", "model"):
         path = arguments.get(name)
         if path and not os.path.exists(path):

@@ -44,6 +44,11 @@ def whole(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
+def sendable(text: str) -> str:
+    """The text with question marks for halves of characters."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def shown(value: object) -> str:
     """Its `repr`, cut to 200 characters; its type where `repr` fails, as it does for a very long number."""
     try:
