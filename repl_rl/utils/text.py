@@ -20,6 +20,7 @@ _STRING = re.compile(
     r"""(['"])(?:(?!\1)[^\\\n]|\\(?:[\\'"abfnrtv]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}))*+\1"""
 )
 """A string as its `repr` shows it."""
+_BOX = re.compile(r"\\boxed\s*\{")
 
 
 def string_of(written: str) -> str | None:
@@ -47,6 +48,17 @@ def whole(text: str) -> str:
 def sendable(text: str) -> str:
     """The text with question marks for halves of characters."""
     return text.encode("utf-8", "replace").decode()
+
+
+def last_box(text: str) -> str | None:
+    """The content of the last `\\boxed{...}`, inner braces included; None if there is none or it is not closed."""
+    *before, rest = _BOX.split(text)
+    depth = 1
+    for index, character in enumerate(rest if before else ""):
+        depth += (character == "{") - (character == "}")
+        if not depth:
+            return rest[:index].strip()
+    return None
 
 
 def shown(value: object) -> str:
