@@ -7,7 +7,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import inf
@@ -99,11 +99,11 @@ class Connection:
         return chosen
 
     def findings(self, nodes: Sequence[Node], arguments: Mapping[str, Any]) -> list[Finding]:
-        """Ask machines what they have (`_probe`), at the same time."""
+        """Ask machines what they have (`_make_probe`), at the same time."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        probe = ray.remote(_by_value(_probe))
+        probe = ray.remote(_make_probe())
         asked = {}
         for node in nodes:
             here = NodeAffinitySchedulingStrategy(node_id=node.id, soft=False)
@@ -197,40 +197,33 @@ def actor_at(node: Node, kind: type, resources: Mapping[str, float], *, soft: bo
     )
 
 
-def _probe(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Runs on a machine of the cluster, which may have no repl_rl: its source is all that is sent."""
-    import os
-    import platform
+def _make_probe() -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Runs on a machine of the cluster, which may have no repl_rl. Made in here, it is sent as code, not by name."""
 
-    facts: dict[str, Any] = {"python": platform.python_version(), "cores": os.cpu_count(), "repl_rl": None}
-    try:
-        import repl_rl
-        from repl_rl.kernel.pool import require_backend
-    except ImportError as error:
-        return facts | {"missing": str(error)}
-    facts |= {"repl_rl": repl_rl.__version__, "where": os.path.dirname(repl_rl.__file__)}
-    if "backend" in arguments:
+    def probe(arguments: dict[str, Any]) -> dict[str, Any]:
+        import platform
+
+        facts: dict[str, Any] = {"python": platform.python_version(), "cores": os.cpu_count(), "repl_rl": None}
         try:
-            require_backend(arguments["backend"], arguments["sandbox"])
-        except Exception as error:  # noqa: BLE001 - told to the other side
-            facts["sandbox"] = str(error)
-    with open("/proc/meminfo") as file:
-        available = next(line for line in file if line.startswith("MemAvailable"))
-    facts["memory_mb"] = int(available.split()[1]) // 1024
-    for name in ("weights_folder", "model"):
-        path = arguments.get(name)
-        if path and not os.path.exists(path):
-            facts[name] = path
-    return facts
+            import repl_rl
+            from repl_rl.kernel.memory import available_mb
+            from repl_rl.kernel.pool import require_backend
+        except ImportError as error:
+            return facts | {"missing": str(error)}
+        facts |= {"repl_rl": repl_rl.__version__, "where": os.path.dirname(repl_rl.__file__)}
+        if "backend" in arguments:
+            try:
+                require_backend(arguments["backend"], arguments["sandbox"])
+            except Exception as error:  # noqa: BLE001 - told to the other side
+                facts["sandbox"] = str(error)
+        facts["memory_mb"] = int(available_mb())
+        for name in ("weights_folder", "model"):
+            path = arguments.get(name)
+            if path and not os.path.exists(path):
+                facts[name] = path
+        return facts
 
-
-def _by_value(function: Any) -> Any:
-    """A copy that is sent as code, not as the name of a module that the other side may not have."""
-    import types
-
-    copy = types.FunctionType(function.__code__, {"__builtins__": __builtins__}, function.__name__)
-    copy.__module__ = "__main__"
-    return copy
+    return probe
 
 
 def _amounts(resources: Mapping[str, float]) -> str:

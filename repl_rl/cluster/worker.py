@@ -7,7 +7,6 @@ why there are none; a call whose actor dies has no result, so each trajectory co
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -78,16 +77,14 @@ class RolloutActor:
         """The batch's trajectories, in the order of the tasks, typed with these weights or later ones."""
         if self._rollout is None:
             return Rolled(is_closed=True)
-        began_s, began_cpu_s = time.monotonic(), time.thread_time()
         try:
             engine = self._rollout.engine
             assert isinstance(engine, SharedEngine)
             engine.adopt(weights)
-            ended = {index: each async for index, each in self._rollout.as_completed(batch)}
+            trajectories, share = await self._rollout.run(batch)
         except Exception as error:  # noqa: BLE001 - raised on the other side
             return Rolled(error=as_sent(error))
-        share = (time.thread_time() - began_cpu_s) / (time.monotonic() - began_s)
-        return Rolled(tuple(ended[index] for index in range(len(batch.tasks))), share)
+        return Rolled(tuple(trajectories), share)
 
     async def kernel_numbers(self) -> dict[str, float]:
         """The pool's counters and percentiles; empty before it is open."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from repl_rl.config.section import Section, nearest
+from repl_rl.config.section import Section, known_or_own
 
 Baseline = Literal["mean", "leave_one_out", "place", "state", "none"]
 Scale = Literal["none", "outcome", "floor", "batch", "group"]
@@ -36,12 +36,7 @@ long as what comes after a line does not decide whether it is forked. The others
 
 
 def _known_estimator(name: str) -> str:
-    if name not in USED and ":" not in name:
-        raise ValueError(
-            f"unknown estimator (one of your own is named as package.module:function); {nearest(name, list(USED))} "
-            f"(got {name!r})"
-        )
-    return name
+    return known_or_own(name, USED, "estimator", "package.module:function")
 
 
 class CreditConfig(Section):

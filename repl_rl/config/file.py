@@ -25,13 +25,14 @@ from repl_rl.config.rollout import (
     SubcallsConfig,
     ToolsConfig,
 )
-from repl_rl.config.section import Excluding, Names, Section, nearest
+from repl_rl.config.section import Excluding, Names, Section
 from repl_rl.config.tasks import TasksConfig
 from repl_rl.config.train import EvalConfig, TrainConfig
 from repl_rl.errors import ConfigError
 from repl_rl.files import read_file
 from repl_rl.utils.folders import resource_folder, shipped_configs
 from repl_rl.utils.import_path import look_in
+from repl_rl.utils.text import nearest
 from repl_rl.utils.yaml import MOST_BYTES, read_yaml, write_yaml
 
 
@@ -285,7 +286,7 @@ def _explain(problem: Any) -> str:
             if not isinstance(below, type):
                 below = next(part for part in typing.get_args(below) if isinstance(part, type))
             section = below
-        return f"unknown key {where!r}; {nearest(str(key), list(section.model_fields))}"
+        return f"unknown key {where!r}; {nearest(str(key), section.model_fields)}"
     message = str(problem["msg"]).removeprefix("Value error, ")
     if not where:
         return message

@@ -24,10 +24,11 @@ from pydantic import (
     model_validator,
 )
 
-from repl_rl.config.section import Section, nearest, one_needs_no_list
+from repl_rl.config.section import Section, one_needs_no_list
 from repl_rl.trajectory import LineKind
 from repl_rl.utils.folders import resource_folder
 from repl_rl.utils.import_path import import_path_of
+from repl_rl.utils.text import nearest
 
 BUILTIN_EXCEPTIONS: dict[str, type[BaseException]] = {
     name: value
@@ -245,7 +246,7 @@ class RewardsConfig(Section):
             return values
         name = values.get("preset", "none")
         if not isinstance(name, str) or name not in shipped_presets():
-            raise ValueError(f"unknown preset {name!r}; {nearest(str(name), list(shipped_presets()))}")
+            raise ValueError(f"unknown preset {name!r}; {nearest(str(name), shipped_presets())}")
         return _over(shipped_presets()[name], values)
 
     @model_validator(mode="after")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
 from repl_rl.errors import ConfigError
+from repl_rl.utils.text import nearest
 
 
 def one_needs_no_list(value: Any) -> Any:
@@ -63,14 +63,8 @@ def refuse_excluding(excluding: Iterable[Excluding], value_of: Callable[[str], A
         raise ConfigError(f"{listed} exclude one another: {reason}; leave one of them out")
 
 
-def nearest(name: str, known: list[str]) -> str:
-    """A hint for an error message: the known name nearest to a misspelt one, or all known names if none is close."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {str(close[0])!r}?" if close else f"known are {', '.join(map(str, known))}"
-
-
-def known_or_own(name: str, known: Iterable[str], what: str, form: str) -> str:
+def known_or_own(name: str, known: Collection[str], what: str, form: str) -> str:
     """`name`, if it is known or an import path of this form. Raises ValueError."""
     if name not in known and ":" not in name:
-        raise ValueError(f"unknown {what} {name!r}; {nearest(name, list(known))}; one of your own is named as {form}")
+        raise ValueError(f"unknown {what} {name!r}; {nearest(name, known)}; one of your own is named as {form}")
     return name

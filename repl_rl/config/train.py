@@ -6,7 +6,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from repl_rl.config.section import Excluding, Section, nearest
+from repl_rl.config.section import Excluding, Section, one_needs_no_list
+from repl_rl.utils.text import nearest
 
 TRACKERS = (
     "azure_ml",
@@ -137,9 +138,7 @@ class TrainConfig(Section):
     @field_validator("report_to", mode="before")
     @classmethod
     def _one_name_needs_no_list(cls, value: Any) -> Any:
-        if value in (None, "none"):
-            return ()
-        return (value,) if isinstance(value, str) else value
+        return () if value in (None, "none") else one_needs_no_list(value)
 
     @field_validator("report_to")
     @classmethod

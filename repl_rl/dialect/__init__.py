@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from repl_rl.config import DialectConfig
-from repl_rl.config.section import nearest
 from repl_rl.dialect.base import (
     Cell,
     CellRun,
@@ -32,6 +31,7 @@ from repl_rl.dialect.texts import SMALLEST_LIMIT_CHARS, TextDialect, base_of, tr
 from repl_rl.dialect.tool_call import ToolCallDialect
 from repl_rl.errors import ConfigError
 from repl_rl.utils.import_path import imported
+from repl_rl.utils.text import nearest
 
 __all__ = [
     "DIALECTS",

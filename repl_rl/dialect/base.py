@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -118,11 +118,9 @@ class OfferedTool(Protocol):
         """The schema for chat templates: {"type": "function", "function": {"name", "description", "parameters"}}."""
 
 
-class Template(Protocol):
-    """A model's chat template, text in and text out."""
-
-    def __call__(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], opens: bool) -> str:
-        """The conversation as the model reads it. With `opens`, it ends with the beginning of the assistant's turn."""
+Template = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]], bool], str]
+"""A model's chat template: messages and tools in, the conversation as the model reads it out. With the bool `opens`, it
+ends with the beginning of the assistant's turn."""
 
 
 class Reader(Protocol):

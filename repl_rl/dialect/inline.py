@@ -21,26 +21,12 @@ from repl_rl.dialect.decoder import ProseReader
 from repl_rl.dialect.prose import WHOLE_CELLS, ProseDialect, answer_in_prose, prose_kind, whole_cell
 from repl_rl.dialect.syntax import holds_statement
 from repl_rl.trajectory import LineKind
+from repl_rl.utils.folders import resource_folder
 
 _CALL = re.compile(r"<fn>(.*?)</fn>", re.DOTALL)
 _OPENING = "<fn>"
 _EMPTY = Refusal("SyntaxError", "SyntaxError: there is no call between <fn> and </fn>")
-_SETUP = """
-def _print_echoes():
-    import builtins, sys
-    shell = getattr(builtins, "get_ipython", lambda: None)()
-    if shell is not None:
-        shell.displayhook.compute_format_data = lambda value: ({"text/plain": str(value)}, {})
-        return
-    def displayhook(value):
-        if value is not None:
-            builtins._ = None
-            sys.stdout.write(f"{value}\\n")
-            builtins._ = value
-    sys.displayhook = displayhook
-_print_echoes()
-del _print_echoes
-"""
+_SETUP = (resource_folder("kernels") / "setup" / "inline_echoes.py").read_text(encoding="utf-8")
 
 
 class InlineDialect(ProseDialect):

@@ -33,35 +33,15 @@ from repl_rl.dialect.python import idle_kind
 from repl_rl.dialect.syntax import holds_code, is_complete, is_deep, kind_of
 from repl_rl.dialect.texts import PromptDialect
 from repl_rl.trajectory import LineKind
+from repl_rl.utils.folders import resource_folder
 
 _ECHO, _ECHO_END = "\x02out\x03", "\x02end\x03"
 """Marks around an echoed value, until `Out[n]:` replaces them."""
 _MARKED, _MOST_MARKED = re.compile(r"^\s*[%!?]|=\s*[%!](?!=)|\?\s*$", re.MULTILINE), 60
 """Magics, shell commands and questions, and how many of them IPython is asked about in one cell."""
 _ECHOED = re.compile(f"{_ECHO}(.*?)(?:{_ECHO_END}|\\Z)", re.DOTALL)
-_SETUP = f"""
-def _show_echoes():
-    import builtins, sys
-    shell = getattr(builtins, "get_ipython", lambda: None)()
-    if shell is None:
-        def displayhook(value):
-            if value is not None:
-                builtins._ = None
-                text = repr(value)
-                sys.stdout.write({_ECHO!r} + ("\\n" if "\\n" in text else "") + text + "\\n" + {_ECHO_END!r})
-                builtins._ = value
-        sys.displayhook = displayhook
-        return
-    hook = shell.displayhook
-    write = hook.write_format_data
-    def write_format_data(data, md_dict=None):
-        text = data.get("text/plain", "")
-        marked = {_ECHO!r} + ("\\n" if "\\n" in text else "") + text + "\\n" + {_ECHO_END!r}
-        write({{**data, "text/plain": marked}}, md_dict)
-    hook.write_format_data = write_format_data
-_show_echoes()
-del _show_echoes
-"""
+_SETUP = (resource_folder("kernels") / "setup" / "ipython_echoes.py").read_text(encoding="utf-8")
+_SETUP += f"\nmark_echoes({_ECHO!r}, {_ECHO_END!r})\ndel mark_echoes\n"
 
 
 class IPythonDialect(PromptDialect):

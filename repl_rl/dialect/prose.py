@@ -18,6 +18,7 @@ from repl_rl.dialect.decoder import ProseReader
 from repl_rl.dialect.syntax import kind_of, missing_end
 from repl_rl.dialect.texts import TextDialect
 from repl_rl.trajectory import LineKind
+from repl_rl.utils.text import last_box
 
 _ANSWER = re.compile(
     r"\s*(?:#{2,6}|[>*-])?[\s*_]*(?i:(?:final )?answer|the (?:final )?answer is)[\s*_]*:[\s*_]*([^\s*_].*?)[\s*_]*"
@@ -62,24 +63,13 @@ def answer_in_line(line: str) -> str | None:
     return None if found is None else _bare(found[1] or found[2])
 
 
-def boxed_answer(text: str) -> str | None:
-    """The content of the last `\\boxed{...}`, inner braces included; None if there is none or it is not closed."""
-    _, opening, rest = text.rpartition(_BOXED)
-    depth = 1
-    for index, character in enumerate(rest if opening else ""):
-        depth += {"{": 1, "}": -1}.get(character, 0)
-        if depth == 0:
-            return rest[:index].strip() or None
-    return None
-
-
 def answer_in_prose(lines: Sequence[str], text: str, ends: bool) -> tuple[str, ...] | None:
     """The `repr` of the answer that these lines give. If they give none and the text `ends`, the last box in `text`, or
     the answer that its last line speaks of."""
     given = [answer for line in lines if (answer := answer_in_line(line))]
     if not given and ends:
         last = _LAST_ANSWER.fullmatch(text.rstrip().rpartition("\n")[2])
-        given = [each for each in (boxed_answer(text), last and _bare(last[1])) if each]
+        given = [each for each in (last_box(text), last and _bare(last[1])) if each]
     return (repr(given[0]),) if given else None
 
 
@@ -91,7 +81,7 @@ def _bare(answer: str) -> str:
         if found := _AROUND.fullmatch(answer):
             answer = found[found.lastindex or 0]
         if answer.startswith(_BOXED) and answer.endswith("}") and answer.count(_BOXED) == 1:
-            answer = boxed_answer(answer) or answer
+            answer = last_box(answer) or answer
     return answer
 
 

@@ -25,13 +25,12 @@ from typing import Any
 import yaml
 
 from repl_rl.config import DialectConfig
-from repl_rl.config.section import nearest
 from repl_rl.dialect.base import CellRun, ChatPrompt, OfferedTool, Reader
 from repl_rl.errors import ConfigError
 from repl_rl.files import read_file
 from repl_rl.trajectory import Message
 from repl_rl.utils.folders import resource_folder
-from repl_rl.utils.text import cut_middle
+from repl_rl.utils.text import cut_middle, nearest
 from repl_rl.utils.yaml import MOST_BYTES, read_yaml
 
 _DEFAULTS: dict[str, Any] = {

@@ -6,7 +6,6 @@ config names.
 """
 
 from repl_rl.engine.base import (
-    CountsPrompts,
     Engine,
     Finish,
     SampledLine,
@@ -21,7 +20,6 @@ from repl_rl.engine.factory import make_engine
 from repl_rl.engine.vocabulary import Vocabulary, load_vocabulary
 
 __all__ = [
-    "CountsPrompts",
     "Engine",
     "Finish",
     "SampledLine",

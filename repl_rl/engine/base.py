@@ -118,16 +118,6 @@ class ServesSlots(Protocol):
 
 
 @runtime_checkable
-class CountsPrompts(Protocol):
-    """An engine that knows how much it computes anew."""
-
-    @property
-    def prompt_tokens(self) -> tuple[int, int]:
-        """Since its start: the tokens that lines were to continue, and how many of these the model was given to
-        compute. The others were there from earlier lines, of this trajectory or of one that began alike."""
-
-
-@runtime_checkable
 class TrainableEngine(Engine, Protocol):
     """An engine that loads the trainer's weights itself."""
 

@@ -20,8 +20,8 @@ from dataclasses import fields
 import psutil  # type: ignore[import-untyped]
 
 from repl_rl.config import EngineConfig
-from repl_rl.config.section import nearest
 from repl_rl.errors import ConfigError, DependencyError
+from repl_rl.utils.text import nearest
 
 logger = logging.getLogger(__name__)
 

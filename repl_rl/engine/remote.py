@@ -113,9 +113,7 @@ class RemoteEngine:
         self._channel.close()
 
     def _on_answer(self, answer: Answer) -> None:
-        waiting = self._waiting.get((answer.slot, answer.number))
-        if waiting is not None:
-            settle(waiting, answer.result)
+        settle(self._waiting.get((answer.slot, answer.number)), answer.result)
 
     def _on_end(self) -> None:
         self._gone = EngineError("the engine is gone: the process that it ran in has closed the connection")
@@ -150,9 +148,9 @@ class RemoteSlot:
         return line
 
 
-def settle(future: asyncio.Future[Any] | Future[Any], result: object) -> None:
+def settle(future: asyncio.Future[Any] | Future[Any] | None, result: object) -> None:
     """Give whoever waits a result or an error, unless nobody does any more."""
-    if future.done():
+    if future is None or future.done():
         return
     if isinstance(result, Exception):
         future.set_exception(result)

@@ -13,25 +13,9 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from repl_rl.kernel.paths import make_readable
+from repl_rl.kernel.paths import kernels_folder, make_readable
 from repl_rl.kernel.sandbox import Sandbox
 from repl_rl.utils.folders import cache_home, made_once
-
-_PROGRAM = """
-import json, os, sys, tarfile, tempfile
-boot = json.load(os.fdopen(int(sys.argv[1])))
-home = tempfile.mkdtemp()
-os.environ.update(HOME=home, TMPDIR=home)
-os.chdir(home)
-sys.path += boot["site_packages"]
-try:
-    exec(boot["code"], {"__name__": "caches"})
-except ImportError:
-    pass  # not installed: nothing needs its cache
-with os.fdopen(boot["archive"], "wb") as file, tarfile.open(fileobj=file, mode="w|") as archive:
-    archive.add(home, ".")
-os.system(f"rm -rf {home}")
-"""
 
 _LOG_CHARS = 2000
 _log = logging.getLogger(__name__)
@@ -55,7 +39,8 @@ def home_caches(sandbox: Sandbox, code: str) -> Path | None:
 def _make(folder: Path, sandbox: Sandbox, code: str) -> None:
     with tempfile.TemporaryFile() as archive, tempfile.TemporaryFile() as printed:
         record = {"code": code, "site_packages": sandbox.packages(), "archive": archive.fileno()}
-        argv = ["-s", "-S", "-P", "-c", _PROGRAM]
+        program = (kernels_folder() / "setup" / "home_caches.py").read_text(encoding="utf-8")
+        argv = ["-s", "-S", "-P", "-c", program]
         process = sandbox.launch(argv, record, output=printed.fileno(), descriptors=[archive.fileno()])
         try:
             status = process.wait(sandbox.limits.start_s)

@@ -6,7 +6,6 @@ Seconds are wall-clock seconds unless the name says cpu.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 import tempfile
 import tomllib
@@ -18,6 +17,7 @@ from typing import Any
 from repl_rl.errors import ConfigError
 from repl_rl.kernel.paths import kernels_folder
 from repl_rl.utils.folders import resource_folder
+from repl_rl.utils.text import nearest
 
 MATH = "math"
 """The profile for mathematics, whose packages are the extra `repl-rl[math]`."""
@@ -73,9 +73,7 @@ class Limits:
         known = [field.name for field in dataclasses.fields(cls)]
         for name in values:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-                raise ConfigError(f"{name!r} is not a kernel limit; {hint}")
+                raise ConfigError(f"{name!r} is not a kernel limit; {nearest(name, known)}")
         return cls(**values)
 
     def session_bytes(self) -> int:
@@ -153,17 +151,12 @@ class Profile:
             )
         known = sorted(path.stem for path in folder.glob("*.toml"))
         if not is_own and name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise ConfigError(
-                f"no sandbox profile {name!r} in {folder}; {hint}there are {', '.join(known)}, or give a .toml file"
-            )
+            raise ConfigError(f"no sandbox profile {name!r} in {folder}; {nearest(name, known)}; or give a .toml file")
         try:
             table = tomllib.loads(file.read_text(encoding="utf-8"))
             keys = [each.name for each in dataclasses.fields(cls) if each.name not in ("name", "is_own")] + [_ALSO]
             if unknown := sorted(set(table) - set(keys)):
-                near = difflib.get_close_matches(unknown[0], keys, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(keys)}"
+                hint = nearest(unknown[0], keys)
                 raise ConfigError(f"sandbox profile {file} has {unknown}, which no profile has; {hint}")
             if name != "default":
                 default = tomllib.loads((folder / "default.toml").read_text(encoding="utf-8"))

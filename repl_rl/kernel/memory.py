@@ -17,7 +17,7 @@ from pathlib import Path
 from weakref import WeakSet
 
 from repl_rl.kernel.cgroups import VERSIONS, own_groups, stat_of
-from repl_rl.kernel.processes import tree
+from repl_rl.kernel.processes import status_of, tree
 from repl_rl.kernel.results import Kernel
 
 _MIB = 1024 * 1024
@@ -69,9 +69,8 @@ def shared_mb(pid: int) -> float:
     """What a process, and each that it started, shares with others: without a file, or by one in a temporary folder."""
     used_kb = 0
     for each in tree(pid):
-        with contextlib.suppress(OSError, StopIteration):
-            lines = Path(f"/proc/{each}/status").read_text().splitlines()
-            used_kb += int(next(line for line in lines if line.startswith("RssShmem:")).split()[1])
+        with contextlib.suppress(OSError, KeyError):
+            used_kb += int(status_of(each)["RssShmem"].split()[0])
     return used_kb / 1024
 
 

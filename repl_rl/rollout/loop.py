@@ -20,7 +20,7 @@ from repl_rl.dialect import Shown
 from repl_rl.engine import Engine, Finish, SampledLine
 from repl_rl.errors import ConfigError, KernelError
 from repl_rl.kernel import KernelSource, NestingSource
-from repl_rl.rollout.batch import RolloutBatch, refuse_if_all_aborted
+from repl_rl.rollout.batch import OnEnd, RolloutBatch, refuse_if_all_aborted
 from repl_rl.rollout.custom import SamplerEngine, run_sampler
 from repl_rl.rollout.episode import Episode, EpisodeMaker
 from repl_rl.rollout.events import Event, Listener, event_stream
@@ -86,11 +86,25 @@ class Rollout:
 
         Raises what `as_completed` raises, and KernelError if not a single trajectory could run.
         """
-        batch = RolloutBatch(tasks, sampling, cut, branch)
-        ended = {index: trajectory async for index, trajectory in self.as_completed(batch)}
-        trajectories = [ended[index] for index in range(len(tasks))]
+        trajectories, _ = await self.run(RolloutBatch(tasks, sampling, cut, branch))
         refuse_if_all_aborted(trajectories)
         return trajectories
+
+    async def run(
+        self, batch: RolloutBatch, on_end: OnEnd = lambda index, trajectory: None
+    ) -> tuple[list[Trajectory], float]:
+        """The trajectories in the order of the tasks, and the CPU time of the event loop's thread over wall time.
+
+        `on_end` is called with each as it ends. Raises what `as_completed` raises.
+        """
+        ended: dict[int, Trajectory] = {}
+        began_s, began_cpu_s = time.monotonic(), time.thread_time()
+        async with aclosing(self.as_completed(batch)) as rolling:
+            async for index, trajectory in rolling:
+                ended[index] = trajectory
+                on_end(index, trajectory)
+        share = (time.thread_time() - began_cpu_s) / (time.monotonic() - began_s)
+        return [ended[index] for index in range(len(batch.tasks))], share
 
     async def as_completed(
         self, batch: RolloutBatch, listener: Listener | None = None

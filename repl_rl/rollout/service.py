@@ -14,10 +14,9 @@ loop in a process of its own, which is better for large batches.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from repl_rl.config import Config, load_config, parse_config, shipped_configs
@@ -76,14 +75,8 @@ class RolloutThread(RolloutService):
         return self._loop.submit(self._rolled(batch, on_end))
 
     async def _rolled(self, batch: RolloutBatch, on_end: OnEnd) -> list[Trajectory]:
-        ended: dict[int, Trajectory] = {}
-        began_s, began_cpu_s = time.monotonic(), time.thread_time()
-        async with aclosing(self._rollout.as_completed(batch)) as rolling:
-            async for index, trajectory in rolling:
-                ended[index] = trajectory
-                on_end(index, trajectory)
-        self.loop_share = (time.thread_time() - began_cpu_s) / (time.monotonic() - began_s)
-        return [ended[index] for index in range(len(batch.tasks))]
+        trajectories, self.loop_share = await self._rollout.run(batch, on_end)
+        return trajectories
 
     def kernel_numbers(self) -> dict[str, float]:
         async def numbers() -> dict[str, float]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
@@ -77,11 +77,8 @@ class TextModel(Protocol):
         """Answer with at most `max_tokens` tokens. Raises NoAnswerError."""
 
 
-class Sessions(Protocol):
-    """Types a session about a question (`Rollout.asked`)."""
-
-    async def __call__(self, task: Task, max_tokens: int, subcalls: SubCalls, sampling: SamplingConfig) -> Trajectory:
-        """The session, of at most `max_tokens` tokens. `subcalls` answers what it asks. Raises NoAnswerError."""
+Sessions = Callable[[Task, int, "SubCalls", SamplingConfig], Coroutine[Any, Any, Trajectory]]
+"""Types a session about a question, of at most so many tokens (`Rollout.asked`). Raises NoAnswerError."""
 
 
 class PolicyModel:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repl_rl.config import Config, TrainConfig
-from repl_rl.config.section import nearest
 from repl_rl.config.train import KAHAN
 from repl_rl.engine.environment import has_gpu_driver, prepare_environment
 from repl_rl.engine.factory import engine_backend
@@ -36,6 +35,7 @@ from repl_rl.tasks import load_splits
 from repl_rl.trajectory import Task
 from repl_rl.utils.distributed import WAIT_S, from_main, is_main_process, join, process_rank, require_processes
 from repl_rl.utils.folders import require_folder
+from repl_rl.utils.text import nearest
 
 if TYPE_CHECKING:
     from repl_rl.run.progress import Progress

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from repl_rl.errors import ConfigError
+from repl_rl.utils.text import last_box
 
 Row = Mapping[str, Any]
 
@@ -61,20 +62,10 @@ class Format:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
-def last_box(text: str) -> str | None:
-    """The content of the last \\boxed{...}, up to the matching brace; `\\boxed 5` without braces holds one word."""
-    _, box, rest = text.rpartition("\\boxed")
-    if not box:
-        return None
-    if not rest.lstrip().startswith("{"):
-        word = re.match(r"\s*([^\s$.]+)", rest)
-        return word and word[1]
-    rest, depth = rest.lstrip(), 0
-    for index, char in enumerate(rest):
-        depth += (char == "{") - (char == "}")
-        if depth == 0:
-            return rest[1:index]
-    return None
+def _boxed(text: str) -> str | None:
+    """The content of the last box; `\\boxed 5` without braces holds one word."""
+    word = re.match(r"\\boxed\s*([^\s{$.][^\s$.]*)", text[text.rfind("\\boxed") :])
+    return word[1] if word else last_box(text)
 
 
 def _text(value: Any) -> str:
@@ -97,10 +88,10 @@ def _after_hashes(value: Any, row: Row) -> str:
 
 
 def _in_last_box(value: Any, row: Row) -> str:
-    answer = last_box(_text(value))
-    if not (answer and answer.strip()):
+    answer = _boxed(_text(value))
+    if not answer:
         raise ValueError("no \\boxed{ANSWER} is in it")
-    return answer.strip()
+    return answer
 
 
 def _three_digits(value: Any, row: Row) -> str:
@@ -192,7 +183,7 @@ def taken_out(pattern: str | None) -> Callable[[Any, Row], str]:
     def answer(value: Any, row: Row) -> str:
         text = _text(value)
         if pattern == "boxed":
-            found = last_box(text)
+            found = _boxed(text)
         elif pattern is not None:
             found = ([match[1] for match in re.finditer(pattern, text)] or [None])[-1]
         else:

@@ -10,7 +10,6 @@ their family; its own `name` is in their ids and decides their split.
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Sequence
 from random import Random
@@ -26,6 +25,7 @@ from repl_rl.tasks.puzzles import PUZZLE_FAMILIES
 from repl_rl.tasks.symbolic import SYMBOLIC_FAMILIES
 from repl_rl.trajectory import Task
 from repl_rl.utils.import_path import imported
+from repl_rl.utils.text import nearest
 
 KNOWN: dict[str, Family] = (
     FAMILIES | EASY_FAMILIES | SYMBOLIC_FAMILIES | PUZZLE_FAMILIES | DOCUMENT_FAMILIES | PROOF_FAMILIES | GYM_FAMILIES
@@ -81,14 +81,10 @@ def family_of(name: str) -> Family:
         KNOWN[name] = _imported_family(name)
     if name in KNOWN:
         return KNOWN[name]
-    nearest = difflib.get_close_matches(name, KNOWN, n=3)
-    hint = f", did you mean {' or '.join(map(repr, nearest))}?" if nearest else ";"
+    hint = nearest(name, KNOWN)
     if "," in name:
-        hint = f"; several are written as a list, [{', '.join(part.strip() for part in name.split(','))}]."
-    raise ConfigError(
-        f"unknown task family {name!r}{hint} Known families: {', '.join(KNOWN)} (one of your own is named as "
-        "package.module:NAME)"
-    )
+        hint = f"several are written as a list, [{', '.join(part.strip() for part in name.split(','))}]"
+    raise ConfigError(f"unknown task family {name!r}; {hint} (one of your own is named as package.module:NAME)")
 
 
 def _imported_family(path: str) -> Family:

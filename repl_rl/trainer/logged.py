@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from repl_rl.engine import CountsPrompts
 from repl_rl.errors import TrainingError
 from repl_rl.rollout.batch import RolloutService
 from repl_rl.rollout.metrics import batch_metrics
@@ -43,9 +42,8 @@ class StepLog:
         values |= {f"kernels/{name}": value for name, value in service.kernel_numbers().items()}
         if tools is not None:
             values |= tool_metrics(trajectories, tools)
-        engine = self._trainer.engine
-        if isinstance(engine, CountsPrompts):
-            before, self._prompt_tokens = self._prompt_tokens, engine.prompt_tokens
+        if prompt_tokens := getattr(self._trainer.engine, "prompt_tokens", None):  # vLLM in this process counts them
+            before, self._prompt_tokens = self._prompt_tokens, prompt_tokens
             asked, computed = (now - then for now, then in zip(self._prompt_tokens, before, strict=True))
             if asked:  # of the tokens that lines continue, the share that the engine did not compute again
                 values["engine/reused_share"] = 1 - computed / asked

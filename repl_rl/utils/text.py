@@ -1,9 +1,10 @@
-"""Text that is safe to show, and the two ends of what is too long to show whole."""
+"""Text that is safe to show, the two ends of what is too long to show whole, and hints at misspelt names."""
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -19,6 +20,7 @@ _STRING = re.compile(
     r"""(['"])(?:(?!\1)[^\\\n]|\\(?:[\\'"abfnrtv]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}))*+\1"""
 )
 """A string as its `repr` shows it."""
+_BOX = re.compile(r"\\boxed\s*\{")
 
 
 def string_of(written: str) -> str | None:
@@ -32,9 +34,31 @@ def string_of(written: str) -> str | None:
         return None
 
 
+def nearest(name: str, known: Collection[str]) -> str:
+    """A hint for an error message: the known name nearest to a misspelt one, or all known names if none is close."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {str(close[0])!r}?" if close else f"known are {', '.join(map(str, known))}"
+
+
 def whole(text: str) -> str:
     """The text with halves of characters (lone surrogates), which no tokenizer takes, as Python writes them."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def sendable(text: str) -> str:
+    """The text with question marks for halves of characters."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def last_box(text: str) -> str | None:
+    """The content of the last `\\boxed{...}`, inner braces included; None if there is none or it is not closed."""
+    *before, rest = _BOX.split(text)
+    depth = 1
+    for index, character in enumerate(rest if before else ""):
+        depth += (character == "{") - (character == "}")
+        if not depth:
+            return rest[:index].strip()
+    return None
 
 
 def shown(value: object) -> str:

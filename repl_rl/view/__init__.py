@@ -7,10 +7,7 @@ Jupyter; functions that need one import it when they are called.
 from __future__ import annotations
 
 import importlib
-import sys
 from typing import TYPE_CHECKING, Any
-
-from repl_rl.trajectory.display import register
 
 if TYPE_CHECKING:
     from repl_rl.view.command import view as view
@@ -48,6 +45,3 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'repl_rl.view' has no attribute {name!r}")
     return getattr(importlib.import_module(f"repl_rl.view.{_HOMES[name]}"), name)
-
-
-register(sys.modules[__name__])

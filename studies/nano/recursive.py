@@ -32,7 +32,7 @@ _NAMES = ("said", "answers", "a")
 
 
 class TrueAnswers:
-    """Answers the questions of `QUESTIONS` as the remarks were made: what `AnswersPrompts` needs at depth 1."""
+    """Answers the questions of `QUESTIONS` as the remarks were made: what `environment: rlm` asks at depth 1."""
 
     has_sessions = False
 

@@ -98,8 +98,8 @@ def test_an_unknown_limit_is_refused_with_the_nearest_name() -> None:
         Limits.from_mapping({"memory": 5})
 
 
-def test_an_unknown_profile_is_refused_with_the_known_ones() -> None:
-    said = r"no sandbox profile 'defualt' in .*; did you mean 'default'\? there are default, math"
+def test_an_unknown_profile_is_refused_with_the_nearest_name() -> None:
+    said = r"no sandbox profile 'defualt' in .*; did you mean 'default'\?; or give a .toml file"
     with pytest.raises(ConfigError, match=said):
         Profile.load("defualt")
 

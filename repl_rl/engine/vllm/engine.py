@@ -80,6 +80,8 @@ class VLLMEngine(ThreadedEngine[LineSlot]):
 
     @property
     def prompt_tokens(self) -> tuple[int, int]:
+        """Since its start: the tokens that lines were to continue, and how many of these the model was given to
+        compute. The others were there from earlier lines, of this trajectory or of one that began alike."""
         stepper = self.stepper
         return stepper.asked_tokens, stepper.scheduler.computed_tokens - stepper.decoded_tokens
 

@@ -38,7 +38,7 @@ from repl_rl.kernel.forked.channel import PrivateChannel
 from repl_rl.kernel.forked.server import ForkServer
 from repl_rl.kernel.limits import Limits
 from repl_rl.kernel.output import SessionPipe
-from repl_rl.kernel.processes import pid_of, send_signal
+from repl_rl.kernel.processes import children_of, pid_of, read_proc, send_signal, status_of
 
 _MIB = 1024 * 1024
 _NOTIF_RECV, _NOTIF_SEND = 0xC0502100, 0xC0182101
@@ -54,8 +54,6 @@ MOST_AT_ONCE = 100
 _NICENESS = "10"
 _STOP_S = 5.0
 _SOON_S, _BRIEFLY_S, _POLL_S = 0.002, 0.00005, 0.001
-_READ_BYTES = 1 << 16
-_FIELD = re.compile(r"^(\w+):[ \t]*(.*)$", re.MULTILINE)
 _MAPPED = re.compile(r"^\S+ (\S{4}) \S+ (?!00:00)(\S+) \d+ *(.*)$", re.MULTILINE)
 """Mappings of files: access, device, name. What is written to the file shows in a private one too, until that is."""
 _NO_FILE = "00:01"
@@ -242,14 +240,9 @@ async def fork_session(
     await _stopped([pid, *(child.pid for child in children)])
 
 
-def children_of(pid: int) -> list[int]:
-    """Of a process that has one thread, the oldest first."""
-    return list(map(int, _read(f"/proc/{pid}/task/{pid}/children").split()))
-
-
 def depth(pid: int) -> int:
     """How many PID namespaces a process is in, one inside the other."""
-    return len(_status(pid)["NSpid"].split())
+    return len(status_of(pid)["NSpid"].split())
 
 
 def kill_children(pid: int, keep: Sequence[int]) -> None:
@@ -303,7 +296,7 @@ def still_shared(children: Sequence[Child], pid: int) -> str | None:
 
 def _may_more(pid: int, namespaces: Mapping[str, str]) -> str | None:
     """Beyond a session of its own; `namespaces` are those of the session that was forked which it may not have."""
-    status = _status(pid)
+    status = status_of(pid)
     if any(os.readlink(f"/proc/{pid}/ns/{name}") == that for name, that in namespaces.items()):
         return "a namespace"
     if children_of(pid) or len(os.listdir(f"/proc/{pid}/task")) != 1:
@@ -348,23 +341,12 @@ def _is_same_file(pid: int, other: int, descriptor: int, others_descriptor: int)
 
 def _shared_memory(pid: int, devices: set[int]) -> str | None:
     numbers = {_NO_FILE, *(f"{os.major(device):02x}:{os.minor(device):02x}" for device in devices)}
-    for access, device, name in _MAPPED.findall(_read(f"/proc/{pid}/maps")):
+    for access, device, name in _MAPPED.findall(read_proc(f"/proc/{pid}/maps")):
         if device in numbers or (access.endswith("s") and "w" in access):
             return f"memory ({name or 'without a file'})"
     return None
 
 
-def _status(pid: int) -> dict[str, str]:
-    return dict(_FIELD.findall(_read(f"/proc/{pid}/status")))
-
-
 def _stat(pid: int) -> list[str]:
     """The fields of /proc/PID/stat after the name of the program: state, parent, group, session, ..."""
-    return _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
-
-
-def _read(path: str) -> str:
-    """A file of /proc. `Path.read_text` takes two to three times as long for a short one, and a fork reads thirty."""
-    with open(path, "rb", buffering=0) as file:
-        parts = list(iter(lambda: file.read(_READ_BYTES), b""))
-    return b"".join(parts).decode(errors="replace")
+    return read_proc(f"/proc/{pid}/stat").rpartition(")")[2].split()

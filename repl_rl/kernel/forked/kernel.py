@@ -30,7 +30,6 @@ from repl_rl.kernel.forked.fork import (
     Ancestor,
     Child,
     Listener,
-    children_of,
     depth,
     fork_session,
     kill_children,
@@ -42,16 +41,18 @@ from repl_rl.kernel.memory import folder_mb, shared_mb, sockets_mb, tree_mb
 from repl_rl.kernel.paths import CHANNELS, Home, listening, remove_sockets, remove_tree
 from repl_rl.kernel.processes import (
     INSIST,
+    children_of,
     interrupt,
     kill_descendants,
     kill_family,
     readable,
     send_signal,
-    threads,
+    status_of,
     tree,
 )
 from repl_rl.kernel.results import ExecResult, ExecStatus, HostCalls
 from repl_rl.kernel.sandbox import Sandbox, SandboxKind, require_sandbox
+from repl_rl.utils.text import sendable
 
 _MIB = 1024 * 1024
 _SERVER_MB = 256.0
@@ -204,7 +205,7 @@ class ForkedKernel:
         self._output.watch()
         try:
             async with self._asking:
-                reply = await self._channel.ask({"prepare": _sendable(source)}, self._limits.start_s)
+                reply = await self._channel.ask({"prepare": sendable(source)}, self._limits.start_s)
         finally:
             printed = self._output.take()[0].strip()
             is_prepared = reply is not None and reply.get("status") == "ok"
@@ -395,7 +396,9 @@ class ForkedKernel:
 
     def excess(self) -> str | None:
         """Threads, under Landlock: there, Linux counts them per user, and root's not at all."""
-        found = threads(self.pid) if self._kind == "sandlock" else 0
+        found = 0
+        with contextlib.suppress(OSError):  # it is gone
+            found = int(status_of(self.pid)["Threads"]) if self._kind == "sandlock" else 0
         return f"{found} threads, and {self._limits.processes} are allowed" if found > self._limits.processes else None
 
     def kill(self) -> None:
@@ -447,7 +450,7 @@ class ForkedKernel:
     async def _race(self, source: str, host: HostCalls | None) -> tuple[ExecStatus | None, dict[str, Any]]:
         """The reply, and a status if the host knows better than the reply."""
         with LineCalls(host, self._channel, self._host_turn) as calls:
-            reply = await self._channel.ask({"run": _sendable(source)}, self._limits.line_s, on_call=calls.take)
+            reply = await self._channel.ask({"run": sendable(source)}, self._limits.line_s, on_call=calls.take)
             if reply is not None:
                 return None, reply
             if self._channel.has_ended:
@@ -475,7 +478,3 @@ class ForkedKernel:
         if status is ExecStatus.TIMEOUT and result.status is not ExecStatus.KILLED:
             result = replace(result, status=ExecStatus.TIMEOUT)
         return result
-
-
-def _sendable(source: str) -> str:
-    return source.encode("utf-8", "replace").decode()

@@ -22,7 +22,6 @@ in Python on this machine, they are reached through sockets in a private folder,
 from __future__ import annotations
 
 import asyncio
-import difflib
 import logging
 import os
 from typing import Any
@@ -43,6 +42,7 @@ from repl_rl.kernel.limits import Limits, Profile
 from repl_rl.kernel.paths import Home, program_folder
 from repl_rl.kernel.processes import MARK
 from repl_rl.kernel.sandbox import Sandbox, SandboxKind, require_sandbox
+from repl_rl.utils.text import nearest
 
 OWN_NAME = "repl_rl"
 _LOCAL = "local-provisioner"
@@ -223,9 +223,7 @@ def find_spec(name: str) -> KernelSpec:
     except NoSuchKernel as error:
         if name.lower() in installed:
             raise ConfigError(f"kernelspec {name!r} needs a kernel provisioner that is not installed") from error
-        near = difflib.get_close_matches(name, installed, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ConfigError(f"there is no kernelspec {name!r}; {hint}Installed are {', '.join(installed)}") from error
+        raise ConfigError(f"there is no kernelspec {name!r}; {nearest(name, installed)}") from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"kernelspec {name!r} can't be read: {error}") from error
 

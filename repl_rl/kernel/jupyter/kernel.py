@@ -30,6 +30,7 @@ from repl_rl.kernel.output import HeadAndTail, PrintedPipe
 from repl_rl.kernel.paths import remove_tree
 from repl_rl.kernel.processes import INSIST, exited, kill_descendants, kill_family, kill_marked, tree
 from repl_rl.kernel.results import ExecResult, ExecStatus, HostCalls
+from repl_rl.utils.text import sendable
 
 _MIB = 1024 * 1024
 _PRINTED_BYTES = 4000
@@ -181,7 +182,7 @@ class KernelspecKernel:
         time of a line, or is gone."""
         if not self._can_ask or not self.is_alive:
             return "unknown"
-        question = asyncio.create_task(self._request("is_complete_request", {"code": _clean(source)}))
+        question = asyncio.create_task(self._request("is_complete_request", {"code": sendable(source)}))
         try:
             said = question.result().get("status") if await self._ends(question, self._limits.line_s) else None
         finally:
@@ -353,10 +354,6 @@ class KernelspecKernel:
         )
 
 
-def _clean(source: str) -> str:
-    return source.encode("utf-8", "replace").decode()
-
-
 @cache
 def _say_that_lines_are_cells(name: str, language: str) -> None:
     _log.warning(
@@ -366,7 +363,7 @@ def _say_that_lines_are_cells(name: str, language: str) -> None:
 
 def _cell(source: str, *, silent: bool = False) -> dict[str, Any]:
     return {
-        "code": _clean(source),
+        "code": sendable(source),
         "silent": silent,
         "store_history": not silent,
         "user_expressions": {},

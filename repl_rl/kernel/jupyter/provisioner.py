@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-from pathlib import Path
 from typing import Any
 
 from jupyter_client.provisioning import KernelProvisionerFactory, LocalProvisioner
@@ -15,7 +14,7 @@ from traitlets import Unicode
 from repl_rl.kernel.jupyter.guest import Guest
 from repl_rl.kernel.limits import Profile
 from repl_rl.kernel.paths import Home, listening, remove_sockets
-from repl_rl.kernel.processes import exited, interrupt
+from repl_rl.kernel.processes import children_of, exited, interrupt
 from repl_rl.kernel.sandbox import Sandbox
 
 NAME = "repl-rl-sandbox"
@@ -147,8 +146,7 @@ class SandboxProvisioner(LocalProvisioner):  # type: ignore[misc]
 def _child_of(pid: int) -> int | None:
     """The oldest child of a process of one thread."""
     with contextlib.suppress(OSError):
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return int(children[0]) if children else None
+        return next(iter(children_of(pid)), None)
     return None
 
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from repl_rl.engine import Engine, ServesSlots
 from repl_rl.engine.environment import cores_beside_engine
-from repl_rl.engine.remote import EngineHost
+from repl_rl.engine.remote import EngineHost, settle
 from repl_rl.errors import ConfigError, KernelError
 from repl_rl.rollout.batch import OnEnd, RolloutBatch, RolloutService
 from repl_rl.rollout.setup import RolloutSetup
@@ -52,8 +52,8 @@ class CallDone(NamedTuple):
     """From the worker: the call is over, with all trajectories or an error. `loop_share` is CPU time over wall time."""
 
     call: int
-    loop_share: float
-    error: Exception | None
+    loop_share: float = 0.0
+    error: Exception | None = None
 
 
 class CancelCall(NamedTuple):
@@ -183,16 +183,16 @@ class RolloutWorker(RolloutService):
                 call.on_end(message.task, message.trajectory)
         elif isinstance(message, CallDone):
             if call := self._calls.get(message.call):
-                _settle(call.done, message.error or message.loop_share)
+                settle(call.done, message.error or message.loop_share)
         else:
             assert isinstance(message, Numbers)
-            _settle(self._numbers, message.error or message.kernels)
+            settle(self._numbers, message.error or message.kernels)
 
     def _on_end(self) -> None:
         """The worker has ended: everything that waits for it raises KernelError."""
         self._is_gone = True
         for waiting in (self._numbers, *(call.done for call in self._calls.values())):
-            _settle(waiting, KernelError(self._how_it_ended()))
+            settle(waiting, KernelError(self._how_it_ended()))
 
     def _refuse_if_ended(self) -> None:
         if self._is_gone or self._process.poll() is not None:
@@ -239,12 +239,3 @@ def _refuse_unsendable(thing: object) -> None:
             f"this can't be sent to the process that runs the rollouts: {why}; define it at the top level of a module "
             "of its own, or run the rollouts in this process with apart=False"
         ) from cause
-
-
-def _settle(future: asyncio.Future[Any] | None, result: object) -> None:
-    if future is None or future.done():
-        return
-    if isinstance(result, Exception):
-        future.set_exception(result)
-    else:
-        future.set_result(result)

@@ -9,9 +9,8 @@ import pickle
 import signal
 import socket
 import sys
-import time
 import traceback
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack
 from typing import Any
 
 from repl_rl.engine.remote import RemoteEngine
@@ -19,6 +18,7 @@ from repl_rl.errors import EngineError, ReplRLError
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.setup import RolloutSetup, make_pool
 from repl_rl.rollout.worker.handle import AskNumbers, CallDone, CancelCall, Close, Generate, Numbers, TrajectoryDone
+from repl_rl.trajectory import Trajectory
 from repl_rl.utils.channel import Channel
 
 
@@ -71,18 +71,18 @@ class Worker:
 
     async def _generate(self, asked: Generate) -> None:
         self._engine.version = asked.version
-        began_s, began_cpu_s = time.monotonic(), time.thread_time()
-        error: Exception | None = None
+
+        def on_end(index: int, trajectory: Trajectory) -> None:
+            self._channel.send(TrajectoryDone(asked.call, index, trajectory))
+
         try:
-            async with aclosing(self._rollout.as_completed(asked.batch)) as ended:
-                async for index, trajectory in ended:
-                    self._channel.send(TrajectoryDone(asked.call, index, trajectory))
+            _, share = await self._rollout.run(asked.batch, on_end)
+            done = CallDone(asked.call, share)
         except Exception as failure:  # noqa: BLE001 - raised on the other side
-            error = as_sent(failure)
+            done = CallDone(asked.call, error=as_sent(failure))
         finally:
             del self._calls[asked.call]
-        share = (time.thread_time() - began_cpu_s) / (time.monotonic() - began_s)
-        self._channel.send(CallDone(asked.call, share, error))
+        self._channel.send(done)
 
 
 def as_sent(failure: Exception) -> Exception:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 from repl_rl.errors import ConfigError
 from repl_rl.tasks.documents import DOCUMENT_FAMILIES
@@ -27,70 +27,16 @@ _MOST_CHARS = MOST_BYTES - (1 << 16)
 """Of a context as text, each of which takes a byte at least; the rest is for what comes with it."""
 
 
-class AnswersPrompts(Protocol):
-    """A model that an environment may ask (`repl_rl.rollout.subcalls.SubCalls`)."""
-
-    @property
-    def has_sessions(self) -> bool:
-        """Whether there are sessions to ask for."""
-
-    async def ask(self, prompts: Sequence[str]) -> list[str]:
-        """The answers, in the order of the prompts."""
-
-    async def ask_sessions(self, prompts: Sequence[str], contexts: Sequence[Any] | None = None) -> list[str]:
-        """What sessions about the prompts come to, each with its context, in the order of the prompts."""
-
-
 class RLM:
     """The environment. A task's context is `metadata["context"]`: text, a list, or a table (a list of dicts).
 
     Tasks of the families in `repl_rl.tasks.documents` need none: theirs is computed when a session begins.
     """
 
-    session_setup = """\
-import __main__ as session
-import repl_tools
-
-submit, answer = session.submit_final_answer, {"content": "", "ready": False}
-own = set(session.__dict__) | {"answer", "FINAL", "FINAL_VAR", "SHOW_VARS"}
-
-
-def FINAL(value):
-    "Hand in the final answer."
-    submit(value)
-
-
-def FINAL_VAR(name):
-    "Hand in a variable, given by its name, as the final answer."
-    if name not in session.__dict__:
-        raise NameError(f"there is no variable {name!r}; SHOW_VARS() lists them, and FINAL(value) takes a value")
-    submit(session.__dict__[name])
-
-
-def SHOW_VARS():
-    "The names of your variables, and their types."
-    names = session.__dict__.items()
-    return {name: type(value).__name__ for name, value in names if name not in own and name[0] != "_"}
-
-
-def watch():
-    given = session.__dict__.get("answer")
-    if given is not answer and type(given) is dict:
-        answer.clear()
-        answer.update(given)
-    if answer.get("ready"):
-        submit(answer.get("content", ""))
-
-
-for name, value in {"answer": answer, "FINAL": FINAL, "FINAL_VAR": FINAL_VAR, "SHOW_VARS": SHOW_VARS}.items():
-    repl_tools.bind(name, value)
-repl_tools.reserve(*own - {"_", "__annotations__"})
-repl_tools.hide(*own - {"answer"})  # a long context takes long to look through
-repl_tools.after_cell(watch)
-"""
+    session_setup = (resource_folder("kernels") / "setup" / "rlm.py").read_text(encoding="utf-8")
 
     def __init__(self) -> None:
-        self._model: AnswersPrompts | None = None
+        self._model: Any = None
         self._described: str | None = None
 
     @staticmethod
@@ -111,8 +57,8 @@ repl_tools.after_cell(watch)
                 "split it over several tasks, or write an environment with a tool that reads it"
             )
 
-    def use_model(self, model: AnswersPrompts) -> None:
-        """Called before `reset`."""
+    def use_model(self, model: Any) -> None:
+        """Called before `reset` with a `repl_rl.rollout.subcalls.SubCalls`."""
         self._model = model
 
     def reset(self, task: Task) -> dict[str, Any]:
@@ -150,8 +96,8 @@ repl_tools.after_cell(watch)
         Args:
             prompts: The questions, each with all that is needed to answer it.
         """
-        assert self._model is not None
-        return await self._model.ask(prompts)
+        answers: list[str] = await self._model.ask(prompts)
+        return answers
 
     @tool(where="host", timeout_s=_HOUR_S, at_once=_MANY)
     async def rlm_query(self, prompt: str, context: Any = None) -> str:
@@ -172,8 +118,8 @@ repl_tools.after_cell(watch)
             prompts: The questions.
             contexts: The context of each.
         """
-        assert self._model is not None
-        return await self._model.ask_sessions(prompts, contexts)
+        answers: list[str] = await self._model.ask_sessions(prompts, contexts)
+        return answers
 
 
 def described(context: Any) -> str:

@@ -1,0 +1,42 @@
+"""For `environment: rlm`: `answer`, `FINAL`, `FINAL_VAR` and `SHOW_VARS`, which are back after every line."""
+
+import repl_tools
+
+import __main__ as session
+
+submit, answer = session.submit_final_answer, {"content": "", "ready": False}
+own = set(session.__dict__) | {"answer", "FINAL", "FINAL_VAR", "SHOW_VARS"}
+
+
+def FINAL(value):
+    "Hand in the final answer."
+    submit(value)
+
+
+def FINAL_VAR(name):
+    "Hand in a variable, given by its name, as the final answer."
+    if name not in session.__dict__:
+        raise NameError(f"there is no variable {name!r}; SHOW_VARS() lists them, and FINAL(value) takes a value")
+    submit(session.__dict__[name])
+
+
+def SHOW_VARS():
+    "The names of your variables, and their types."
+    names = session.__dict__.items()
+    return {name: type(value).__name__ for name, value in names if name not in own and name[0] != "_"}
+
+
+def watch():
+    given = session.__dict__.get("answer")
+    if given is not answer and type(given) is dict:
+        answer.clear()
+        answer.update(given)
+    if answer.get("ready"):
+        submit(answer.get("content", ""))
+
+
+for name, value in {"answer": answer, "FINAL": FINAL, "FINAL_VAR": FINAL_VAR, "SHOW_VARS": SHOW_VARS}.items():
+    repl_tools.bind(name, value)
+repl_tools.reserve(*own - {"_", "__annotations__"})
+repl_tools.hide(*own - {"answer"})  # a long context takes long to look through
+repl_tools.after_cell(watch)
