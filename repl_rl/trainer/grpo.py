@@ -40,7 +40,6 @@ from repl_rl.rollout.service import MakeRunner, start_service
 from repl_rl.rollout.setup import Grader, RolloutSetup, make_extensions
 from repl_rl.tasks import grade
 from repl_rl.trainer.arguments import ReplGRPOConfig
-from repl_rl.trainer.logged import StepLog
 from repl_rl.trainer.packed import base_of
 from repl_rl.trainer.redraw import further_rows, redraw
 from repl_rl.trainer.resume import ResumableTrainer
@@ -144,7 +143,6 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
                 **kwargs,
             )
         self._own_reward_columns = len(self._table.component_names)
-        self.step_log = StepLog(self)
         self._taken_at: float | None = None
         """When the last rollouts were complete."""
         self._make_engine = make_engine
@@ -215,12 +213,13 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         self.sync_weights()
         step = self.roll_out(inputs)
         self.rollout_func = lambda prompts, trainer: step.sampled()
-        with self.forward_passes_of(step.typed_mask):
+        with self.forward_passes_of(step.typed_mask), self.no_pass_before_its_only_update():
             output: dict[str, Any] = super()._generate_and_score_completions(step.inputs)
         self.step_log.lengths(step.trajectories)
         credited = self._credited(step)
         step.put_advantages(output, credited)
-        self.step_log.drift(self.logprobs_of(output), output["sampling_per_token_logps"], typed_of(output))
+        if (old := output.get("old_per_token_logps")) is not None:
+            self.step_log.drift(old, output["sampling_per_token_logps"], typed_of(output))
         if self.args.mask_overlong:
             step.mask_overlong(output, self.accelerator)
             overlong = gather([trajectory.is_overlong for trajectory in step.trajectories])

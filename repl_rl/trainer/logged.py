@@ -22,6 +22,7 @@ class StepLog:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._prompt_tokens = (0, 0)
+        self._drift: list[torch.Tensor] = []
 
     @property
     def _metrics(self) -> dict[str, list[float]]:
@@ -37,6 +38,7 @@ class StepLog:
     ) -> None:
         """Metrics of all processes' trajectories, and this process's own kernel counters and loop time. `tools` are
         the names of the user's, None if there are neither tools nor an environment."""
+        self._drift = []
         trajectories = gather(trajectories)
         values = batch_metrics(trajectories, seconds) | {"time/loop_share": service.loop_share}
         values |= {f"kernels/{name}": value for name, value in service.kernel_numbers().items()}
@@ -84,30 +86,52 @@ class StepLog:
             logged.pop()
         logged.extend(own)
 
-    def drift(self, trained: torch.Tensor, sampled: torch.Tensor, typed: torch.Tensor) -> None:
-        """|trainer - sampler| over the typed tokens of all processes; all are (B, T), log-probabilities and a mask.
+    def drift(
+        self, trained: torch.Tensor, sampled: torch.Tensor, typed: torch.Tensor, ratios: torch.Tensor | None = None
+    ) -> None:
+        """|trainer - sampler| over the typed tokens of all processes and of the batch, which comes as a whole or in the
+        parts that the loss takes. All are (B, T), log-probabilities and a mask. `ratios` are the weights that the loss
+        gives to the differences, (B, T), or (B, 1) for sequences; TRL's metrics are logged of these.
 
-        Raises TrainingError if it is not finite.
+        Raises TrainingError if a difference is not finite.
         """
-        local = torch.tensor([logprob_drift(trained, sampled, typed)], dtype=torch.float64, device=typed.device)
-        gathered = self._trainer.accelerator.gather(local)  # (processes, 3)
-        total, count, most = gathered[:, 0].sum().item(), gathered[:, 1].sum().item(), gathered[:, 2].max().item()
-        if not math.isfinite(total):
+        is_typed = typed.bool()
+        found = [(trained - sampled).abs()[is_typed]]
+        if ratios is not None:
+            found.append(ratios[is_typed if ratios.size(1) == is_typed.size(1) else is_typed.any(1)].flatten())
+        local = torch.stack([_spread(values) for values in found])
+        parts = [*self._drift, self._trainer.accelerator.gather(local[None])]  # (processes, 1 or 2, 4) each
+        total, count, least, most = torch.cat(parts).unbind(-1)
+        mean, least, most = (total.sum(0) / count.sum(0)).tolist(), least.amin(0).tolist(), most.amax(0).tolist()
+        if not count.sum():
+            return
+        if not math.isfinite(mean[0]):
             raise TrainingError(
-                f"the log-probabilities of trainer and sampler differ by {total} at step "
+                f"the log-probabilities of trainer and sampler differ by {mean[0]} at step "
                 f"{self._trainer.state.global_step}: the weights are not numbers any more; go on from an earlier "
                 "checkpoint with a smaller train.learning_rate or train.max_grad_norm"
             )
-        if count:
-            self.values({"drift/logprob_mean": total / count, "drift/logprob_max": most})
+        named = {"drift/logprob_mean": mean[0], "drift/logprob_max": most[0]}
+        if ratios is not None:
+            named |= {
+                f"sampling/sampling_logp_difference/{name}": value
+                for name, value in (("mean", mean[0]), ("max", most[0]))
+            }
+            named |= {
+                f"sampling/importance_sampling_ratio/{name}": value
+                for name, value in (("min", least[1]), ("mean", mean[1]), ("max", most[1]))
+            }
+        for name, value in named.items():
+            if self._drift:
+                self._metrics[name][-1] = value
+            else:
+                self._metrics[name].append(value)
+        self._drift = parts
 
 
-def logprob_drift(trained: torch.Tensor, sampled: torch.Tensor, typed: torch.Tensor) -> tuple[float, int, float]:
-    """Sum, count and maximum of |trainer - sampler| over the typed tokens; all (B, T).
-
-    Sum and maximum are not finite if one of the two inputs isn't. Without a typed token all three are 0.
-    """
-    difference = (trained - sampled).abs()[typed.bool()]  # (typed tokens,)
-    if not difference.numel():
-        return 0.0, 0, 0.0
-    return difference.double().sum().item(), difference.numel(), difference.max().item()
+def _spread(values: torch.Tensor) -> torch.Tensor:
+    """Sum, count, least and largest of values (N,): (4,). Of none, they are 0, 0 and infinite."""
+    values = values.double()
+    ends = torch.tensor([math.inf, -math.inf], dtype=values.dtype, device=values.device)
+    least, most = torch.stack(torch.aminmax(values)) if len(values) else ends
+    return torch.stack([values.sum(), torch.full_like(least, len(values)), least, most])

@@ -26,6 +26,7 @@ from trl.generation.vllm_generation import VLLMGeneration
 
 from repl_rl.engine import Engine, SharedEngine, TensorFacts, TrainableEngine
 from repl_rl.errors import ConfigError
+from repl_rl.trainer.logged import StepLog
 from repl_rl.trainer.packed import TypedForward
 from repl_rl.trainer.step import typed_of
 
@@ -34,17 +35,22 @@ _MEANS_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
 
 class _Batch(NamedTuple):
     typed: torch.Tensor
-    ratios: dict[str, Any] | None
+    inputs: dict[str, Any] | None
+    """Of the loss, in its own pass."""
+    shares_ratios: bool
 
 
 class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
     """`GRPOTrainer` whose forward passes compute only typed tokens, without padding.
 
-    Models whose passes can't be packed, batches with images, and a router's auxiliary loss use TRL's own method.
+    Models whose passes can't be packed, batches with images, and a router's auxiliary loss use TRL's own method. TRL
+    computes the log-probabilities of a batch before its first update, for the ratios to the sampler. Where no second
+    update follows, the loss's own pass gives these, and TRL's is left out.
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
+        self.step_log = StepLog(self)
         self._batch: _Batch | None = None
         models = [self.accelerator.unwrap_model(model) for model in (self.model, self.ref_model) if model is not None]
         with DistributedBackend(self.accelerator).gather_params([w for model in models for w in model.parameters()]):
@@ -69,39 +75,51 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
                 inputs["advantages"], self.beta = inputs["advantages"] / share, beta / share
             if is_per_sequence:
                 self.importance_sampling_level = "token"
-            with self.forward_passes_of(typed_of(inputs), inputs if is_per_sequence else None):
+            with self.forward_passes_of(typed_of(inputs), inputs, is_per_sequence):
                 loss: torch.Tensor = super()._compute_loss(model, inputs)
         finally:
             self.beta, self.importance_sampling_level = beta, level
         return loss
 
     @contextmanager
-    def forward_passes_of(self, typed: torch.Tensor, ratios: dict[str, Any] | None = None) -> Iterator[None]:
+    def forward_passes_of(
+        self, typed: torch.Tensor, inputs: dict[str, Any] | None = None, shares_ratios: bool = False
+    ) -> Iterator[None]:
         """Inside the block, forward passes are of a batch with this mask of typed tokens, (B, T), which TRL doesn't
-        hand to them. `ratios` are a loss's inputs, if its ratios are those of sequences."""
-        before, self._batch = self._batch, _Batch(typed, ratios)
+        hand to them. `inputs` are those of a loss; what follows from its pass is put there. With `shares_ratios`, its
+        ratios are those of sequences."""
+        before, self._batch = self._batch, _Batch(typed, inputs, shares_ratios)
         try:
             yield
         finally:
             self._batch = before
 
-    def logprobs_of(self, output: dict[str, Any]) -> torch.Tensor:
-        """The trainer's log-probabilities, shape (B, T). TRL has them unless its importance ratios are switched off;
-        then this takes a forward pass."""
-        logprobs: torch.Tensor
-        if "old_per_token_logps" in output:
-            logprobs = output["old_per_token_logps"]
-            return logprobs
-        completion_ids = output["completion_ids"]
-        with torch.no_grad(), self.forward_passes_of(typed_of(output)):
-            logprobs, *_ = self._get_per_token_logps_and_entropies(
-                self.model,
-                torch.cat([output["prompt_ids"], completion_ids], dim=1),
-                torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1),
-                completion_ids.size(1),
-                batch_size=self.args.per_device_train_batch_size,
-            )
-        return logprobs
+    @contextmanager
+    def no_pass_before_its_only_update(self) -> Iterator[None]:
+        """Inside the block, TRL computes no log-probabilities of a batch that is in one update only: `_compare`."""
+        is_on: bool = getattr(self, "vllm_importance_sampling_correction")  # noqa: B009 - TRL has no types for mypy
+        if self.args.gradient_accumulation_steps % (self.args.steps_per_generation * self.args.num_iterations) == 0:
+            self.vllm_importance_sampling_correction = False
+        try:
+            yield
+        finally:
+            self.vllm_importance_sampling_correction = is_on
+
+    def _compare(self, logprobs: torch.Tensor, typed: torch.Tensor, inputs: dict[str, Any]) -> None:
+        """Log how far the sampler is from these log-probabilities, (B, T), and put TRL's weights of the difference,
+        (B, T) or of sequences (B, 1), into the inputs of the loss."""
+        sampled, ratios = inputs.get("sampling_per_token_logps"), None
+        if sampled is None:
+            return
+        if self.vllm_importance_sampling_correction:
+            apart = (logprobs - sampled) * typed
+            per, _, how = self.vllm_importance_sampling_mode.partition("_")
+            ratios = (apart.sum(-1, keepdim=True) if per == "sequence" else apart).exp()
+            bounds = self.vllm_importance_sampling_clip_min, self.vllm_importance_sampling_clip_max
+            bounded = ratios if bounds == (None, None) else ratios.clamp(*bounds)
+            ratios = bounded if how == "truncate" else ratios * (bounded == ratios)
+            inputs["importance_sampling_ratio"] = ratios
+        self.step_log.drift(logprobs, sampled, typed, ratios)
 
     def _share_ratios(self, logprobs: torch.Tensor, typed: torch.Tensor, inputs: dict[str, Any]) -> None:
         """Make the ratio of each token the sequence's, and its gradient the token's own.
@@ -112,11 +130,9 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         trajectory has one advantage. TRL's own sequence ratio gives each token the trajectory's mean advantage.
         `old_per_token_logps` becomes what makes TRL's token ratio this one.
         """
-        now, old = logprobs.detach(), inputs.get("old_per_token_logps")
-        if old is None:
-            return
-        log_ratio = ((now - old) * typed).sum(-1, keepdim=True) / typed.sum(-1, keepdim=True).clamp(min=1)  # (B, 1)
-        inputs["old_per_token_logps"] = now - log_ratio
+        apart = (logprobs - inputs["old_per_token_logps"]) * typed
+        log_ratio = apart.sum(-1, keepdim=True) / typed.sum(-1, keepdim=True).clamp(min=1)  # (B, 1)
+        inputs["old_per_token_logps"] = logprobs - log_ratio
 
     def get_off_policy_mask(self, *, advantages: torch.Tensor, mask: torch.Tensor, **others: Any) -> torch.Tensor:
         """A drifted sequence is dropped whole, or not at all: by the sign of its mean advantage, not of each line's.
@@ -138,8 +154,12 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         """Log-probabilities and entropies (B, T), zero where nothing was typed; TRL's own if the batch can't be
         packed."""
         values = self._values_of(*arguments, **named)
-        if self._batch is not None and self._batch.ratios is not None:
-            self._share_ratios(values[0], self._batch.typed, self._batch.ratios)
+        batch = self._batch
+        if batch is not None and batch.inputs is not None:
+            if "old_per_token_logps" not in batch.inputs:
+                self._compare(values[0].detach(), batch.typed, batch.inputs)
+            elif batch.shares_ratios:
+                self._share_ratios(values[0].detach(), batch.typed, batch.inputs)
         return values
 
     def _values_of(

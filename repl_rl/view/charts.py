@@ -190,7 +190,7 @@ def _entropy(run: Run) -> Chart | None:
 def _kl(run: Run) -> Chart | None:
     traces = [
         _series(run.train, "kl", "from the reference model", RED),
-        _series(run.train, "sampling/sampling_logp_difference/mean", "sampler and trainer, mean |Δ logprob|", GREY),
+        _series(run.train, "drift/logprob_mean", "sampler and trainer, mean |Δ logprob|", GREY),
     ]
     caption = (
         "How far the policy is from the model that it began with (where `train.beta` is above zero), and how far apart "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,8 @@ def made_batch(folder: Path, **settings: Any) -> tuple[WithTRLs, dict[str, torch
     columns = torch.arange(tensors["completion_ids"].size(1))  # (T,)
     tensors["advantages"] = torch.where(columns // 5 % 2 == 0, 3.0, -3.0).expand(4, -1).contiguous()
     drift = 0.05 * torch.sin(torch.arange(tensors["completion_ids"].numel())).view_as(tensors["completion_ids"])
-    tensors["old_per_token_logps"] = tensors["old_per_token_logps"] + drift
-    tensors["importance_sampling_ratio"] = torch.ones_like(tensors["importance_sampling_ratio"])
+    tensors["old_per_token_logps"] = trainer.logprobs(tensors).detach() + drift
+    tensors["importance_sampling_ratio"] = torch.ones_like(drift)
     return trainer, tensors
 
 
@@ -132,3 +133,43 @@ def test_an_entropy_bonus_is_not_scaled_by_rows_that_are_not_in_the_loss(
     wanted = gradient_of(trainer.model, -0.5 * entropy)
     assert wanted.abs().max() > 1e-3
     torch.testing.assert_close(found - without, wanted, atol=2e-6, rtol=1e-3)
+
+
+@pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
+@pytest.mark.parametrize("loss_type", ["dapo", "vespo"])
+@pytest.mark.parametrize("least", [None, 0.5])
+def test_a_batch_of_one_update_needs_no_forward_pass_before_it(
+    tmp_path: Path, mode: str, loss_type: str, least: float | None
+) -> None:
+    """Where a batch has two, TRL computes its log-probabilities beforehand, for its ratios to the sampler. The pass of
+    the only update gives the same weights, the same gradient and the same metrics."""
+    first = recorded_trainer(tmp_path, longer_and_shorter, TASKS)
+    near = first.logprobs(first.batch()).detach()
+    apart = 0.5 * torch.sin(torch.arange(near.numel())).view_as(near)
+
+    def near_the_policy(task: Task, index: int) -> Trajectory:
+        trajectory, row = longer_and_shorter(task, index), 2 * TASKS.index(task) + index
+        values = (near + apart)[row].tolist()
+        typed = zip(values[: len(trajectory.logprobs)], trajectory.sampled_mask, strict=True)
+        return replace(trajectory, logprobs=tuple(value if is_typed else 0.0 for value, is_typed in typed))
+
+    found, logged = [], []
+    for updates in (2, 1):
+        trainer = recorded_trainer(
+            tmp_path,
+            near_the_policy,
+            TASKS,
+            num_iterations=updates,
+            loss_type=loss_type,
+            vllm_importance_sampling_mode=mode,
+            vllm_importance_sampling_clip_min=least,
+            vllm_importance_sampling_clip_max=1.4,
+        )
+        inputs = trainer.batch()
+        assert ("old_per_token_logps" in inputs, "importance_sampling_ratio" in inputs) == (updates == 2,) * 2
+        found.append(trainer.gradient(inputs))
+        logged.append({name: values for name, values in trainer.metrics.items() if name.startswith(("drift/", "samp"))})
+    assert found[0].norm() > 1e-3
+    torch.testing.assert_close(found[1], found[0], atol=1e-6, rtol=1e-4)
+    assert len(logged[0]) == 7
+    assert logged[1] == {name: pytest.approx(values, abs=1e-5) for name, values in logged[0].items()}

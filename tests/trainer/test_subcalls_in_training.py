@@ -106,7 +106,7 @@ def test_each_sub_call_is_a_row_with_the_advantage_of_its_line(tmp_path: Path) -
     assert typed.sum(dim=1).tolist() == [6, 6, 6, 0, 3, 6, 9, 9]
     assert output["num_items_in_batch"].item() == 45
     assert output["row_share"].item() == 7 / 8
-    assert output["old_per_token_logps"].shape == output["completion_ids"].shape
+    assert output["sampling_per_token_logps"].shape == output["completion_ids"].shape
     assert trainer.metrics["subcalls/rows"] == [4.0]
     lengths = trainer.metrics["completions/max_length"], trainer.metrics["completions/mean_length"]
     assert lengths == ([6.0], [4.5])

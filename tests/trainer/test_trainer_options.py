@@ -202,11 +202,9 @@ class WatchedTrainer(RecordedTrainer):
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         self.given.append(inputs)
         loss = super()._compute_loss(model, inputs)
-        self.found.append(self._trainer_logprobs_now(inputs))
+        with torch.no_grad():
+            self.found.append(self.logprobs(inputs))
         return loss
-
-    def _trainer_logprobs_now(self, inputs: dict[str, Any]) -> torch.Tensor:
-        return self.logprobs_of({key: inputs[key] for key in inputs if key != "old_per_token_logps"})
 
 
 def watched(folder: Path, **settings: Any) -> WatchedTrainer:

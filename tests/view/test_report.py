@@ -188,7 +188,7 @@ def test_charts_are_those_that_there_are_numbers_for(run_folder: Path) -> None:
 def test_charts_of_the_machine_s_side(run_folder: Path) -> None:
     rows = [
         {**train_row(step), "entropy": 0.5 / step, "kl": 0.01 * step, "step_time": 5.0 + step}
-        | {"sampling/sampling_logp_difference/mean": 1e-6}
+        | {"drift/logprob_mean": 1e-6}
         for step in (1, 2)
     ]
     write_metrics(run_folder, rows)
