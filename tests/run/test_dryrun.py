@@ -39,7 +39,13 @@ def dry_run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
     return code, " ".join((captured.out + captured.err).split())
 
 
-@pytest.mark.parametrize("name", shipped_configs())
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "qwen-coder-0.5b" else ())  # asks for reasoning-gym
+        for name in shipped_configs()
+    ],
+)
 def test_every_shipped_config_passes_a_dry_run(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = load_config(name)
     code, shown = dry_run(capsys, name)
