@@ -35,15 +35,18 @@ def test_the_table_of_lines_and_the_counts(trajectory: Trajectory) -> None:
     rows = re.findall(r"^\| (\d) \| (\d+) to (\d+) \| `([^`]+)` \| `(\w+)`", PAGE, re.MULTILINE)
     told = [(int(first), int(last) + 1, f" {text}\n", kind) for _, first, last, text, kind in rows]
     assert told == [(line.start, line.end, line.text, str(line.kind)) for line in trajectory.lines]
-    assert "is 23 tokens. What follows is 82, of which the model typed 43" in PAGE
+    assert "prompt, 382 tokens," in PAGE
+    assert "What follows is 77 tokens, of which the model typed 40" in PAGE
     counts = len(trajectory.prompt_ids), len(trajectory.completion_ids), trajectory.sampled_tokens
-    assert counts == (23, 82, 43)
+    assert counts == (382, 77, 40)
 
 
 def test_the_advantages_are_those_of_the_formula(trajectory: Trajectory) -> None:
-    assert [line.reward for line in trajectory.lines] == [0, -0.05, 0, 0, 1]
-    rewards = [[0, -0.05, 0, 0, 1], [0, -0.1, 0, 1], *[[0, 0, 1]] * 6]  # the second is the one with the syntax error
+    own = [-0.02, 0, 0, 1]
+    assert [line.reward for line in trajectory.lines] == own
+    wrong = [[0] * 4, [0] * 14, [0, -0.05, *[-0.02] * 6, *[0] * 8], [0] * 5, [-0.05, *[0] * 4], [-0.02, *[0] * 5]]
+    rewards = [own, own, *wrong]
     group = [of_lines([Typed()] * len(values)) for values in rewards]
     expected, *_ = line_advantages(group, rewards, CreditConfig())
     assert [line.advantage for line in trajectory.lines] == pytest.approx(expected)
-    assert ", ".join(f"{value:.3f}" if value else "0" for value in expected) in PAGE
+    assert ", ".join(f"{value:.3f}" for value in expected) in PAGE

@@ -15,6 +15,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ from repl_rl.cli import make_parser
 from repl_rl.config import load_config, parse_config, shipped_configs
 from repl_rl.rollout.score import reward_table
 from repl_rl.run.dryrun import dry_run
-from repl_rl.trajectory import read_jsonl
+from repl_rl.trajectory import LineKind, read_jsonl
 
 TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in PAGES}
 PYTHON = {(page, number): block for page, text in TEXTS.items() for number, block in enumerate(blocks(text, "python"))}
@@ -189,11 +190,13 @@ def test_configs_pass_a_dry_run(page: str, here: Path, monkeypatch: pytest.Monke
 def test_the_readme_and_the_quickstart_pay_for_thoughts() -> None:
     [short], [long] = heredocs(TEXTS["README.md"]), heredocs(TEXTS["docs/quickstart.md"])
     assert parse_config(yaml.safe_load(short)) == parse_config(yaml.safe_load(long))
-    [trajectory] = read_jsonl(ROOT / "docs" / "images" / "rollout.jsonl")
+    [shown] = read_jsonl(ROOT / "docs" / "images" / "rollout.jsonl")
+    thought, *others = shown.lines
+    trajectory = replace(shown, lines=(replace(thought, text=" # q is not known\n", kind=LineKind.COMMENT), *others))
     for novelty, paid in (("false", 0.3), ("true", 0.0)):
         config = parse_config(yaml.safe_load(short), (f"rewards.shaping.novelty={novelty}",))
         scored = reward_table(config.rewards, config.credit).score(trajectory, 1.0)
-        assert scored.components["table"] == (paid, 0.0, 0.0, 0.0, 0.0)
+        assert scored.components["table"] == (paid, 0.0, 0.0, 0.0)
 
 
 # Lists
