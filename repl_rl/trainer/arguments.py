@@ -70,6 +70,8 @@ CISPO_MOST = 5.0
 """CISPO's bound on the ratio, epsilon_max of Khatri et al. 2025, The Art of Scaling Reinforcement Learning Compute for
 LLMs. TRL falls back to `epsilon`, 0.2, which scales the loss by it."""
 
+_CORRECTIONS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+
 
 @dataclass
 class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
@@ -142,6 +144,9 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
                     f"loss_type cispo with epsilon_high={high:g}: it bounds the ratio itself there, which is about 1, "
                     f"so the loss would be {high:g} times as large; leave it out ({CISPO_MOST:g}), or give 1 or more"
                 )
+        if self.vllm_importance_sampling_mode not in _CORRECTIONS:
+            mode = self.vllm_importance_sampling_mode
+            raise ConfigError(f"vllm_importance_sampling_mode={mode!r}: give {' or '.join(_CORRECTIONS)}")
         is_corrected: bool = getattr(self, "vllm_importance_sampling_correction")  # noqa: B009
         if self.asynchronous is not None and self.asynchronous.ahead and not is_corrected:
             raise ConfigError(
