@@ -14,9 +14,10 @@ the worked sessions in all prompts, what the branches of a tree go on from. The 
 but for dropout, which is drawn once for it. Flash attention computes each sequence whole.
 
 Attention over several sequences in a single row, each of which sees only itself and what it shares, is registered with
-transformers under `PACKED_ATTENTION`. A call with `sequence_lengths` runs each sequence through torch's causal kernel,
-without a mask; every other call is transformers' own `sdpa`. What is shared, and a sliding window that is shorter than
-a sequence, become a mask.
+transformers under `PACKED_ATTENTION`. A call with `sequence_lengths` in half precision on a GPU is one call of torch's
+kernel for sequences of various lengths. Elsewhere, each sequence runs through torch's causal kernel, without a mask;
+what is shared, and a sliding window that is shorter than a sequence, become a mask. Every other call is transformers'
+own `sdpa`.
 
 B batch, S prompt and completion tokens, T completion tokens, N tokens in the row, K typed tokens.
 """
@@ -24,11 +25,14 @@ B batch, S prompt and completion tokens, T completion tokens, N tokens in the ro
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from inspect import signature
 from typing import Any
 
 import torch
+from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -66,7 +70,21 @@ class Packed:
     @property
     def bounds(self) -> torch.Tensor:
         """(sequences + 1,), int32: where the own tokens of each begin, and the end."""
-        ends = torch.tensor((0, *self.lengths), dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        return self._bounds(self.lengths)
+
+    @property
+    def seen(self) -> torch.Tensor:
+        """(M,): where in the row the tokens are that a sequence sees, those before its own first, for all of them."""
+        own = torch.arange(sum(self.lengths), device=self.ids.device).split(self.lengths)
+        return torch.cat([part for both in zip(self.shared, own, strict=True) for part in both])
+
+    @property
+    def seen_bounds(self) -> torch.Tensor:
+        """(sequences + 1,), int32: where those that each sees begin in `seen`, and the end."""
+        return self._bounds(len(before) + own for before, own in zip(self.shared, self.lengths, strict=True))
+
+    def _bounds(self, counts: Iterable[int]) -> torch.Tensor:
+        ends = torch.tensor((0, *counts), dtype=torch.int32).cumsum(0, dtype=torch.int32)
         return ends.to(self.ids.device)
 
     def spread(self, values: torch.Tensor, shape: torch.Size | tuple[int, int]) -> torch.Tensor:
@@ -141,6 +159,10 @@ def _laid_out(
 
 
 PACKED_ATTENTION = "repl_rl_packed"
+_GROUPED = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+"""Before torch 2.13, the kernel took groups of heads without being told."""
+_FLASH_WIDEST = 256
+"""Of a head."""
 
 
 def packed_attention(
@@ -153,6 +175,7 @@ def packed_attention(
     scaling: float | None = None,
     sequence_lengths: tuple[int, ...] | None = None,
     sequence_shared: tuple[torch.Tensor, ...] = (),
+    sequence_seen: torch.Tensor | None = None,
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
@@ -161,6 +184,24 @@ def packed_attention(
         return sdpa_attention_forward(  # type: ignore[no-any-return]
             module, query, key, value, attention_mask, dropout, scaling, sliding_window=sliding_window, **kwargs
         )
+    dtype = None if dropout else _flash_dtype(query)
+    if sequence_seen is not None and dtype is not None:
+        query, key, value = (states[0].transpose(0, 1).to(dtype) for states in (query, key, value))  # (N, H, D)
+        if len(sequence_seen) > len(query):  # something is shared
+            key, value = (states.index_select(0, sequence_seen) for states in (key, value))
+        attended = varlen_attn(
+            query,
+            key,
+            value,
+            kwargs["cu_seq_lens_q"],
+            kwargs["cu_seq_lens_k"],
+            kwargs["max_length_q"],
+            kwargs["max_length_k"],
+            scale=scaling,
+            window_size=(sliding_window - 1 if sliding_window else -1, 0),  # to the end of what each sequence sees
+            **_GROUPED,
+        )
+        return attended[None], None
     ends = [len(before) + own for before, own in zip(sequence_shared, sequence_lengths, strict=True)]
     size = 1 << (max(ends) - 1).bit_length()
     window = min(size, sliding_window or size)
@@ -187,6 +228,14 @@ def packed_attention(
         )
     ]
     return torch.cat(attended, dim=2).transpose(1, 2).contiguous(), None
+
+
+def _flash_dtype(query: torch.Tensor) -> torch.dtype | None:
+    """The half precision in which `query` will be attended; None where the kernel does not run."""
+    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else query.dtype
+    size = query.size(-1)
+    is_taken = query.is_cuda and dtype in (torch.bfloat16, torch.float16) and size <= _FLASH_WIDEST and size % 8 == 0
+    return dtype if is_taken and torch.cuda.get_device_capability(query.device) >= (8, 0) else None
 
 
 def _with_shared(states: torch.Tensor, before: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
@@ -274,9 +323,10 @@ class TypedForward:
             else torch.ones(1, 1, 1, 1, dtype=torch.bool, device=packed.ids.device),
             sequence_lengths=packed.lengths,
             sequence_shared=packed.shared,
-            cu_seq_lens_q=packed.bounds,  # this and the next three are for transformers' flash attention
-            cu_seq_lens_k=packed.bounds,
-            max_length_q=packed.longest,
+            sequence_seen=packed.seen,
+            cu_seq_lens_q=packed.bounds,  # the names of this and the next three are transformers'
+            cu_seq_lens_k=packed.seen_bounds,
+            max_length_q=max(packed.lengths),
             max_length_k=packed.longest,
             shift_labels=packed.targets[None],
             fused_lm_head=True,
@@ -324,7 +374,9 @@ class TypedForward:
             model.train(was_training)
         apart = (found.float() - plain.float()).abs().max().item()
         if_seen = (as_one.log_probs[0].float() - plain.float()).abs().max().item()
-        if apart <= max(_PROBE_SHARE * if_seen, 8 * torch.finfo(next(model.parameters()).dtype).eps):
+        is_cast = torch.is_autocast_enabled(device.type)
+        dtype = torch.get_autocast_dtype(device.type) if is_cast else next(model.parameters()).dtype
+        if apart <= max(_PROBE_SHARE * if_seen, 8 * torch.finfo(dtype).eps):
             return None
         return f"for its log-probabilities are off by {apart:.3g}, and by {if_seen:.3g} if sequences see one another"
 

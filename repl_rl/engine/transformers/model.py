@@ -164,6 +164,7 @@ class RowModel:
         """Raises ModelError if the checkpoint can't be loaded, or does not work row by row."""
         cuda = torch.cuda.is_available()
         self.device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+        torch.backends.cuda.enable_cudnn_sdp(False)  # see TypedTokenTrainer
         self.rows = KVRows()
         with loading(f"the transformers engine can't run {path!r}"):
             with _whole():

@@ -64,6 +64,7 @@ folder="folder=\$($(py -c "import sys; sys.path.insert(0, '$here/checks'); from 
 backend=$([ "${GPU_HAS_VLLM:-0}" = 1 ] && echo vllm || echo transformers)
 [ "$tiny" = 1 ] && backend=${DAY_BACKEND:-transformers}
 
+"$python" -c "import flashinfer" 2>/dev/null || export VLLM_USE_FLASHINFER_SAMPLER=0
 has_vllm=$("$python" -c "import importlib.util as util; print(int(util.find_spec('vllm') is not None))")
 for check in "$@"; do
   case $check in

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from peft import LoraConfig, get_peft_model
 from test_packing import padded
 from trl.trainer.utils import add_fused_lm_head
 
+from repl_rl.trainer import packed
 from repl_rl.trainer.packed import TypedForward, pack
 
 TEMPERATURE = 0.7
@@ -67,12 +69,50 @@ def test_values_entropies_and_gradients_are_those_of_one_sequence_at_a_time(name
     expected_gradient = gradient(model, expected)
     forward = TypedForward.open(model)
     assert forward is not None
-    packed = pack(*batch(), shares=shares)
-    assert [len(shared) for shared in packed.shared] == ([0, 0, 4, 2] if shares else [0] * 4)
-    found, entropy = forward(model, packed)
+    row = pack(*batch(), shares=shares)
+    assert [len(shared) for shared in row.shared] == ([0, 0, 4, 2] if shares else [0] * 4)
+    found, entropy = forward(model, row)
     assert entropy is not None
     torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=0)
     torch.testing.assert_close(entropy.double(), expected_entropy, atol=1e-6, rtol=0)
+    assert_same_gradient(gradient(model, found), expected_gradient)
+
+
+def kernel(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *bounds: Any, scale: float, window_size: Any, **_: Any
+) -> torch.Tensor:
+    """What torch's kernel does, which needs a GPU: the last query of a sequence sees up to the last key."""
+    starts_q, starts_k, most_q, most_k = bounds
+    before, after = window_size
+    attended = []
+    parts = (
+        states.tensor_split(starts[1:-1].long())
+        for states, starts in ((query, starts_q), (key, starts_k), (value, starts_k))
+    )
+    for q, k, v in zip(*parts, strict=True):
+        assert len(q) <= most_q
+        assert len(k) <= most_k
+        at = torch.arange(len(q))[:, None] + len(k) - len(q)
+        seen = torch.arange(len(k))[None] <= at + after
+        seen &= torch.arange(len(k))[None] >= (at - before if before >= 0 else 0)
+        k, v = (x.repeat_interleave(q.size(1) // x.size(1), dim=1) for x in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", q, k) * scale
+        attended.append(torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), v))
+    return torch.cat(attended)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_kernel_of_gpus_is_given_what_it_needs_for_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model(name)
+    expected, _ = plainly(model)
+    expected_gradient = gradient(model, expected)
+    monkeypatch.setattr(packed, "varlen_attn", Mock(side_effect=kernel))
+    monkeypatch.setattr(packed, "_flash_dtype", lambda query: query.dtype)
+    forward = TypedForward.open(model)
+    assert forward is not None
+    found, _ = forward(model, pack(*batch()))
+    assert packed.varlen_attn.called
+    torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=0)
     assert_same_gradient(gradient(model, found), expected_gradient)
 
 

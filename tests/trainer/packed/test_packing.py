@@ -58,6 +58,8 @@ def test_what_sequences_have_in_common_is_there_once() -> None:
     assert packed.lengths == (5, 1, 1)
     assert [places.tolist() for places in packed.shared] == [[], [0, 1, 2, 3], [0, 1]]
     assert packed.longest == 5
+    assert packed.seen.tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 5, 0, 1, 6]
+    assert (packed.bounds.tolist(), packed.seen_bounds.tolist()) == ([0, 5, 6, 7], [0, 5, 10, 13])
     assert packed.at.tolist() == [2, 3, 4, 2, 3, 5, 1, 6]
     assert packed.targets.tolist() == [21, 22, 23, 21, 32, 33, 41, 42]
 

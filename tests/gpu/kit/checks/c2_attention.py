@@ -1,28 +1,25 @@
 """Check 2: attention of one layer at Qwen3-4B's shape, forward and backward: ours beside what else torch has.
 
 Eight sequences of 1,600 tokens, the first 400 of which all share. `packed` is `repl_rl.trainer.packed.packed_attention`
-on one row, with the shared tokens in it once; `whole` is the same without sharing; `padded` is SDPA on a batch, without
-and with the mask that transformers makes for padding; `varlen` is `torch.nn.attention.varlen`. TFLOP/s count what the
-values need, for each side the same kind: 3.5 times the causal forward pass. Errors are ‖out - ref‖ / ‖ref‖ against
-float64, over outputs and all three gradients.
-
-vLLM switches cuDNN's attention off in its process, so the trainer beside it has flash attention; both are measured, and
-what the first pass over new lengths costs, for which cuDNN makes a plan each time.
+on one row, with the shared tokens in it once; `whole` is the same without sharing; `one by one` is `packed` with a call
+for each sequence, as it is in float32; `padded` is SDPA on a batch, without and with the mask that transformers makes
+for padding. TFLOP/s count what the values need, for each side the same kind: 3.5 times the causal forward pass. Errors
+are ‖out - ref‖ / ‖ref‖ against float64, over outputs and all three gradients. cuDNN's attention is off, as in repl_rl.
 """
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from inspect import signature
 from typing import Any
 
 import torch
 from common import TINY, attempt, device, median_ms, peak_gb, record, reset_peak, wait
 from torch.nn.functional import scaled_dot_product_attention
 
-from repl_rl.trainer.packed import packed_attention
+from repl_rl.trainer.packed import Packed, packed_attention
 
 HEADS, KV_HEADS, SIZE = (4, 2, 16) if TINY else (32, 8, 128)
 SEQUENCES, LENGTH, SHARED = (3, 48, 12) if TINY else (8, 1600, 400)
@@ -30,10 +27,16 @@ OWN = LENGTH - SHARED
 SCALE = SIZE**-0.5
 
 
-def attend(states: Sequence[torch.Tensor], lengths: tuple[int, ...], shared: tuple[torch.Tensor, ...]) -> torch.Tensor:
+def attend(
+    states: Sequence[torch.Tensor], lengths: tuple[int, ...], shared: tuple[torch.Tensor, ...], one_by_one: bool = False
+) -> torch.Tensor:
     """Our attention over one row."""
-    layer, named = torch.nn.Module(), {"sequence_lengths": lengths, "sequence_shared": shared}
-    return packed_attention(layer, *states, None, scaling=SCALE, **named)[0]
+    none = torch.zeros(1, sum(lengths), dtype=torch.long, device=device())
+    row = Packed(none, none, lengths, shared, none[0], none[0], none[0])
+    named = {"sequence_lengths": lengths, "sequence_shared": shared, "sequence_seen": None if one_by_one else row.seen}
+    named |= {"cu_seq_lens_q": row.bounds, "cu_seq_lens_k": row.seen_bounds}
+    named |= {"max_length_q": max(lengths), "max_length_k": row.longest}
+    return packed_attention(torch.nn.Module(), *states, None, scaling=SCALE, **named)[0]
 
 
 class Row:
@@ -57,8 +60,8 @@ class Row:
             for before, start, own in zip(self.shared, starts, self.lengths, strict=True)
         ]
 
-    def ours(self) -> torch.Tensor:
-        return attend(self.states, self.lengths, self.shared)
+    def ours(self, one_by_one: bool = False) -> torch.Tensor:
+        return attend(self.states, self.lengths, self.shared, one_by_one)
 
     def clear(self) -> None:
         for each in self.states:
@@ -132,7 +135,7 @@ def measure(
     )
 
 
-def new_lengths(name: str, dtype: torch.dtype) -> None:
+def new_lengths(dtype: torch.dtype) -> None:
     """The first and the second pass over batches of lengths that were not there before."""
     first, second, none = [], [], torch.arange(0, device=device())
     for batch in range(6):
@@ -148,7 +151,7 @@ def new_lengths(name: str, dtype: torch.dtype) -> None:
             wait()
             times.append((time.perf_counter() - began) * 1e3)
     medians = {"first_ms": statistics.median(first[1:]), "second_ms": statistics.median(second[1:])}
-    record(2, f"new lengths, {name}", dtype=str(dtype), **medians)
+    record(2, "new lengths", dtype=str(dtype), **medians)
 
 
 def causal_flops(queries: int, before: int = 0) -> float:
@@ -177,13 +180,13 @@ def main(dtype: torch.dtype) -> None:
 
     upstream = torch.randn_like(states[0].transpose(1, 2))
 
-    def packed_and_whole(how: str = "") -> None:
-        ours = row.ours, row.upstream, row.states, shared_flops
-        attempt(2, "packed", lambda: measure(f"packed{how}", dtype, *ours))
-        attempt(2, "whole", lambda: measure(f"whole{how}", dtype, whole, upstream, states, whole_flops))
-
-    packed_and_whole()
-    attempt(2, "new lengths", lambda: new_lengths("as torch chooses", dtype))
+    for name, forward, upward, leaves, flops in (
+        ("packed", row.ours, row.upstream, row.states, shared_flops),
+        ("one by one", lambda: row.ours(one_by_one=True), row.upstream, row.states, shared_flops),
+        ("whole", whole, upstream, states, whole_flops),
+    ):
+        attempt(2, name, functools.partial(measure, name, dtype, forward, upward, leaves, flops))
+    attempt(2, "new lengths", lambda: new_lengths(dtype))
 
     def padded() -> None:
         sides = ((each.size(1), SEQUENCES, LENGTH, SIZE) for each in states)
@@ -209,44 +212,9 @@ def main(dtype: torch.dtype) -> None:
 
     attempt(2, "padded", padded)
 
-    def varlen() -> None:
-        from torch.nn.attention.varlen import varlen_attn
-
-        flat = [each.detach()[0].transpose(0, 1).contiguous().requires_grad_() for each in states]  # (N, H, D)
-        bounds = torch.arange(SEQUENCES + 1, dtype=torch.int32, device=device()) * LENGTH
-
-        def forward(repeats: bool) -> torch.Tensor:
-            key, value = (each.repeat_interleave(HEADS // KV_HEADS, dim=1) if repeats else each for each in flat[1:])
-            asks = "enable_gqa" in signature(varlen_attn).parameters  # later versions of torch do
-            groups = {"enable_gqa": True} if asks else {}
-            return varlen_attn(
-                flat[0], key, value, bounds, bounds, LENGTH, LENGTH, scale=SCALE, window_size=(-1, 0), **groups
-            )
-
-        repeats = False
-        try:
-            forward(repeats).sum().backward()
-        except (RuntimeError, ValueError) as refusal:  # it may want as many heads everywhere
-            record(2, "varlen with groups of heads", dtype=str(dtype), failed=str(refusal)[:200])
-            repeats = True
-            forward(repeats).sum().backward()
-        name = "varlen, heads repeated" if repeats else "varlen"
-        measure(name, dtype, lambda: forward(repeats), torch.randn_like(flat[0]), flat, whole_flops)
-        with torch.no_grad():
-            record(2, "varlen beside whole", dtype=str(dtype), output=error(forward(repeats)[None], whole().double()))
-
-    if dtype == torch.bfloat16:  # flash attention takes no float32
-        attempt(2, "varlen", varlen)
-    if dtype == torch.bfloat16:
-        torch.backends.cuda.enable_cudnn_sdp(False)
-        try:
-            packed_and_whole(", no cuDNN")
-            attempt(2, "new lengths", lambda: new_lengths("no cuDNN", dtype))
-        finally:
-            torch.backends.cuda.enable_cudnn_sdp(True)
-
 
 if __name__ == "__main__":
+    torch.backends.cuda.enable_cudnn_sdp(False)
     record(2, "shape", heads=HEADS, kv_heads=KV_HEADS, size=SIZE, sequences=SEQUENCES, length=LENGTH, shared=SHARED)
     for dtype in (torch.bfloat16, torch.float32):
         main(dtype)

@@ -1,6 +1,6 @@
 """Check 4: how fast weights leave the GPU for files, as a trainer hands them to servers.
 
-`safetensors` writes 8 GB of bfloat16 from the GPU, in tensors of 64 MB, to /tmp and /dev/shm; then they are read back
+`safetensors` writes 2 GB of bfloat16 from the GPU, in tensors of 64 MB, to /tmp and /dev/shm; then they are read back
 to the GPU. The last record is a copy on the device, as for vLLM in the same process.
 """
 
@@ -13,7 +13,7 @@ import torch
 from common import TINY, attempt, device, record, wait
 from safetensors.torch import load_file, save_file
 
-TENSORS, BYTES = (4, 1 << 20) if TINY else (128, 64 << 20)
+TENSORS, BYTES = (4, 1 << 20) if TINY else (32, 64 << 20)
 
 
 def main() -> None:
