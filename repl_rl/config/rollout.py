@@ -113,7 +113,7 @@ class EngineConfig(Section):
     backend: str = "auto"
     """auto, vllm, server or transformers; or `package.module:function`, which makes your own engine.
     docs/engines.md shows all of them. `auto`: servers if any are named, else vLLM in this process where it is
-    installed, else transformers."""
+    installed, else transformers. `rollout` and `live` take transformers for up to four sessions on a CPU."""
     servers: Names = ()
     """Base URLs of `vllm serve` processes that all serve the same model, such as http://node1:8000."""
     weights_folder: str | None = None

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from repl_rl.config import EngineConfig, ModelConfig
 from repl_rl.engine.base import Engine
-from repl_rl.engine.environment import prepare_environment, require_arguments, require_vllm
+from repl_rl.engine.environment import has_gpu_driver, prepare_environment, require_arguments, require_vllm
 from repl_rl.engine.vocabulary import Vocabulary
 from repl_rl.errors import ConfigError
 from repl_rl.utils.distributed import process_rank
@@ -28,6 +28,9 @@ ENGINES = {
 """The built-in engines, by name."""
 
 
+_FEW_SESSIONS = 4
+
+
 def engine_backend(config: EngineConfig) -> str:
     """The config's backend, with `auto` resolved for this machine."""
     if config.backend != "auto":
@@ -35,6 +38,14 @@ def engine_backend(config: EngineConfig) -> str:
     if config.servers:
         return "server"
     return "transformers" if importlib.util.find_spec("vllm") is None else "vllm"
+
+
+def for_few_sessions(config: EngineConfig, count: int) -> EngineConfig:
+    """With `auto`, for a few sessions on a CPU: transformers, which has loaded a model before vLLM has started."""
+    is_open = config.backend == "auto" and not (config.servers or config.vllm or config.deterministic)
+    if is_open and count <= _FEW_SESSIONS and not has_gpu_driver():
+        return config.model_copy(update={"backend": "transformers"})
+    return config
 
 
 def require_engine(config: EngineConfig) -> None:

@@ -23,7 +23,7 @@ from repl_rl.config import Config, load_config, parse_config, shipped_configs
 from repl_rl.dialect import require_dialect
 from repl_rl.engine import Engine, load_vocabulary, make_engine
 from repl_rl.engine.environment import prepare_environment
-from repl_rl.engine.factory import require_engine
+from repl_rl.engine.factory import for_few_sessions, require_engine
 from repl_rl.errors import ConfigError, ModelError
 from repl_rl.kernel import KernelPool, KernelSession, KernelSource
 from repl_rl.kernel.pool import require_backend
@@ -117,8 +117,11 @@ def load_engine(
     config: Config,
     extensions: Extensions | None = None,
     wrap_kernels: Callable[[KernelPool], KernelSource] | None = None,
+    sessions: int | None = None,
 ) -> tuple[Engine, RolloutSetup]:
     """Load the config's model into an engine, which the caller closes, and make the setup of its rollouts. Blocks.
+
+    `sessions` is how many there will be, if that is known: for a few, `auto` is the engine that loads soonest.
 
     Raises DependencyError, SandboxError, ConfigError or ModelError before anything is loaded.
     """
@@ -130,7 +133,13 @@ def load_engine(
     vocabulary = load_vocabulary(path, require_dialect(config.dialect).stops)
     setup = RolloutSetup.from_config(config, vocabulary, extensions, wrap_kernels)
     setup.dialect_with(extensions.toolbox.tools)  # raises ConfigError if the model can't speak it
-    return make_engine(path, vocabulary, config.model, config.engine, seed=config.seed), setup
+    soonest = config.engine if sessions is None else for_few_sessions(config.engine, sessions)
+    try:
+        return make_engine(path, vocabulary, config.model, soonest, seed=config.seed), setup
+    except ModelError:
+        if soonest is config.engine:
+            raise
+        return make_engine(path, vocabulary, config.model, config.engine, seed=config.seed), setup
 
 
 @contextmanager
@@ -138,12 +147,14 @@ def open_service(
     config: Config,
     wrap_kernels: Callable[[KernelPool], KernelSource] | None = None,
     extensions: Extensions | None = None,
+    sessions: int | None = None,
 ) -> Iterator[RolloutService]:
     """Load the config's model into an engine and start its kernels; both are gone after the block.
 
-    Raises DependencyError, SandboxError, ConfigError or ModelError before anything is loaded.
+    `sessions` is for `load_engine`. Raises DependencyError, SandboxError, ConfigError or ModelError before anything is
+    loaded.
     """
-    engine, setup = load_engine(config, extensions, wrap_kernels)
+    engine, setup = load_engine(config, extensions, wrap_kernels, sessions)
     try:
         with start_service(engine, setup, apart=wrap_kernels is None) as service:
             yield service
@@ -152,17 +163,19 @@ def open_service(
 
 
 @asynccontextmanager
-async def open_rollout(config: Config | Path | str, overrides: Sequence[str] = ()) -> AsyncIterator[Rollout]:
+async def open_rollout(
+    config: Config | Path | str, overrides: Sequence[str] = (), *, sessions: int | None = None
+) -> AsyncIterator[Rollout]:
     """Load the model into an engine, start kernels, and yield the `Rollout` of both; all are gone after the block.
 
-    `config` and `overrides` are as for `config_of`. The model loads in a thread, so that the event loop goes on. If
-    this is cancelled while the model loads, it ends at once, and the thread closes what it has loaded. Raises what
-    `config_of` and `load_engine` raise.
+    `config` and `overrides` are as for `config_of`, `sessions` as for `load_engine`. The model loads in a thread, so
+    that the event loop goes on. If this is cancelled while the model loads, it ends at once, and the thread closes what
+    it has loaded. Raises what `config_of` and `load_engine` raise.
     """
     config = config_of(config, overrides)
     extensions = load_extensions(config)
     thread = ThreadPoolExecutor(1, thread_name_prefix="repl-rl-loading")
-    loading = thread.submit(load_engine, config, extensions)
+    loading = thread.submit(load_engine, config, extensions, sessions=sessions)
     thread.shutdown(wait=False)
     try:
         engine, setup = await asyncio.wrap_future(loading)

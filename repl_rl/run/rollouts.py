@@ -58,6 +58,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     from repl_rl.tasks import grade
     from repl_rl.view import print_trajectory
     from repl_rl.view.run import unanswered
+    from repl_rl.view.watch import Board, TerminalCanvas, watched
 
     tasks = _tasks(options, config)
     table = reward_table(config.rewards, config.credit)
@@ -67,11 +68,16 @@ def run(options: argparse.Namespace, console: Console) -> int:
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(progress.interrupts())
-            with progress.stage("loading the model and the first kernels"):
-                service = stack.enter_context(open_service(config, attached))
-            if not options.attach:  # which prints and waits for Enter meanwhile
-                stack.enter_context(progress.stage(f"{options.n} rollout{'s' * (options.n > 1)}"))
-            service.generate(tasks, config.sampling.seeded(f"{config.seed}/rollout"), on_end=ended.__setitem__)
+            sampling = config.sampling.seeded(f"{config.seed}/rollout")
+            if console.is_terminal and options.n == 1 and not options.attach:  # shown line by line
+                board = Board(TerminalCanvas(console, shows_ended=False), 1, f"loading {config.model.path}")
+                ended = dict(enumerate(watched(config, tasks[0], board, sampling)))
+            else:
+                with progress.stage("loading the model and the first kernels"):
+                    service = stack.enter_context(open_service(config, attached, sessions=options.n))
+                if not options.attach:  # which prints and waits for Enter meanwhile
+                    stack.enter_context(progress.stage(f"{options.n} rollout{'s' * (options.n > 1)}"))
+                service.generate(tasks, sampling, on_end=ended.__setitem__)
     except (KeyboardInterrupt, ReplRLError) as error:
         failure = error
     trajectories, tasks = [ended[index] for index in sorted(ended)], [tasks[index] for index in sorted(ended)]

@@ -71,17 +71,22 @@ def live(
     asked = _task(task, n)
     config = config_of(config_or_model, overrides)
     board = Board(canvas_here(), n, f"loading {config.model.path}")
+    return _one_or_all(watched(config, asked, board, config.sampling.seeded(f"{config.seed}/live")))
+
+
+def watched(config: Config, task: Task, board: Board, sampling: SeededSampling) -> list[Trajectory]:
+    """Open the config's model and kernels, and roll out a task once for each rollout on the board. Blocks."""
     silence_libraries()  # The screen is for the rollout, not for messages of loading libraries.
     with board.until_the_end(), warnings.catch_warnings(action="ignore"), BackgroundLoop() as loop:
 
         async def made() -> list[Trajectory]:
-            async with open_rollout(config) as rollout:
-                return await _rolled(rollout, asked, board, config.sampling.seeded(f"{config.seed}/live"))
+            async with open_rollout(config, sessions=len(board.seen)) as rollout:
+                return await _rolled(rollout, task, board, sampling)
 
         making = loop.submit(made())
         while not wait([making], _TICK_S).done:
             board.refresh()
-        return _one_or_all(making.result())
+        return making.result()
 
 
 async def show(rollout: Rollout, task: Task | str, *, n: int = 1) -> Trajectory | Group:
@@ -294,10 +299,11 @@ class NotebookCanvas:
 
 
 class TerminalCanvas:
-    """A part of the screen that is redrawn in place; at the end, the whole transcripts."""
+    """A part of the screen that is redrawn in place; at the end, whole transcripts, unless the caller shows them."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, shows_ended: bool = True) -> None:
         self._console = console
+        self._shows_ended = shows_ended
         self._live: Live | None = None
 
     def draw(self, seen: Sequence[LiveRollout], note: str) -> None:
@@ -318,9 +324,9 @@ class TerminalCanvas:
         if self._live is not None:
             self._live.stop()
         for each in seen:
-            if each.trajectory is not None:
+            if each.trajectory is not None and self._shows_ended:
                 print_trajectory(self._console, each.trajectory)
-            elif each.prompt:
+            elif each.trajectory is None and each.prompt:
                 self._console.print(transcript_table(each.doing, each.rows))
         if note:
             self._console.print(Text(visible(note), style="bold"))
