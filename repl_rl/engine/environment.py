@@ -16,6 +16,7 @@ import shutil
 import sys
 import warnings
 from dataclasses import fields
+from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
@@ -26,6 +27,8 @@ from repl_rl.utils.text import nearest
 logger = logging.getLogger(__name__)
 
 _SMALL_PARAMETERS = 20_000_000
+_MULTIPLIES_BFLOAT16 = ("amx_bf16", "avx512_bf16", "bf16")
+"""Features of CPUs, as Linux names them on x86 and, the last one, on ARM."""
 _OPENMP = re.compile(r"lib[gi]?omp\d*\b.*\.so")
 """The libraries of GNU, LLVM and Intel. Other names contain `omp` too, such as pyarrow's `_compute`."""
 
@@ -102,6 +105,24 @@ def has_gpu_driver() -> bool:
     except OSError:
         return os.path.exists("/dev/kfd")
     return True
+
+
+def warn_of_slow_type(dtype: str) -> None:
+    """Log a warning where bfloat16 would be emulated: without a GPU, on a CPU that does not multiply in it.
+
+    On such a CPU, vLLM sampled 21 sessions of Qwen2.5-Coder-0.5B in the time in which it sampled 114 in float32.
+    """
+    if dtype != "bfloat16" or has_gpu_driver():
+        return
+    try:
+        features = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
+    except OSError:
+        return
+    if features.isdisjoint(_MULTIPLIES_BFLOAT16):
+        logger.warning(
+            "bfloat16 is slow here: this CPU only emulates it, which takes about five times as long as float32; set "
+            "model.dtype: float32, and train.dtype if that is bfloat16 too"
+        )
 
 
 def engine_threads(parameters: int) -> int | None:

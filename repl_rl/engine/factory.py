@@ -10,7 +10,13 @@ from collections.abc import Callable
 
 from repl_rl.config import EngineConfig, ModelConfig
 from repl_rl.engine.base import Engine
-from repl_rl.engine.environment import has_gpu_driver, prepare_environment, require_arguments, require_vllm
+from repl_rl.engine.environment import (
+    has_gpu_driver,
+    prepare_environment,
+    require_arguments,
+    require_vllm,
+    warn_of_slow_type,
+)
 from repl_rl.engine.vocabulary import Vocabulary
 from repl_rl.errors import ConfigError
 from repl_rl.utils.distributed import process_rank
@@ -72,6 +78,7 @@ def make_engine(path: str, vocabulary: Vocabulary, model: ModelConfig, config: E
     backend = engine_backend(config)
     if backend != "server":
         prepare_environment(config.kv_cache_gib)
+        warn_of_slow_type(model.dtype)
     engine = _maker(ENGINES.get(backend, backend))(path, vocabulary, model, config, seed + process_rank())
     missing = [name for name in ("version", "slot", "close") if not hasattr(engine, name)]
     if missing:

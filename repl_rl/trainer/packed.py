@@ -281,7 +281,11 @@ class TypedForward:
 
     def __init__(self, model: Any) -> None:
         self._at: torch.Tensor | None = None
-        self._is_flash = base_of(model).config._attn_implementation.startswith("flash")
+        config = base_of(model).config
+        self._is_flash = config._attn_implementation.startswith("flash")
+        # a router's loss takes a mask of the padding, and there is none
+        has_router = hasattr(config.get_text_config(), "output_router_logits")
+        self._routing = {"output_router_logits": False} if has_router else {}
         backbone = base_of(model).base_model
         self._hooks = (
             backbone.register_forward_pre_hook(self._take_positions, with_kwargs=True),
@@ -331,6 +335,7 @@ class TypedForward:
             shift_labels=packed.targets[None],
             fused_lm_head=True,
             **{_AT: packed.at},
+            **self._routing,
         )
         return output.log_probs[0], None if output.entropy is None else output.entropy[0]
 

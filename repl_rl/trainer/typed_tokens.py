@@ -9,6 +9,7 @@ prompt and completion tokens, T completion tokens.
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections import deque
 from collections.abc import Iterator
@@ -29,6 +30,8 @@ from repl_rl.errors import ConfigError
 from repl_rl.trainer.logged import StepLog
 from repl_rl.trainer.packed import TypedForward
 from repl_rl.trainer.step import typed_of
+
+logger = logging.getLogger(__name__)
 
 _MEANS_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
 
@@ -59,11 +62,16 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         with DistributedBackend(self.accelerator).gather_params(weights), self.accelerator.autocast():
             forwards = [TypedForward.open(model) for model in models]
         self._typed_forward = forwards[0] if all(forwards) else None
+        if self._typed_forward is not None and not self.packs:
+            logger.warning(
+                "the loss pads its batches: TRL adds the auxiliary loss of this model's router, over all tokens; "
+                "without it (train.trl: {router_aux_loss_coef: 0}), rows are packed"
+            )
 
     @property
     def packs(self) -> bool:
-        """Whether forward passes compute typed tokens only, without padding."""
-        return self._typed_forward is not None
+        """Whether the loss's passes compute typed tokens only, without padding."""
+        return self._typed_forward is not None and not self.aux_loss_enabled
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         """TRL's loss. `row_share`, if the inputs have it, is the share of the step's rows that are in the loss: what is

@@ -13,8 +13,9 @@ import yaml
 from vocabularies import nano
 
 from repl_rl.config import EngineConfig, ModelConfig, parse_config
-from repl_rl.engine import make_engine
-from repl_rl.engine.factory import ENGINES, engine_backend, require_engine
+from repl_rl.engine import environment, factory, make_engine
+from repl_rl.engine.environment import warn_of_slow_type
+from repl_rl.engine.factory import ENGINES, engine_backend, for_few_sessions, require_engine
 from repl_rl.errors import ConfigError
 
 HERE = Path(__file__).parent
@@ -52,6 +53,37 @@ def test_an_unknown_name_is_refused_with_the_nearest_one(name: str, hint: str) -
         parse_config({"engine": {"backend": name}})
     with pytest.raises(ConfigError, match=r"named as package\.module:function"):
         parse_config({"engine": name})
+
+
+@pytest.mark.parametrize(
+    ("engine", "sessions", "taken"),
+    [
+        ({}, 4, "transformers"),
+        ({}, 5, "auto"),
+        ({"backend": "vllm"}, 1, "vllm"),
+        ({"vllm": {"enforce_eager": True}}, 1, "auto"),
+        ({"deterministic": True}, 1, "auto"),
+        ({"servers": ["http://a:1"]}, 1, "auto"),
+    ],
+)
+def test_a_few_sessions_on_a_cpu_take_the_engine_that_loads_soonest(
+    engine: dict[str, Any], sessions: int, taken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for has_gpu, expected in ((False, taken), (True, engine.get("backend", "auto"))):
+        monkeypatch.setattr(factory, "has_gpu_driver", lambda: has_gpu)  # noqa: B023
+        assert for_few_sessions(EngineConfig(**engine), sessions).backend == expected
+
+
+@pytest.mark.parametrize(
+    ("features", "dtype", "warns"), [("none", "bfloat16", 1), ("fpu fp", "bfloat16", 0), ("none", "float32", 0)]
+)
+def test_a_type_that_a_cpu_emulates_is_named(
+    features: str, dtype: str, warns: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(environment, "_MULTIPLIES_BFLOAT16", features.split())  # every x86 has an fpu, every ARM fp
+    monkeypatch.setattr(environment, "has_gpu_driver", lambda: False)
+    warn_of_slow_type(dtype)
+    assert ["set model.dtype: float32" in message for message in caplog.messages] == [True] * warns
 
 
 @pytest.mark.usefixtures("own_module")

@@ -7,11 +7,13 @@ import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from repl_rl.cli import main
+from repl_rl.cli import main, make_parser
 from repl_rl.errors import KernelError
 from repl_rl.rollout import service
 from repl_rl.rollout.batch import OnEnd
@@ -49,6 +51,18 @@ def test_one_problem_needs_neither_a_file_nor_an_answer(capsys: pytest.CaptureFi
     assert sorted(path.name for path in Path().iterdir()) == ["model", "run", "sample.yaml", "step_00003.jsonl"]
 
 
+def test_a_terminal_shows_one_session_as_it_happens_and_then_what_it_earned() -> None:
+    file = StringIO()
+    console = Console(file=file, force_terminal=True, width=120, height=40, _environ={})
+    options = make_parser().parse_args(["rollout", "sample.yaml", "--task", "What is 1 + 1?", "--answer", "2"])
+    assert options.command(options, console) == 0
+    redrawn, _, whole = file.getvalue().rpartition("\x1b[?25h")
+    assert "loading model" in redrawn
+    assert whole.count("What is 1 + 1?") == 1
+    assert "graded 0" in whole
+    assert whole.endswith("docs/faq.md says what helps\n")
+
+
 @pytest.mark.parametrize(("failure", "code"), [(KeyboardInterrupt(), 130), (KernelError("it was killed"), 2)])
 def test_what_has_ended_is_kept_and_graded_when_the_rest_is_not_to_come(
     failure: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -61,7 +75,7 @@ def test_what_has_ended_is_kept_and_graded_when_the_rest_is_not_to_come(
                 on_end(index, replace(trajectory, task_id=tasks[index].id))
             raise failure
 
-    monkeypatch.setattr(service, "open_service", lambda *_: nullcontext(Service()))
+    monkeypatch.setattr(service, "open_service", lambda *_, **__: nullcontext(Service()))
     assert main(["rollout", "sample.yaml", "-n", "5", "--out", "x.jsonl"]) == code
     captured = capsys.readouterr()
     assert "2 of 5 trajectories in x.jsonl, 0 solved; without an answer, 2 of 2: max tokens 2" in captured.out

@@ -163,6 +163,15 @@ def test_without_another_value_nothing_changes(
     assert first == second
 
 
+def test_a_routers_loss_pads_and_that_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = with_experts(tmp_path / "experts")
+    settings: dict[str, Any] = {"model": model, "router_aux_loss_coef": 0.0}
+    assert recorded_trainer(tmp_path, uneven, make_tasks_named("a"), **settings).packs
+    assert not caplog.messages
+    assert not recorded_trainer(tmp_path, uneven, make_tasks_named("a"), model=model).packs
+    assert "router_aux_loss_coef: 0" in caplog.text
+
+
 def test_the_length_of_a_completion_is_the_budgets(tmp_path: Path) -> None:
     budget = {"tokens": 256}
     args = ReplGRPOConfig(str(tmp_path), bf16=False, budget=budget, max_completion_length=512)  # TRL's default
