@@ -17,7 +17,7 @@ import importlib.util
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -50,6 +50,8 @@ _MOST_DRIFT = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.05}
 """Mean |trainer - sampler| over typed tokens, in nats: beyond it, something else than rounding is at work."""
 _LEAST_MOVED = 0.5
 """Share of the trained weights that two steps have to change. AdamW's first steps change each by the learning rate."""
+_MOST_COMPARED = 10_000_000
+"""Entries of trained weights that are compared with what they were: a whole copy might not fit where a run would."""
 _PARTS = ("sync", "rollout", "loss", "backward", "optimizer")
 
 
@@ -161,15 +163,14 @@ def measure(config: Config) -> Trial:
         stack.callback(trainer.close)
         watch.peaks_mb["load"] = _peak_mb()
         load_s = time.perf_counter() - started
-        before = {name: weight.detach().clone() for name, weight in _trained(trainer.model)}
+        before = _trained(trainer.model)
         watch.follow(trainer.vllm_generation, "sync_weights", "sync")
         watch.follow(trainer, "roll_out", "rollout")
         watch.follow(trainer, "_compute_loss", "loss")
         watch.follow(trainer.accelerator, "backward", "backward")
         trainer.add_callback(watch)
         trainer.train()
-        after = dict(_trained(trainer.model))
-        moved = sum(int((after[name] != weight).sum()) for name, weight in before.items())
+        moved = [now != then for now, then in zip(_trained(trainer.model), before, strict=True)]
         logged = [row for row in trainer.state.log_history if "reward" in row][-1]
         last = dict(watch.seconds)
         device, graphs = str(trainer.accelerator.device.type), "none"
@@ -189,7 +190,7 @@ def measure(config: Config) -> Trial:
             tokens_per_s=logged["tokens_per_s"],
             drift_mean=logged["drift/logprob_mean"],
             drift_max=logged["drift/logprob_max"],
-            moved=moved / sum(weight.numel() for weight in before.values()),
+            moved=torch.cat(moved).float().mean().item(),
             is_packed=trainer.packs,
             attention=str(trainer.model.config._attn_implementation),
             graphs=graphs,
@@ -280,8 +281,11 @@ def status_mb(name: str) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith(name + ":")) / 1024
 
 
-def _trained(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    return ((name, weight) for name, weight in model.named_parameters() if weight.requires_grad)
+def _trained(model: torch.nn.Module) -> list[torch.Tensor]:
+    """A copy of every entry of the trained weights, or of every so many of a large model's."""
+    trained = [weight.detach().flatten() for weight in model.parameters() if weight.requires_grad]
+    step = -(-sum(map(len, trained)) // _MOST_COMPARED)
+    return [weight[::step].clone() for weight in trained]
 
 
 def _by_its_tokens(trajectory: Trajectory) -> list[float]:
