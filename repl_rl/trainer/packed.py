@@ -283,6 +283,7 @@ class TypedForward:
         self._at: torch.Tensor | None = None
         config = base_of(model).config
         self._is_flash = config._attn_implementation.startswith("flash")
+        self._is_one_call = True
         # a router's loss takes a mask of the padding, and there is none
         has_router = hasattr(config.get_text_config(), "output_router_logits")
         self._routing = {"output_router_logits": False} if has_router else {}
@@ -305,6 +306,9 @@ class TypedForward:
             if before == "sdpa":
                 base_of(model).set_attn_implementation(PACKED_ATTENTION)
             reason = forward._disagreement(model)
+            if reason is not None and not forward._is_flash:
+                forward._is_one_call = False
+                reason = forward._disagreement(model)
             if reason is None:
                 return forward
             forward.close()
@@ -327,7 +331,7 @@ class TypedForward:
             else torch.ones(1, 1, 1, 1, dtype=torch.bool, device=packed.ids.device),
             sequence_lengths=packed.lengths,
             sequence_shared=packed.shared,
-            sequence_seen=packed.seen,
+            sequence_seen=packed.seen if self._is_one_call else None,
             cu_seq_lens_q=packed.bounds,  # the names of this and the next three are transformers'
             cu_seq_lens_k=packed.seen_bounds,
             max_length_q=max(packed.lengths),

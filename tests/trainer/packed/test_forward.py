@@ -116,6 +116,17 @@ def test_the_kernel_of_gpus_is_given_what_it_needs_for_the_same(name: str, monke
     assert_same_gradient(gradient(model, found), expected_gradient)
 
 
+def test_a_kernel_of_gpus_that_gives_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model("Llama")
+    expected, _ = plainly(model)
+    monkeypatch.setattr(packed, "varlen_attn", lambda query, *_, **__: query)
+    monkeypatch.setattr(packed, "_flash_dtype", lambda query: query.dtype)
+    forward = TypedForward.open(model)
+    assert forward is not None
+    found, _ = forward(model, pack(*batch()))
+    torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=0)
+
+
 def test_a_model_that_was_opened_still_computes_padded_batches_and_plain_logits() -> None:
     model = make_model("Llama")
     ids, attention, _ = batch()
