@@ -20,15 +20,14 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from repl_rl.config import Config, load_config, parse_config, shipped_configs
-from repl_rl.dialect import require_dialect
-from repl_rl.engine import Engine, load_vocabulary, make_engine
+from repl_rl.engine import Engine, make_engine
 from repl_rl.engine.environment import prepare_environment
-from repl_rl.engine.factory import for_few_sessions, require_engine
+from repl_rl.engine.factory import for_few_sessions
 from repl_rl.errors import ConfigError, ModelError
 from repl_rl.kernel import KernelPool, KernelSession, KernelSource
-from repl_rl.kernel.pool import require_backend
 from repl_rl.models import find_model, resolve_model
 from repl_rl.rollout.batch import OnEnd, RolloutBatch, RolloutService
+from repl_rl.rollout.checks import check_rollouts
 from repl_rl.rollout.episode import make_prompt
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.setup import Extensions, RolloutSetup, load_extensions, make_pool
@@ -125,21 +124,17 @@ def load_engine(
 
     Raises DependencyError, SandboxError, ConfigError or ModelError before anything is loaded.
     """
-    extensions = load_extensions(config) if extensions is None else extensions
-    require_engine(config.engine)
-    require_backend(config.kernel.backend, config.kernel.sandbox)
+    extensions = check_rollouts(config, extensions)
     prepare_environment(config.engine.kv_cache_gib)
     path = resolve_model(config.model.path)
-    vocabulary = load_vocabulary(path, require_dialect(config.dialect).stops)
-    setup = RolloutSetup.from_config(config, vocabulary, extensions, wrap_kernels)
-    setup.dialect_with(extensions.toolbox.tools)  # raises ConfigError if the model can't speak it
+    setup = RolloutSetup.for_model(config, path, extensions, wrap_kernels)
     soonest = config.engine if sessions is None else for_few_sessions(config.engine, sessions)
     try:
-        return make_engine(path, vocabulary, config.model, soonest, seed=config.seed), setup
+        return make_engine(path, setup.vocabulary, config.model, soonest, seed=config.seed), setup
     except ModelError:
         if soonest is config.engine:
             raise
-        return make_engine(path, vocabulary, config.model, config.engine, seed=config.seed), setup
+        return make_engine(path, setup.vocabulary, config.model, config.engine, seed=config.seed), setup
 
 
 @contextmanager
@@ -197,7 +192,7 @@ def _close_what_was_loaded(loading: Future[tuple[Engine, RolloutSetup]]) -> None
 
 def prompt_tokens(config: Config, tasks: Sequence[Task]) -> Iterator[int]:
     """The lengths of the tasks' prompts, in tokens. Loads the tokenizer only. Raises ModelError or ConfigError."""
-    setup = RolloutSetup.from_config(config, load_vocabulary(resolve_model(config.model.path)))
+    setup = RolloutSetup.for_model(config, resolve_model(config.model.path))
     dialect = setup.dialect_with(setup.extensions.toolbox.tools)
     for task in tasks:
         yield len(make_prompt(dialect, setup.vocabulary, task.question, setup.chat, task.history).ids)

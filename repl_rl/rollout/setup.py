@@ -20,8 +20,8 @@ from repl_rl.config import (
     SamplingConfig,
     SubcallsConfig,
 )
-from repl_rl.dialect import AskingReader, Dialect, OfferedTool, dialect_class, make_dialect
-from repl_rl.engine import Vocabulary
+from repl_rl.dialect import AskingReader, Dialect, OfferedTool, dialect_class, make_dialect, require_dialect
+from repl_rl.engine import Vocabulary, load_vocabulary
 from repl_rl.errors import ConfigError
 from repl_rl.kernel import KernelPool, KernelSource, Limits, Profile
 from repl_rl.rollout.custom import Sampler, load_sampler
@@ -133,12 +133,9 @@ def environment_of(config: Config) -> str | None:
 
 
 def load_extensions(config: Config) -> Extensions:
-    """The extensions that a config names by import path. Raises ConfigError if one can't be imported or used."""
-    extensions = make_extensions(
-        config.tools.functions, config.tools.where, environment_of(config), config.rollout, guests=config.guests
-    )
-    extensions.require(config.dialect, config.kernel, config.branch)
-    return extensions
+    """The extensions that a config names by import path. Raises ConfigError if one can't be imported."""
+    tools = config.tools
+    return make_extensions(tools.functions, tools.where, environment_of(config), config.rollout, guests=config.guests)
 
 
 def make_extensions(
@@ -223,6 +220,21 @@ class RolloutSetup:
             wrap_kernels=wrap_kernels,
             extensions=load_extensions(config) if extensions is None else extensions,
         )
+
+    @classmethod
+    def for_model(
+        cls,
+        config: Config | Any,
+        path: str,
+        extensions: Extensions | None = None,
+        wrap_kernels: Callable[[KernelPool], KernelSource] | None = None,
+    ) -> RolloutSetup:
+        """As `from_config`, with the vocabulary of the model at `path`. Loads its tokenizer. Raises ModelError, and
+        ConfigError if the model can't speak the dialect."""
+        vocabulary = load_vocabulary(path, require_dialect(config.dialect).stops)
+        setup = cls.from_config(config, vocabulary, extensions, wrap_kernels)
+        setup.dialect_with(setup.extensions.toolbox.tools)
+        return setup
 
     def in_chat(self, dialect: Dialect) -> bool:
         """Whether prompts come in the model's chat template."""

@@ -30,7 +30,7 @@ from repl_rl.files import open_file
 from repl_rl.kernel.memory import available_mb, default_budget_mb
 from repl_rl.models.find import config_of_model
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.rollout.setup import environment_of, limits_of, load_extensions
+from repl_rl.rollout.setup import environment_of, limits_of
 from repl_rl.run.held_out import longest_prompt
 from repl_rl.run.training import Inputs, check_inputs, choose_run, training_arguments
 from repl_rl.utils.distributed import launcher
@@ -92,7 +92,7 @@ def dry_run(
     is_plain = all(key in PLAIN and type(value) in (int, float) for key, value in config.train.trl.items())
     if not is_plain or gpus or config.train.processes > 1:
         training_arguments(config, folder)
-    tools = ", ".join(f"{tool.name} ({tool.where})" for tool in load_extensions(config).toolbox.tools)
+    tools = ", ".join(f"{tool.name} ({tool.where})" for tool in inputs.extensions.toolbox.tools)
     brought = [
         f"tools {tools}" if tools else "",
         f"environment {environment}" if (environment := environment_of(config)) else "",

@@ -8,17 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from repl_rl.config import Config, SamplingConfig
-from repl_rl.dialect import require_dialect
-from repl_rl.engine.factory import require_engine
 from repl_rl.errors import ConfigError
-from repl_rl.kernel.pool import require_backend
-from repl_rl.models import find_model
 from repl_rl.rewards import RewardTable
 from repl_rl.rollout.batch import OnEnd, RolloutService
 from repl_rl.rollout.metrics import solve_rates
-from repl_rl.rollout.score import reward_table, score
+from repl_rl.rollout.score import score
 from repl_rl.rollout.service import prompt_tokens
-from repl_rl.rollout.setup import limits_of, load_extensions
 from repl_rl.tasks import grade, load_tasks
 from repl_rl.trajectory import Task, Trajectory
 from repl_rl.utils.distributed import gather, process_count, process_rank
@@ -27,21 +22,6 @@ from repl_rl.utils.distributed import gather, process_count, process_rank
 def heldout_tasks(config: Config) -> list[Task]:
     """The held-out problems of a config, which don't depend on its seed."""
     return load_tasks(config.tasks, "heldout", 0, config.eval.problems)
-
-
-def check_rollouts(config: Config) -> tuple[str, RewardTable]:
-    """Everything that rollouts of a config take and that needs no model. Raises a ReplRLError that says what to change.
-
-    Returns the model's path (see `repl_rl.models`) and the rewards.
-    """
-    require_engine(config.engine)
-    require_backend(config.kernel.backend, config.kernel.sandbox)
-    limits_of(config.kernel)  # raises ConfigError for a profile that is not there
-    path = find_model(config.model.path)
-    table = reward_table(config.rewards, config.credit)
-    require_dialect(config.dialect)
-    load_extensions(config)
-    return path, table
 
 
 def longest_prompt(config: Config, tasks: Sequence[Task], whose: str = "") -> int:

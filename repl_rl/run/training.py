@@ -22,12 +22,13 @@ from repl_rl.config.train import KAHAN
 from repl_rl.engine.environment import has_gpu_driver, prepare_environment
 from repl_rl.engine.factory import engine_backend
 from repl_rl.errors import ConfigError, DependencyError
-from repl_rl.models import resolve_model
+from repl_rl.models import find_model, resolve_model
 from repl_rl.rewards import RewardTable
-from repl_rl.rollout.setup import environment_of
-from repl_rl.rollout.tree import fork_rule
+from repl_rl.rollout.checks import check_rollouts
+from repl_rl.rollout.score import reward_table
+from repl_rl.rollout.setup import Extensions, environment_of
 from repl_rl.run.folder import RunFolder, checkpoint_step, free_folder, new_run
-from repl_rl.run.held_out import check_rollouts, evaluate
+from repl_rl.run.held_out import evaluate
 from repl_rl.run.prometheus import ServeMetrics, serve
 from repl_rl.run.resume import open_run, what_changes
 from repl_rl.run.trackers import Trackers, open_trackers, require_trackers
@@ -41,12 +42,6 @@ if TYPE_CHECKING:
     from repl_rl.run.progress import Progress
     from repl_rl.trainer import ReplGRPOConfig, ReplGRPOTrainer
 
-_NAMED_ALIKE = (
-    *("learning_rate", "warmup_steps", "max_grad_norm", "save_steps", "loss_type", "beta"),
-    *("asynchronous", "redraws", "mask_overlong"),
-)
-"""Keys of the section `train` that are arguments of the trainer under the same name."""
-
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
@@ -57,6 +52,7 @@ class Inputs:
     train_tasks: list[Task]
     heldout_tasks: list[Task]
     table: RewardTable
+    extensions: Extensions
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,14 +134,13 @@ def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
             f"engine.backend: vLLM in each of {config.train.processes} processes would put all on the first GPU; start "
             "`vllm serve` on other GPUs and name it in engine.servers (docs/engines.md), or set train.processes to 1"
         )
-    model_path, table = check_rollouts(config)
-    if config.branch is not None:
-        fork_rule(config.branch.at)
+    model_path, extensions = find_model(config.model.path), check_rollouts(config)
+    table = reward_table(config.rewards, config.credit)
     _require_adapter(config)
     if config.train.trl.get("optim") == KAHAN and importlib.util.find_spec("optimi") is None:
         raise DependencyError(f"train.trl.optim: {KAHAN} is torch-optimi's; bring it with: pip install torch-optimi")
     if config.tasks.is_from_hub and not asks_hub:
-        return Inputs(model_path, [], [], table)
+        return Inputs(model_path, [], [], table, extensions)
     train_tasks, heldout = load_splits(
         config.tasks, ("train", config.seed, config.tasks.train), ("heldout", 0, config.eval.problems)
     )
@@ -154,7 +149,7 @@ def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
             f"there are {len(train_tasks)} different problems to train on, and a step takes train.prompts_per_step "
             f"{config.train.prompts_per_step}; lower that, raise tasks.train ({config.tasks.train}), or add problems"
         )
-    return Inputs(model_path, train_tasks, heldout, table)
+    return Inputs(model_path, train_tasks, heldout, table, extensions)
 
 
 def train(prepared: Prepared, progress: Progress, **extra: Any) -> TrainingOutcome:
@@ -276,47 +271,11 @@ def _require_adapter(config: Config) -> None:
 
 
 def training_arguments(config: Config, folder: RunFolder, **extra: Any) -> ReplGRPOConfig:
-    """TRL's arguments for a config; `extra` overrides them. Raises ConfigError with TRL's reason if it refuses them."""
-    import torch
+    """A trainer's arguments for a run in `folder`; `extra` overrides them. Raises ConfigError if TRL refuses them."""
+    from repl_rl.trainer import ReplGRPOConfig
 
-    from repl_rl.trainer.arguments import SECTIONS, ReplGRPOConfig
-
-    plan = config.train
-    micro_batch = plan.micro_batch or plan.trajectories_per_process
-    arguments: dict[str, Any] = {
-        **{name: getattr(plan, name) for name in _NAMED_ALIKE},
-        **config.sampling.model_dump(include={"temperature", "top_p", "top_k"}),
-        "output_dir": str(folder.checkpoints),
-        "rollout_dir": str(folder.rollouts),
-        "seed": config.seed,
-        "max_steps": plan.steps,
-        "per_device_train_batch_size": micro_batch,
-        "gradient_accumulation_steps": plan.trajectories_per_process // micro_batch,
-        "num_generations": plan.group_size,
-        "lr_scheduler_type": plan.schedule,
-        "save_total_limit": 2,
-        "logging_steps": 1,
-        "ddp_timeout": WAIT_S,
-        "bf16": config.model.dtype == "bfloat16",
-        "fp16": False,
-        # without it, accelerate looks for no other processes on a CPU, and transformers for no bfloat16
-        "use_cpu": not torch.cuda.is_available(),
-        "model_init_kwargs": {"dtype": plan.dtype},
-        "sampler_dtype": config.model.dtype,
-        "gradient_checkpointing": False,
-        "report_to": list(plan.report_to),
-        "project": config.name,
-        "run_name": folder.path.name,
-        "disable_tqdm": True,
-        "chat": config.model.chat,
-    }
-    sections = {name: getattr(config, name) for name in (*SECTIONS, "branch")}
-    try:
-        return ReplGRPOConfig(**{**arguments, **sections, **plan.trl, **extra})
-    except ConfigError:
-        raise
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"TRL refuses these arguments: {error}; see train and train.trl in the config") from error
+    named = {"run_name": folder.path.name, "rollout_dir": str(folder.rollouts)}
+    return ReplGRPOConfig.from_config(config, str(folder.checkpoints), **named, **extra)
 
 
 def _evaluate(

@@ -11,6 +11,7 @@ from trl import GRPOConfig
 from repl_rl.config import (
     BranchConfig,
     BudgetConfig,
+    Config,
     CreditConfig,
     DialectConfig,
     EngineConfig,
@@ -22,6 +23,7 @@ from repl_rl.config import (
     parse_config,
 )
 from repl_rl.errors import ConfigError
+from repl_rl.utils.distributed import WAIT_S
 
 SECTIONS: dict[str, type[Section]] = {
     "dialect": DialectConfig,
@@ -66,6 +68,12 @@ REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.
 """TRL's arguments that would do nothing here, and why."""
 
 
+_NAMED_ALIKE = (
+    *("learning_rate", "warmup_steps", "max_grad_norm", "save_steps", "loss_type", "beta"),
+    *("asynchronous", "redraws", "mask_overlong"),
+)
+"""Keys of the section `train` that are arguments under the same name."""
+
 CISPO_MOST = 5.0
 """CISPO's bound on the ratio, epsilon_max of Khatri et al. 2025, The Art of Scaling Reinforcement Learning Compute for
 LLMs. TRL falls back to `epsilon`, 0.2, which scales the loss by it."""
@@ -107,12 +115,53 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
     vllm_importance_sampling_mode: str = "token_truncate"
     dataloader_pin_memory: bool = field(default_factory=torch.cuda.is_available)
 
+    @classmethod
+    def from_config(cls, config: Config, output_dir: str, **extra: Any) -> ReplGRPOConfig:
+        """The arguments of the run that a config describes, with checkpoints in `output_dir`; `extra` overrides them.
+
+        Raises ConfigError with TRL's reason if it refuses them.
+        """
+        plan = config.train
+        micro_batch = plan.micro_batch or plan.trajectories_per_process
+        arguments: dict[str, Any] = {
+            **{name: getattr(plan, name) for name in _NAMED_ALIKE},
+            **config.sampling.model_dump(include={"temperature", "top_p", "top_k"}),
+            "output_dir": output_dir,
+            "seed": config.seed,
+            "max_steps": plan.steps,
+            "per_device_train_batch_size": micro_batch,
+            "gradient_accumulation_steps": plan.trajectories_per_process // micro_batch,
+            "num_generations": plan.group_size,
+            "lr_scheduler_type": plan.schedule,
+            "save_total_limit": 2,
+            "logging_steps": 1,
+            "ddp_timeout": WAIT_S,
+            "bf16": config.model.dtype == "bfloat16",
+            "fp16": False,
+            # without it, accelerate looks for no other processes on a CPU, and transformers for no bfloat16
+            "use_cpu": not torch.cuda.is_available(),
+            "model_init_kwargs": {"dtype": plan.dtype},
+            "sampler_dtype": config.model.dtype,
+            "gradient_checkpointing": False,
+            "report_to": list(plan.report_to),
+            "project": config.name,
+            "disable_tqdm": True,
+            "chat": config.model.chat,
+        }
+        sections = {name: getattr(config, name) for name in (*SECTIONS, *_OPTIONAL)}
+        try:
+            return cls(**{**arguments, **sections, **plan.trl, **extra})
+        except ConfigError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"TRL refuses these arguments: {error}; see train and train.trl in the config") from error
+
     def __post_init__(self) -> None:
         sections = {name: getattr(self, name) for name in (*SECTIONS, *_OPTIONAL)}
         train = {"group_size": self.num_generations, "redraws": self.redraws, "asynchronous": self.asynchronous}
         parsed = parse_config({**sections, "train": train})
-        for name, value in sections.items():
-            setattr(self, name, value if isinstance(value, Section) else getattr(parsed, name))
+        for name in sections:
+            setattr(self, name, getattr(parsed, name))
         self.asynchronous = parsed.train.asynchronous
         defaults = {
             each.name: each.default if each.default_factory is MISSING else each.default_factory()

@@ -26,14 +26,13 @@ from transformers import set_seed
 
 from repl_rl.config import BranchConfig, ModelConfig
 from repl_rl.config.section import Excluding, refuse_excluding
-from repl_rl.dialect import require_dialect
 from repl_rl.engine import make_engine
 from repl_rl.engine.factory import EngineMaker
-from repl_rl.engine.vocabulary import load_vocabulary
 from repl_rl.errors import ConfigError
 from repl_rl.kernel import KernelPool, KernelSource
 from repl_rl.models.find import loading
 from repl_rl.rewards import RewardFunction, ScoredTrajectory
+from repl_rl.rollout.checks import check_rollouts
 from repl_rl.rollout.scheduler import Cut
 from repl_rl.rollout.score import CreditedTrajectory, credit, credit_numbers, reward_table, score
 from repl_rl.rollout.service import MakeRunner, start_service
@@ -112,7 +111,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         # A grader has to be sent to the rollouts' process only where they ask it.
         asks = args.branch is not None and args.branch.looks_at_outcomes
         self._extensions = make_extensions(tools or (), tools_where, owner, rollout, grader if asks else grade, guests)
-        self._extensions.require(args.dialect, args.kernel, args.branch)
+        check_rollouts(args, self._extensions)
         given = {
             "environment": owner is not None,
             "redraws": args.redraws,
@@ -125,9 +124,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         self._table = reward_table(args.rewards, args.credit, line_rewards)
         self._grader = grader
         path = model if isinstance(model, str) else model.name_or_path
-        vocabulary = load_vocabulary(path, require_dialect(args.dialect).stops)
-        setup = RolloutSetup.from_config(args, vocabulary, self._extensions, wrap_kernels)
-        setup.dialect_with(self._extensions.toolbox.tools)  # raises ConfigError if the model can't speak it
+        setup = RolloutSetup.for_model(args, path, self._extensions, wrap_kernels)
         extra = [reward_funcs] if callable(reward_funcs) else list(reward_funcs)
         args.reward_weights = all_weights(args.reward_weights, self._table.component_names, len(extra))
         graded = not extra and owner is None and grader is grade
@@ -139,7 +136,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
                 reward_funcs=[*map(component_sum, self._table.component_names), *map(asked_of_valid, extra)],
                 train_dataset=as_dataset(train_dataset, graded),
                 eval_dataset=None if eval_dataset is None else as_dataset(eval_dataset, graded),
-                processing_class=kwargs.pop("processing_class", vocabulary.tokenizer),
+                processing_class=kwargs.pop("processing_class", setup.vocabulary.tokenizer),
                 **kwargs,
             )
         self._own_reward_columns = len(self._table.component_names)

@@ -14,8 +14,9 @@ from repl_rl.engine import Vocabulary
 from repl_rl.errors import ConfigError, EnvironmentFailure, KernelDiedError
 from repl_rl.kernel import ExecResult, KernelPool
 from repl_rl.rollout.batch import RolloutBatch
+from repl_rl.rollout.checks import check_rollouts
 from repl_rl.rollout.scheduler import Cut
-from repl_rl.rollout.setup import load_extensions, make_extensions
+from repl_rl.rollout.setup import make_extensions
 from repl_rl.tools import tool
 from repl_rl.trajectory import StopReason, Task, Trajectory
 
@@ -143,8 +144,8 @@ async def test_a_broken_kernel_is_set_up_anew_unless_the_host_was_called(
 def test_host_tools_need_a_kernel_that_calls() -> None:
     tools: dict[str, Any] = {"tools": {"functions": ["test_episode:look_up"]}}
     with pytest.raises(ConfigError, match=r"tool 'look_up' runs on the host.*kernel.backend 'python3'; take"):
-        load_extensions(parse_config({**tools, "kernel": {"backend": "python3"}}))
-    assert load_extensions(parse_config(tools)).toolbox.tools
+        check_rollouts(parse_config({**tools, "kernel": {"backend": "python3"}}))
+    assert check_rollouts(parse_config(tools)).toolbox.tools
     make_extensions(["test_episode:sandboxed"]).require(DialectConfig(), KernelConfig(backend="python3"), None)
 
 

@@ -15,6 +15,7 @@ from scripted import AskedEngine, rollout_of
 from repl_rl.config import BranchConfig, parse_config
 from repl_rl.errors import ConfigError
 from repl_rl.kernel import KernelPool
+from repl_rl.rollout.checks import check_rollouts
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.metrics import batch_metrics
 from repl_rl.rollout.setup import load_extensions
@@ -270,16 +271,17 @@ TREES: dict[str, Any] = {"branch": {}, "train": {"group_size": 12}, "credit": {"
 def test_configs_that_can_not_work_are_refused(values: dict[str, Any], message: str) -> None:
     """Families bring their environment."""
     with pytest.raises(ConfigError, match=message):
-        load_extensions(parse_config({"environment": "rlm", **values}))
+        check_rollouts(parse_config({"environment": "rlm", **values}))
 
 
 def test_a_kernel_that_takes_no_tools_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add_spec(tmp_path, "ir", ["R", "-e", "IRkernel::main()", "{connection_file}"], language="R")
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    config = parse_config({"environment": "rlm", "kernel": {"backend": "ir"}})
     with pytest.raises(
         ConfigError, match=r"environment RLM sets up its sessions with repl_tools.*'ir'.*take kernel.back"
     ):
-        load_extensions(parse_config({"environment": "rlm", "kernel": {"backend": "ir"}}))
+        load_extensions(config).require(config.dialect, config.kernel, None)
 
 
 async def test_trees_are_refused_where_they_are_asked_for(pool: KernelPool) -> None:

@@ -105,9 +105,9 @@ def test_an_environment_that_fails_costs_its_trajectory_and_no_reward_function_s
 
 
 def test_bad_tools_and_data_are_refused_before_anything_is_loaded(tmp_path: Path) -> None:
-    def refuse(match: str, error: type[Exception] = ConfigError, **given: Any) -> None:
+    def refuse(match: str, error: type[Exception] = ConfigError, args: Any = None, **given: Any) -> None:
         with pytest.raises(error, match=match):
-            ReplGRPOTrainer("no/such/model", small_args(tmp_path), dataset(8), **given)
+            ReplGRPOTrainer("no/such/model", args or small_args(tmp_path), dataset(8), **given)
 
     def undocumented(a: int) -> int:
         return a
@@ -121,6 +121,8 @@ def test_bad_tools_and_data_are_refused_before_anything_is_loaded(tmp_path: Path
         reward_funcs=started,
         make_runner=print,
     )
+    refuse("no sandbox profile 'physics'", args=small_args(tmp_path, kernel={"profile": "physics"}))
+    refuse("there is no kernelspec 'sage'", args=small_args(tmp_path, kernel={"backend": "sage"}))
     with pytest.raises(ConfigError, match=r"lacks the columns \['answer'\]"):
         as_dataset(dataset(2))
 

@@ -11,8 +11,10 @@ from pathlib import Path
 from repl_rl.config import Config, load_config
 from repl_rl.engine.environment import prepare_environment
 from repl_rl.errors import ConfigError, ModelError, RunError
+from repl_rl.models import find_model
+from repl_rl.rollout.checks import check_rollouts
 from repl_rl.run.folder import RunFolder
-from repl_rl.run.held_out import check_rollouts, heldout_tasks, longest_prompt
+from repl_rl.run.held_out import heldout_tasks, longest_prompt
 from repl_rl.trajectory import Task
 
 
@@ -81,6 +83,7 @@ def make_plan(
         combinations.append(Combination(config.model.path, config.model_copy(update={"model": model})))
     tasks = tuple(heldout_tasks(configs[0]))
     for combination in combinations:
+        find_model(combination.config.model.path)
         check_rollouts(combination.config)
     for combination in combinations:
         # refuse a prompt that fills the context now, not after evaluating earlier combinations

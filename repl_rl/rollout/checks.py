@@ -1,0 +1,35 @@
+"""What sessions need of this machine and of what the user brings: one list, for every way that leads to a session.
+
+A command and its dry run, a trainer made in Python and a notebook go through it before a model is loaded. What the keys
+of a config say of each other is checked where they are read (`repl_rl.config`), and what a model's vocabulary decides
+in `RolloutSetup.for_model`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from repl_rl.config import Config
+from repl_rl.dialect import require_dialect
+from repl_rl.engine.factory import require_engine
+from repl_rl.kernel.pool import require_backend
+from repl_rl.rollout.score import reward_table
+from repl_rl.rollout.setup import Extensions, limits_of, load_extensions
+from repl_rl.rollout.tree import fork_rule
+
+
+def check_rollouts(sections: Config | Any, extensions: Extensions | None = None) -> Extensions:
+    """Raises a ReplRLError that says what to change; else returns `extensions`, or those that the config names.
+
+    `sections` is a config or, with `extensions`, a trainer's arguments, which have its sections.
+    """
+    require_engine(sections.engine)
+    require_backend(sections.kernel.backend, sections.kernel.sandbox)
+    limits_of(sections.kernel)
+    require_dialect(sections.dialect)
+    extensions = load_extensions(sections) if extensions is None else extensions
+    extensions.require(sections.dialect, sections.kernel, sections.branch)
+    reward_table(sections.rewards, sections.credit)
+    if sections.branch is not None:
+        fork_rule(sections.branch.at)
+    return extensions
