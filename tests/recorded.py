@@ -12,6 +12,7 @@ import torch
 from small import small_args
 
 from repl_rl.models.nano import NANO_PATH
+from repl_rl.rollout.batch import RolloutBatch
 from repl_rl.trainer import ReplGRPOTrainer
 from repl_rl.trajectory import Line, LineKind, StopReason, Task, Trajectory
 
@@ -55,14 +56,12 @@ class RecordedService:
         self.cuts: list[Any] = []
         self._recording = recording
 
-    def generate(
-        self, tasks: Sequence[Task], sampling: Any = None, cut: Any = None, branch: Any = None
-    ) -> list[Trajectory]:
-        self.calls.append([task.id for task in tasks])
-        self.cuts.append(cut)
+    def roll_out(self, batch: RolloutBatch) -> list[Trajectory]:
+        self.calls.append([task.id for task in batch.tasks])
+        self.cuts.append(batch.cut)
         indices: Counter[str] = Counter()
         made = []
-        for task in tasks:
+        for task in batch.tasks:
             made.append(self._recording(task, indices[task.id]))
             indices[task.id] += 1
         return made

@@ -80,7 +80,6 @@ class Config(Section):
         (("cluster", "budget.finish_share"), "it cuts what is late of one worker, and a cluster has several"),
         (("cluster", "train.processes"), "each process would want workers of its own"),
         (("cluster.replicas", "engine.servers"), "the first starts servers, and the second names others"),
-        (("environment", "train.redraws"), "reward functions would see other environments"),
         (("train.asynchronous", "budget.finish_share"), "nothing waits for what is late"),
         (
             ("train.asynchronous", "engine.vllm.enable_sleep_mode"),

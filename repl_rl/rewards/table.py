@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 from repl_rl.config import RewardsConfig
 from repl_rl.config.rewards import BUILTIN_EXCEPTIONS, RewardRule, repeated, reported_name
@@ -93,6 +94,8 @@ class ScoredTrajectory:
     outcomes."""
     shown: tuple[bool, ...] = ()
     """For each line, whether what it showed is the reference answer, to the letter."""
+    environment: Any = None
+    """The user's, where there is one in this process and reward functions may look at it."""
 
     @property
     def line_rewards(self) -> tuple[float, ...]:

@@ -6,7 +6,7 @@ import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
@@ -31,6 +31,9 @@ class RolloutBatch:
     """When the rest of the batch is cut. Some trajectories may then be unfinished."""
     branch: BranchConfig | None = None
     """If set, each `branch.group_size` tasks, which are one task repeated, are typed as trees."""
+    environments: dict[int, Any] = field(default_factory=dict, repr=False, compare=False)
+    """The user's environments by the index of the task, put here as trajectories end. Void ones may have none, and
+    those in other processes do not come here."""
 
     def __post_init__(self) -> None:
         require_tasks(self.tasks)
@@ -62,9 +65,6 @@ class RolloutService(ABC):
         """How many trajectories may be under way."""
         self.loop_share = 0.0
         """CPU time of the line loop over the wall time of the last batch. Near 1, everything waits for the loop."""
-        self.environments: Mapping[int, Any] = {}
-        """The user's environments of the last batch, by the index of the task. Void trajectories may have none, and
-        those in other processes are not here."""
 
     @property
     def workers(self) -> Sequence[Mapping[str, Any]]:
@@ -80,7 +80,11 @@ class RolloutService(ABC):
         on_end: OnEnd = lambda index, trajectory: None,
     ) -> list[Trajectory]:
         """The trajectories of a `RolloutBatch` of these, in the order of the tasks. Raises what `Rollout.many` does."""
-        rolling = self.begin(RolloutBatch(tuple(tasks), sampling, cut, branch), on_end)
+        return self.roll_out(RolloutBatch(tuple(tasks), sampling, cut, branch), on_end)
+
+    def roll_out(self, batch: RolloutBatch, on_end: OnEnd = lambda index, trajectory: None) -> list[Trajectory]:
+        """As `generate`, for a batch that the caller has made."""
+        rolling = self.begin(batch, on_end)
         try:
             trajectories = rolling.result()
         except KeyboardInterrupt:

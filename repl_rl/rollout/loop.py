@@ -12,12 +12,9 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
-from functools import lru_cache
-from typing import Any
 
 from repl_rl.config import BranchConfig, SamplingConfig, SeededSampling
-from repl_rl.dialect import Shown
-from repl_rl.engine import Engine, Finish, SampledLine
+from repl_rl.engine import Engine, Finish
 from repl_rl.errors import ConfigError, KernelError
 from repl_rl.kernel import KernelSource, NestingSource
 from repl_rl.rollout.batch import OnEnd, RolloutBatch, refuse_if_all_aborted
@@ -30,12 +27,9 @@ from repl_rl.rollout.guests import guests_of, trees_of
 from repl_rl.rollout.scheduler import Cut, CutScope, Scheduler
 from repl_rl.rollout.session import Request, Session, Start, Typed
 from repl_rl.rollout.setup import RolloutSetup
-from repl_rl.rollout.state import Clock, Spent, Wait
+from repl_rl.rollout.state import Clock, ShownEncoder, Spent, Wait
 from repl_rl.rollout.subcalls import MOST_CHARS_PER_TOKEN, NoAnswerError, SubCalls
 from repl_rl.trajectory import Line, LineKind, Task, Trajectory
-
-_REMEMBERED_OUTPUTS = 1024
-_SHORT_OUTPUT_CHARS = 32
 
 
 class Rollout:
@@ -45,8 +39,6 @@ class Rollout:
         self.engine = engine
         self.kernels = kernels
         self.setup = setup
-        self.environments: dict[int, Any] = {}
-        """The environments of the last batch, by the index of the task."""
         needed = 0 if setup.extensions.sampler is not None else setup.subcalls.depth - 1
         if needed > (kernels.depth if isinstance(kernels, NestingSource) else 0):
             raise ConfigError(
@@ -54,7 +46,7 @@ class Rollout:
                 f"places for that; give KernelPool(size, depth={needed}), or set subcalls.depth to 1"
             )
         self._episodes = EpisodeMaker(setup, engine, self.asked)
-        self._encode_short = lru_cache(_REMEMBERED_OUTPUTS)(setup.vocabulary.encode_output)
+        self._encoder = ShownEncoder(setup.vocabulary)
 
     @property
     def sampling(self) -> SamplingConfig:
@@ -122,12 +114,20 @@ class Rollout:
                 yield made
             return
         self._episodes.refuse(tasks)
-        self.environments.clear()
         trees, asked = trees_of(batch, setup, sampling), time.monotonic()
 
         async def run(index: int, scope: CutScope) -> Trajectory:
             own = sampling.of_trajectory(index) if isinstance(sampling, SeededSampling) else sampling
-            request = Request(tasks[index], own, setup.budget, Clock(asked), index, scope, listener)
+            request = Request(
+                tasks[index],
+                own,
+                setup.budget,
+                Clock(asked),
+                index,
+                scope,
+                listener,
+                environments=batch.environments,
+            )
             return await (self._of_batch(request) if trees is None else trees.typed(request, self._of_batch))
 
         try:
@@ -188,7 +188,7 @@ class Rollout:
             except KernelError as failure:
                 trajectory = session.aborted(failure)
         if episode.environment is not None and request.index is not None:
-            self.environments[request.index] = episode.environment.instance
+            request.environments[request.index] = episode.environment.instance
         return trajectory
 
     def _session(self, request: Request, start: Start, episode: Episode, stack: AsyncExitStack) -> Session:
@@ -239,22 +239,7 @@ class Rollout:
 
             # Insert what the dialect shows.
             shown = session.reader.show(ran.cells, goes_on=session.stop is None)
-            ids, text = self._encoded(shown, sampled)
+            ids, text = self._encoder.encoded(shown, at_eos)
             session.insert(ids)
             session.add(ran.as_line(start, end, turn.text, text, session.episode.dialect))
             await session.after_line()
-
-    def _encoded(self, shown: Sequence[Shown], sampled: SampledLine) -> tuple[list[int], str]:
-        """What the dialect shows, as ids and as text, without the end-of-turn token if the model sampled it itself."""
-        vocabulary, ids = self.setup.vocabulary, list[int]()
-        for part in shown:
-            if part.is_frame:
-                ids += vocabulary.encode_frame(part.text)
-            elif len(part.text) <= _SHORT_OUTPUT_CHARS:
-                ids += self._encode_short(part.text)
-            else:
-                ids += vocabulary.encode_output(part.text)
-        text = "".join(part.text for part in shown)
-        if ids and sampled.finish is Finish.EOS and ids[0] in vocabulary.eos_ids:
-            return ids[1:], text.removeprefix(vocabulary.decode(ids[:1]))
-        return ids, text

@@ -64,7 +64,6 @@ class RolloutThread(RolloutService):
         try:
             self._pool = make_pool(setup.kernel, setup.subcalls)
             self._rollout = Rollout(engine, setup.kernels(self._pool), setup)
-            self.environments = self._rollout.environments
             self._loop.run(self._pool.__aenter__())
         except BaseException:
             self._loop.close()

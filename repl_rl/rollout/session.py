@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from repl_rl.config import BudgetConfig, SamplingConfig
 from repl_rl.dialect import Reader, Turn, dialect_name
@@ -41,6 +41,8 @@ class Request:
     """Told of each line as it comes."""
     subcalls: SubCalls | None = None
     """What it may ask in turn, if another session asks for it."""
+    environments: dict[int, Any] = field(default_factory=dict)
+    """Those of its batch, to which its own comes when it has ended."""
 
     @property
     def depth(self) -> int:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -32,6 +33,7 @@ from repl_rl.errors import ConfigError
 from repl_rl.kernel import KernelPool, KernelSource
 from repl_rl.models.find import loading
 from repl_rl.rewards import RewardFunction, ScoredTrajectory
+from repl_rl.rollout.batch import RolloutBatch
 from repl_rl.rollout.checks import check_rollouts
 from repl_rl.rollout.scheduler import Cut
 from repl_rl.rollout.score import CreditedTrajectory, credit, credit_numbers, reward_table, score
@@ -59,7 +61,6 @@ from repl_rl.utils.distributed import gather
 _LOADS = ("load_from_json", "_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_state")
 """What transformers calls with a checkpoint."""
 _EXCLUDING: tuple[Excluding, ...] = (
-    (("environment", "redraws"), "reward functions would see other environments"),
     (("environment", "reward_funcs", "asynchronous"), "environments are closed before reward functions are called"),
     (("environment", "reward_funcs", "make_runner"), "reward functions can't be given environments of other machines"),
     (("asynchronous", "an iterable data set"), "tasks are taken ahead, by their rows"),
@@ -114,7 +115,6 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         check_rollouts(args, self._extensions)
         given = {
             "environment": owner is not None,
-            "redraws": args.redraws,
             "asynchronous": args.asynchronous,
             "reward_funcs": bool(reward_funcs),
             "make_runner": make_runner is not None,
@@ -232,7 +232,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
     def roll_out(self, inputs: Sequence[dict[str, Any]]) -> Step:
         """Sample and score a batch, of these rows of the data set or, with `asynchronous`, of those whose turn it is.
 
-        Redrawing replaces rows. Each of them gets the columns `scored` and, if there are any here, `environments`.
+        Redrawing replaces rows. Each of them gets the columns `scored` and, if they are here, `environments`.
         """
         since = started = time.perf_counter()
         rows, is_training = list(inputs), self.model.training
@@ -250,11 +250,9 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         trajectories = [item.trajectory for item in scored]
         self.step_log.batch(trajectories, self._taken_at - since, self.service, tools if is_watched else None)
         self.step_log.values({"time/waited_s": self._taken_at - started})
+        has_environments = self._extensions.environment is not None and not self.queue.is_open
         for row, item in zip(rows, scored, strict=True):
-            row["scored"] = item
-        if self._extensions.environment is not None and not self.queue.is_open:
-            for index, row in enumerate(rows):
-                row["environments"] = self.service.environments.get(index)
+            row |= {"scored": item} | ({"environments": item.environment} if has_environments else {})
         return self._step_of(rows, scored)
 
     def _step_of(self, inputs: list[dict[str, Any]], scored: list[ScoredTrajectory]) -> Step:
@@ -300,8 +298,9 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         branch = self.args.branch if self.model.training else None
         share = self.args.budget.finish_share
         cut = Cut(share, self.num_generations) if self.model.training and share < 1 else None
-        trajectories = self.service.generate(tasks, self.batch_sampling(), cut, branch)
-        return self._scored(tasks, trajectories, branch)
+        batch = RolloutBatch(tasks, self.batch_sampling(), cut, branch)
+        scored = self._scored(tasks, self.service.roll_out(batch), branch)
+        return [replace(item, environment=batch.environments.get(index)) for index, item in enumerate(scored)]
 
     def _scored_from_queue(self) -> tuple[list[dict[str, Any]], list[ScoredTrajectory]]:
         taken, rows = self.queue.take()

@@ -66,12 +66,14 @@ def dataset(rows: int) -> Dataset:
 
 @pytest.mark.more
 def test_a_step_as_trl_users_write_it(tmp_path: Path) -> None:
+    """Groups are drawn again, for none of them earns an outcome; reward functions see the environments of the new."""
     given = {"tools": [multiply], "environment_factory": Counter, "reward_funcs": [accuracy, started]}
-    trainer = step(tmp_path, {**given, "eval_dataset": dataset(4)})
+    trainer = step(tmp_path, {**given, "eval_dataset": dataset(4)}, redraws=1)
     [logged], [metrics] = (
         [row for row in trainer.state.log_history if name in row] for name in ("reward", "eval_reward")
     )
     assert logged["rewards/started/mean"] == 1.0
+    assert logged["credit/redrawn_groups"] == 2
     assert {"tools/multiply/call_frequency", "tools/failure_frequency"} <= logged.keys()
     assert "eval_rewards/accuracy/mean" in metrics
     assert len(SEEN["result"]) == len(SEEN["completions"])
