@@ -10,8 +10,7 @@ import torch
 from recorded import RecordedTrainer, make_tasks_named, recorded, recorded_trainer
 
 from repl_rl.config import Config, parse_config
-from repl_rl.run.folder import RunFolder
-from repl_rl.run.training import training_arguments
+from repl_rl.trainer import ReplGRPOConfig
 from repl_rl.trajectory import StopReason, Task, Trajectory, read_jsonl
 
 BUDGETS = {"max_lines", "line_tokens", "max_tokens", "context", "seconds"}
@@ -82,7 +81,7 @@ def test_a_step_of_nothing_but_overlong_trajectories_leaves_the_weights(tmp_path
 
 def test_the_file_reaches_the_trainers_arguments(tmp_path: Path) -> None:
     config = parse_config({"train": {"mask_overlong": True, "redraws": 2}})
-    args = training_arguments(config, RunFolder(tmp_path), bf16=False)
+    args = ReplGRPOConfig.from_config(config, str(tmp_path), bf16=False)
     assert (args.mask_overlong, args.redraws) == (True, 2)
-    args = training_arguments(Config(), RunFolder(tmp_path), bf16=False)
+    args = ReplGRPOConfig.from_config(Config(), str(tmp_path), bf16=False)
     assert (args.mask_overlong, args.redraws) == (False, 0)
