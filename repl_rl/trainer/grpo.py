@@ -54,7 +54,8 @@ from repl_rl.trainer.rows import (
     task_of,
 )
 from repl_rl.trainer.step import Step, keep_rewards, typed_of
-from repl_rl.trainer.typed_tokens import EngineGeneration, TypedTokenTrainer
+from repl_rl.trainer.typed_tokens import TypedTokenTrainer
+from repl_rl.trainer.weights import EngineGeneration
 from repl_rl.trajectory import Task, Trajectory, write_jsonl
 from repl_rl.utils.distributed import gather
 
@@ -252,7 +253,9 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         self.step_log.values({"time/waited_s": self._taken_at - started})
         has_environments = self._extensions.environment is not None and not self.queue.is_open
         for row, item in zip(rows, scored, strict=True):
-            row |= {"scored": item} | ({"environments": item.environment} if has_environments else {})
+            row["scored"] = item
+            if has_environments:
+                row["environments"] = item.environment
         return self._step_of(rows, scored)
 
     def _step_of(self, inputs: list[dict[str, Any]], scored: list[ScoredTrajectory]) -> Step:

@@ -169,16 +169,12 @@ def asked_of_valid(function: Any) -> Any:
     def asked(columns: dict[str, Any]) -> dict[str, Any]:
         """TRL's other arguments, which are not lists of that length, stay."""
         valid = [not item.trajectory.is_void for item in columns["scored"]]
-        return (
-            columns
-            if all(valid)
-            else {
-                name: list(compress(values, valid))
-                if isinstance(values, list) and len(values) == len(valid)
-                else values
-                for name, values in columns.items()
-            }
-        )
+
+        def kept(values: Any) -> Any:
+            is_column = isinstance(values, list) and len(values) == len(valid)
+            return list(compress(values, valid)) if is_column else values
+
+        return columns if all(valid) else {name: kept(values) for name, values in columns.items()}
 
     def spread(rewards: Rewards, columns: dict[str, Any]) -> Rewards:
         """None for void ones. A wrong number of rewards is returned unchanged, for TRL to refuse."""

@@ -3,30 +3,21 @@
 All of TRL's loss types, KL and importance correction get these from `_get_per_token_logps_and_entropies`, which is
 replaced. With advantages per line, four parts of TRL's losses mean something else than their papers say, and are put
 right: ratios of whole sequences, the off-policy mask, VESPO's weights, and means over rows of which some are not in the
-loss. B batch, S
-prompt and completion tokens, T completion tokens.
+loss. B batch, S prompt and completion tokens, T completion tokens.
 """
 
 from __future__ import annotations
 
 import logging
-import tempfile
-from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from accelerate.utils import broadcast_object_list, is_peft_model
-from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.distributed.tensor import DTensor
 from torch.nn.functional import pad
 from trl import GRPOTrainer
 from trl.distributed import DistributedBackend
-from trl.generation.vllm_generation import VLLMGeneration
 
-from repl_rl.engine import Engine, SharedEngine, TensorFacts, TrainableEngine
-from repl_rl.errors import ConfigError
 from repl_rl.trainer.logged import StepLog
 from repl_rl.trainer.packed import TypedForward
 from repl_rl.trainer.step import typed_of
@@ -216,138 +207,3 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
 def _means(advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """The mean advantage of each sequence's typed tokens, (B, 1), of (B, T)."""
     return (advantages * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
-
-
-def _wait_for_gpu() -> None:
-    """Wait for all that has been started on this process's GPU, if it has one."""
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-
-
-@contextmanager
-def _merged(layer: Any) -> Iterator[None]:
-    """One of PEFT's layers with its adapter in its weight; afterwards the weight has the bits from before."""
-    weights = list(layer.get_base_layer().parameters(recurse=False))
-    kept = [weight.data.clone() for weight in weights]
-    layer.merge()
-    try:
-        yield
-    finally:
-        layer.unmerge()
-        for weight, before in zip(weights, kept, strict=True):
-            weight.data.copy_(before)
-
-
-class EngineGeneration(VLLMGeneration):  # type: ignore[misc]
-    """TRL's weight sync (including FSDP, DeepSpeed and PEFT) into an engine that already exists.
-
-    vLLM in this process reloads them, or gets an adapter alone if it was started for that; every other engine gets them
-    through its `load_weights`. For servers, only the main process sends them. All get them in `dtype`, or as they are.
-    Raises ConfigError for an engine that takes no weights.
-    """
-
-    def __init__(self, engine: Engine, dtype: torch.dtype | None = None, **arguments: Any) -> None:
-        self._engine: Any = engine
-        self._dtype = dtype
-        super().__init__(**arguments)
-
-    def _init_vllm(self) -> None:
-        self.llm = getattr(self._engine, "llm", None)
-        self._llm_weights_sleeping = False
-        if self.llm is None and not isinstance(self._engine, TrainableEngine):
-            raise ConfigError(f"{type(self._engine).__name__} takes no new weights: it samples, and can't be trained")
-        if isinstance(self._engine, SharedEngine):
-            self._engine.require_weight_updates()
-
-    def sync_weights(self) -> None:
-        _wait_for_gpu()  # the engine's thread reads on a stream of its own
-        if isinstance(self._engine, SharedEngine):
-            # all processes gather the weights, the main process loads them, and all adopt them
-            if self.accelerator.is_main_process:
-                self._engine.load_weights(self)
-            else:
-                deque(self._iter_named_params(), maxlen=0)
-            (weights,) = broadcast_object_list([self._engine.weights])
-            self._engine.adopt(weights)
-        elif self.llm is None:
-            self._engine.load_weights(self._iter_named_params())
-        else:
-            with self._engine.paused():
-                if self.enable_sleep_mode:
-                    self.llm.wake_up(tags=["weights"])
-                if self._engine.takes_adapters:
-                    with tempfile.TemporaryDirectory(prefix="repl_rl_adapter_") as folder:
-                        self.accelerator.unwrap_model(self.model).save_pretrained(folder)
-                        self._engine.load_adapter(folder)
-                else:
-                    self._engine.reload(self._iter_named_params())
-                if self.enable_sleep_mode:
-                    self.llm.wake_up(tags=["kv_cache"])
-                _wait_for_gpu()
-                self._engine.update()
-
-    def sleep(self) -> bool:
-        """Let vLLM give up its weights and its cache until the next `sync_weights`; returns False if it stays awake,
-        because it is a server or `engine.vllm` has no `enable_sleep_mode`."""
-        if self.llm is None or not self.enable_sleep_mode:
-            return False
-        with self._engine.paused():
-            self.llm.sleep(level=1 if self._engine.takes_adapters else 2)  # 1 keeps weights, in the CPU's memory
-        return True
-
-    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The weights of a sync, to be read once; `facts` says beforehand what they are."""
-        return self._iter_named_params()
-
-    def _iter_named_params(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, weight in self.whole_weights():
-            is_converted = self._dtype is not None and weight.is_floating_point()
-            yield name, weight.to(self._dtype) if is_converted else weight
-
-    def whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The checkpoint's names and whole weights, with adapters merged. All processes have to read it to the end.
-
-        As TRL's, with two differences. FSDP 2 may not have sharded the model yet: the first held-out problems are
-        rolled out before training begins. And a frozen weight has its bits again after an adapter was merged into it
-        and taken out; TRL merges the whole model at once, and what rounding does to a bfloat16 weight adds up, to 0.7%
-        of it after 200 times.
-        """
-        if self._is_flat():
-            yield from super()._iter_named_params()
-            return
-        for name, weight, layer in self._parameters():
-            shared = [weight] if layer is None else list(layer.parameters())
-            with self._dist.gather_params(shared), nullcontext() if layer is None else _merged(layer):
-                # a shard that is offloaded to the CPU is gathered over GPUs all the same
-                is_shard = isinstance(weight, DTensor)
-                yield name, weight.to(self.accelerator.device).full_tensor() if is_shard else weight.data
-
-    def facts(self) -> list[TensorFacts] | None:
-        """What `sync_weights` sends, without gathering it; None under FSDP 1, where a shard does not know its shape."""
-        if self._is_flat():
-            return None
-        return [
-            TensorFacts(
-                name,
-                self._dtype if self._dtype is not None and weight.is_floating_point() else weight.dtype,
-                tuple(getattr(weight, "ds_shape", weight.shape)),  # DeepSpeed's name for the whole one
-            )
-            for name, weight, _ in self._parameters()
-        ]
-
-    def _is_flat(self) -> bool:
-        """Whether FSDP 1 has flattened the parameters."""
-        model: Any = self.model
-        return any(isinstance(module, FullyShardedDataParallel) for module in model.modules())
-
-    def _parameters(self) -> Iterator[tuple[str, Any, Any]]:
-        """Each parameter of the checkpoint: its name there, itself, and PEFT's layer around it or None."""
-        model: Any = self.model
-        prefix = model.prefix if is_peft_model(model) else None
-        for name, weight in model.named_parameters():
-            if prefix is not None and (prefix in name or "original_module" in name):
-                continue
-            module, is_adapted, _ = name.rpartition(".base_layer.")
-            layer = model.get_submodule(module) if is_adapted and prefix is not None else None
-            plain = name if prefix is None else name.removeprefix("base_model.model.").replace(".base_layer", "")
-            yield self._fix_param_name_to_vllm(plain, extra_prefixes=["modules_to_save.default."]), weight, layer
