@@ -26,6 +26,15 @@ class ModelConfig(Section):
     `train.dtype`."""
     chat: bool | None = None
     """Put the problem through the chat template. null: do so if the tokenizer has one."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """What the chat template takes besides, such as `{enable_thinking: false}` of Qwen3's. What it does not name is
+    refused."""
+
+    @model_validator(mode="after")
+    def _template_is_used(self) -> ModelConfig:
+        if self.chat is False and self.chat_template_kwargs:
+            raise ValueError("chat_template_kwargs: with chat: false there is no template to take them; leave one out")
+        return self
 
 
 class DialectConfig(Section):

@@ -20,7 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from repl_rl.errors import ModelError
+from repl_rl.errors import ConfigError, ModelError
 from repl_rl.files import read_file
 from repl_rl.models.find import loading
 from repl_rl.models.nano import SHIPPED
@@ -43,8 +43,24 @@ LINE_KEY = "repl_rl_line"
 class Vocabulary:
     """Wraps a Hugging Face tokenizer. Raises ModelError if no token holds a newline, or if it changes text."""
 
-    def __init__(self, tokenizer: Any, eos_ids: Sequence[int] = (), stops: bytes = b"\n") -> None:
-        """A turn ends with a token that holds one of the bytes `stops`; they are ASCII, and a newline is among them."""
+    def __init__(
+        self,
+        tokenizer: Any,
+        eos_ids: Sequence[int] = (),
+        stops: bytes = b"\n",
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        """A turn ends with a token that holds one of the bytes `stops`; they are ASCII, and a newline is among them.
+
+        `template_kwargs` go to the chat template. Raises ConfigError for those that it does not name.
+        """
+        self.template_kwargs = dict(template_kwargs or {})
+        for name in self.template_kwargs:
+            if not re.search(rf"\b{re.escape(name)}\b", str(tokenizer.chat_template or "")):
+                raise ConfigError(
+                    f"model.chat_template_kwargs: this model's chat template has no {name!r}, which would do nothing; "
+                    "leave it out"
+                )
         self.tokenizer = tokenizer
         self.stops = stops
         own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
@@ -106,7 +122,11 @@ class Vocabulary:
         """The text of a conversation in the model's chat template. Raises ModelError if the template refuses it."""
         try:
             text: str = self.tokenizer.apply_chat_template(
-                list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=opens
+                list(messages),
+                tools=list(tools) or None,
+                tokenize=False,
+                add_generation_prompt=opens,
+                **self.template_kwargs,
             )
         except Exception as error:
             raise ModelError(f"this model's chat template refuses the conversation: {error}") from error
@@ -130,15 +150,16 @@ class Vocabulary:
         return self.bytes_of(ids).decode("utf-8", "replace")
 
 
-def load_vocabulary(path: str, stops: bytes = b"\n") -> Vocabulary:
-    """The vocabulary of a checkpoint folder or hub id, turns ending at `stops`. Raises ModelError naming the path."""
+def load_vocabulary(path: str, stops: bytes = b"\n", template_kwargs: Mapping[str, Any] | None = None) -> Vocabulary:
+    """The vocabulary of a checkpoint folder or hub id, turns ending at `stops`. Raises ModelError naming the path, and
+    ConfigError for `template_kwargs` that its chat template does not name."""
     if path in map(str, SHIPPED.values()):  # AutoTokenizer would take this class too, after seconds for loading torch
         from transformers import PreTrainedTokenizerFast as Tokenizer
     else:
         from transformers import AutoTokenizer as Tokenizer
 
     with loading(f"no tokenizer at {path!r}"):
-        return Vocabulary(Tokenizer.from_pretrained(path), _ends(path), stops)
+        return Vocabulary(Tokenizer.from_pretrained(path), _ends(path), stops, template_kwargs)
 
 
 def _ends(path: str) -> list[int]:

@@ -231,7 +231,8 @@ class RolloutSetup:
     ) -> RolloutSetup:
         """As `from_config`, with the vocabulary of the model at `path`. Loads its tokenizer. Raises ModelError, and
         ConfigError if the model can't speak the dialect."""
-        vocabulary = load_vocabulary(path, require_dialect(config.dialect).stops)
+        named = config.model if isinstance(config, Config) else config
+        vocabulary = load_vocabulary(path, require_dialect(config.dialect).stops, named.chat_template_kwargs)
         setup = cls.from_config(config, vocabulary, extensions, wrap_kernels)
         setup.dialect_with(setup.extensions.toolbox.tools)
         return setup

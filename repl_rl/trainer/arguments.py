@@ -49,7 +49,6 @@ _REASONS = {
         transformers_continuous_batching_config use_transformers_paged ds3_gather_for_generation""",
     "advantages come from the section `credit`; its `scale` says what they are divided by": """
         scale_rewards multi_objective_aggregation""",
-    "prompts come from the section `dialect` (and `chat`), not from TRL": "chat_template_kwargs",
     "`budget.lines` bounds the turns": "max_tool_calling_iterations",
     "an evaluation of GRPO has rewards, and neither labels nor predictions": """
         label_names label_smoothing_factor prediction_loss_only include_for_metrics batch_eval_metrics
@@ -147,6 +146,7 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
             "project": config.name,
             "disable_tqdm": True,
             "chat": config.model.chat,
+            "chat_template_kwargs": config.model.chat_template_kwargs or None,
         }
         sections = {name: getattr(config, name) for name in (*SECTIONS, *_OPTIONAL)}
         try:

@@ -16,11 +16,14 @@ from waiting import until_async
 
 import repl_rl
 from repl_rl.config import Config, load_config, parse_config
-from repl_rl.engine import Vocabulary
+from repl_rl.engine import Vocabulary, load_vocabulary
 from repl_rl.errors import ConfigError
 from repl_rl.models.nano import NANO_PATH
+from repl_rl.rollout.episode import make_prompt
 from repl_rl.rollout.events import Ended
 from repl_rl.rollout.service import config_of, open_rollout
+from repl_rl.rollout.setup import Extensions, RolloutSetup
+from repl_rl.trainer import ReplGRPOConfig
 from repl_rl.trajectory import StopReason, Task
 
 TASK = Task("t1", "What is 6 * 7?", "42")
@@ -42,6 +45,23 @@ def test_overrides_go_over_a_config_that_is_made() -> None:
     config = Config(seed=7)
     assert config_of(config) is config
     assert config_of(config, ["budget.lines=3"]) == parse_config({"seed": 7, "budget": {"lines": 3}})
+
+
+def test_what_a_chat_template_takes_besides_reaches_the_prompt(tmp_path: Path) -> None:
+    tokenizer = load_vocabulary(str(NANO_PATH)).tokenizer
+    turns = "{% for each in messages %}{{ each.role }}: {{ each.content }}\n{% endfor %}"
+    tokenizer.chat_template = turns + "{% if enable_thinking is false %}(no thoughts){% endif %}"
+    tokenizer.save_pretrained(tmp_path)
+    for kwargs, shown in [({"enable_thinking": False}, True), ({"enable_thinking": True}, False), ({}, False)]:
+        config = parse_config({"model": {"path": str(tmp_path), "chat_template_kwargs": kwargs}})
+        for sections in (config, ReplGRPOConfig.from_config(config, str(tmp_path))):
+            setup = RolloutSetup.for_model(sections, str(tmp_path), Extensions())
+            prompt = make_prompt(setup.dialect_with(()), setup.vocabulary, "What is 6 * 7?", setup.chat)
+            assert ("(no thoughts)" in prompt.text) is shown
+    with pytest.raises(ConfigError, match="this model's chat template has no 'enable_thinkin', which would do nothing"):
+        load_vocabulary(str(tmp_path), template_kwargs={"enable_thinkin": False})
+    with pytest.raises(ConfigError, match="there is no template to take them"):
+        parse_config({"model": {"chat": False, "chat_template_kwargs": {"enable_thinking": False}}})
 
 
 @pytest.mark.parametrize(
