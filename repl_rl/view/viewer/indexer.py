@@ -1,11 +1,8 @@
 """Brings the index of a run up to date with its files, newest and oldest steps first.
 
-    python -m repl_rl.view.viewer.indexer RUN INDEX
-
-is a process that a viewer starts: it looks at the files once, and again for every byte on its standard input, until
-that ends. A file that grew is read on from where reading stopped, a file that changed otherwise is dropped from the
-index and read again, and a file that is gone is dropped. An incomplete last line is left for later. Lines that are not
-trajectories are counted and keep their number.
+A file that grew is read on from where reading stopped, a file that changed otherwise is dropped from the index and read
+again, and a file that is gone is dropped. An incomplete last line is left for later. Lines that are not trajectories
+are counted and keep their number.
 
 Of several indexers of one run, a lock file lets one work while the others skip their turn. It commits as it goes, so
 that a reader sees the first trajectories at once, and after a kill the next indexer goes on from the last commit.
@@ -13,21 +10,16 @@ that a reader sees the first trajectories at once, and after a kill the next ind
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
-import os
-import signal
 import sqlite3
-import subprocess
 import sys
 import threading
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
-from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -54,25 +46,31 @@ _NOT_AGAIN_FOR_S = 0.8
 _INSERT = f"INSERT INTO trajectory VALUES ({', '.join('?' * 20)})"
 
 
-def update(target: Path, index: Path, wait: bool = True) -> bool:
-    """Bring the index up to date; a damaged one is made again. False if another process has the lock and `wait` is
-    false. The system releases the lock however a process ends."""
+def update(target: Path, index: Path, wait: bool = True, is_over: Callable[[], bool] = lambda: False) -> bool:
+    """Bring the index up to date, or as far as it comes until `is_over`; a damaged one is made again. False if another
+    indexer has the lock and `wait` is false. The system releases the lock however a process ends."""
     try:
         with FileLock(index.with_name("lock"), blocking=wait, fallback_to_soft=False):
             files = step_files(target)
             try:
-                fill(target, index, files)
+                fill(target, index, files, is_over=is_over)
             except sqlite3.DatabaseError as error:
                 if isinstance(error, sqlite3.OperationalError) and "disk i/o" not in str(error).lower():
                     raise
                 discard(index)
-                fill(target, index, files)
+                fill(target, index, files, is_over=is_over)
     except Timeout:
         return False
     return True
 
 
-def fill(target: Path, index: Path, files: Iterable[StepFile], most: int | None = None) -> None:
+def fill(
+    target: Path,
+    index: Path,
+    files: Iterable[StepFile],
+    most: int | None = None,
+    is_over: Callable[[], bool] = lambda: False,
+) -> None:
     """Make the index hold exactly these files, with at most the first `most` trajectories of each."""
     with opened(index) as connection:
         known = {row["path"]: row for row in connection.execute("SELECT * FROM file")}
@@ -87,7 +85,7 @@ def fill(target: Path, index: Path, files: Iterable[StepFile], most: int | None 
         for name, file in names.items():
             row = connection.execute("SELECT * FROM file WHERE path = ?", (name,)).fetchone()
             try:
-                while not row["done"]:
+                while not row["done"] and not is_over():
                     with open_file(file.path, inside) as source, _committed(connection) as changed:
                         _index_some(connection, row, file, source, most)
                         changed.append(True)
@@ -220,70 +218,40 @@ def _add(connection: sqlite3.Connection, file: StepFile, position: int, start: i
 
 
 class Follower:
-    """A viewer's indexer process: starts with the viewer, looks again on request, and ends with the viewer.
+    """A viewer's indexer, in a thread: looks at the files when it is made, and again on request, until it is closed.
 
-    Threads may share it.
+    An error is printed once, and the next request makes another attempt.
     """
 
     def __init__(self, target: Path, index: Path) -> None:
-        self._command = [sys.executable, "-m", "repl_rl.view.viewer.indexer", str(target), str(index)]
-        self._lock = threading.Lock()
-        self._poked_s = time.monotonic()
-        self._process = self._start()
+        self._target, self._index = target, index
+        self._is_wanted, self._is_closed = threading.Event(), threading.Event()
+        self.poke()
+        self._thread = threading.Thread(target=self._follow, name="indexer", daemon=True)
+        self._thread.start()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *ending: object) -> None:
-        self.close()
+        self._is_closed.set()
+        self.poke()
+        self._thread.join()
 
     def poke(self) -> None:
-        """Ask for another look at the files, unless that was asked a moment ago. Restarts an indexer that has died."""
-        with self._lock:
-            if time.monotonic() - self._poked_s < _NOT_AGAIN_FOR_S:
-                return
-            self._poked_s = time.monotonic()
-            if self._process.poll() is not None:
-                self._process = self._start()
-                return
-            assert self._process.stdin is not None
-            with contextlib.suppress(BlockingIOError, BrokenPipeError):
-                self._process.stdin.write(b".")
+        """Ask for another look at the files. Any thread may; what was asked a moment ago is asked once."""
+        self._is_wanted.set()
 
-    def close(self) -> None:
-        """End the process; what it has committed stays."""
-        with self._lock:
-            assert self._process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.close()
-            self._process.terminate()
-            self._process.wait()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        """Start it in a session of its own, so that Ctrl-C reaches only the viewer, which then ends it."""
-        process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True, bufsize=0
-        )
-        assert process.stdin is not None
-        return process
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Follow a run until standard input ends. An error is printed once, and the next byte makes another attempt."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    target, index = map(Path, arguments)
-    said = ""
-    for _ in chain([b""], iter(lambda: os.read(0, 65536), b"")):
-        try:
-            update(target, index, wait=False)
-        except (sqlite3.Error, OSError) as error:
-            if str(error) != said:
-                said = str(error)
-                sentence = f"repl-rl view: the index {index} can't be brought up to date: {said}"
-                print(sentence, file=sys.stderr, flush=True)
-        else:
-            said = ""
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    def _follow(self) -> None:
+        said = ""
+        while self._is_wanted.wait() and not self._is_closed.is_set():
+            self._is_wanted.clear()
+            try:
+                update(self._target, self._index, wait=False, is_over=self._is_closed.is_set)
+                said = ""
+            except (sqlite3.Error, OSError) as error:
+                if str(error) != said:
+                    said = str(error)
+                    sentence = f"repl-rl view: the index {self._index} can't be brought up to date: {said}"
+                    print(sentence, file=sys.stderr, flush=True)
+            self._is_closed.wait(_NOT_AGAIN_FOR_S)
