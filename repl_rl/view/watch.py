@@ -44,7 +44,7 @@ from repl_rl.utils.threads import BackgroundLoop
 from repl_rl.view.display import bundle, trajectory_html, transcript_html
 from repl_rl.view.terminal import print_trajectory, transcript_table
 from repl_rl.view.tokens import TokenTexts
-from repl_rl.view.transcript import PLAIN_BYTES, ScreenRow, ending, plain_text, session_parts, transcript_rows
+from repl_rl.view.transcript import ScreenRow, ending, plain_text, transcript_rows
 
 EXAMPLE = "What is the greatest common divisor of 462 and 1071?"
 _TICK_S = 0.1
@@ -269,7 +269,7 @@ class NotebookCanvas:
         self._handle: Any = None
 
     def draw(self, seen: Sequence[LiveRollout], note: str) -> None:
-        texts = [plain_text(session_parts(each.prompt, each.lines, each.pending, PLAIN_BYTES)) for each in seen]
+        texts = [plain_text(each.rows) for each in seen]
         shown = [
             Markup(transcript_html(each.prompt, each.lines, pending=each.pending, note=note or each.doing))
             for each in seen[:_COLUMNS]

@@ -34,8 +34,7 @@ def transcript(trajectory: Trajectory, gamma: float, first: int = 0, count: int 
     """
     rows = screen_rows(trajectory)
     window = rows[first : None if count is None else first + count]
-    index_of = {line.start: index for index, line in enumerate(trajectory.lines)}
-    shown = sorted(index_of[line.start] for row in window for line in row.lines)
+    shown = [index for row in window for index in row.indices]
     returns, changed = returns_to_go(trajectory, gamma), state_changes(trajectory.lines)
     images = images_within([trajectory.lines[index] for index in shown], MOST_IMAGE_BYTES)
     drawn = dict(zip(shown, images, strict=True))
@@ -49,7 +48,7 @@ def transcript(trajectory: Trajectory, gamma: float, first: int = 0, count: int 
                 "origin": str(row.origin),
                 "mark": row.mark,
                 "pieces": [{"origin": str(piece.origin), "text": piece.text} for piece in row.pieces],
-                "lines": [index_of[line.start] for line in row.lines],
+                "lines": list(row.indices),
             }
             for row in window
         ],
