@@ -25,6 +25,7 @@ from repl_rl.errors import ConfigError, ReplRLError, RunError
 from repl_rl.trajectory import Trajectory, read_labelled
 from repl_rl.utils.text import visible
 from repl_rl.view.terminal import before_after_table, print_trajectory, say
+from repl_rl.view.words import outcome, solved
 
 if TYPE_CHECKING:
     from repl_rl.view.run import Run
@@ -97,11 +98,11 @@ def _serve(target: Path, port: int, browser: bool, console: Console) -> None:
 
     from repl_rl.view.run import read_run
     from repl_rl.view.viewer.api import RunApi
-    from repl_rl.view.viewer.indexer import Follower
+    from repl_rl.view.viewer.indexer import following
 
     _require(target)
     api = RunApi(target)
-    with Follower(api.target, api.index) as follower:  # indexes while the server's modules load
+    with following(api.target, api.index) as look_again:  # indexes while the server's modules load
         from repl_rl.view.viewer.server import serve
 
         if target.is_dir():
@@ -119,7 +120,7 @@ def _serve(target: Path, port: int, browser: bool, console: Console) -> None:
             if target.is_dir():
                 run_later(None, _refresh_report, target, console)
 
-        asyncio.run(serve(api, follower.poke, port, ready))
+        asyncio.run(serve(api, look_again, port, ready))
 
 
 def _refresh_report(folder: Path, console: Console) -> None:
@@ -175,7 +176,5 @@ def _print_file(path: Path, console: Console, is_short: bool) -> None:
             for sentence in [*filter(None, [label]), *rollouts_summary(trajectories)]:
                 say(console, sentence)
             continue
-        solved = sum((trajectory.outcome_reward or 0.0) > 0 for trajectory in trajectories)
         graded = sum(trajectory.outcome_reward is not None for trajectory in trajectories)
-        grades = f", {solved} of {graded} graded ones solved" if graded else ""
-        say(console, f"{label and f'{label}: '}{len(trajectories)} trajectories{grades}")
+        say(console, outcome(label, len(trajectories), sum(map(solved, trajectories)), graded))

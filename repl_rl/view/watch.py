@@ -136,12 +136,10 @@ class Board:
         self._canvas.finish(tuple(self.seen), "", self.texts)
 
 
-async def watch(
-    rollout: Rollout, task: Task, board: Board, sampling: SamplingConfig | None = None
-) -> Trajectory | Group:
+async def watch(rollout: Rollout, task: Task, board: Board) -> Trajectory | Group:
     """Roll out a task once for each rollout on the board, and keep the board drawn meanwhile."""
     with board.until_the_end():
-        making = asyncio.create_task(_rolled(rollout, task, board, sampling))
+        making = asyncio.create_task(_rolled(rollout, task, board, rollout.sampling))
         try:
             while not making.done():
                 await asyncio.wait([making], timeout=_TICK_S)
@@ -152,13 +150,12 @@ async def watch(
             await asyncio.gather(making, return_exceptions=True)
 
 
-async def _rolled(rollout: Rollout, task: Task, board: Board, sampling: SamplingConfig | None) -> list[Trajectory]:
+async def _rolled(rollout: Rollout, task: Task, board: Board, sampling: SamplingConfig) -> list[Trajectory]:
     """Roll out as many at a time as the rollout allows; the first failure ends all."""
     vocabulary = rollout.setup.vocabulary
     board.texts = lambda ids: [vocabulary.bytes_of([index]).decode("utf-8", "backslashreplace") for index in ids]
     count = len(board.seen)
     slots = asyncio.Semaphore(rollout.setup.at_once or count)
-    sampling = sampling or rollout.sampling
 
     async def roll(index: int) -> Trajectory:
         own = sampling.of_trajectory(index) if isinstance(sampling, SeededSampling) else sampling

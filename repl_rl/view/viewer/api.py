@@ -26,6 +26,7 @@ from repl_rl.view.run import Run, facts, family_rows, number, read_run, summary
 from repl_rl.view.viewer import queries
 from repl_rl.view.viewer.index import index_path, opened, revision, shown_name
 from repl_rl.view.viewer.transcript import tokens, transcript
+from repl_rl.view.words import outcome
 
 _LIVE_FOR_S = 300.0
 """A run whose metrics have not changed for longer is taken for stopped."""
@@ -81,7 +82,8 @@ class RunApi:
         _, run, _ = self._about_run()
         gamma = number({"gamma": run.setting("credit.gamma")}, "gamma")
         shown = transcript(stored, 1.0 if gamma is None else gamma, first, count)
-        return plain_members({"row": entry.row, "question": entry.question, **shown})
+        answer: Answer = plain({"row": entry.row, "question": entry.question, **shown})
+        return answer
 
     def tokens(self, id: str, line: int | None = None) -> Answer:
         """The tokens of one line, or the first ones of the completion."""
@@ -91,7 +93,7 @@ class RunApi:
         # where this run's vocabulary may be: the model that it started from, then its newest checkpoint
         own = [path.parent for path in found[-1:] if path.resolve().is_relative_to(self.target.resolve())]
         models = [*([model] if isinstance(model, str) else []), *map(str, own)]
-        return plain_members({"tokens": tokens(models, stored, line)})
+        return {"tokens": plain(tokens(models, stored, line))}
 
     def group(self, id: str) -> Answer:
         with opened(self.index) as connection:
@@ -121,7 +123,7 @@ class RunApi:
         if self._known is None or self._known[0] != stamp:
             is_file = self.target.is_file()
             run = Run(self.target, {}, (), (), (), (), ()) if is_file else read_run(self.target, with_rollouts=False)
-            about = plain_members(_about(run, self.target))
+            about = plain(_about(run, self.target))
             self._known = (stamp, replace(run, train=run.train[-1:], evals=()), about)  # rows may be many
         return self._known
 
@@ -139,14 +141,10 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return plain_members(value)
+        return {visible(str(name)): plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return value
-
-
-def plain_members(value: Mapping[str, Any]) -> Answer:
-    return {visible(str(name)): plain(item) for name, item in value.items()}
 
 
 def _about(run: Run, target: Path) -> Answer:
@@ -163,15 +161,9 @@ def _about(run: Run, target: Path) -> Answer:
 
 def _counted(connection: sqlite3.Connection) -> list[str]:
     """A sentence, or one for each model and dialect of an evaluation of several."""
-    by_label: dict[str, dict[str, int]] = {}
-    for label, status, count in connection.execute("SELECT label, status, count(*) FROM trajectory GROUP BY 1, 2"):
-        by_label.setdefault(label, {})[status] = count
-    told = []
-    for label, counts in by_label.items():
-        graded = counts.get("solved", 0) + counts.get("not solved", 0)
-        grades = f", {counts.get('solved', 0)} of {graded} graded ones solved" if graded else ""
-        told.append(f"{label and f'{label}: '}{sum(counts.values())} trajectories{grades}")
-    return told or ["0 trajectories"]
+    counts = "count(*), sum(status = 'solved'), sum(status IN ('solved', 'not solved'))"
+    found = connection.execute(f"SELECT label, {counts} FROM trajectory GROUP BY label")
+    return [outcome(*row) for row in found] or ["0 trajectories"]
 
 
 def _entry(connection: sqlite3.Connection, id: str) -> queries.Entry:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
@@ -76,67 +76,59 @@ def fill(
         known = {row["path"]: row for row in connection.execute("SELECT * FROM file")}
         folder = target if target.is_dir() else target.parent
         names = {visible(str(file.path.relative_to(folder))): file for file in files}
-        with _committed(connection) as changed:
-            changed += [_forget(connection, row) for name, row in known.items() if name not in names]
-            inside = target if target.is_dir() else None
-            changed += [_expect(connection, known.get(name), name, file, inside) for name, file in names.items()]
-            first_scan = "UPDATE state SET value = 1 WHERE key = 'scans' AND value = 0"
-            changed.append(connection.execute(first_scan).rowcount > 0)
+        inside = target if target.is_dir() else None
+        with _committed(connection):
+            for name, row in known.items():
+                if name not in names:
+                    _forget(connection, row)
+            for name, file in names.items():
+                _expect(connection, known.get(name), name, file, inside)
+            connection.execute("UPDATE state SET value = 1 WHERE key = 'scans' AND value = 0")
         for name, file in names.items():
             row = connection.execute("SELECT * FROM file WHERE path = ?", (name,)).fetchone()
             try:
                 while not row["done"] and not is_over():
-                    with open_file(file.path, inside) as source, _committed(connection) as changed:
+                    with open_file(file.path, inside) as source, _committed(connection):
                         _index_some(connection, row, file, source, most)
-                        changed.append(True)
                     row = connection.execute("SELECT * FROM file WHERE path = ?", (name,)).fetchone()
             except OSError as error:
-                with _committed(connection) as changed:
+                with _committed(connection):
                     _set(connection, row, reason=f"it can't be read: {error.strerror}", done=True)
                     if error.errno == errno.EFBIG:  # nor will it be until it changes
                         _set(connection, row, **_looks(file), indexed=file.size)
-                    changed.append(True)
 
 
 @contextmanager
-def _committed(connection: sqlite3.Connection) -> Iterator[list[bool]]:
-    """One transaction. The revision goes up if the block appends anything true to the list."""
-    changed: list[bool] = []
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield changed
-        if any(changed):
+def _committed(connection: sqlite3.Connection) -> Iterator[None]:
+    """One transaction. The revision goes up if the block changes anything."""
+    before = connection.total_changes
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+        if connection.total_changes > before:
             connection.execute("UPDATE state SET value = value + 1 WHERE key = 'revision'")
-        connection.execute("COMMIT")
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise
 
 
-def _forget(connection: sqlite3.Connection, file: sqlite3.Row, whole: bool = True) -> bool:
-    """Drop a file's trajectories from the index, and with `whole` the file too. Returns True."""
+def _forget(connection: sqlite3.Connection, file: sqlite3.Row, whole: bool = True) -> None:
+    """Drop a file's trajectories from the index, and with `whole` the file too."""
     span = keys(file["split"], file["step"])
     connection.execute("DELETE FROM error WHERE trajectory BETWEEN ? AND ?", span)
     connection.execute("DELETE FROM trajectory WHERE id BETWEEN ? AND ?", span)
     if whole:
         connection.execute("DELETE FROM file WHERE id = ?", (file["id"],))
-    return True
 
 
 def _expect(
     connection: sqlite3.Connection, row: sqlite3.Row | None, name: str, file: StepFile, inside: Path | None
-) -> bool:
-    """Mark a file to be read if it is new or has changed; returns whether it is."""
+) -> None:
+    """Mark a file to be read if it is new or has changed."""
     if row is None:
         connection.execute("INSERT INTO file (split, step, path) VALUES (?, ?, ?)", (file.split, file.step, name))
-        return True
-    if all(row[name] == value for name, value in _looks(file).items()):
-        return False
-    if not _has_grown(row, file, inside):
-        _forget(connection, row, whole=False)
-        _set(connection, row, indexed=0, tail=0, records=0, unreadable=0, reason=None)
-    _set(connection, row, done=False)
-    return True
+    elif any(row[name] != value for name, value in _looks(file).items()):
+        if not _has_grown(row, file, inside):
+            _forget(connection, row, whole=False)
+            _set(connection, row, indexed=0, tail=0, records=0, unreadable=0, reason=None)
+        _set(connection, row, done=False)
 
 
 def _looks(file: StepFile) -> dict[str, int]:
@@ -217,41 +209,35 @@ def _add(connection: sqlite3.Connection, file: StepFile, position: int, start: i
     connection.executemany("INSERT INTO error VALUES (?, ?)", ((name, id) for name in names))
 
 
-class Follower:
-    """A viewer's indexer, in a thread: looks at the files when it is made, and again on request, until it is closed.
+@contextmanager
+def following(target: Path, index: Path) -> Iterator[Callable[[], None]]:
+    """A block beside which a thread indexes: at once, and again whenever what the block gets is called, which any
+    thread may do. What is asked within a moment is asked once.
 
     An error is printed once, and the next request makes another attempt.
     """
+    is_wanted, is_over = threading.Event(), threading.Event()
 
-    def __init__(self, target: Path, index: Path) -> None:
-        self._target, self._index = target, index
-        self._is_wanted, self._is_closed = threading.Event(), threading.Event()
-        self.poke()
-        self._thread = threading.Thread(target=self._follow, name="indexer", daemon=True)
-        self._thread.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *ending: object) -> None:
-        self._is_closed.set()
-        self.poke()
-        self._thread.join()
-
-    def poke(self) -> None:
-        """Ask for another look at the files. Any thread may; what was asked a moment ago is asked once."""
-        self._is_wanted.set()
-
-    def _follow(self) -> None:
+    def follow() -> None:
         said = ""
-        while self._is_wanted.wait() and not self._is_closed.is_set():
-            self._is_wanted.clear()
+        while is_wanted.wait() and not is_over.is_set():
+            is_wanted.clear()
             try:
-                update(self._target, self._index, wait=False, is_over=self._is_closed.is_set)
+                update(target, index, wait=False, is_over=is_over.is_set)
                 said = ""
             except (sqlite3.Error, OSError) as error:
                 if str(error) != said:
                     said = str(error)
-                    sentence = f"repl-rl view: the index {self._index} can't be brought up to date: {said}"
+                    sentence = f"repl-rl view: the index {index} can't be brought up to date: {said}"
                     print(sentence, file=sys.stderr, flush=True)
-            self._is_closed.wait(_NOT_AGAIN_FOR_S)
+            is_over.wait(_NOT_AGAIN_FOR_S)
+
+    indexer = threading.Thread(target=follow, name="indexer", daemon=True)
+    is_wanted.set()
+    indexer.start()
+    try:
+        yield is_wanted.set
+    finally:
+        is_over.set()
+        is_wanted.set()
+        indexer.join()

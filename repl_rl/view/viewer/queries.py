@@ -98,13 +98,14 @@ def parse(parameters: Mapping[str, str]) -> Query:
         where=" AND ".join(part for part, *_ in conditions) or "1",
         values=tuple(value for _, *values in conditions for value in values),
         order=order,
-        offset=_count(given, "offset", 0, 2**53),
-        limit=_count(given, "limit", _DEFAULT_ROWS, MOST_ROWS),
+        offset=count(given, "offset", 0),
+        limit=count(given, "limit", _DEFAULT_ROWS, MOST_ROWS),
     )
 
 
-def _count(given: Mapping[str, str], name: str, otherwise: int, most: int) -> int:
-    text = given.get(name, str(otherwise))
+def count(given: Mapping[str, str], name: str, otherwise: int, most: int = 2**53) -> int:
+    """The number under `name`; `otherwise` if there is none. Raises ConfigError, naming the parameter, for others."""
+    text = given.get(name) or str(otherwise)
     if not re.fullmatch(r"[0-9]{1,16}", text) or int(text) > most:
         raise ConfigError(f"{name} is {text!r}; give a number from 0 to {most}")
     return int(text)
@@ -162,14 +163,18 @@ def steps(connection: sqlite3.Connection, split: str) -> list[int]:
 def choices(connection: sqlite3.Connection) -> dict[str, Any]:
     """The values that there are to filter by."""
     first, last = connection.execute("SELECT min(step), max(step) FROM trajectory").fetchone()
-    errors = connection.execute("SELECT name FROM error GROUP BY name ORDER BY count(*) DESC, name LIMIT 200")
+
+    def values(query: str) -> list[str]:
+        return [value for (value,) in connection.execute(query)]
+
+    distinct = "SELECT DISTINCT {0} FROM trajectory WHERE {0} != '' ORDER BY {0} LIMIT 1000"
     return {
-        "splits": [row["split"] for row in connection.execute("SELECT DISTINCT split FROM file ORDER BY split DESC")],
+        "splits": values("SELECT DISTINCT split FROM file ORDER BY split DESC"),
         "steps": None if first is None else [first, last],
-        "statuses": _distinct(connection, "status"),
-        "errors": [row["name"] for row in errors],
-        "families": _distinct(connection, "family"),
-        "stops": _distinct(connection, "stop_reason"),
+        "statuses": values(distinct.format("status")),
+        "errors": values("SELECT name FROM error GROUP BY name ORDER BY count(*) DESC, name LIMIT 200"),
+        "families": values(distinct.format("family")),
+        "stops": values(distinct.format("stop_reason")),
     }
 
 
@@ -196,17 +201,6 @@ def notes(connection: sqlite3.Connection) -> list[str]:
     (count,) = connection.execute(f"SELECT count(*) {bad}").fetchone()
     more = [f"{count - _MOST_NOTES:,} more files can't be read whole"] if count > _MOST_NOTES else []
     return [*sentences, *more]
-
-
-def _distinct(connection: sqlite3.Connection, column: str) -> list[str]:
-    """Walks the column's index from one value to the next instead of scanning all rows."""
-    found: list[str] = []
-    following = connection.execute(f"SELECT min({column}) FROM trajectory").fetchone()[0]
-    while following is not None and len(found) < 1000:
-        found.append(following)
-        after = connection.execute(f"SELECT min({column}) FROM trajectory WHERE {column} > ?", (following,))
-        following = after.fetchone()[0]
-    return [value for value in found if value != ""]
 
 
 def _select(connection: sqlite3.Connection, query: Query) -> list[dict[str, Any]]:
