@@ -30,9 +30,6 @@ from repl_rl.view.words import outcome, solved
 if TYPE_CHECKING:
     from repl_rl.view.run import Run
 
-_BESIDE = Path()
-"""Stands for `--export` without a file name."""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `repl-rl view`."""
@@ -43,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     what.add_argument("--serve", action="store_true", help="open a file in the viewer too, which run folders do anyway")
     what.add_argument(
-        "--export", type=Path, nargs="?", const=_BESIDE, metavar="FILE", help="write the viewer as one HTML file"
+        "--export", type=Path, nargs="?", const=Path(), metavar="FILE", help="write the viewer as one HTML file"
     )
     parser.add_argument("--most", type=int, metavar="N", help="trajectories in an export (default: what 25 MB hold)")
     parser.add_argument("--port", type=int, default=0, help="of the viewer on 127.0.0.1 (default: a free one)")
@@ -137,13 +134,12 @@ def _export(target: Path, file: Path, most: int | None, console: Console) -> Non
     from repl_rl.view.viewer.export import export
 
     _require(target)
-    if file == _BESIDE:
+    if file == Path():  # no name was given
         file = target / "viewer.html" if target.is_dir() else target.with_suffix(".html")
     if file.exists() and file.samefile(target):
         raise ConfigError(f"--export {file} is the file to view itself; give another name")
-    written = export(RunApi(target), file, most)
-    size_mb = written.path.stat().st_size / 1e6
-    say(console, f"{written.path}: {written.shown} of {written.total} trajectories, {size_mb:.1f} MB")
+    shown, total = export(RunApi(target), file, most)
+    say(console, f"{file}: {shown} of {total} trajectories, {file.stat().st_size / 1e6:.1f} MB")
 
 
 def _print_summary(run: Run, console: Console) -> None:

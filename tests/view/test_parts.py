@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repl_rl.trajectory import LineKind
-from repl_rl.utils.text import Excerpt, cut, excerpt
+from repl_rl.utils.text import Excerpt, excerpt
 from repl_rl.view.display import OPEN_ROWS, Part, transcript_parts
 from repl_rl.view.transcript import screen_rows, transcript_rows
 from repl_rl.view.words import short
@@ -40,7 +40,6 @@ def test_an_excerpt_is_two_ends_and_a_count(costs: list[int], budget: int) -> No
 )
 def test_a_text_is_cut_in_its_middle(text: str, limit: int, shown: str) -> None:
     assert short(text, limit) == shown
-    assert cut(text, limit).left_out == max(0, len(text) - limit)
 
 
 def test_a_long_session_is_folded_in_its_middle() -> None:

@@ -3,7 +3,7 @@
 Every string of an answer has been through `visible` and every number is finite. Only the curves are kept in memory: a
 trajectory is read from its file on request. Safe to call from several threads.
 
-Raises `NotFound` for an id that the run does not hold (any more), and ConfigError for invalid parameters.
+Raises `queries.NotFound` for an id that the run does not hold (any more), and ConfigError for invalid parameters.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from repl_rl.errors import RunError
 from repl_rl.files import open_file
 from repl_rl.trajectory import Trajectory, read_record
 from repl_rl.utils.text import visible
@@ -32,10 +31,6 @@ _LIVE_FOR_S = 300.0
 """A run whose metrics have not changed for longer is taken for stopped."""
 Answer = dict[str, Any]
 Stamp = tuple[tuple[int, int], ...]
-
-
-class NotFound(RunError):
-    """The run holds no trajectory with this id, or no longer where the index has it."""
 
 
 class RunApi:
@@ -97,15 +92,15 @@ class RunApi:
 
     def group(self, id: str) -> Answer:
         with opened(self.index) as connection:
-            return {"rows": queries.group(connection, _entry(connection, id).row)}
+            return {"rows": queries.group(connection, queries.entry(connection, id).row)}
 
     def task(self, id: str) -> Answer:
         with opened(self.index) as connection:
-            return {"rows": queries.of_task(connection, _entry(connection, id).row["task_id"])}
+            return {"rows": queries.of_task(connection, queries.entry(connection, id).row["task_id"])}
 
     def _read(self, id: str) -> tuple[queries.Entry, Trajectory]:
         with opened(self.index) as connection:
-            entry = _entry(connection, id)
+            entry = queries.entry(connection, id)
         path = self.target / entry.path if self.target.is_dir() else self.target
         try:
             with open_file(path, self._folder) as file:
@@ -114,7 +109,9 @@ class RunApi:
             if shown_name(stored.task_id) != entry.row["task_id"]:
                 raise ValueError("it is another one")
         except (OSError, ValueError) as error:
-            raise NotFound(f"{entry.path} is not what it was when {id} was indexed; it is being read again") from error
+            raise queries.NotFound(
+                f"{entry.path} is not what it was when {id} was indexed; it is being read again"
+            ) from error
         return entry, stored
 
     def _about_run(self) -> tuple[Stamp, Run, Answer]:
@@ -164,13 +161,6 @@ def _counted(connection: sqlite3.Connection) -> list[str]:
     counts = "count(*), sum(status = 'solved'), sum(status IN ('solved', 'not solved'))"
     found = connection.execute(f"SELECT label, {counts} FROM trajectory GROUP BY label")
     return [outcome(*row) for row in found] or ["0 trajectories"]
-
-
-def _entry(connection: sqlite3.Connection, id: str) -> queries.Entry:
-    entry = queries.entry(connection, id)
-    if entry is None:
-        raise NotFound(f"there is no trajectory {visible(id)!r} in this run; ids are like train-12-37")
-    return entry
 
 
 def _stat(path: Path) -> tuple[int, int]:

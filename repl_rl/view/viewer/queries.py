@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from repl_rl.errors import ConfigError
+from repl_rl.errors import ConfigError, RunError
+from repl_rl.utils.text import visible
 from repl_rl.view.viewer.index import SPLITS, key, keys
 
 MOST_ROWS = 1000
@@ -33,6 +34,10 @@ _SHOWN = (
 )
 _STEPS = re.compile(r"([0-9]{1,15})(?:-([0-9]{1,15}))?")
 _ID = re.compile(rf"({'|'.join(SPLITS)})-([0-9]{{1,9}})-([0-9]{{1,9}})")
+
+
+class NotFound(RunError):
+    """The run holds no trajectory with this id, or no longer where the index has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,18 +138,21 @@ def of_task(connection: sqlite3.Connection, task_id: str) -> list[dict[str, Any]
     return _select(connection, Query(f"id IN ({', '.join('?' * len(ids))})", tuple(ids), limit=_ALL))
 
 
-def entry(connection: sqlite3.Connection, id: str) -> Entry | None:
-    """Where the trajectory with this id is; None if the index has none."""
+def entry(connection: sqlite3.Connection, id: str) -> Entry:
+    """Where the trajectory with this id is. Raises NotFound if the index has none."""
     parts = _ID.fullmatch(id)
-    if parts is None:
-        return None
-    found = connection.execute(
-        "SELECT trajectory.*, file.path AS path, question.text AS text FROM trajectory "
-        "JOIN file USING (split, step) JOIN question ON question.id = trajectory.question "
-        "WHERE trajectory.id = ?",
-        (key(parts[1], int(parts[2]), int(parts[3])),),
-    ).fetchone()
-    return None if found is None else Entry(_row(found), found["path"], found["start"], found["length"], found["text"])
+    found = (
+        parts
+        and connection.execute(
+            "SELECT trajectory.*, file.path AS path, question.text AS text FROM trajectory "
+            "JOIN file USING (split, step) JOIN question ON question.id = trajectory.question "
+            "WHERE trajectory.id = ?",
+            (key(parts[1], int(parts[2]), int(parts[3])),),
+        ).fetchone()
+    )
+    if not found:
+        raise NotFound(f"there is no trajectory {visible(id)!r} in this run; ids are like train-12-37")
+    return Entry(_row(found), found["path"], found["start"], found["length"], found["text"])
 
 
 def ids_of_step(connection: sqlite3.Connection, split: str, step: int) -> list[str]:

@@ -21,7 +21,7 @@ from aiohttp import web
 
 from repl_rl.errors import ConfigError, ReplRLError
 from repl_rl.view.viewer import queries
-from repl_rl.view.viewer.api import Answer, NotFound, RunApi
+from repl_rl.view.viewer.api import Answer, RunApi
 from repl_rl.view.viewer.export import INDEX, asset
 
 HOST = "127.0.0.1"
@@ -92,7 +92,7 @@ def _guarded(poke: Callable[[], None]) -> Any:
                 response = _error(403, f"this viewer is for this machine alone, as {HOST} or localhost")
         except web.HTTPException as error:
             response = _error(error.status, error.reason.lower(), error.headers.get("Allow"))
-        except NotFound as error:
+        except queries.NotFound as error:
             response = _error(404, str(error))
         except ConfigError as error:
             response = _error(400, str(error))

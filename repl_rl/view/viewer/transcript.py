@@ -30,12 +30,15 @@ _TIMES = ("engine_s", "kernel_s", "queue_s", "own_s", "duration_s")
 def transcript(trajectory: Trajectory, gamma: float, first: int = 0, count: int | None = None) -> dict[str, Any]:
     """The screen rows from `first` on, `count` of them, with the lines that begin in them.
 
-    `return_to_go` of a line is the sum of the rewards from it on, each discounted by `gamma` per line.
+    `return_to_go` of a line is the sum of the rewards from it on, each discounted by `gamma` per line; a line without a
+    reward counts 0, and None is given if no line has one.
     """
     rows = screen_rows(trajectory)
     window = rows[first : None if count is None else first + count]
     shown = [index for row in window for index in row.indices]
-    returns, changed = returns_to_go(trajectory, gamma), state_changes(trajectory.lines)
+    is_rewarded = any(line.reward is not None for line in trajectory.lines)
+    returns = discounted_returns([line.reward or 0.0 for line in trajectory.lines], gamma)
+    changed = state_changes(trajectory.lines)
     images = images_within([trajectory.lines[index] for index in shown], MOST_IMAGE_BYTES)
     drawn = dict(zip(shown, images, strict=True))
     return {
@@ -54,16 +57,11 @@ def transcript(trajectory: Trajectory, gamma: float, first: int = 0, count: int 
         ],
         "screen_total": len(rows),
         "lines": {
-            str(index): _line(trajectory, index, returns[index], changed[index], drawn[index]) for index in shown
+            str(index): _line(trajectory, index, drawn[index])
+            | {"return_to_go": returns[index] if is_rewarded else None, "state_changed": changed[index]}
+            for index in shown
         },
     }
-
-
-def returns_to_go(trajectory: Trajectory, gamma: float) -> list[float | None]:
-    """The discounted return of each line; a line without a reward counts 0. All None if no line has a reward."""
-    if all(line.reward is None for line in trajectory.lines):
-        return [None] * len(trajectory.lines)
-    return list(discounted_returns([line.reward or 0.0 for line in trajectory.lines], gamma))
 
 
 def state_changes(lines: Sequence[Line]) -> list[bool | None]:
@@ -80,9 +78,7 @@ def state_changes(lines: Sequence[Line]) -> list[bool | None]:
     return changes
 
 
-def _line(
-    trajectory: Trajectory, index: int, following: float | None, changed: bool | None, images: Sequence[str]
-) -> dict[str, Any]:
+def _line(trajectory: Trajectory, index: int, images: Sequence[str]) -> dict[str, Any]:
     line = trajectory.lines[index]
     count = line.end - line.start
     logprob = line_logprob(trajectory, line)
@@ -93,7 +89,6 @@ def _line(
         "error_name": line.error_name,
         "fault": line.kind in FAULTS,
         "reward": line.reward,
-        "return_to_go": following,
         "advantage": line.advantage,
         "logprob_sum": logprob,
         "logprob_mean": logprob / count,
@@ -111,7 +106,6 @@ def _line(
             for call in line.subcalls[:MOST_SUBCALLS]
         ],
         "subcalls_left_out": max(0, len(line.subcalls) - MOST_SUBCALLS),
-        "state_changed": changed,
         "images": list(images),
         "images_left_out": len(line.images) - len(images),
     }
