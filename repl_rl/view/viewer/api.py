@@ -9,7 +9,6 @@ Raises `queries.NotFound` for an id that the run does not hold (any more), and C
 from __future__ import annotations
 
 import math
-import sqlite3
 import time
 import zlib
 from collections.abc import Mapping
@@ -25,7 +24,6 @@ from repl_rl.view.run import Run, facts, family_rows, number, read_run, summary
 from repl_rl.view.viewer import queries
 from repl_rl.view.viewer.index import index_path, opened, revision, shown_name
 from repl_rl.view.viewer.transcript import tokens, transcript
-from repl_rl.view.words import outcome
 
 _LIVE_FOR_S = 300.0
 """A run whose metrics have not changed for longer is taken for stopped."""
@@ -56,14 +54,14 @@ class RunApi:
             if self._choices is None or self._choices[0] != changes:
                 self._choices = (changes, queries.choices(connection))
             choices = self._choices[1]
-            counted = _counted(connection) if self.target.is_file() else None
+            outcomes = queries.outcomes(connection) if self.target.is_file() else []
         stamp, run, about = self._about_run()
         live = self._is_live(stamp, run)
         mark = zlib.crc32(repr((stamp, changes, live, index_notes)).encode())
         answer = {**about, "notes": [*about["notes"], *map(visible, index_notes)], "choices": choices}
         answer |= {"index": progress, "revision": mark, "live": live}
-        if counted is not None:
-            answer["summary"] = [visible(f"{self.target.name}: {each}") for each in counted]
+        if outcomes:
+            answer["summary"] = [visible(f"{self.target.name}: {each}") for each in outcomes]
         return answer
 
     def rows(self, parameters: Mapping[str, str]) -> Answer:
@@ -120,8 +118,17 @@ class RunApi:
         if self._known is None or self._known[0] != stamp:
             is_file = self.target.is_file()
             run = Run(self.target, {}, (), (), (), (), ()) if is_file else read_run(self.target, with_rollouts=False)
-            about = plain(_about(run, self.target))
-            self._known = (stamp, replace(run, train=run.train[-1:], evals=()), about)  # rows may be many
+            about = {
+                "name": str(run.setting("name") or self.target.name),
+                "path": str(self.target.resolve()),
+                "facts": [] if is_file else facts(run),
+                "summary": summary(run),
+                "notes": run.notes,
+                "charts": [asdict(chart) for chart in charts(run)],
+                "families": family_rows(run),
+            }
+            # Rows may be many.
+            self._known = (stamp, replace(run, train=run.train[-1:], evals=()), plain(about))
         return self._known
 
     def _is_live(self, stamp: Stamp, run: Run) -> bool:
@@ -142,25 +149,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return value
-
-
-def _about(run: Run, target: Path) -> Answer:
-    return {
-        "name": str(run.setting("name") or target.name),
-        "path": str(target.resolve()),
-        "facts": facts(run) if target.is_dir() else [],
-        "summary": summary(run),
-        "notes": run.notes,
-        "charts": [asdict(chart) for chart in charts(run)],
-        "families": family_rows(run),
-    }
-
-
-def _counted(connection: sqlite3.Connection) -> list[str]:
-    """A sentence, or one for each model and dialect of an evaluation of several."""
-    counts = "count(*), sum(status = 'solved'), sum(status IN ('solved', 'not solved'))"
-    found = connection.execute(f"SELECT label, {counts} FROM trajectory GROUP BY label")
-    return [outcome(*row) for row in found] or ["0 trajectories"]
 
 
 def _stat(path: Path) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from typing import Any
 from repl_rl.errors import ConfigError, RunError
 from repl_rl.utils.text import visible
 from repl_rl.view.viewer.index import SPLITS, key, keys
+from repl_rl.view.words import outcome
 
 MOST_ROWS = 1000
 _DEFAULT_ROWS, _ALL = 100, -1
@@ -166,6 +167,13 @@ def steps(connection: sqlite3.Connection, split: str) -> list[int]:
     """The steps of a split that hold trajectories, in order."""
     found = connection.execute("SELECT DISTINCT step FROM trajectory WHERE split = ? ORDER BY step", (split,))
     return [row["step"] for row in found]
+
+
+def outcomes(connection: sqlite3.Connection) -> list[str]:
+    """How many are solved, in a sentence for each model and dialect of an evaluation of several, or in one."""
+    counts = "count(*), sum(status = 'solved'), sum(status IN ('solved', 'not solved'))"
+    found = connection.execute(f"SELECT label, {counts} FROM trajectory GROUP BY label")
+    return [outcome(*row) for row in found] or ["0 trajectories"]
 
 
 def choices(connection: sqlite3.Connection) -> dict[str, Any]:

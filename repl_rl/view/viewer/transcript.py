@@ -119,8 +119,7 @@ def tokens(models: Sequence[str], trajectory: Trajectory, line: int | None) -> l
     loaded = (_texts_of(model) for model in models)
     texts = next((texts for texts in loaded if texts is not None and texts_fit(trajectory, texts)), None)
     rows = [row for row in token_rows(trajectory, texts) if line is None or row.line == line]
-    names = ("id", "text", "logprob", "sampled", "line")
-    return [{name: getattr(row, name) for name in names} for row in rows[:MOST_TOKENS]]
+    return [dataclasses.asdict(row) for row in rows[:MOST_TOKENS]]
 
 
 _texts_of = cache(load_token_texts)
