@@ -29,7 +29,7 @@ from repl_rl.run.folder import RunFolder
 from repl_rl.trajectory import Trajectory
 from repl_rl.utils.distributed import is_main_process
 from repl_rl.utils.text import cut_middle, excerpt, visible
-from repl_rl.view.transcript import PLAIN_BYTES, plain_text, trajectory_parts
+from repl_rl.view.transcript import plain_text, screen_rows
 from repl_rl.view.words import status, total_reward
 
 _PACKAGES = {
@@ -198,7 +198,7 @@ def columns(trajectory: Trajectory, step: int) -> dict[str, Any]:
     return {
         "step": step,
         "task": shortened(visible(trajectory.task_id), 200),
-        "transcript": shortened(plain_text(trajectory_parts(trajectory, PLAIN_BYTES)), TRANSCRIPT_CHARACTERS),
+        "transcript": shortened(plain_text(screen_rows(trajectory)), TRANSCRIPT_CHARACTERS),
         "verdict": status(trajectory),
         "reward": total_reward(trajectory),
         "lines": len(trajectory.lines),

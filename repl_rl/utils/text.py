@@ -106,14 +106,6 @@ def excerpt(items: Sequence[T], budget: int, cost: Callable[[T], int] = lambda i
     return Excerpt(tuple(items[:first]), len(items) - first - last, tuple(items[len(items) - last :]))
 
 
-def cut(text: str, limit_chars: int) -> Excerpt[str]:
-    """A text of at most `limit_chars` characters; head and tail are one string each."""
-    if len(text) <= limit_chars:
-        return Excerpt((text,))
-    tail = limit_chars // 2
-    return Excerpt((text[: limit_chars - tail],), len(text) - limit_chars, (text[len(text) - tail :],))
-
-
 def cut_middle(text: str, limit_chars: int, marker: str, *, marker_counts: bool = False) -> str:
     """`text`; if it is longer than `limit_chars`, its two ends around `marker.format(NUMBER OF MISSING CHARACTERS)`.
 
@@ -121,5 +113,6 @@ def cut_middle(text: str, limit_chars: int, marker: str, *, marker_counts: bool 
     """
     if len(text) <= limit_chars:
         return text
-    kept = cut(text, limit_chars - (len(marker.format(len(text))) if marker_counts else 0))
-    return kept.head[0] + marker.format(kept.left_out) + kept.tail[0]
+    kept = limit_chars - (len(marker.format(len(text))) if marker_counts else 0)
+    tail = kept // 2
+    return text[: kept - tail] + marker.format(len(text) - kept) + text[len(text) - tail :]

@@ -106,35 +106,21 @@ def _families(run: Run) -> Chart | None:
     names = sorted({name for families in rates for name in families}, key=lambda name: number(rates[-1], name) or 0.0)
     if not names:
         return None
-    traces: list[Trace | None] = [_bridge(names, rates)] if len(rates) > 1 else []
-    for row, families, style in zip(rows, rates, (("circle-open", GREY), ("circle", GREEN)), strict=False):
-        traces.append(_dots(names, families, f"step {int(row['step'])}", *style))
+    labels = [label(name) for name in names]
+    traces: list[Trace | None] = []
+    if len(rates) > 1:  # a line from each open circle to its full one
+        x = [end for name in names for end in (number(rates[0], name), number(rates[1], name), None)]
+        y = [end for name in labels for end in (name, name, None)]
+        line = {"mode": "lines", "line": {"color": GREY, "width": 2}, "hoverinfo": "skip", "showlegend": False}
+        traces.append({"type": "scatter", "x": x, "y": y, **line})
+    for row, families, (symbol, colour) in zip(rows, rates, (("circle-open", GREY), ("circle", GREEN)), strict=False):
+        dots: Trace = {"mode": "markers", "name": f"step {int(row['step'])}", "hovertemplate": "%{y}: %{x:.1%}"}
+        dots["marker"] = {"size": 12, "symbol": symbol, "color": colour, "line": {"width": 2}}
+        traces.append({"type": "scatter", "x": [number(families, name) for name in names], "y": labels, **dots})
     layout = {"xaxis": {"range": [-0.03, 1.05], "tickformat": ".0%"}, "yaxis": {"automargin": True, "type": "category"}}
     caption = "Held-out problems solved per family: open circles before training, full ones after."
     height = 110 + 30 * len(names)
     return _chart("families", "Before and after, by family", caption, traces, layout, height, x="")
-
-
-def _dots(names: list[str], families: Row, name: str, symbol: str, colour: str) -> Trace:
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": name,
-        "x": [number(families, family) for family in names],
-        "y": [label(family) for family in names],
-        "marker": {"size": 12, "symbol": symbol, "color": colour, "line": {"width": 2}},
-        "hovertemplate": "%{y}: %{x:.1%}",
-    }
-
-
-def _bridge(names: list[str], rates: list[Row]) -> Trace:
-    x: list[float | None] = []
-    y: list[str | None] = []
-    for name in names:
-        x += [number(rates[0], name), number(rates[-1], name), None]
-        y += [label(name), label(name), None]
-    line = {"color": GREY, "width": 2}
-    return {"type": "scatter", "mode": "lines", "x": x, "y": y, "line": line, "hoverinfo": "skip", "showlegend": False}
 
 
 def _kinds(run: Run) -> Chart | None:

@@ -25,12 +25,10 @@ from repl_rl.errors import ConfigError, ReplRLError, RunError
 from repl_rl.trajectory import Trajectory, read_labelled
 from repl_rl.utils.text import visible
 from repl_rl.view.terminal import before_after_table, print_trajectory, say
+from repl_rl.view.words import outcome, solved
 
 if TYPE_CHECKING:
     from repl_rl.view.run import Run
-
-_BESIDE = Path()
-"""Stands for `--export` without a file name."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     what.add_argument("--serve", action="store_true", help="open a file in the viewer too, which run folders do anyway")
     what.add_argument(
-        "--export", type=Path, nargs="?", const=_BESIDE, metavar="FILE", help="write the viewer as one HTML file"
+        "--export", type=Path, nargs="?", const=Path(), metavar="FILE", help="write the viewer as one HTML file"
     )
     parser.add_argument("--most", type=int, metavar="N", help="trajectories in an export (default: what 25 MB hold)")
     parser.add_argument("--port", type=int, default=0, help="of the viewer on 127.0.0.1 (default: a free one)")
@@ -97,11 +95,11 @@ def _serve(target: Path, port: int, browser: bool, console: Console) -> None:
 
     from repl_rl.view.run import read_run
     from repl_rl.view.viewer.api import RunApi
-    from repl_rl.view.viewer.indexer import Follower
+    from repl_rl.view.viewer.indexer import following
 
     _require(target)
     api = RunApi(target)
-    with Follower(api.target, api.index) as follower:  # indexes while the server's modules load
+    with following(api.target, api.index) as look_again:  # indexes while the server's modules load
         from repl_rl.view.viewer.server import serve
 
         if target.is_dir():
@@ -119,7 +117,7 @@ def _serve(target: Path, port: int, browser: bool, console: Console) -> None:
             if target.is_dir():
                 run_later(None, _refresh_report, target, console)
 
-        asyncio.run(serve(api, follower.poke, port, ready))
+        asyncio.run(serve(api, look_again, port, ready))
 
 
 def _refresh_report(folder: Path, console: Console) -> None:
@@ -136,13 +134,12 @@ def _export(target: Path, file: Path, most: int | None, console: Console) -> Non
     from repl_rl.view.viewer.export import export
 
     _require(target)
-    if file == _BESIDE:
+    if file == Path():  # no name was given
         file = target / "viewer.html" if target.is_dir() else target.with_suffix(".html")
     if file.exists() and file.samefile(target):
         raise ConfigError(f"--export {file} is the file to view itself; give another name")
-    written = export(RunApi(target), file, most)
-    size_mb = written.path.stat().st_size / 1e6
-    say(console, f"{written.path}: {written.shown} of {written.total} trajectories, {size_mb:.1f} MB")
+    shown, total = export(RunApi(target), file, most)
+    say(console, f"{file}: {shown} of {total} trajectories, {file.stat().st_size / 1e6:.1f} MB")
 
 
 def _print_summary(run: Run, console: Console) -> None:
@@ -175,7 +172,5 @@ def _print_file(path: Path, console: Console, is_short: bool) -> None:
             for sentence in [*filter(None, [label]), *rollouts_summary(trajectories)]:
                 say(console, sentence)
             continue
-        solved = sum((trajectory.outcome_reward or 0.0) > 0 for trajectory in trajectories)
         graded = sum(trajectory.outcome_reward is not None for trajectory in trajectories)
-        grades = f", {solved} of {graded} graded ones solved" if graded else ""
-        say(console, f"{label and f'{label}: '}{len(trajectories)} trajectories{grades}")
+        say(console, outcome(label, len(trajectories), sum(map(solved, trajectories)), graded))

@@ -10,27 +10,29 @@ Not covered: where a front end strips styles (GitHub, an untrusted notebook), on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from itertools import count, repeat
+from typing import Any, NamedTuple, TypeVar
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from repl_rl.trajectory import Line, Trajectory
-from repl_rl.utils.text import excerpt, visible
+from repl_rl.utils.text import Excerpt, excerpt, visible
 from repl_rl.view.tokens import TokenTexts, stretches, texts_fit
 from repl_rl.view.transcript import (
     GUTTER,
     NAME_CHARS,
     TEXT_CHARS,
-    Part,
+    Origin,
+    ScreenRow,
     group_text,
-    session_parts,
+    images_within,
     solved_of,
-    trajectory_parts,
     trajectory_text,
+    transcript_rows,
 )
 from repl_rl.view.tree import tree_rows
 from repl_rl.view.words import (
@@ -38,6 +40,8 @@ from repl_rl.view.words import (
     VERDICT_MARKS,
     counted,
     duration,
+    kind,
+    line_logprob,
     log_probability,
     milliseconds,
     short,
@@ -52,9 +56,15 @@ IMAGES_BYTES = 350_000
 GROUP_BYTES = 1_000_000
 GROUP_MEMBERS = 64
 TREE_LINES = 1000
+PROMPT_ROWS = 8
+"""By default, a prompt of more rows is folded."""
+LONG_ROWS, OPEN_ROWS = 140, 60
+"""Of a transcript of more rows, only those at both ends stay unfolded."""
 _SUMMARY = ("stopped", "answer", "graded", "reward", "lines", "tokens", "time")
 _UNKNOWN = "Ids stand for texts; token_texts=load_token_texts(MODEL) of repl_rl.view.tokens brings these."
 _UNFIT = "Ids stand for texts: the vocabulary at hand gives other texts than the lines have."
+
+T = TypeVar("T")
 
 
 @cache
@@ -76,10 +86,28 @@ def environment() -> Environment:
         lstrip_blocks=True,
         finalize=shown,
     )
-    words = (counted, log_probability, milliseconds, signed)
+    words = (counted, kind, log_probability, milliseconds, short, signed)
     made.filters |= {word.__name__: word for word in words}
-    made.globals["gutter"] = GUTTER
+    made.globals |= {"gutter": GUTTER, "faults": FAULTS}
     return made
+
+
+class Note(NamedTuple):
+    """What a row says about a line that begins in it: its number, from 1, and those of its images there is room for."""
+
+    number: int
+    line: Line
+    logprob: float | None
+    images: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Consecutive rows, drawn: folded under `title`, or unfolded if that is empty. `left_out` describes a gap."""
+
+    rows: tuple[Markup, ...] = ()
+    title: str = ""
+    left_out: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +129,8 @@ def trajectory_html(trajectory: Trajectory, *, token_texts: TokenTexts | None = 
     fitting = token_texts is not None and texts_fit(trajectory, token_texts)
     return _render(
         "trajectory",
-        card=_card(
-            trajectory,
-            trajectory_parts(trajectory, TRANSCRIPT_BYTES, image_bytes=IMAGES_BYTES),
-            short(trajectory.task_id, NAME_CHARS),
-        ),
-        tokens=stretches(trajectory, token_texts, TOKENS_BYTES),
+        card=_card(trajectory, short(trajectory.task_id, NAME_CHARS), TRANSCRIPT_BYTES, image_bytes=IMAGES_BYTES),
+        tokens=_within(TOKENS_BYTES, stretches(trajectory, token_texts), _page().stretch_row),
         texts_missing="" if fitting else _UNKNOWN if token_texts is None else _UNFIT,
         sampled=trajectory.sampled_tokens,
         size=len(trajectory.completion_ids),
@@ -126,7 +150,7 @@ def group_html(group: Sequence[Trajectory]) -> str:
     siblings = []
     for number, member in shown:
         task = "" if len(tasks) == 1 else short(member.task_id, NAME_CHARS)
-        siblings.append((number, _card(member, trajectory_parts(member, budget_bytes, prompt_rows=0), task)))
+        siblings.append((number, _card(member, task, budget_bytes, prompt_rows=0)))
     return _render(
         "group",
         heading=solved_of(group),
@@ -140,7 +164,7 @@ def group_html(group: Sequence[Trajectory]) -> str:
 
 def transcript_html(prompt: str, lines: Sequence[Line], *, pending: str | None = None, note: str = "") -> str:
     """A session in progress; `pending` is the typed line that is running, `note` says what is going on."""
-    parts = session_parts(prompt, lines, pending, TRANSCRIPT_BYTES, image_bytes=IMAGES_BYTES)
+    parts = transcript_parts(prompt, lines, pending, TRANSCRIPT_BYTES, image_bytes=IMAGES_BYTES)
     return _render("session", parts=parts, note=short(note, TEXT_CHARS))
 
 
@@ -151,14 +175,87 @@ def bundle(thing: Trajectory | Sequence[Trajectory]) -> dict[str, str]:
     return {"text/plain": group_text(thing), "text/html": group_html(thing)}
 
 
+def _page() -> Any:
+    """The template's macros."""
+    return environment().get_template("display.html").module
+
+
 def _render(macro: str, **values: Any) -> str:
-    module = environment().get_template("display.html").module
-    content: Markup = getattr(module, macro)(**values)
-    html: Markup = module.root(content)  # type: ignore[attr-defined]
-    return str(html)
+    return str(_page().root(getattr(_page(), macro)(**values)))
 
 
-def _card(trajectory: Trajectory, parts: Sequence[Part], task: str) -> _Card:
+def transcript_parts(
+    prompt: str,
+    lines: Sequence[Line],
+    pending: str | None,
+    budget_bytes: int,
+    logprobs: Sequence[float] | None = None,
+    prompt_rows: int = PROMPT_ROWS,
+    image_bytes: int = 0,
+) -> list[Part]:
+    """The parts of a session that may not have ended; `pending` is typed text that has not run yet.
+
+    A prompt of more than `prompt_rows` is folded, and so is the middle of many rows. Within the budget the first and
+    the last rows are kept; every row is in exactly one part, or counted in exactly one gap. Images have a budget of
+    their own, in base64; those that don't fit are only counted.
+    """
+    rows = transcript_rows(prompt, lines, pending)
+    notes = list(map(Note, count(1), lines, logprobs or repeat(None), images_within(lines, image_bytes)))
+    faults: list[bool] = []  # a line in it went wrong, or it is the interpreter's response to one that did
+    for row in rows:
+        follows = row.origin is Origin.INTERPRETER and faults[-1:] == [True]
+        faults.append(any(line.kind in FAULTS for line in row.lines) if row.lines else follows)
+
+    def draw(at: int) -> Any:
+        return _page().screen_row(rows[at], [notes[index] for index in rows[at].indices], faults[at])
+
+    given = next((at for at, row in enumerate(rows) if row.origin is not Origin.PROMPT), len(rows))
+    before = _within(budget_bytes // 4, range(given), draw)
+    session, kept = rows[given:], _within(budget_bytes, range(given, len(rows)), draw)
+    head, tail = kept.head, kept.tail
+    is_long = kept.left_out > 0 or len(session) > LONG_ROWS
+    if is_long and not kept.left_out:
+        head, tail = head[:-OPEN_ROWS], head[-OPEN_ROWS:]
+    ends = OPEN_ROWS if is_long else len(session)
+    first, last = len(head), len(session) - len(tail)  # what lies between them is left out
+    parts: list[Part] = []
+    if given > prompt_rows:
+        title = f"the prompt, {counted(given, 'row')}"
+        gap = counted(before.left_out, "row") if before.left_out else ""
+        parts = [Part(before.head, title), Part(left_out=gap), Part(before.tail, f"{title}: its end")]
+        before = Excerpt(())
+    parts += [
+        Part((*before.head, *before.tail, *head[:ends])),  # An unfolded prompt belongs to the rows that follow it.
+        Part(head[ends:], _told(session[ends:first])),
+        Part(left_out=_told(session[first:last])),
+        Part(tail[:-ends], _told(session[last:-ends])),
+        Part(tail[-ends:]),
+    ]
+    return [part for part in parts if part.rows or part.left_out]
+
+
+def _within(budget_bytes: int, items: Sequence[T], draw: Callable[[T], Any]) -> Excerpt[Markup]:
+    """As many of the items from both ends, drawn, as the budget has room for."""
+    drawn = cache(lambda at: draw(items[at]))
+    kept = excerpt(range(len(items)), budget_bytes, lambda at: len(drawn(at).encode()))
+    return Excerpt(tuple(map(drawn, kept.head)), kept.left_out, tuple(map(drawn, kept.tail)))
+
+
+def _told(rows: Sequence[ScreenRow]) -> str:
+    """How many rows these are, which lines begin in them, and how many of them went wrong: `9 rows, lines 2 to 6`."""
+    numbered = [(row.first + place, line) for row in rows for place, line in enumerate(row.lines, 1)]
+    told = [counted(len(rows), "row")] if rows else []
+    if numbered:
+        first, last = numbered[0][0], numbered[-1][0]
+        told.append(f"line {first:,}" if first == last else f"lines {first:,} to {last:,}")
+    if faults := sum(line.kind in FAULTS for _, line in numbered):
+        told.append(f"✗ {counted(faults, 'error')}")
+    return ", ".join(told)
+
+
+def _card(
+    trajectory: Trajectory, task: str, budget_bytes: int, prompt_rows: int = PROMPT_ROWS, image_bytes: int = 0
+) -> _Card:
     """The heading holds what is known; what isn't known is left out."""
     verdict = status(trajectory)
     faults = sum(line.kind in FAULTS for line in trajectory.lines)
@@ -177,4 +274,8 @@ def _card(trajectory: Trajectory, parts: Sequence[Part], task: str) -> _Card:
         "time": duration(trajectory.duration_s) + (f" ({known})" if known else ""),
     }
     shown = tuple((name, value) for name, value in facts.items() if value is not None)
+    logprobs = [line_logprob(trajectory, line) for line in trajectory.lines]
+    parts = transcript_parts(
+        trajectory.prompt, trajectory.lines, None, budget_bytes, logprobs, prompt_rows, image_bytes
+    )
     return _Card(verdict, VERDICT_MARKS[verdict], task, shown, tuple(parts))

@@ -19,14 +19,13 @@ from repl_rl.errors import ReplRLError
 from repl_rl.files import read_file
 from repl_rl.trajectory import Trajectory
 from repl_rl.utils.text import Excerpt, excerpt
-from repl_rl.view.transcript import GUTTER, Origin, shown_bytes
-from repl_rl.view.words import log_probability, short
+from repl_rl.view.transcript import Origin
+from repl_rl.view.words import short
 
 STRETCH_TOKENS = 400
 TOKEN_CHARS = 200
 _STEPS = (-0.1, -0.7, -1.6, -3.0)
 """Each of these logprobs that a token is below shades it one step more; probabilities of 90%, 50%, 20% and 5%."""
-_CHIP_BYTES, _STRETCH_BYTES = 70, 150
 _BLANKS = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"})
 
 TokenTexts = Callable[[Sequence[int]], list[str]]
@@ -46,6 +45,16 @@ class TokenRow:
     logprob: float | None
     sampled: bool
     line: int | None
+
+    @property
+    def chip(self) -> str:
+        """What its chip shows: the text with signs for blanks, or the id."""
+        return str(self.id) if self.text is None else short(self.text, TOKEN_CHARS).translate(_BLANKS)
+
+    @property
+    def shade(self) -> int:
+        """From 0 to 4: the less likely the token was, the more."""
+        return 0 if self.logprob is None else sum(self.logprob < step for step in _STEPS)
 
 
 def token_rows(trajectory: Trajectory, texts: TokenTexts | None) -> list[TokenRow]:
@@ -123,51 +132,21 @@ def _tokenizer_file(model: str) -> Path | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Chip:
-    """One token. `number` is its logprob, empty where it was not sampled; `shade` goes from 0 to 4."""
-
-    id: int
-    text: str
-    number: str
-    shade: int
-
-    @property
-    def size_bytes(self) -> int:
-        return _CHIP_BYTES + shown_bytes(self.text)
-
-
-@dataclass(frozen=True, slots=True)
 class Stretch:
     """Consecutive tokens of one line, all sampled or all written by the interpreter. `number` is the line's, from 1."""
 
     origin: Origin
     number: int | None
-    chips: Excerpt[Chip]
-    count: int
-
-    @property
-    def mark(self) -> str:
-        return GUTTER[self.origin]
-
-    @property
-    def size_bytes(self) -> int:
-        return _STRETCH_BYTES + sum(chip.size_bytes for chip in (*self.chips.head, *self.chips.tail))
+    tokens: Excerpt[TokenRow]
 
 
-def stretches(trajectory: Trajectory, texts: TokenTexts | None, budget_bytes: int) -> Excerpt[Stretch]:
-    """The completion's tokens in order: as many first and last stretches as the budget allows, long ones cut in the
-    middle."""
-    told: list[Stretch] = []
-    for (line, sampled), same in groupby(token_rows(trajectory, texts), key=lambda row: (row.line, row.sampled)):
-        rows = list(same)
-        kept = excerpt(rows, STRETCH_TOKENS)
-        chips = Excerpt(tuple(map(_chip, kept.head)), kept.left_out, tuple(map(_chip, kept.tail)))
-        origin = Origin.TYPED if sampled else Origin.INTERPRETER
-        told.append(Stretch(origin, None if line is None else line + 1, chips, len(rows)))
-    return excerpt(told, budget_bytes, lambda stretch: stretch.size_bytes)
-
-
-def _chip(row: TokenRow) -> Chip:
-    text = str(row.id) if row.text is None else short(row.text, TOKEN_CHARS).translate(_BLANKS)
-    shade = 0 if row.logprob is None else sum(row.logprob < step for step in _STEPS)
-    return Chip(row.id, text, "" if row.logprob is None else log_probability(row.logprob), shade)
+def stretches(trajectory: Trajectory, texts: TokenTexts | None) -> list[Stretch]:
+    """The completion's tokens in order, those of long stretches cut in the middle."""
+    return [
+        Stretch(
+            Origin.TYPED if sampled else Origin.INTERPRETER,
+            None if line is None else line + 1,
+            excerpt(list(same), STRETCH_TOKENS),
+        )
+        for (line, sampled), same in groupby(token_rows(trajectory, texts), key=lambda row: (row.line, row.sampled))
+    ]

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 from repl_rl.credit.tree import Segment, trees
 from repl_rl.trajectory import Line, Trajectory
-from repl_rl.view.words import FAULTS, VERDICT_MARKS, short, status
-
-_TITLE_CHARS = 80
+from repl_rl.view.words import VERDICT_MARKS, status
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +15,6 @@ class TreeCell:
     """A line. `worth` is what its segment came to, at the first line of one; `forks` says that it ends one."""
 
     line: Line
-    title: str
-    is_fault: bool
     worth: float | None
     forks: bool
 
@@ -60,13 +56,7 @@ def tree_rows(group: Sequence[Trajectory]) -> list[TreeRow]:
             began = f"by {branch.by} after line {branch.line - 1} of #{branch.parent + 1}, weight {branch.weight:.3g}"
             began = began if branch.line else "from the prompt, instead of a fork that did not come about"
         cells = [
-            TreeCell(
-                line,
-                f"line {number}: {short(line.text.strip(), _TITLE_CHARS)}",
-                line.kind in FAULTS,
-                worths.get((index, number)) if number in {0, *forks} else None,
-                number + 1 in forks,
-            )
+            TreeCell(line, worths.get((index, number)) if number in {0, *forks} else None, number + 1 in forks)
             for number, line in enumerate(member.lines)
         ]
         rows.append(TreeRow(index + 1, verdict, VERDICT_MARKS[verdict], before, began, tuple(cells)))

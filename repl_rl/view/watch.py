@@ -44,7 +44,7 @@ from repl_rl.utils.threads import BackgroundLoop
 from repl_rl.view.display import bundle, trajectory_html, transcript_html
 from repl_rl.view.terminal import print_trajectory, transcript_table
 from repl_rl.view.tokens import TokenTexts
-from repl_rl.view.transcript import PLAIN_BYTES, ScreenRow, ending, plain_text, session_parts, transcript_rows
+from repl_rl.view.transcript import ScreenRow, ending, plain_text, transcript_rows
 
 EXAMPLE = "What is the greatest common divisor of 462 and 1071?"
 _TICK_S = 0.1
@@ -136,12 +136,10 @@ class Board:
         self._canvas.finish(tuple(self.seen), "", self.texts)
 
 
-async def watch(
-    rollout: Rollout, task: Task, board: Board, sampling: SamplingConfig | None = None
-) -> Trajectory | Group:
+async def watch(rollout: Rollout, task: Task, board: Board) -> Trajectory | Group:
     """Roll out a task once for each rollout on the board, and keep the board drawn meanwhile."""
     with board.until_the_end():
-        making = asyncio.create_task(_rolled(rollout, task, board, sampling))
+        making = asyncio.create_task(_rolled(rollout, task, board, rollout.sampling))
         try:
             while not making.done():
                 await asyncio.wait([making], timeout=_TICK_S)
@@ -152,13 +150,12 @@ async def watch(
             await asyncio.gather(making, return_exceptions=True)
 
 
-async def _rolled(rollout: Rollout, task: Task, board: Board, sampling: SamplingConfig | None) -> list[Trajectory]:
+async def _rolled(rollout: Rollout, task: Task, board: Board, sampling: SamplingConfig) -> list[Trajectory]:
     """Roll out as many at a time as the rollout allows; the first failure ends all."""
     vocabulary = rollout.setup.vocabulary
     board.texts = lambda ids: [vocabulary.bytes_of([index]).decode("utf-8", "backslashreplace") for index in ids]
     count = len(board.seen)
     slots = asyncio.Semaphore(rollout.setup.at_once or count)
-    sampling = sampling or rollout.sampling
 
     async def roll(index: int) -> Trajectory:
         own = sampling.of_trajectory(index) if isinstance(sampling, SeededSampling) else sampling
@@ -269,7 +266,7 @@ class NotebookCanvas:
         self._handle: Any = None
 
     def draw(self, seen: Sequence[LiveRollout], note: str) -> None:
-        texts = [plain_text(session_parts(each.prompt, each.lines, each.pending, PLAIN_BYTES)) for each in seen]
+        texts = [plain_text(each.rows) for each in seen]
         shown = [
             Markup(transcript_html(each.prompt, each.lines, pending=each.pending, note=note or each.doing))
             for each in seen[:_COLUMNS]

@@ -80,6 +80,12 @@ def counted(count: int, one: str, many: str = "") -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
+def outcome(label: str, rollouts: int, solved: int, graded: int) -> str:
+    """`nano, python: 4 trajectories, 3 of 4 graded ones solved`."""
+    grades = f", {solved} of {graded} graded ones solved" if graded else ""
+    return f"{label and f'{label}: '}{rollouts} trajectories{grades}"
+
+
 def one_line(text: str) -> str:
     """`text` with its line breaks replaced by a sign, where there is one row."""
     return text.replace("\n", "⏎")

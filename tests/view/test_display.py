@@ -135,10 +135,10 @@ def test_ten_thousand_lines_fit_and_what_is_missing_is_counted() -> None:
 
 
 @pytest.mark.more
-def test_ten_thousand_lines_of_nothing_in_one_row_fit_too() -> None:
+def test_ten_thousand_lines_of_nothing_are_many_rows_and_fit_too() -> None:
     html = trajectory_html(make_trajectory("t", "q", [("", LineKind.BLANK, None, "")] * 10_000))
-    assert len(html) < 700_000
-    assert "… 9,980 lines left out …" in Fragment(html).words
+    assert len(html) < 1_500_000
+    assert re.search(r"… [\d,]+ rows, lines [\d,]+ to [\d,]+ left out here …", Fragment(html).words)
 
 
 def test_a_group_has_a_heading_a_row_for_each_and_its_siblings() -> None:
@@ -187,8 +187,8 @@ def test_plain_text_has_the_marks_and_what_went_wrong() -> None:
 @pytest.mark.more
 def test_plain_text_is_capped_and_safe() -> None:
     text = bundle(long_trajectory())["text/plain"]
-    assert len(text) < 150_000
-    assert re.search(r"\n  … [\d,]+ rows, lines [\d,]+ to [\d,]+, ✗ [\d,]+ errors left out …\n", text)
+    assert len(text) < 151_000
+    assert re.search(r"\n  … [\d,]+ characters left out …\n", text)
     assert text.endswith("10,000 lines, 30,000 tokens, 0.3 s")
     hostile = bundle(replace(hostile_trajectory(), task_id="a\n¶ forged", error="b\n¶ forged"))["text/plain"]
     hostile.encode("utf-8")

@@ -6,9 +6,8 @@ import json
 import os
 import shutil
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -191,7 +190,7 @@ def test_while_one_works_the_other_passes(small: Path) -> None:
 
 
 def test_what_a_killed_indexer_left_is_gone_on_with(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every line is committed by itself here, and the third kills."""
+    """Every line is committed by itself here; after the first it is told to end, and the third kills."""
     write(step_file(small, 3), text_of([solved_trajectory(f"a-{number}") for number in range(5)]))
     monkeypatch.setattr(indexer, "_COMMIT_AFTER_S", -1.0)
     read: list[bytes] = []
@@ -204,6 +203,8 @@ def test_what_a_killed_indexer_left_is_gone_on_with(small: Path, monkeypatch: py
         return real(line)
 
     monkeypatch.setattr(indexer, "read_record", dying)
+    assert update(small, index_path(small), is_over=lambda: len(read) == 1)
+    assert ids(small) == BOTH[:1]
     with pytest.raises(KeyboardInterrupt):
         update(small, index_path(small))
     assert ids(small) == BOTH
@@ -212,12 +213,9 @@ def test_what_a_killed_indexer_left_is_gone_on_with(small: Path, monkeypatch: py
     assert len(read) == 3 + 3
 
 
-def test_two_processes_at_once_index_each_trajectory_once(run_folder: Path) -> None:
+def test_two_at_once_index_each_trajectory_once(run_folder: Path) -> None:
     index = index_path(run_folder)
-    command = [sys.executable, "-m", "repl_rl.view.viewer.indexer", str(run_folder), str(index)]
-    both = [subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    ended = [process.communicate("....", timeout=600) for process in both]
-    assert [error for _, error in ended] == ["", ""]
-    assert [process.returncode for process in both] == [0, 0]
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(lambda _: update(run_folder, index), range(2))) == [True, True]
     assert len(ids(run_folder)) == len(set(ids(run_folder))) == 30
     assert state(run_folder)[1] == {"trajectories": 30, "files_done": 4, "files": 4, "complete": True}

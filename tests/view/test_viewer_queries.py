@@ -14,7 +14,7 @@ import yaml
 from repl_rl.errors import ConfigError
 from repl_rl.trajectory import StopReason, Trajectory, write_jsonl
 from repl_rl.view.viewer import queries
-from repl_rl.view.viewer.api import NotFound, RunApi
+from repl_rl.view.viewer.api import RunApi
 from repl_rl.view.viewer.indexer import update
 from tests.view.conftest import failed_trajectory, solved_trajectory
 
@@ -120,6 +120,13 @@ def test_what_means_nothing_is_refused(source: RunApi, parameters: dict[str, str
     assert message in str(caught.value)
 
 
+def test_the_choices_are_the_values_that_there_are(source: RunApi, everything: list[Row]) -> None:
+    choices = source.run()["choices"]
+    for name, column in (("statuses", "status"), ("families", "family"), ("stops", "stop_reason")):
+        assert choices[name] == sorted({row[column] for row in everything})
+    assert (choices["errors"], choices["splits"], choices["steps"]) == (["NameError"], ["train", "eval"], [1, 12])
+
+
 def test_a_group_is_one_task_in_one_step(source: RunApi, everything: list[Row]) -> None:
     one = everything[25]
     keys = ("split", "step", "task_id")
@@ -140,5 +147,5 @@ def test_a_task_over_steps(source: RunApi, everything: list[Row], monkeypatch: p
 @pytest.mark.parametrize("id", ["", "train-1", "train-1-999", "test-1-1", "train-1-1 OR 1", "train-01-1x", "../etc"])
 def test_unknown_ids(source: RunApi, id: str) -> None:
     for ask in (source.trajectory, source.tokens, source.group, source.task):
-        with pytest.raises(NotFound, match="there is no trajectory"):
+        with pytest.raises(queries.NotFound, match="there is no trajectory"):
             ask(id)

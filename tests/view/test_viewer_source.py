@@ -16,8 +16,9 @@ from tokenizers import Tokenizer
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.trajectory import Line, LineKind, Trajectory, write_jsonl
 from repl_rl.view.viewer import transcript as transcripts
-from repl_rl.view.viewer.api import NotFound, RunApi
+from repl_rl.view.viewer.api import RunApi
 from repl_rl.view.viewer.indexer import update
+from repl_rl.view.viewer.queries import NotFound
 from repl_rl.view.viewer.transcript import state_changes
 from tests.made_trajectories import line
 from tests.view.conftest import SESSIONS, STEPS, make_trajectory, solved_trajectory, train_row, write_metrics

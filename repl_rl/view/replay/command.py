@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 _SHOWN = 20
 """How many differences are printed of each kind, explained and unexplained; the `--json` file has them all."""
 _TEXT_CHARS = 400
+_UNFIT = re.compile(r"[^\w.-]+")
+"""What names of files should not hold."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +48,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
     Raises ConfigError for invalid options, before anything runs.
     """
-    from repl_rl.view.replay.notebooks import keep, read_notebooks
+    from repl_rl.view.notebook import write_notebook
+    from repl_rl.view.replay.notebooks import read_notebooks
     from repl_rl.view.replay.run import replay
 
     if options.n is not None and options.n < 1:
@@ -58,7 +62,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
     for note in notes:
         say(console, f"note: {note}", style="yellow")
     if options.notebooks is not None:
-        keep(notebooks, options.notebooks)
+        for exported in notebooks:
+            write_notebook(exported.notebook, options.notebooks / f"{_UNFIT.sub('-', exported.name)[:150]}.ipynb")
     results = replay(notebooks, at_once=options.kernels)
     if options.json is not None:
         text = json.dumps([result.to_dict() for result in results], indent=1)

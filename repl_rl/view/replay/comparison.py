@@ -149,7 +149,9 @@ def _difference(
     last = _about(cells[-1])
     answer = last.get("answer")
     text = "".join(_shown(cell["outputs"]) for cell in cells)
-    expected = CellOutputs(text, _error_name(cells[-1]["outputs"]), tuple(answer) if isinstance(answer, list) else None)
+    raised = [str(output["ename"]) for output in cells[-1]["outputs"] if output["output_type"] == "error"]
+    name = raised[-1] if raised else None
+    expected = CellOutputs(text, name, tuple(answer) if isinstance(answer, list) else None)
     texts = [_told(cell, result, shows) for cell, result in zip(cells, ran, strict=False)]
     errors = [result.error_name for result in ran if result.error_name is not None]
     answers = [result.answer for result in ran if result.answer is not None]
@@ -197,11 +199,6 @@ def _shown(outputs: Sequence[Any]) -> str:
         elif "text/plain" in output.get("data", {}):  # images are not compared
             texts.append(f"{output['data']['text/plain']}\n")
     return "".join(texts)
-
-
-def _error_name(outputs: Sequence[Any]) -> str | None:
-    names = [str(output["ename"]) for output in outputs if output["output_type"] == "error"]
-    return names[-1] if names else None
 
 
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{4,}")

@@ -8,7 +8,6 @@ where it is trusted. What can't be read is left out with a note.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -19,14 +18,13 @@ from repl_rl.errors import ConfigError, RunError
 from repl_rl.files import read_file
 from repl_rl.kernel.limits import Limits
 from repl_rl.trajectory import read_jsonl
-from repl_rl.view.notebook import FORMAT, to_notebook, write_notebook
+from repl_rl.view.notebook import FORMAT, to_notebook
 from repl_rl.view.run import read_config
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
 _LIMITS = ("line_s", "grace_s", "memory_mb")
-_UNFIT = re.compile(r"[^\w.-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +115,3 @@ def _notebook(path: Path) -> NotebookNode:
     if not isinstance(about, Mapping) or about.get("format") != FORMAT:
         raise RunError(f"{path} is not an exported rollout: Trajectory.to_notebook or `replay --notebooks` make one")
     return notebook
-
-
-def keep(notebooks: Sequence[ExportedNotebook], folder: Path) -> None:
-    """Write the notebooks into `folder`. Raises RunError if that can't be done."""
-    for exported in notebooks:
-        write_notebook(exported.notebook, folder / f"{_UNFIT.sub('-', exported.name)[:150]}.ipynb")

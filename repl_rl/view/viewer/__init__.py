@@ -4,6 +4,5 @@
 requests; `transcript` prepares a single trajectory for it. `server` serves page and answers on this machine; `export`
 writes both into one file, and also makes `report.html`. The page itself is in `page/`.
 
-Nothing here imports torch, vLLM or Jupyter. The indexer runs in a process of its own and loads neither the
-configuration nor the server.
+Nothing here imports torch, vLLM or Jupyter.
 """

@@ -3,13 +3,12 @@
 Every string of an answer has been through `visible` and every number is finite. Only the curves are kept in memory: a
 trajectory is read from its file on request. Safe to call from several threads.
 
-Raises `NotFound` for an id that the run does not hold (any more), and ConfigError for invalid parameters.
+Raises `queries.NotFound` for an id that the run does not hold (any more), and ConfigError for invalid parameters.
 """
 
 from __future__ import annotations
 
 import math
-import sqlite3
 import time
 import zlib
 from collections.abc import Mapping
@@ -17,7 +16,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from repl_rl.errors import RunError
 from repl_rl.files import open_file
 from repl_rl.trajectory import Trajectory, read_record
 from repl_rl.utils.text import visible
@@ -31,10 +29,6 @@ _LIVE_FOR_S = 300.0
 """A run whose metrics have not changed for longer is taken for stopped."""
 Answer = dict[str, Any]
 Stamp = tuple[tuple[int, int], ...]
-
-
-class NotFound(RunError):
-    """The run holds no trajectory with this id, or no longer where the index has it."""
 
 
 class RunApi:
@@ -60,14 +54,14 @@ class RunApi:
             if self._choices is None or self._choices[0] != changes:
                 self._choices = (changes, queries.choices(connection))
             choices = self._choices[1]
-            counted = _counted(connection) if self.target.is_file() else None
+            outcomes = queries.outcomes(connection) if self.target.is_file() else []
         stamp, run, about = self._about_run()
         live = self._is_live(stamp, run)
         mark = zlib.crc32(repr((stamp, changes, live, index_notes)).encode())
         answer = {**about, "notes": [*about["notes"], *map(visible, index_notes)], "choices": choices}
         answer |= {"index": progress, "revision": mark, "live": live}
-        if counted is not None:
-            answer["summary"] = [visible(f"{self.target.name}: {each}") for each in counted]
+        if outcomes:
+            answer["summary"] = [visible(f"{self.target.name}: {each}") for each in outcomes]
         return answer
 
     def rows(self, parameters: Mapping[str, str]) -> Answer:
@@ -81,7 +75,8 @@ class RunApi:
         _, run, _ = self._about_run()
         gamma = number({"gamma": run.setting("credit.gamma")}, "gamma")
         shown = transcript(stored, 1.0 if gamma is None else gamma, first, count)
-        return plain_members({"row": entry.row, "question": entry.question, **shown})
+        answer: Answer = plain({"row": entry.row, "question": entry.question, **shown})
+        return answer
 
     def tokens(self, id: str, line: int | None = None) -> Answer:
         """The tokens of one line, or the first ones of the completion."""
@@ -91,19 +86,19 @@ class RunApi:
         # where this run's vocabulary may be: the model that it started from, then its newest checkpoint
         own = [path.parent for path in found[-1:] if path.resolve().is_relative_to(self.target.resolve())]
         models = [*([model] if isinstance(model, str) else []), *map(str, own)]
-        return plain_members({"tokens": tokens(models, stored, line)})
+        return {"tokens": plain(tokens(models, stored, line))}
 
     def group(self, id: str) -> Answer:
         with opened(self.index) as connection:
-            return {"rows": queries.group(connection, _entry(connection, id).row)}
+            return {"rows": queries.group(connection, queries.entry(connection, id).row)}
 
     def task(self, id: str) -> Answer:
         with opened(self.index) as connection:
-            return {"rows": queries.of_task(connection, _entry(connection, id).row["task_id"])}
+            return {"rows": queries.of_task(connection, queries.entry(connection, id).row["task_id"])}
 
     def _read(self, id: str) -> tuple[queries.Entry, Trajectory]:
         with opened(self.index) as connection:
-            entry = _entry(connection, id)
+            entry = queries.entry(connection, id)
         path = self.target / entry.path if self.target.is_dir() else self.target
         try:
             with open_file(path, self._folder) as file:
@@ -112,7 +107,9 @@ class RunApi:
             if shown_name(stored.task_id) != entry.row["task_id"]:
                 raise ValueError("it is another one")
         except (OSError, ValueError) as error:
-            raise NotFound(f"{entry.path} is not what it was when {id} was indexed; it is being read again") from error
+            raise queries.NotFound(
+                f"{entry.path} is not what it was when {id} was indexed; it is being read again"
+            ) from error
         return entry, stored
 
     def _about_run(self) -> tuple[Stamp, Run, Answer]:
@@ -121,8 +118,17 @@ class RunApi:
         if self._known is None or self._known[0] != stamp:
             is_file = self.target.is_file()
             run = Run(self.target, {}, (), (), (), (), ()) if is_file else read_run(self.target, with_rollouts=False)
-            about = plain_members(_about(run, self.target))
-            self._known = (stamp, replace(run, train=run.train[-1:], evals=()), about)  # rows may be many
+            about = {
+                "name": str(run.setting("name") or self.target.name),
+                "path": str(self.target.resolve()),
+                "facts": [] if is_file else facts(run),
+                "summary": summary(run),
+                "notes": run.notes,
+                "charts": [asdict(chart) for chart in charts(run)],
+                "families": family_rows(run),
+            }
+            # Rows may be many.
+            self._known = (stamp, replace(run, train=run.train[-1:], evals=()), plain(about))
         return self._known
 
     def _is_live(self, stamp: Stamp, run: Run) -> bool:
@@ -139,46 +145,10 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return plain_members(value)
+        return {visible(str(name)): plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return value
-
-
-def plain_members(value: Mapping[str, Any]) -> Answer:
-    return {visible(str(name)): plain(item) for name, item in value.items()}
-
-
-def _about(run: Run, target: Path) -> Answer:
-    return {
-        "name": str(run.setting("name") or target.name),
-        "path": str(target.resolve()),
-        "facts": facts(run) if target.is_dir() else [],
-        "summary": summary(run),
-        "notes": run.notes,
-        "charts": [asdict(chart) for chart in charts(run)],
-        "families": family_rows(run),
-    }
-
-
-def _counted(connection: sqlite3.Connection) -> list[str]:
-    """A sentence, or one for each model and dialect of an evaluation of several."""
-    by_label: dict[str, dict[str, int]] = {}
-    for label, status, count in connection.execute("SELECT label, status, count(*) FROM trajectory GROUP BY 1, 2"):
-        by_label.setdefault(label, {})[status] = count
-    told = []
-    for label, counts in by_label.items():
-        graded = counts.get("solved", 0) + counts.get("not solved", 0)
-        grades = f", {counts.get('solved', 0)} of {graded} graded ones solved" if graded else ""
-        told.append(f"{label and f'{label}: '}{sum(counts.values())} trajectories{grades}")
-    return told or ["0 trajectories"]
-
-
-def _entry(connection: sqlite3.Connection, id: str) -> queries.Entry:
-    entry = queries.entry(connection, id)
-    if entry is None:
-        raise NotFound(f"there is no trajectory {visible(id)!r} in this run; ids are like train-12-37")
-    return entry
 
 
 def _stat(path: Path) -> tuple[int, int]:

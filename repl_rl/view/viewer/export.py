@@ -28,7 +28,7 @@ from repl_rl.errors import DependencyError, RunError
 from repl_rl.files import replace_file
 from repl_rl.utils.folders import cache_home, full_disk
 from repl_rl.view.viewer import queries
-from repl_rl.view.viewer.api import Answer, NotFound, RunApi
+from repl_rl.view.viewer.api import Answer, RunApi
 from repl_rl.view.viewer.index import NAME, SPLITS, evenly, opened, step_files
 from repl_rl.view.viewer.indexer import fill, update
 
@@ -49,17 +49,9 @@ _HEAD = re.compile(r"<head\b[^>]*>\s*(?:<meta charset[^>]*>)?")
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
 
 
-@dataclass(frozen=True, slots=True)
-class Exported:
-    """What was written: `shown` of `total` trajectories."""
-
-    path: Path
-    shown: int
-    total: int
-
-
-def export(api: RunApi, path: Path, most: int | None = None) -> Exported:
-    """Write the run to `path`, with at most `most` trajectories, or as many as a file of 25 MB holds.
+def export(api: RunApi, path: Path, most: int | None = None) -> tuple[int, int]:
+    """Write the run to `path`, with at most `most` trajectories, or as many as a file of 25 MB holds. Returns how many
+    these are, and how many the run has.
 
     Evaluations come first: the last, the first, then those between; steps of training follow in the same order. An
     earlier file is replaced atomically. Raises RunError if it can't be written, or if the run is a file of which
@@ -85,7 +77,7 @@ def export(api: RunApi, path: Path, most: int | None = None) -> Exported:
             "step, then steps from evenly over the run. `repl-rl view` shows all of them.",
         ]
     _write_whole(path, _filled(page, policy, run, chosen))
-    return Exported(path, len(chosen), total)
+    return len(chosen), total
 
 
 def write_report(run_dir: Path) -> Path:
@@ -173,7 +165,7 @@ def _chosen(api: RunApi, ids: Iterable[str], budget: int | None, most: int | Non
             break
         try:
             shown, spelled = api.trajectory(id, 0, None), api.tokens(id)
-        except NotFound:  # training goes on and has changed the file
+        except queries.NotFound:  # training goes on and has changed the file
             continue
         row = shown["row"]
         texts = [_in_script(json.dumps(value, allow_nan=False)) for value in (row, shown, spelled)]

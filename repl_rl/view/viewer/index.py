@@ -4,7 +4,7 @@ It holds what the table filters, sorts and searches by; a trajectory itself is r
 disposable: it is named after its layout's version, may be deleted at any time, and is made again when it is damaged.
 It is in this user's cache, never in the run folder: one that came with the folder would be a stranger's program.
 
-Many may read and write it at once (WAL); the indexer makes sure that only one process indexes at a time. Not covered:
+Many may read and write it at once (WAL); the indexer makes sure that only one of them indexes at a time. Not covered:
 network file systems on which SQLite's locks don't work.
 
 What a stored trajectory does not state is derived here: the question in its prompt, and the family of its task. The

@@ -1,11 +1,8 @@
 """Brings the index of a run up to date with its files, newest and oldest steps first.
 
-    python -m repl_rl.view.viewer.indexer RUN INDEX
-
-is a process that a viewer starts: it looks at the files once, and again for every byte on its standard input, until
-that ends. A file that grew is read on from where reading stopped, a file that changed otherwise is dropped from the
-index and read again, and a file that is gone is dropped. An incomplete last line is left for later. Lines that are not
-trajectories are counted and keep their number.
+A file that grew is read on from where reading stopped, a file that changed otherwise is dropped from the index and read
+again, and a file that is gone is dropped. An incomplete last line is left for later. Lines that are not trajectories
+are counted and keep their number.
 
 Of several indexers of one run, a lock file lets one work while the others skip their turn. It commits as it goes, so
 that a reader sees the first trajectories at once, and after a kill the next indexer goes on from the last commit.
@@ -13,23 +10,18 @@ that a reader sees the first trajectories at once, and after a kill the next ind
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
-import os
-import signal
 import sqlite3
-import subprocess
 import sys
 import threading
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
-from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
@@ -54,91 +46,89 @@ _NOT_AGAIN_FOR_S = 0.8
 _INSERT = f"INSERT INTO trajectory VALUES ({', '.join('?' * 20)})"
 
 
-def update(target: Path, index: Path, wait: bool = True) -> bool:
-    """Bring the index up to date; a damaged one is made again. False if another process has the lock and `wait` is
-    false. The system releases the lock however a process ends."""
+def update(target: Path, index: Path, wait: bool = True, is_over: Callable[[], bool] = lambda: False) -> bool:
+    """Bring the index up to date, or as far as it comes until `is_over`; a damaged one is made again. False if another
+    indexer has the lock and `wait` is false. The system releases the lock however a process ends."""
     try:
         with FileLock(index.with_name("lock"), blocking=wait, fallback_to_soft=False):
             files = step_files(target)
             try:
-                fill(target, index, files)
+                fill(target, index, files, is_over=is_over)
             except sqlite3.DatabaseError as error:
                 if isinstance(error, sqlite3.OperationalError) and "disk i/o" not in str(error).lower():
                     raise
                 discard(index)
-                fill(target, index, files)
+                fill(target, index, files, is_over=is_over)
     except Timeout:
         return False
     return True
 
 
-def fill(target: Path, index: Path, files: Iterable[StepFile], most: int | None = None) -> None:
+def fill(
+    target: Path,
+    index: Path,
+    files: Iterable[StepFile],
+    most: int | None = None,
+    is_over: Callable[[], bool] = lambda: False,
+) -> None:
     """Make the index hold exactly these files, with at most the first `most` trajectories of each."""
     with opened(index) as connection:
         known = {row["path"]: row for row in connection.execute("SELECT * FROM file")}
         folder = target if target.is_dir() else target.parent
         names = {visible(str(file.path.relative_to(folder))): file for file in files}
-        with _committed(connection) as changed:
-            changed += [_forget(connection, row) for name, row in known.items() if name not in names]
-            inside = target if target.is_dir() else None
-            changed += [_expect(connection, known.get(name), name, file, inside) for name, file in names.items()]
-            first_scan = "UPDATE state SET value = 1 WHERE key = 'scans' AND value = 0"
-            changed.append(connection.execute(first_scan).rowcount > 0)
+        inside = target if target.is_dir() else None
+        with _committed(connection):
+            for name, row in known.items():
+                if name not in names:
+                    _forget(connection, row)
+            for name, file in names.items():
+                _expect(connection, known.get(name), name, file, inside)
+            connection.execute("UPDATE state SET value = 1 WHERE key = 'scans' AND value = 0")
         for name, file in names.items():
             row = connection.execute("SELECT * FROM file WHERE path = ?", (name,)).fetchone()
             try:
-                while not row["done"]:
-                    with open_file(file.path, inside) as source, _committed(connection) as changed:
+                while not row["done"] and not is_over():
+                    with open_file(file.path, inside) as source, _committed(connection):
                         _index_some(connection, row, file, source, most)
-                        changed.append(True)
                     row = connection.execute("SELECT * FROM file WHERE path = ?", (name,)).fetchone()
             except OSError as error:
-                with _committed(connection) as changed:
+                with _committed(connection):
                     _set(connection, row, reason=f"it can't be read: {error.strerror}", done=True)
                     if error.errno == errno.EFBIG:  # nor will it be until it changes
                         _set(connection, row, **_looks(file), indexed=file.size)
-                    changed.append(True)
 
 
 @contextmanager
-def _committed(connection: sqlite3.Connection) -> Iterator[list[bool]]:
-    """One transaction. The revision goes up if the block appends anything true to the list."""
-    changed: list[bool] = []
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield changed
-        if any(changed):
+def _committed(connection: sqlite3.Connection) -> Iterator[None]:
+    """One transaction. The revision goes up if the block changes anything."""
+    before = connection.total_changes
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+        if connection.total_changes > before:
             connection.execute("UPDATE state SET value = value + 1 WHERE key = 'revision'")
-        connection.execute("COMMIT")
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise
 
 
-def _forget(connection: sqlite3.Connection, file: sqlite3.Row, whole: bool = True) -> bool:
-    """Drop a file's trajectories from the index, and with `whole` the file too. Returns True."""
+def _forget(connection: sqlite3.Connection, file: sqlite3.Row, whole: bool = True) -> None:
+    """Drop a file's trajectories from the index, and with `whole` the file too."""
     span = keys(file["split"], file["step"])
     connection.execute("DELETE FROM error WHERE trajectory BETWEEN ? AND ?", span)
     connection.execute("DELETE FROM trajectory WHERE id BETWEEN ? AND ?", span)
     if whole:
         connection.execute("DELETE FROM file WHERE id = ?", (file["id"],))
-    return True
 
 
 def _expect(
     connection: sqlite3.Connection, row: sqlite3.Row | None, name: str, file: StepFile, inside: Path | None
-) -> bool:
-    """Mark a file to be read if it is new or has changed; returns whether it is."""
+) -> None:
+    """Mark a file to be read if it is new or has changed."""
     if row is None:
         connection.execute("INSERT INTO file (split, step, path) VALUES (?, ?, ?)", (file.split, file.step, name))
-        return True
-    if all(row[name] == value for name, value in _looks(file).items()):
-        return False
-    if not _has_grown(row, file, inside):
-        _forget(connection, row, whole=False)
-        _set(connection, row, indexed=0, tail=0, records=0, unreadable=0, reason=None)
-    _set(connection, row, done=False)
-    return True
+    elif any(row[name] != value for name, value in _looks(file).items()):
+        if not _has_grown(row, file, inside):
+            _forget(connection, row, whole=False)
+            _set(connection, row, indexed=0, tail=0, records=0, unreadable=0, reason=None)
+        _set(connection, row, done=False)
 
 
 def _looks(file: StepFile) -> dict[str, int]:
@@ -219,71 +209,35 @@ def _add(connection: sqlite3.Connection, file: StepFile, position: int, start: i
     connection.executemany("INSERT INTO error VALUES (?, ?)", ((name, id) for name in names))
 
 
-class Follower:
-    """A viewer's indexer process: starts with the viewer, looks again on request, and ends with the viewer.
+@contextmanager
+def following(target: Path, index: Path) -> Iterator[Callable[[], None]]:
+    """A block beside which a thread indexes: at once, and again whenever what the block gets is called, which any
+    thread may do. What is asked within a moment is asked once.
 
-    Threads may share it.
+    An error is printed once, and the next request makes another attempt.
     """
+    is_wanted, is_over = threading.Event(), threading.Event()
 
-    def __init__(self, target: Path, index: Path) -> None:
-        self._command = [sys.executable, "-m", "repl_rl.view.viewer.indexer", str(target), str(index)]
-        self._lock = threading.Lock()
-        self._poked_s = time.monotonic()
-        self._process = self._start()
+    def follow() -> None:
+        said = ""
+        while is_wanted.wait() and not is_over.is_set():
+            is_wanted.clear()
+            try:
+                update(target, index, wait=False, is_over=is_over.is_set)
+                said = ""
+            except (sqlite3.Error, OSError) as error:
+                if str(error) != said:
+                    said = str(error)
+                    sentence = f"repl-rl view: the index {index} can't be brought up to date: {said}"
+                    print(sentence, file=sys.stderr, flush=True)
+            is_over.wait(_NOT_AGAIN_FOR_S)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *ending: object) -> None:
-        self.close()
-
-    def poke(self) -> None:
-        """Ask for another look at the files, unless that was asked a moment ago. Restarts an indexer that has died."""
-        with self._lock:
-            if time.monotonic() - self._poked_s < _NOT_AGAIN_FOR_S:
-                return
-            self._poked_s = time.monotonic()
-            if self._process.poll() is not None:
-                self._process = self._start()
-                return
-            assert self._process.stdin is not None
-            with contextlib.suppress(BlockingIOError, BrokenPipeError):
-                self._process.stdin.write(b".")
-
-    def close(self) -> None:
-        """End the process; what it has committed stays."""
-        with self._lock:
-            assert self._process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.close()
-            self._process.terminate()
-            self._process.wait()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        """Start it in a session of its own, so that Ctrl-C reaches only the viewer, which then ends it."""
-        process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True, bufsize=0
-        )
-        assert process.stdin is not None
-        return process
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Follow a run until standard input ends. An error is printed once, and the next byte makes another attempt."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    target, index = map(Path, arguments)
-    said = ""
-    for _ in chain([b""], iter(lambda: os.read(0, 65536), b"")):
-        try:
-            update(target, index, wait=False)
-        except (sqlite3.Error, OSError) as error:
-            if str(error) != said:
-                said = str(error)
-                sentence = f"repl-rl view: the index {index} can't be brought up to date: {said}"
-                print(sentence, file=sys.stderr, flush=True)
-        else:
-            said = ""
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    indexer = threading.Thread(target=follow, name="indexer", daemon=True)
+    is_wanted.set()
+    indexer.start()
+    try:
+        yield is_wanted.set
+    finally:
+        is_over.set()
+        is_wanted.set()
+        indexer.join()

@@ -14,8 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from repl_rl.errors import ConfigError
+from repl_rl.errors import ConfigError, RunError
+from repl_rl.utils.text import visible
 from repl_rl.view.viewer.index import SPLITS, key, keys
+from repl_rl.view.words import outcome
 
 MOST_ROWS = 1000
 _DEFAULT_ROWS, _ALL = 100, -1
@@ -33,6 +35,10 @@ _SHOWN = (
 )
 _STEPS = re.compile(r"([0-9]{1,15})(?:-([0-9]{1,15}))?")
 _ID = re.compile(rf"({'|'.join(SPLITS)})-([0-9]{{1,9}})-([0-9]{{1,9}})")
+
+
+class NotFound(RunError):
+    """The run holds no trajectory with this id, or no longer where the index has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +104,14 @@ def parse(parameters: Mapping[str, str]) -> Query:
         where=" AND ".join(part for part, *_ in conditions) or "1",
         values=tuple(value for _, *values in conditions for value in values),
         order=order,
-        offset=_count(given, "offset", 0, 2**53),
-        limit=_count(given, "limit", _DEFAULT_ROWS, MOST_ROWS),
+        offset=count(given, "offset", 0),
+        limit=count(given, "limit", _DEFAULT_ROWS, MOST_ROWS),
     )
 
 
-def _count(given: Mapping[str, str], name: str, otherwise: int, most: int) -> int:
-    text = given.get(name, str(otherwise))
+def count(given: Mapping[str, str], name: str, otherwise: int, most: int = 2**53) -> int:
+    """The number under `name`; `otherwise` if there is none. Raises ConfigError, naming the parameter, for others."""
+    text = given.get(name) or str(otherwise)
     if not re.fullmatch(r"[0-9]{1,16}", text) or int(text) > most:
         raise ConfigError(f"{name} is {text!r}; give a number from 0 to {most}")
     return int(text)
@@ -132,18 +139,21 @@ def of_task(connection: sqlite3.Connection, task_id: str) -> list[dict[str, Any]
     return _select(connection, Query(f"id IN ({', '.join('?' * len(ids))})", tuple(ids), limit=_ALL))
 
 
-def entry(connection: sqlite3.Connection, id: str) -> Entry | None:
-    """Where the trajectory with this id is; None if the index has none."""
+def entry(connection: sqlite3.Connection, id: str) -> Entry:
+    """Where the trajectory with this id is. Raises NotFound if the index has none."""
     parts = _ID.fullmatch(id)
-    if parts is None:
-        return None
-    found = connection.execute(
-        "SELECT trajectory.*, file.path AS path, question.text AS text FROM trajectory "
-        "JOIN file USING (split, step) JOIN question ON question.id = trajectory.question "
-        "WHERE trajectory.id = ?",
-        (key(parts[1], int(parts[2]), int(parts[3])),),
-    ).fetchone()
-    return None if found is None else Entry(_row(found), found["path"], found["start"], found["length"], found["text"])
+    found = (
+        parts
+        and connection.execute(
+            "SELECT trajectory.*, file.path AS path, question.text AS text FROM trajectory "
+            "JOIN file USING (split, step) JOIN question ON question.id = trajectory.question "
+            "WHERE trajectory.id = ?",
+            (key(parts[1], int(parts[2]), int(parts[3])),),
+        ).fetchone()
+    )
+    if not found:
+        raise NotFound(f"there is no trajectory {visible(id)!r} in this run; ids are like train-12-37")
+    return Entry(_row(found), found["path"], found["start"], found["length"], found["text"])
 
 
 def ids_of_step(connection: sqlite3.Connection, split: str, step: int) -> list[str]:
@@ -159,17 +169,28 @@ def steps(connection: sqlite3.Connection, split: str) -> list[int]:
     return [row["step"] for row in found]
 
 
+def outcomes(connection: sqlite3.Connection) -> list[str]:
+    """How many are solved, in a sentence for each model and dialect of an evaluation of several, or in one."""
+    counts = "count(*), sum(status = 'solved'), sum(status IN ('solved', 'not solved'))"
+    found = connection.execute(f"SELECT label, {counts} FROM trajectory GROUP BY label")
+    return [outcome(*row) for row in found] or ["0 trajectories"]
+
+
 def choices(connection: sqlite3.Connection) -> dict[str, Any]:
     """The values that there are to filter by."""
     first, last = connection.execute("SELECT min(step), max(step) FROM trajectory").fetchone()
-    errors = connection.execute("SELECT name FROM error GROUP BY name ORDER BY count(*) DESC, name LIMIT 200")
+
+    def values(query: str) -> list[str]:
+        return [value for (value,) in connection.execute(query)]
+
+    distinct = "SELECT DISTINCT {0} FROM trajectory WHERE {0} != '' ORDER BY {0} LIMIT 1000"
     return {
-        "splits": [row["split"] for row in connection.execute("SELECT DISTINCT split FROM file ORDER BY split DESC")],
+        "splits": values("SELECT DISTINCT split FROM file ORDER BY split DESC"),
         "steps": None if first is None else [first, last],
-        "statuses": _distinct(connection, "status"),
-        "errors": [row["name"] for row in errors],
-        "families": _distinct(connection, "family"),
-        "stops": _distinct(connection, "stop_reason"),
+        "statuses": values(distinct.format("status")),
+        "errors": values("SELECT name FROM error GROUP BY name ORDER BY count(*) DESC, name LIMIT 200"),
+        "families": values(distinct.format("family")),
+        "stops": values(distinct.format("stop_reason")),
     }
 
 
@@ -196,17 +217,6 @@ def notes(connection: sqlite3.Connection) -> list[str]:
     (count,) = connection.execute(f"SELECT count(*) {bad}").fetchone()
     more = [f"{count - _MOST_NOTES:,} more files can't be read whole"] if count > _MOST_NOTES else []
     return [*sentences, *more]
-
-
-def _distinct(connection: sqlite3.Connection, column: str) -> list[str]:
-    """Walks the column's index from one value to the next instead of scanning all rows."""
-    found: list[str] = []
-    following = connection.execute(f"SELECT min({column}) FROM trajectory").fetchone()[0]
-    while following is not None and len(found) < 1000:
-        found.append(following)
-        after = connection.execute(f"SELECT min({column}) FROM trajectory WHERE {column} > ?", (following,))
-        following = after.fetchone()[0]
-    return [value for value in found if value != ""]
 
 
 def _select(connection: sqlite3.Connection, query: Query) -> list[dict[str, Any]]:

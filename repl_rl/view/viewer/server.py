@@ -20,7 +20,8 @@ from typing import Any
 from aiohttp import web
 
 from repl_rl.errors import ConfigError, ReplRLError
-from repl_rl.view.viewer.api import Answer, NotFound, RunApi
+from repl_rl.view.viewer import queries
+from repl_rl.view.viewer.api import Answer, RunApi
 from repl_rl.view.viewer.export import INDEX, asset
 
 HOST = "127.0.0.1"
@@ -91,7 +92,7 @@ def _guarded(poke: Callable[[], None]) -> Any:
                 response = _error(403, f"this viewer is for this machine alone, as {HOST} or localhost")
         except web.HTTPException as error:
             response = _error(error.status, error.reason.lower(), error.headers.get("Allow"))
-        except NotFound as error:
+        except queries.NotFound as error:
             response = _error(404, str(error))
         except ConfigError as error:
             response = _error(400, str(error))
@@ -125,22 +126,13 @@ def _answering(ask: Callable[[web.Request], Answer]) -> Handler:
 
 
 def _trajectory(api: RunApi, request: web.Request) -> Answer:
-    first, count = _number(request, "first", 0), _number(request, "count", 400)
-    return api.trajectory(request.match_info["id"], first, min(count, _MOST_SCREEN_ROWS))
+    first, rows = queries.count(request.query, "first", 0), queries.count(request.query, "count", 400)
+    return api.trajectory(request.match_info["id"], first, min(rows, _MOST_SCREEN_ROWS))
 
 
 def _tokens(api: RunApi, request: web.Request) -> Answer:
-    line = _number(request, "line", -1)
-    return api.tokens(request.match_info["id"], None if line < 0 else line)
-
-
-def _number(request: web.Request, name: str, otherwise: int) -> int:
-    text = request.query.get(name, "")
-    if text == "":
-        return otherwise
-    if not (text.isascii() and text.isdecimal() and len(text) <= 15):
-        raise ConfigError(f"{name} is {text!r}; give a number from 0 on")
-    return int(text)
+    line = queries.count(request.query, "line", 0) if request.query.get("line") else None
+    return api.tokens(request.match_info["id"], line)
 
 
 async def _asset(request: web.Request) -> web.StreamResponse:

@@ -30,13 +30,15 @@ _TIMES = ("engine_s", "kernel_s", "queue_s", "own_s", "duration_s")
 def transcript(trajectory: Trajectory, gamma: float, first: int = 0, count: int | None = None) -> dict[str, Any]:
     """The screen rows from `first` on, `count` of them, with the lines that begin in them.
 
-    `return_to_go` of a line is the sum of the rewards from it on, each discounted by `gamma` per line.
+    `return_to_go` of a line is the sum of the rewards from it on, each discounted by `gamma` per line; a line without a
+    reward counts 0, and None is given if no line has one.
     """
     rows = screen_rows(trajectory)
     window = rows[first : None if count is None else first + count]
-    index_of = {line.start: index for index, line in enumerate(trajectory.lines)}
-    shown = sorted(index_of[line.start] for row in window for line in row.lines)
-    returns, changed = returns_to_go(trajectory, gamma), state_changes(trajectory.lines)
+    shown = [index for row in window for index in row.indices]
+    is_rewarded = any(line.reward is not None for line in trajectory.lines)
+    returns = discounted_returns([line.reward or 0.0 for line in trajectory.lines], gamma)
+    changed = state_changes(trajectory.lines)
     images = images_within([trajectory.lines[index] for index in shown], MOST_IMAGE_BYTES)
     drawn = dict(zip(shown, images, strict=True))
     return {
@@ -49,22 +51,17 @@ def transcript(trajectory: Trajectory, gamma: float, first: int = 0, count: int 
                 "origin": str(row.origin),
                 "mark": row.mark,
                 "pieces": [{"origin": str(piece.origin), "text": piece.text} for piece in row.pieces],
-                "lines": [index_of[line.start] for line in row.lines],
+                "lines": list(row.indices),
             }
             for row in window
         ],
         "screen_total": len(rows),
         "lines": {
-            str(index): _line(trajectory, index, returns[index], changed[index], drawn[index]) for index in shown
+            str(index): _line(trajectory, index, drawn[index])
+            | {"return_to_go": returns[index] if is_rewarded else None, "state_changed": changed[index]}
+            for index in shown
         },
     }
-
-
-def returns_to_go(trajectory: Trajectory, gamma: float) -> list[float | None]:
-    """The discounted return of each line; a line without a reward counts 0. All None if no line has a reward."""
-    if all(line.reward is None for line in trajectory.lines):
-        return [None] * len(trajectory.lines)
-    return list(discounted_returns([line.reward or 0.0 for line in trajectory.lines], gamma))
 
 
 def state_changes(lines: Sequence[Line]) -> list[bool | None]:
@@ -81,9 +78,7 @@ def state_changes(lines: Sequence[Line]) -> list[bool | None]:
     return changes
 
 
-def _line(
-    trajectory: Trajectory, index: int, following: float | None, changed: bool | None, images: Sequence[str]
-) -> dict[str, Any]:
+def _line(trajectory: Trajectory, index: int, images: Sequence[str]) -> dict[str, Any]:
     line = trajectory.lines[index]
     count = line.end - line.start
     logprob = line_logprob(trajectory, line)
@@ -94,7 +89,6 @@ def _line(
         "error_name": line.error_name,
         "fault": line.kind in FAULTS,
         "reward": line.reward,
-        "return_to_go": following,
         "advantage": line.advantage,
         "logprob_sum": logprob,
         "logprob_mean": logprob / count,
@@ -112,7 +106,6 @@ def _line(
             for call in line.subcalls[:MOST_SUBCALLS]
         ],
         "subcalls_left_out": max(0, len(line.subcalls) - MOST_SUBCALLS),
-        "state_changed": changed,
         "images": list(images),
         "images_left_out": len(line.images) - len(images),
     }
@@ -126,8 +119,7 @@ def tokens(models: Sequence[str], trajectory: Trajectory, line: int | None) -> l
     loaded = (_texts_of(model) for model in models)
     texts = next((texts for texts in loaded if texts is not None and texts_fit(trajectory, texts)), None)
     rows = [row for row in token_rows(trajectory, texts) if line is None or row.line == line]
-    names = ("id", "text", "logprob", "sampled", "line")
-    return [{name: getattr(row, name) for name in names} for row in rows[:MOST_TOKENS]]
+    return [dataclasses.asdict(row) for row in rows[:MOST_TOKENS]]
 
 
 _texts_of = cache(load_token_texts)
