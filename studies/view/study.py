@@ -2,7 +2,7 @@
 
 The folder holds sessions like nano's, of realistic size. Measured from the start of the process: the time until the
 first answer with rows, cold (no index yet) and warm, and until the index is complete. Also measured: the time of
-filtered and sorted queries, and memory, summed over the server and its indexer, so that pages they share count twice.
+filtered and sorted queries, and memory, of the server, in which a thread makes the index.
 
 Not covered: the browser's own time to draw.
 """
