@@ -13,8 +13,10 @@ import asyncio
 import inspect
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,7 +24,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from repl_rl.kernel.results import HostCall, HostReply
 from repl_rl.tools.signatures import read_arguments, typed_signature
-from repl_rl.tools.tool import Tool
+from repl_rl.tools.tool import Submit, Tool
 from repl_rl.utils.admission import Admission, Reservation, Room
 from repl_rl.utils.text import cut_middle
 
@@ -51,7 +53,6 @@ class HostTool:
         self._tool = tool
         self._signature = typed_signature(tool.name, tool.function)
         self._semaphore = semaphore_of(tool.function, tool.at_once)
-        self._is_async = inspect.iscoroutinefunction(inspect.unwrap(tool.function))
 
     async def answer(self, call: HostCall) -> HostReply:
         """What the tool returns or raises, as a reply. Raises only if it is cancelled; a plain function's thread is
@@ -63,50 +64,77 @@ class HostTool:
         permit = await self._semaphore.acquire(self._tool.timeout_s)
         if permit is None:
             return self._late(f"; all {self._tool.at_once} calls that may run at once hang")
-        function = partial(self._tool.function, *bound.args, **bound.kwargs)
-        running: asyncio.Future[HostReply]  # the permit is released when the function has really ended
-        if self._is_async:
-            running = asyncio.ensure_future(_reply_of_coroutine(self._tool.name, function))
-            running.add_done_callback(lambda _: self._semaphore.release(permit))
-        else:
-            future = self._tool.submit(partial(_reply_of_call, self._tool.name, function))
-            future.add_done_callback(lambda _: self._semaphore.release(permit))
-            running = asyncio.wrap_future(future)
-        until = asyncio.get_running_loop().time() + self._tool.timeout_s
-        try:
-            done, _ = await asyncio.wait({running}, timeout=self._tool.timeout_s)
-        except asyncio.CancelledError:
-            if not self._is_async:  # a thread goes on, and its caller has one at a time
-                await asyncio.wait({running}, timeout=max(0.0, until - asyncio.get_running_loop().time()))
-            raise
-        finally:
-            running.cancel()  # ends a coroutine, abandons a thread
-        if not done:
+        tool, to_json = self._tool, partial(as_json, self._tool.name)
+        release = partial(self._semaphore.release, permit)
+        outcome = await call_within(
+            tool.function, tool.timeout_s, tool.submit, bound.args, bound.kwargs, to_json, on_end=release, waits=True
+        )
+        if outcome is None:
             return self._late()
-        if running.cancelled():
-            return _failed(asyncio.CancelledError("the tool cancelled itself"))
-        return running.result()
+        return HostReply(outcome.value) if outcome.error is None else _failed(outcome.error)
 
     def _late(self, why: str = "") -> HostReply:
         message = f"{self._tool.name}() took longer than {self._tool.timeout_s:g} s{why}"
         return HostReply(error_name="TimeoutError", error_message=message)
 
 
-def _reply_of_call(name: str, function: Callable[[], Any]) -> HostReply:
-    try:
-        return HostReply(value=as_json(name, function()))
-    except BaseException as error:  # noqa: BLE001 - users' code may raise anything, SystemExit too
-        return _failed(error)
+@dataclass(frozen=True, slots=True)
+class CallOutcome:
+    """The outcome of a call that ended: a value, or the error that it raised."""
+
+    value: Any = None
+    error: BaseException | None = None
 
 
-async def _reply_of_coroutine(name: str, function: Callable[[], Any]) -> HostReply:
+async def call_within(
+    function: Callable[..., Any],
+    limit_s: float,
+    submit: Submit,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] = MappingProxyType({}),
+    then: Callable[[Any], Any] = lambda value: value,
+    *,
+    on_end: Callable[[], object] = lambda: None,
+    waits: bool = False,
+) -> CallOutcome | None:
+    """Call a user's own code: a plain function in a thread, by `submit`, an awaitable on the event loop. None if late.
+
+    `then` is applied to the value where that is made. `on_end` is called when the function has really ended: a plain
+    one that is late is abandoned in its thread. Raises only if it is cancelled; if it `waits`, a plain function is
+    waited for then, `limit_s` in all at most.
+    """
+
+    def caught() -> CallOutcome:
+        """The outcome as a value: a future can't raise StopIteration, and SystemExit would end the loop."""
+        try:
+            value = function(*args, **kwargs)
+            return CallOutcome(value if is_async and inspect.isawaitable(value) else then(value))
+        except BaseException as error:  # noqa: BLE001 - handed to the caller
+            return CallOutcome(error=error)
+
+    async def called() -> CallOutcome:
+        outcome = caught() if in_thread is None else await asyncio.wrap_future(in_thread)
+        try:
+            return CallOutcome(then(await outcome.value)) if inspect.isawaitable(outcome.value) else outcome
+        except asyncio.CancelledError:
+            return CallOutcome(error=asyncio.CancelledError("it cancelled itself"))
+        except BaseException as error:  # noqa: BLE001 - handed to the caller
+            return CallOutcome(error=error)
+
+    is_async = inspect.iscoroutinefunction(inspect.unwrap(function))
+    in_thread = None if is_async else submit(caught)
+    running = asyncio.ensure_future(called())
+    (in_thread or running).add_done_callback(lambda _: on_end())
+    until = asyncio.get_running_loop().time() + limit_s
     try:
-        value = function()
-        return HostReply(value=as_json(name, await value if inspect.isawaitable(value) else value))
+        await asyncio.wait({running}, timeout=limit_s)
+        return running.result() if running.done() else None
     except asyncio.CancelledError:
+        if waits and in_thread is not None:  # the thread goes on, and its caller has one at a time
+            await asyncio.wait({running}, timeout=max(0.0, until - asyncio.get_running_loop().time()))
         raise
-    except BaseException as error:  # noqa: BLE001 - as above; one that left the task would end the loop
-        return _failed(error)
+    finally:
+        running.cancel()  # ends a coroutine, abandons a thread
 
 
 def as_json(name: str, value: Any) -> Any:
