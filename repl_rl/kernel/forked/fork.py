@@ -37,7 +37,7 @@ from repl_rl.kernel.cgroups import SessionGroup
 from repl_rl.kernel.forked.channel import PrivateChannel
 from repl_rl.kernel.forked.server import ForkServer
 from repl_rl.kernel.limits import Limits
-from repl_rl.kernel.output import SessionPipe
+from repl_rl.kernel.output import HeadAndTail, OutputPipe
 from repl_rl.kernel.processes import children_of, pid_of, read_proc, send_signal, status_of
 
 _MIB = 1024 * 1024
@@ -135,7 +135,7 @@ class Child:
     """A session's process from before it starts; whoever takes it takes what it holds."""
 
     def __init__(self, limits: Limits) -> None:
-        self.output = SessionPipe(limits.output_bytes, limits.read_mb * _MIB)
+        self.output = OutputPipe(HeadAndTail(limits.output_bytes), limits.read_mb * _MIB)
         ours, self._end = socket.socketpair()
         self.channel = PrivateChannel(ours)
         self.pid = self.pidfd = -1

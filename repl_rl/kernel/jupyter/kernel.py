@@ -26,7 +26,7 @@ from repl_rl.kernel.cgroups import PoolGroup, SessionGroup
 from repl_rl.kernel.jupyter.messages import CellOutput, Channels, judge, setup_cell, submit_cell, traceback_text
 from repl_rl.kernel.limits import Limits
 from repl_rl.kernel.memory import folder_mb, sockets_mb, tree_mb
-from repl_rl.kernel.output import HeadAndTail, PrintedPipe
+from repl_rl.kernel.output import HeadAndTail, OutputPipe
 from repl_rl.kernel.paths import remove_tree
 from repl_rl.kernel.processes import INSIST, exited, kill_descendants, kill_family, kill_marked, tree
 from repl_rl.kernel.results import ExecResult, ExecStatus, HostCalls
@@ -78,8 +78,8 @@ class KernelspecKernel:
         self._group: SessionGroup | None = None
         self._text = HeadAndTail(limits.output_bytes)
         self._output = CellOutput(self._text)
-        self._aside = HeadAndTail(_PRINTED_BYTES)
-        self._printed = PrintedPipe(self._text.feed if kind.is_ours else self._aside.feed)
+        self._printed = OutputPipe(self._text if kind.is_ours else HeadAndTail(_PRINTED_BYTES))
+        self._printed.watch()
         self._channels: Channels | None = None
         self._died: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -138,9 +138,7 @@ class KernelspecKernel:
         except BaseException:
             await self.close()
             raise
-        self._printed.drain()
-        self._aside.take()
-        self._text.take()
+        self._take()
 
     async def execute(self, source: str, host: HostCalls | None = None) -> ExecResult:
         """Run one cell. `host` is never called: these kernels have no host tools."""
@@ -167,15 +165,19 @@ class KernelspecKernel:
             result = ExecResult(ExecStatus.INCOMPLETE)  # nothing of it has run: it needs another line
         if result.state_lost:
             await self.close()
-        self._printed.drain()
-        self._aside.take()
-        text, omitted_bytes = self._text.take()
+        text, omitted_bytes = self._take()
         if result.status is ExecStatus.INCOMPLETE:
             text, omitted_bytes = "", 0
         if self.language != "python" and result.status in (ExecStatus.ERROR, ExecStatus.TIMEOUT) and text:
             text = text.rstrip("\n") + "\n"  # what a kernel says of an error may lack it, and a prompt comes next
         duration_s = time.monotonic() - started
         return dataclasses.replace(result, output=text, omitted_bytes=omitted_bytes, duration_s=duration_s)
+
+    def _take(self) -> tuple[str, int]:
+        """The text of a cell, and the bytes left out of it. What a kernel that is not ours printed aside is dropped."""
+        printed = self._printed.take()
+        self._printed.watch()
+        return printed if self._is_ours else self._text.take()
 
     async def is_complete(self, source: str) -> str:
         """Jupyter's word for it: "complete", "incomplete", "invalid"; "unknown" if the kernel does not say so in the
@@ -346,8 +348,7 @@ class KernelspecKernel:
         await provisioner.wait()
 
     def _no_start(self, what: str) -> KernelStartError:
-        self._printed.drain()
-        printed = (self._text if self._is_ours else self._aside).take()[0].strip()
+        printed = self._printed.take()[0].strip()
         helps = _WHAT_HELPS if self._is_guest else ""
         return KernelStartError(
             f"kernel {self._manager.kernel_name!r} {what}; it printed: {printed or 'nothing'}{helps}"
