@@ -37,45 +37,32 @@ class HostTools:
     """A `HostCalls` for tools that run on the host."""
 
     def __init__(self, tools: Iterable[Tool]) -> None:
-        self._tools = {tool.name: HostTool(tool) for tool in tools}
+        self._tools = {
+            tool.name: (tool, typed_signature(tool.name, tool.function), semaphore_of(tool.function, tool.at_once))
+            for tool in tools
+        }
 
     async def __call__(self, call: HostCall) -> HostReply:
-        tool = self._tools.get(call.name)
-        if tool is None:
-            return HostReply(error_name="NameError", error_message=f"there is no tool {call.name!r} on the host")
-        return await tool.answer(call)
-
-
-class HostTool:
-    """One tool that runs on the host, and how it is called."""
-
-    def __init__(self, tool: Tool) -> None:
-        self._tool = tool
-        self._signature = typed_signature(tool.name, tool.function)
-        self._semaphore = semaphore_of(tool.function, tool.at_once)
-
-    async def answer(self, call: HostCall) -> HostReply:
         """What the tool returns or raises, as a reply. Raises only if it is cancelled; a plain function's thread is
         then waited for, `timeout_s` in all at most."""
+        if call.name not in self._tools:
+            return HostReply(error_name="NameError", error_message=f"there is no tool {call.name!r} on the host")
+        tool, signature, semaphore = self._tools[call.name]
         try:
-            bound = read_arguments(self._tool.name, self._signature, call.args, call.kwargs)
+            bound = read_arguments(tool.name, signature, call.args, call.kwargs)
         except Exception as error:  # noqa: BLE001 - TypeError, or what a type's own validator raises
             return _failed(error)
-        permit = await self._semaphore.acquire(self._tool.timeout_s)
+        late = f"{tool.name}() took longer than {tool.timeout_s:g} s"
+        permit = await semaphore.acquire(tool.timeout_s)
         if permit is None:
-            return self._late(f"; all {self._tool.at_once} calls that may run at once hang")
-        tool, to_json = self._tool, partial(as_json, self._tool.name)
-        release = partial(self._semaphore.release, permit)
+            return _failed(TimeoutError(f"{late}; all {tool.at_once} calls that may run at once hang"))
+        to_json, release = partial(as_json, tool.name), partial(semaphore.release, permit)
         outcome = await call_within(
             tool.function, tool.timeout_s, tool.submit, bound.args, bound.kwargs, to_json, on_end=release, waits=True
         )
         if outcome is None:
-            return self._late()
+            return _failed(TimeoutError(late))
         return HostReply(outcome.value) if outcome.error is None else _failed(outcome.error)
-
-    def _late(self, why: str = "") -> HostReply:
-        message = f"{self._tool.name}() took longer than {self._tool.timeout_s:g} s{why}"
-        return HostReply(error_name="TimeoutError", error_message=message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,15 +146,18 @@ def as_json(name: str, value: Any) -> Any:
 
 def _failed(error: BaseException) -> HostReply:
     """The exception that the session raises again. One that would end the session becomes a RuntimeError."""
-    kind = type(error).__name__
-    try:
-        message = str(error)
-    except Exception:  # noqa: BLE001 - an exception's own __str__ may raise anything
-        message = ""
-    message = cut_middle(message, _MESSAGE_CHARS, " ... {} characters left out ... ")
+    kind, message = type(error).__name__, message_of(error)
     if not isinstance(error, Exception):
         kind, message = "RuntimeError", f"the tool raised {kind}: {message}"
     return HostReply(error_name=kind, error_message=message)
+
+
+def message_of(error: BaseException) -> str:
+    """What an exception says, with its middle left out if it is long; "" if its own `__str__` fails."""
+    try:
+        return cut_middle(str(error), _MESSAGE_CHARS, " ... {} characters left out ... ")
+    except Exception:  # noqa: BLE001 - it may raise anything
+        return ""
 
 
 class CallSemaphore:

@@ -28,15 +28,14 @@ from typing import Any
 
 from repl_rl.errors import BrokenStateError, ConfigError, EnvironmentFailure, ForkRefusedError
 from repl_rl.tools import Tool, Toolbox
-from repl_rl.tools.calls import call_within
+from repl_rl.tools.calls import call_within, message_of
 from repl_rl.tools.environments.factory import Environment, TrlEnvironment
 from repl_rl.tools.tool import make_tool
 from repl_rl.trajectory import Task, Trajectory
-from repl_rl.utils.text import cut_middle, shown, whole
+from repl_rl.utils.text import shown, whole
 from repl_rl.utils.threads import OneThread
 
 _CLOSE_S = 10.0
-_SAID_CHARS = 2000
 
 _log = logging.getLogger(__name__)
 
@@ -148,9 +147,9 @@ class EnvironmentSession:
         try:
             if close is not None:
                 outcome = await call_within(close, min(self._limit_s, _CLOSE_S), thread.submit)
-                if outcome is None or outcome.error is not None:
-                    said = "took too long" if outcome is None else f"raised {_said(outcome.error)}"
-                    _log.warning("environment %s: close %s; what it holds may stay", self._name, said)
+                failure = "took too long" if outcome is None else outcome.error and f"raised {_said(outcome.error)}"
+                if failure:
+                    _log.warning("environment %s: close %s; what it holds may stay", self._name, failure)
         finally:
             thread.close()
 
@@ -219,8 +218,6 @@ class EnvironmentSession:
         return type(made).__name__ if self.instance is not None else getattr(made, "__name__", "of the factory")
 
 
-def _said(error: BaseException | None) -> str:
-    try:
-        return cut_middle(whole(f"{type(error).__name__}: {error}"), _SAID_CHARS, " ... {} characters left out ... ")
-    except Exception:  # noqa: BLE001 - an exception's own __str__ may raise anything
-        return type(error).__name__
+def _said(error: BaseException) -> str:
+    kind, message = type(error).__name__, message_of(error)
+    return whole(f"{kind}: {message}" if message else kind)
