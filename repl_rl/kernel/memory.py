@@ -101,12 +101,12 @@ def sockets_mb(pid: int) -> float:
     return 0.0
 
 
-def folder_mb(pid: int, folders: tuple[str, ...]) -> float:
-    """What is stored in a process's own temporary file systems; 0 if this process may not look."""
-    used_mb = 0.0
-    for folder in folders:
+def stored_mb(pid: int) -> float:
+    """What lies in a session's own temporary file systems, as far as this process may look, and in its sockets."""
+    used_mb = sockets_mb(pid)
+    for folder in ("tmp", "dev/shm"):
         with contextlib.suppress(OSError):
-            status = os.statvfs(f"/proc/{pid}/root{folder}")
+            status = os.statvfs(f"/proc/{pid}/root/{folder}")
             used_mb += (status.f_blocks - status.f_bfree) * status.f_frsize / _MIB
     return used_mb
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -44,7 +45,7 @@ class ForkServer:
         self._fork_setup = fork_setup
         self._log_file = log
         self._patience_s = patience_s
-        self._forks = 0
+        self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[int]] = {}
         self._ready: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self.has_ended = False
@@ -110,8 +111,7 @@ class ForkServer:
 
     async def fork(self, request: dict[str, Any], descriptors: Sequence[int]) -> int:
         """A pidfd of a new session; fork_server.py documents `request` and `descriptors`. Raises KernelStartError."""
-        self._forks += 1
-        number = self._forks
+        number = next(self._numbers)
         reply: asyncio.Future[int] = self._loop.create_future()
         self._asked[number] = reply
         try:

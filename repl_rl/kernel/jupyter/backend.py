@@ -135,20 +135,6 @@ class KernelspecBackend:
     async def start(self) -> KernelspecKernel:
         """A fresh kernel that answers. Raises KernelStartError, with what it printed, if it is not up in time."""
         assert self.home is not None
-        manager, words = self.manager()
-        kind = Kind(self._is_ours, self._is_local, self._guest is not None)
-        mounts = self._profile.mounts if self._is_local else {}
-        kernel = KernelspecKernel(manager, self._limits, kind, pool_group=self.home.group, mounts=mounts)
-        try:
-            await kernel.start(**words)
-        except BaseException:
-            await kernel.close()
-            raise
-        return kernel
-
-    def manager(self) -> tuple[AsyncKernelManager, dict[str, Any]]:
-        """A manager for one more kernel, and the keyword arguments for its `start_kernel`. Other clients may use it."""
-        assert self.home is not None
         connection_file = self.home.next_connection_file()
         words: dict[str, Any] = {}
         if self._is_ours or self._guest is not None:
@@ -169,7 +155,15 @@ class KernelspecBackend:
             log=_unheard,
             **address,
         )
-        return manager, words
+        mounts = self._profile.mounts if self._is_local else {}
+        kind = Kind(self._is_ours, self._is_local, self._guest is not None)
+        kernel = KernelspecKernel(manager, self._limits, kind, pool_group=self.home.group, mounts=mounts)
+        try:
+            await kernel.start(**words)
+        except BaseException:
+            await kernel.close()
+            raise
+        return kernel
 
     async def close(self) -> None:
         if self._context is not None:

@@ -15,7 +15,6 @@ import time
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jupyter_client.manager import AsyncKernelManager
@@ -25,7 +24,7 @@ from repl_rl.kernel.border import BorderError
 from repl_rl.kernel.cgroups import PoolGroup, SessionGroup
 from repl_rl.kernel.jupyter.messages import CellOutput, Channels, judge, setup_cell, submit_cell, traceback_text
 from repl_rl.kernel.limits import Limits
-from repl_rl.kernel.memory import folder_mb, sockets_mb, tree_mb
+from repl_rl.kernel.memory import stored_mb, tree_mb
 from repl_rl.kernel.output import HeadAndTail, OutputPipe
 from repl_rl.kernel.paths import remove_tree
 from repl_rl.kernel.processes import INSIST, exited, kill_descendants, kill_family, kill_marked, tree
@@ -66,8 +65,8 @@ class KernelspecKernel:
         limits: Limits,
         kind: Kind,
         *,
-        pool_group: PoolGroup | None = None,
-        mounts: Mapping[str, Path] = MappingProxyType({}),
+        pool_group: PoolGroup | None,
+        mounts: Mapping[str, Path],
     ) -> None:
         self._manager = manager
         self._mounts = mounts
@@ -116,10 +115,9 @@ class KernelspecKernel:
             raise self._no_start(f"could not be launched: {error}") from error
 
     async def prepare(self, source: str) -> None:
-        """Run set-up code before the first cell, for `start_s` at most. Raises KernelStartError if it fails.
+        """As `KernelSession.prepare`, for `start_s` at most; if it fails, the kernel is closed.
 
-        If it fails, the kernel is closed. Host tools can't reach the host from here, so binding one fails. Only our own
-        kernel reports calls of tools.
+        Host tools can't reach the host from here, so binding one fails. Only our own kernel reports calls of tools.
         """
         if self._has_run:
             raise KernelError("a kernel is prepared before its first cell, and this one has run cells")
@@ -155,8 +153,6 @@ class KernelspecKernel:
                 what = f"its reply can't be read ({type(error).__name__})"
                 _log.warning("a session is ended: %s", str(error) if isinstance(error, BorderError) else what)
                 result = ExecResult(ExecStatus.KILLED)
-            if not self._is_ours:
-                result = dataclasses.replace(result, images=self._output.take_images())
         finally:
             request.cancel()
         if is_late and not result.state_lost:
@@ -210,8 +206,7 @@ class KernelspecKernel:
         if self.process is None:
             return 0.0
         inside = self._manager.provisioner.kernel_pid() if self._is_guest else None
-        stored_mb = 0.0 if inside is None else folder_mb(inside, ("/tmp", "/dev/shm")) + sockets_mb(inside)
-        return tree_mb(self.process.pid) + stored_mb
+        return tree_mb(self.process.pid) + (0.0 if inside is None else stored_mb(inside))
 
     def excess(self) -> str | None:
         return None
