@@ -13,6 +13,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection
+from itertools import chain
 from pathlib import Path
 from weakref import WeakSet
 
@@ -75,22 +76,14 @@ def shared_mb(pid: int) -> float:
 
 
 def _process_mb(pid: int) -> float:
-    folder = Path(f"/proc/{pid}")
+    process = Path(f"/proc/{pid}")
     with contextlib.suppress(OSError, ValueError):
-        resident, shared = _pages(folder)
-        if not resident:  # if its first thread has ended, Linux shows the memory of the others with these alone
-            for folder in Path(f"/proc/{pid}/task").iterdir():
-                resident, shared = _pages(folder)
-                if resident:
-                    break
-        return (resident - shared) * _PAGE_MB
+        # If its first thread has ended, Linux shows the memory of the others with these alone.
+        for folder in chain([process], process.glob("task/*")):
+            _, resident, shared, *_ = map(int, (folder / "statm").read_text().split())
+            if resident:
+                return (resident - shared) * _PAGE_MB
     return 0.0
-
-
-def _pages(folder: Path) -> tuple[int, int]:
-    """The resident pages of a process or thread, and those among them that are not private."""
-    _, resident, shared, *_ = (folder / "statm").read_text().split()
-    return int(resident), int(shared)
 
 
 def sockets_mb(pid: int) -> float:

@@ -93,15 +93,13 @@ class ForkServer:
         try:
             ready = await asyncio.wait_for(asyncio.shield(server._ready), server._patience_s)
             _say(sandbox.profile.name, ready)
-        except TimeoutError:
+        except BaseException as error:
             printed = server._printed()
             await server.close()
-            raise KernelStartError(
-                f"the fork server was not ready within {server._patience_s:g} s: {printed}"
-            ) from None
-        except BaseException:
-            await server.close()
-            raise
+            if not isinstance(error, TimeoutError):
+                raise
+            late = f"the fork server was not ready within {server._patience_s:g} s"
+            raise KernelStartError(f"{late}: {printed}") from None
         return server
 
     @property

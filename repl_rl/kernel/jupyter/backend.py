@@ -89,9 +89,8 @@ class KernelspecBackend:
         self._is_ours, self._is_local = launcher == provisioner.NAME, launcher == _LOCAL and kind == "none"
         if launcher == _LOCAL and kind == "bwrap":
             self._guest = await asyncio.to_thread(Guest.of, self.name, self._spec, self._profile)
-            metadata = {**self._spec.metadata, "kernel_provisioner": {"provisioner_name": provisioner.NAME}}
-            words = {**self._spec.to_dict(), "metadata": metadata}
-            self._spec = KernelSpec(resource_dir=self._spec.resource_dir, **words)
+            ours = {"kernel_provisioner": {"provisioner_name": provisioner.NAME}}
+            self._spec.metadata = {**self._spec.metadata, **ours}
         self._require_folders(kind)
         try:
             has_sandbox = self._is_ours or self._guest is not None
