@@ -28,7 +28,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import cycle, islice
@@ -204,7 +204,7 @@ async def speed(fleet: list[KernelSession], lines: int) -> float:
             await timed_s(kernel, line)
 
     began = time.perf_counter()
-    await _together(run(kernel) for kernel in fleet)
+    await asyncio.gather(*map(run, fleet))
     return len(fleet) * lines / (time.perf_counter() - began)
 
 
@@ -221,7 +221,7 @@ async def open_fleet(source: KernelSource, size: int) -> AsyncIterator[list[Kern
             fleet.append(kernel)
 
     async with AsyncExitStack() as sessions:
-        await _together(open_one() for _ in range(size))
+        await asyncio.gather(*(open_one() for _ in range(size)))
         yield fleet
 
 
@@ -334,16 +334,6 @@ def memory_mb(processes: Iterable[psutil.Process], kind: Literal["uss", "pss"]) 
                 f"the memory of process {process.pid} can't be read; run the benchmark as root"
             ) from error
     return total_bytes / _MIB
-
-
-async def _together(jobs: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run all jobs at once. The first error cancels the others and is raised itself, not in an ExceptionGroup."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            for job in jobs:
-                group.create_task(job)
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None
 
 
 _ROWS = {

@@ -29,6 +29,10 @@ _ALSO = "also_read_only"
 _MOUNT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
+def _limit(default: float, *, least: float) -> Any:
+    return field(default=default, metadata={"least": least})
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The limits of one kernel. Raises ConfigError on a value that no kernel can work with.
@@ -38,34 +42,34 @@ class Limits:
     /tmp and /dev/shm. A Jupyter kernel has four threads of its own, a forked session one.
     """
 
-    line_s: float = 5.0
+    line_s: float = _limit(5.0, least=0.05)
     """Time for one cell; then it is interrupted. If the machine stands still as it runs out, it gets that back."""
-    grace_s: float = 1.0
+    grace_s: float = _limit(1.0, least=0.05)
     """Time between the interrupt and the kill."""
-    start_s: float = 30.0
+    start_s: float = _limit(30.0, least=1)
     """Time for a kernel to come up; generous, because a pool starts many on few cores."""
-    session_s: float = 3600.0
+    session_s: float = _limit(3600.0, least=0.05)
     """Time for the whole session; then it is killed, together with the cell that runs."""
-    memory_mb: int = 512
+    memory_mb: int = _limit(512, least=64)
     """Address space: for a forked session, on top of what its profile's packages take; otherwise in total."""
-    cpu_s: int = 300
+    cpu_s: int = _limit(300, least=1)
     """CPU seconds over the whole session; beyond that, the kernel is killed."""
-    processes: int = 64
-    open_files: int = 256
-    file_mb: int = 64
+    processes: int = _limit(64, least=8)
+    open_files: int = _limit(256, least=32)
+    file_mb: int = _limit(64, least=1)
     """Size of one file."""
-    tmp_mb: int = 64
+    tmp_mb: int = _limit(64, least=1)
     """Size of the private /tmp, and of /dev/shm."""
-    output_bytes: int = 100_000
+    output_bytes: int = _limit(100_000, least=256)
     """What is kept of one cell's output: the first and the last half of it."""
-    read_mb: int = 16
+    read_mb: int = _limit(16, least=1)
     """The most that one cell may print; beyond that, its writes block until its time is up."""
 
     def __post_init__(self) -> None:
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
+        for each in dataclasses.fields(self):
+            value, least = getattr(self, each.name), each.metadata["least"]
             if not least <= value < float("inf"):
-                raise ConfigError(f"kernel limit {name} is {value!r}; give it a finite number from {least} up")
+                raise ConfigError(f"kernel limit {each.name} is {value!r}; give it a finite number from {least} up")
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Limits:
@@ -100,16 +104,6 @@ class Limits:
         return {"RLIMIT_DATA": (memory, memory), **rlimits}
 
 
-_LEAST: dict[str, float] = {
-    **dict.fromkeys(("line_s", "grace_s", "session_s"), 0.05),
-    **dict.fromkeys(("start_s", "cpu_s", "file_mb", "tmp_mb", "read_mb"), 1),
-    "memory_mb": 64,
-    "processes": 8,
-    "open_files": 32,
-    "output_bytes": 256,
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Profile:
     """A sandbox profile; docs/sessions.md documents its keys.
@@ -131,8 +125,6 @@ class Profile:
     caches: str = ""
     python_path: tuple[Path, ...] = ()
     mounts: Mapping[str, Path] = field(default_factory=dict)
-    is_own: bool = False
-    """Whether it is a file of the user's."""
 
     @classmethod
     def load(cls, name: str = "default") -> Profile:
@@ -154,7 +146,7 @@ class Profile:
             raise ConfigError(f"no sandbox profile {name!r} in {folder}; {nearest(name, known)}; or give a .toml file")
         try:
             table = tomllib.loads(file.read_text(encoding="utf-8"))
-            keys = [each.name for each in dataclasses.fields(cls) if each.name not in ("name", "is_own")] + [_ALSO]
+            keys = [each.name for each in dataclasses.fields(cls) if each.name != "name"] + [_ALSO]
             if unknown := sorted(set(table) - set(keys)):
                 hint = nearest(unknown[0], keys)
                 raise ConfigError(f"sandbox profile {file} has {unknown}, which no profile has; {hint}")
@@ -188,7 +180,6 @@ class Profile:
                 caches=str(table.get("caches", "")),
                 python_path=tuple(_shown(file, "python_path", text) for text in _texts(table, "python_path")),
                 mounts={name: _shown(file, f"mounts.{name}", text) for name, text in mounts.items()},
-                is_own=is_own,
             )
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(f"sandbox profile {file} can't be read: {error!r}") from error

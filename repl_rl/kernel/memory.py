@@ -13,6 +13,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection
+from itertools import chain
 from pathlib import Path
 from weakref import WeakSet
 
@@ -75,22 +76,14 @@ def shared_mb(pid: int) -> float:
 
 
 def _process_mb(pid: int) -> float:
-    folder = Path(f"/proc/{pid}")
+    process = Path(f"/proc/{pid}")
     with contextlib.suppress(OSError, ValueError):
-        resident, shared = _pages(folder)
-        if not resident:  # if its first thread has ended, Linux shows the memory of the others with these alone
-            for folder in Path(f"/proc/{pid}/task").iterdir():
-                resident, shared = _pages(folder)
-                if resident:
-                    break
-        return (resident - shared) * _PAGE_MB
+        # If its first thread has ended, Linux shows the memory of the others with these alone.
+        for folder in chain([process], process.glob("task/*")):
+            _, resident, shared, *_ = map(int, (folder / "statm").read_text().split())
+            if resident:
+                return (resident - shared) * _PAGE_MB
     return 0.0
-
-
-def _pages(folder: Path) -> tuple[int, int]:
-    """The resident pages of a process or thread, and those among them that are not private."""
-    _, resident, shared, *_ = (folder / "statm").read_text().split()
-    return int(resident), int(shared)
 
 
 def sockets_mb(pid: int) -> float:
@@ -101,12 +94,12 @@ def sockets_mb(pid: int) -> float:
     return 0.0
 
 
-def folder_mb(pid: int, folders: tuple[str, ...]) -> float:
-    """What is stored in a process's own temporary file systems; 0 if this process may not look."""
-    used_mb = 0.0
-    for folder in folders:
+def stored_mb(pid: int) -> float:
+    """What lies in a session's own temporary file systems, as far as this process may look, and in its sockets."""
+    used_mb = sockets_mb(pid)
+    for folder in ("tmp", "dev/shm"):
         with contextlib.suppress(OSError):
-            status = os.statvfs(f"/proc/{pid}/root{folder}")
+            status = os.statvfs(f"/proc/{pid}/root/{folder}")
             used_mb += (status.f_blocks - status.f_bfree) * status.f_frsize / _MIB
     return used_mb
 

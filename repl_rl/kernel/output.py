@@ -6,9 +6,8 @@ A pipe belongs to one event loop.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import math
 import os
-from collections.abc import Callable
 
 _CHUNK_BYTES = 1 << 16
 _DRAIN_BYTES = 1 << 20
@@ -50,13 +49,22 @@ class HeadAndTail:
         return head.decode("utf-8", "replace") + marker + tail.decode("utf-8", "replace"), dropped
 
 
-class _Pipe:
-    """Its writing end is inherited by a process, and closed here by `close_write_end` once the process has it."""
+class OutputPipe:
+    """Carries what a process writes to both of its output descriptors, in the order in which it was written, to `kept`.
 
-    def __init__(self) -> None:
+    Its writing end is inherited by the process, and closed here by `close_write_end` once the process has it.
+
+    It is read when a line is done, and after `watch` also while the line runs; short lines therefore cost no wake-up.
+    If a line prints more than `read_bytes`, the rest is not read: its writes block, and its time runs out.
+    """
+
+    def __init__(self, kept: HeadAndTail, read_bytes: float = math.inf) -> None:
         self._loop = asyncio.get_running_loop()
         self._read_fd, self.write_fd = os.pipe()
         os.set_blocking(self._read_fd, False)
+        self._kept = kept
+        self._read_bytes = self._room_bytes = read_bytes
+        self._is_watched = False
 
     def close_write_end(self) -> None:
         if self.write_fd >= 0:
@@ -65,48 +73,10 @@ class _Pipe:
 
     def close(self) -> None:
         self.close_write_end()
+        self._unwatch()
         if self._read_fd >= 0:
-            self._loop.remove_reader(self._read_fd)
             os.close(self._read_fd)
             self._read_fd = -1
-
-
-class PrintedPipe(_Pipe):
-    """Carries what the process of a Jupyter kernel prints; `feed` is called with it as it comes."""
-
-    def __init__(self, feed: Callable[[bytes], None]) -> None:
-        super().__init__()
-        self._feed = feed
-        self._loop.add_reader(self._read_fd, self._read)
-
-    def drain(self) -> None:
-        """Feed what was printed until now."""
-        while self._read_fd >= 0 and self._read() == _CHUNK_BYTES:
-            pass
-
-    def _read(self) -> int:
-        with contextlib.suppress(BlockingIOError):
-            chunk = os.read(self._read_fd, _CHUNK_BYTES)
-            if chunk:
-                self._feed(chunk)
-            else:
-                self._loop.remove_reader(self._read_fd)
-            return len(chunk)
-        return 0
-
-
-class SessionPipe(_Pipe):
-    """Carries what a forked session writes to both of its output descriptors, in the order in which it was written.
-
-    It is read when a line is done, and after `watch` also while the line runs; short lines therefore cost no wake-up.
-    If a line prints more than `read_bytes`, the rest is not read: its writes block, and its time runs out.
-    """
-
-    def __init__(self, keep_bytes: int, read_bytes: int) -> None:
-        super().__init__()
-        self._kept = HeadAndTail(keep_bytes)
-        self._read_bytes = self._room_bytes = read_bytes
-        self._is_watched = False
 
     def watch(self) -> None:
         """Read as it fills, until `take`: a line may print more than the pipe can hold."""
@@ -117,7 +87,7 @@ class SessionPipe(_Pipe):
     def take(self) -> tuple[str, int]:
         """What was written until now, and the number of bytes left out of its middle; makes room for the next line."""
         self._unwatch()
-        self._read(_DRAIN_BYTES)
+        self.drain()
         self._room_bytes = self._read_bytes
         return self._kept.take()
 
@@ -126,13 +96,8 @@ class SessionPipe(_Pipe):
         self._room_bytes = self._read_bytes
         self.watch()
 
-    def _on_readable(self) -> None:
-        count = self._read(_CHUNK_BYTES)
-        self._room_bytes -= count
-        if count == 0 or self._room_bytes <= 0:
-            self._unwatch()
-
-    def _read(self, most_bytes: int) -> int:
+    def drain(self, most_bytes: int = _DRAIN_BYTES) -> int:
+        """Keep what was written until now, and no more than that. Returns the number of bytes."""
         count = 0
         while count < most_bytes and self._read_fd >= 0:
             try:
@@ -144,6 +109,12 @@ class SessionPipe(_Pipe):
             if len(chunk) < _CHUNK_BYTES:
                 break
         return count
+
+    def _on_readable(self) -> None:
+        count = self.drain(_CHUNK_BYTES)
+        self._room_bytes -= count
+        if count == 0 or self._room_bytes <= 0:
+            self._unwatch()
 
     def _unwatch(self) -> None:
         if self._is_watched and self._read_fd >= 0:

@@ -283,7 +283,8 @@ class KernelPool:
         self._reserved = self._asked = 0
         """Slots that are kept for forks under way, and those that forks wait for."""
         self._closing = 0
-        self._waiting_forks: deque[asyncio.Future[None]] = deque()
+        self._has_changed = asyncio.Event()
+        """Set for a moment, when there may be room for forks that wait."""
         self._ready: deque[Kernel] = deque()
         self._alive: set[Kernel] = set()
         self._waiting: deque[asyncio.Future[Kernel]] = deque()
@@ -416,8 +417,7 @@ class KernelPool:
         Without `wait`, as many as there are, and 0 if there is none.
         """
         self._asked += count  # no kernel is started in slots that are waited for
-        loop = asyncio.get_running_loop()
-        notice = loop.call_later(_PATIENCE_S, self._say_that_a_fork_waits)
+        notice = asyncio.get_running_loop().call_later(_PATIENCE_S, self._say_that_a_fork_waits)
         try:
             while True:
                 if not self._is_open:
@@ -435,9 +435,7 @@ class KernelPool:
                 if found == count or (not wait and is_settled):
                     self._reserved += found
                     return found
-                waiter: asyncio.Future[None] = loop.create_future()
-                self._waiting_forks.append(waiter)
-                await waiter
+                await self._has_changed.wait()
         finally:
             self._asked -= count
             notice.cancel()
@@ -448,10 +446,8 @@ class KernelPool:
         _log.warning("a fork waits for %s; kernels hold %s", places, held)
 
     def _let_forks_on(self) -> None:
-        while self._waiting_forks:
-            waiter = self._waiting_forks.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
+        self._has_changed.set()
+        self._has_changed.clear()
 
     async def _take(self, is_waited_for: bool) -> Kernel:
         while self._ready:

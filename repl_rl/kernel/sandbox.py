@@ -172,11 +172,6 @@ class Sandbox:
         """The program's folder as the kernel sees it."""
         return PROGRAM_INSIDE if self.kind == "bwrap" or self.home is None else self.home.program
 
-    @property
-    def lifeline(self) -> int | None:
-        """A descriptor for the kernel to inherit: it hangs up when the owner of the kernel is gone."""
-        return None if self.home is None else self.home.lifeline
-
     def _require_hidden(self) -> None:
         """Raises SandboxError if what is shown of the system or of Python contains what sessions must not see."""
         shown = [Path(path).resolve() for path in self.profile.read_only]

@@ -13,8 +13,10 @@ import asyncio
 import inspect
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,7 +24,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from repl_rl.kernel.results import HostCall, HostReply
 from repl_rl.tools.signatures import read_arguments, typed_signature
-from repl_rl.tools.tool import Tool
+from repl_rl.tools.tool import Submit, Tool
 from repl_rl.utils.admission import Admission, Reservation, Room
 from repl_rl.utils.text import cut_middle
 
@@ -35,78 +37,91 @@ class HostTools:
     """A `HostCalls` for tools that run on the host."""
 
     def __init__(self, tools: Iterable[Tool]) -> None:
-        self._tools = {tool.name: HostTool(tool) for tool in tools}
+        self._tools = {
+            tool.name: (tool, typed_signature(tool.name, tool.function), semaphore_of(tool.function, tool.at_once))
+            for tool in tools
+        }
 
     async def __call__(self, call: HostCall) -> HostReply:
-        tool = self._tools.get(call.name)
-        if tool is None:
-            return HostReply(error_name="NameError", error_message=f"there is no tool {call.name!r} on the host")
-        return await tool.answer(call)
-
-
-class HostTool:
-    """One tool that runs on the host, and how it is called."""
-
-    def __init__(self, tool: Tool) -> None:
-        self._tool = tool
-        self._signature = typed_signature(tool.name, tool.function)
-        self._semaphore = semaphore_of(tool.function, tool.at_once)
-        self._is_async = inspect.iscoroutinefunction(inspect.unwrap(tool.function))
-
-    async def answer(self, call: HostCall) -> HostReply:
         """What the tool returns or raises, as a reply. Raises only if it is cancelled; a plain function's thread is
         then waited for, `timeout_s` in all at most."""
+        if call.name not in self._tools:
+            return HostReply(error_name="NameError", error_message=f"there is no tool {call.name!r} on the host")
+        tool, signature, semaphore = self._tools[call.name]
         try:
-            bound = read_arguments(self._tool.name, self._signature, call.args, call.kwargs)
+            bound = read_arguments(tool.name, signature, call.args, call.kwargs)
         except Exception as error:  # noqa: BLE001 - TypeError, or what a type's own validator raises
             return _failed(error)
-        permit = await self._semaphore.acquire(self._tool.timeout_s)
+        late = f"{tool.name}() took longer than {tool.timeout_s:g} s"
+        permit = await semaphore.acquire(tool.timeout_s)
         if permit is None:
-            return self._late(f"; all {self._tool.at_once} calls that may run at once hang")
-        function = partial(self._tool.function, *bound.args, **bound.kwargs)
-        running: asyncio.Future[HostReply]  # the permit is released when the function has really ended
-        if self._is_async:
-            running = asyncio.ensure_future(_reply_of_coroutine(self._tool.name, function))
-            running.add_done_callback(lambda _: self._semaphore.release(permit))
-        else:
-            future = self._tool.submit(partial(_reply_of_call, self._tool.name, function))
-            future.add_done_callback(lambda _: self._semaphore.release(permit))
-            running = asyncio.wrap_future(future)
-        until = asyncio.get_running_loop().time() + self._tool.timeout_s
+            return _failed(TimeoutError(f"{late}; all {tool.at_once} calls that may run at once hang"))
+        to_json, release = partial(as_json, tool.name), partial(semaphore.release, permit)
+        outcome = await call_within(
+            tool.function, tool.timeout_s, tool.submit, bound.args, bound.kwargs, to_json, on_end=release, waits=True
+        )
+        if outcome is None:
+            return _failed(TimeoutError(late))
+        return HostReply(outcome.value) if outcome.error is None else _failed(outcome.error)
+
+
+@dataclass(frozen=True, slots=True)
+class CallOutcome:
+    """The outcome of a call that ended: a value, or the error that it raised."""
+
+    value: Any = None
+    error: BaseException | None = None
+
+
+async def call_within(
+    function: Callable[..., Any],
+    limit_s: float,
+    submit: Submit,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] = MappingProxyType({}),
+    then: Callable[[Any], Any] = lambda value: value,
+    *,
+    on_end: Callable[[], object] = lambda: None,
+    waits: bool = False,
+) -> CallOutcome | None:
+    """Call a user's own code: a plain function in a thread, by `submit`, an awaitable on the event loop. None if late.
+
+    `then` is applied to the value where that is made. `on_end` is called when the function has really ended: a plain
+    one that is late is abandoned in its thread. Raises only if it is cancelled; if it `waits`, a plain function is
+    waited for then, `limit_s` in all at most.
+    """
+
+    def caught() -> CallOutcome:
+        """The outcome as a value: a future can't raise StopIteration, and SystemExit would end the loop."""
         try:
-            done, _ = await asyncio.wait({running}, timeout=self._tool.timeout_s)
+            value = function(*args, **kwargs)
+            return CallOutcome(value if is_async and inspect.isawaitable(value) else then(value))
+        except BaseException as error:  # noqa: BLE001 - handed to the caller
+            return CallOutcome(error=error)
+
+    async def called() -> CallOutcome:
+        outcome = caught() if in_thread is None else await asyncio.wrap_future(in_thread)
+        try:
+            return CallOutcome(then(await outcome.value)) if inspect.isawaitable(outcome.value) else outcome
         except asyncio.CancelledError:
-            if not self._is_async:  # a thread goes on, and its caller has one at a time
-                await asyncio.wait({running}, timeout=max(0.0, until - asyncio.get_running_loop().time()))
-            raise
-        finally:
-            running.cancel()  # ends a coroutine, abandons a thread
-        if not done:
-            return self._late()
-        if running.cancelled():
-            return _failed(asyncio.CancelledError("the tool cancelled itself"))
-        return running.result()
+            return CallOutcome(error=asyncio.CancelledError("it cancelled itself"))
+        except BaseException as error:  # noqa: BLE001 - handed to the caller
+            return CallOutcome(error=error)
 
-    def _late(self, why: str = "") -> HostReply:
-        message = f"{self._tool.name}() took longer than {self._tool.timeout_s:g} s{why}"
-        return HostReply(error_name="TimeoutError", error_message=message)
-
-
-def _reply_of_call(name: str, function: Callable[[], Any]) -> HostReply:
+    is_async = inspect.iscoroutinefunction(inspect.unwrap(function))
+    in_thread = None if is_async else submit(caught)
+    running = asyncio.ensure_future(called())
+    (in_thread or running).add_done_callback(lambda _: on_end())
+    until = asyncio.get_running_loop().time() + limit_s
     try:
-        return HostReply(value=as_json(name, function()))
-    except BaseException as error:  # noqa: BLE001 - users' code may raise anything, SystemExit too
-        return _failed(error)
-
-
-async def _reply_of_coroutine(name: str, function: Callable[[], Any]) -> HostReply:
-    try:
-        value = function()
-        return HostReply(value=as_json(name, await value if inspect.isawaitable(value) else value))
+        await asyncio.wait({running}, timeout=limit_s)
+        return running.result() if running.done() else None
     except asyncio.CancelledError:
+        if waits and in_thread is not None:  # the thread goes on, and its caller has one at a time
+            await asyncio.wait({running}, timeout=max(0.0, until - asyncio.get_running_loop().time()))
         raise
-    except BaseException as error:  # noqa: BLE001 - as above; one that left the task would end the loop
-        return _failed(error)
+    finally:
+        running.cancel()  # ends a coroutine, abandons a thread
 
 
 def as_json(name: str, value: Any) -> Any:
@@ -131,15 +146,18 @@ def as_json(name: str, value: Any) -> Any:
 
 def _failed(error: BaseException) -> HostReply:
     """The exception that the session raises again. One that would end the session becomes a RuntimeError."""
-    kind = type(error).__name__
-    try:
-        message = str(error)
-    except Exception:  # noqa: BLE001 - an exception's own __str__ may raise anything
-        message = ""
-    message = cut_middle(message, _MESSAGE_CHARS, " ... {} characters left out ... ")
+    kind, message = type(error).__name__, message_of(error)
     if not isinstance(error, Exception):
         kind, message = "RuntimeError", f"the tool raised {kind}: {message}"
     return HostReply(error_name=kind, error_message=message)
+
+
+def message_of(error: BaseException) -> str:
+    """What an exception says, with its middle left out if it is long; "" if its own `__str__` fails."""
+    try:
+        return cut_middle(str(error), _MESSAGE_CHARS, " ... {} characters left out ... ")
+    except Exception:  # noqa: BLE001 - it may raise anything
+        return ""
 
 
 class CallSemaphore:

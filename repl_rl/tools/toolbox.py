@@ -225,21 +225,19 @@ def tool_metrics(trajectories: Iterable[Trajectory], names: Iterable[str] = ()) 
             calls[call.name].append(call)
     known, sessions = set(names), max(1, len(called))
     invented = Counter({name: count for name, count in sorted(callers.items()) if name not in known})
-    frequency, _, failures, _ = _rates([call for each in called for call in each], sum(map(bool, called)), sessions)
-    metrics = {"tools/call_frequency": frequency, "tools/failure_frequency": failures}
+    of_all = _rates([call for each in called for call in each], sum(map(bool, called)), sessions)
+    metrics = {f"tools/{key}": of_all[key] for key in ("call_frequency", "failure_frequency")}
     for name in sorted(known.union(name for name, _ in invented.most_common(_MOST_NAMES))):
-        keys = ("call_frequency", "calls", "failure_frequency", "seconds")
         rates = _rates(calls[name], callers[name], sessions)
-        metrics |= {f"tools/{name}/{key}": rate for key, rate in zip(keys, rates, strict=True)}
+        metrics |= {f"tools/{name}/{key}": rate for key, rate in rates.items()}
     return metrics
 
 
-def _rates(calls: Sequence[ToolCall], callers: int, sessions: int) -> tuple[float, float, float, float]:
-    """The share of sessions with calls, calls per session, the share of calls that failed, mean seconds."""
+def _rates(calls: Sequence[ToolCall], callers: int, sessions: int) -> dict[str, float]:
     count = max(1, len(calls))
-    return (
-        callers / sessions,
-        len(calls) / sessions,
-        sum(call.error_name is not None for call in calls) / count,
-        sum(call.duration_s for call in calls) / count,
-    )
+    return {
+        "call_frequency": callers / sessions,
+        "calls": len(calls) / sessions,
+        "failure_frequency": sum(call.error_name is not None for call in calls) / count,
+        "seconds": sum(call.duration_s for call in calls) / count,
+    }

@@ -207,7 +207,7 @@ class Peer:
 
     async def greet(self) -> None:
         self._socket.sendall(framed(b'{"id": "ready"}'))
-        assert await self.channel.ready(60)
+        assert await self.channel.reply(60)
 
     async def exchange(self, answer: Callable[[str], bytes]) -> ExecResult | None:
         """The result of one request, if the answer is one; if it is not, the channel is closed afterwards."""

@@ -42,7 +42,7 @@ async def said_by(profile: Profile, cell: str, caplog: pytest.LogCaptureFixture)
 
 def test_the_profile_is_the_default_with_more_packages() -> None:
     default, math = Profile.load(), Profile.load("math")
-    assert (math.read_only, math.hostname, math.is_own) == (default.read_only, default.hostname, False)
+    assert (math.read_only, math.hostname) == (default.read_only, default.hostname)
     assert math.environment == {**default.environment, "JE_ARROW_MALLOC_CONF": "background_thread:false"}
     assert math.limits == Limits(start_s=120.0)
     assert set(default.preload) < set(math.preload)

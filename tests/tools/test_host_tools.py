@@ -166,7 +166,7 @@ def test_a_tool_that_cancels_itself() -> None:
         """Cancel."""
         raise asyncio.CancelledError
 
-    assert ask(strange) == error("RuntimeError", "the tool raised CancelledError: the tool cancelled itself")
+    assert ask(strange) == error("RuntimeError", "the tool raised CancelledError: it cancelled itself")
 
 
 class Model(BaseModel):

@@ -110,10 +110,6 @@ class PrivateChannel:
         """What came with the first message; whoever takes one closes it."""
         self._loop.add_reader(end.fileno(), self._on_readable)
 
-    async def ready(self, timeout_s: float) -> bool:
-        """Whether the session came up in time."""
-        return await self.reply(timeout_s) is not None
-
     async def ask(
         self,
         request: dict[str, Any],
@@ -148,7 +144,7 @@ class PrivateChannel:
         self._send(text)
 
     async def reply(self, timeout_s: float) -> dict[str, Any] | None:
-        """Go on waiting for the reply to the last request."""
+        """Go on waiting for the reply to the last request; before the first, for the session to come up."""
         if self._reply is None and not self.has_ended:
             self._waiter = self._loop.create_future()
             self.countdown.start(timeout_s)

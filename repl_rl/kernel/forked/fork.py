@@ -28,7 +28,7 @@ import socket
 import stat
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,7 +37,7 @@ from repl_rl.kernel.cgroups import SessionGroup
 from repl_rl.kernel.forked.channel import PrivateChannel
 from repl_rl.kernel.forked.server import ForkServer
 from repl_rl.kernel.limits import Limits
-from repl_rl.kernel.output import SessionPipe
+from repl_rl.kernel.output import HeadAndTail, OutputPipe
 from repl_rl.kernel.processes import children_of, pid_of, read_proc, send_signal, status_of
 
 _MIB = 1024 * 1024
@@ -135,7 +135,7 @@ class Child:
     """A session's process from before it starts; whoever takes it takes what it holds."""
 
     def __init__(self, limits: Limits) -> None:
-        self.output = SessionPipe(limits.output_bytes, limits.read_mb * _MIB)
+        self.output = OutputPipe(HeadAndTail(limits.output_bytes), limits.read_mb * _MIB)
         ours, self._end = socket.socketpair()
         self.channel = PrivateChannel(ours)
         self.pid = self.pidfd = -1
@@ -149,25 +149,6 @@ class Child:
         self.pidfd, self.pid = pidfd, pid_of(pidfd)
         self.close_ends()
 
-    async def move_in(
-        self, server: ForkServer, find: Callable[[], int], *, copies: bool, reseed: bool, patience_s: float
-    ) -> None:
-        """Give a fork what it needs, and tell it to stop. With `copies`, the session's files become its own.
-
-        `find` returns its process id once it has started, or raises KernelDiedError. Raises ForkRefusedError if the
-        child ends over that.
-        """
-        if not await self.channel.ready(patience_s):
-            raise ForkRefusedError(f"a fork of the session ended as it began; it printed: {self._printed()}")
-        self.pid = find()
-        self.pidfd = os.pidfd_open(self.pid)
-        await server.set_up_fork(self.pidfd, folders=copies)
-        if await self.channel.ask({"settle": {"copies": copies, "reseed": reseed}}, patience_s) is None:
-            raise ForkRefusedError(f"a fork of the session ended as it moved in; it printed: {self._printed()}")
-        send_signal(self.pidfd, signal.SIGSTOP)
-        with contextlib.suppress(OSError):  # as every session does for itself (kernels/python/confinement.py)
-            Path(f"/proc/{self.pid}/autogroup").write_text(_NICENESS)
-
     def abandon(self) -> None:
         self.close_ends()
         self.channel.close()
@@ -180,7 +161,7 @@ class Child:
         self._end.close()
         self.output.close_write_end()
 
-    def _printed(self) -> str:
+    def printed(self) -> str:
         return self.output.take()[0].strip()[-_REASON_CHARS:] or "nothing"
 
 
@@ -219,13 +200,20 @@ async def fork_session(
         send_signal(pidfd, signal.SIGSTOP)
 
     async def moved_in(number: int, child: Child) -> None:
-        def find() -> int:
-            if len(pids := started()) <= number:
-                raise KernelDiedError("a fork of the session that does not exist said that it was ready")
-            return pids[number]
-
+        """Give a fork what it needs, and tell it to stop. Of all but the last, the session's files become their own."""
+        if await child.channel.reply(patience_s) is None:
+            raise ForkRefusedError(f"a fork of the session ended as it began; it printed: {child.printed()}")
+        if len(pids := started()) <= number:
+            raise KernelDiedError("a fork of the session that does not exist said that it was ready")
+        child.pid = pids[number]
+        child.pidfd = os.pidfd_open(child.pid)
         copies = child is not children[-1]
-        await child.move_in(server, find, copies=copies, reseed=reseed and copies, patience_s=patience_s)
+        await server.set_up_fork(child.pidfd, folders=copies)
+        if await child.channel.ask({"settle": {"copies": copies, "reseed": reseed and copies}}, patience_s) is None:
+            raise ForkRefusedError(f"a fork of the session ended as it moved in; it printed: {child.printed()}")
+        send_signal(child.pidfd, signal.SIGSTOP)
+        with contextlib.suppress(OSError):  # as every session does for itself (kernels/python/confinement.py)
+            Path(f"/proc/{child.pid}/autogroup").write_text(_NICENESS)
 
     # Children move in while the session makes the next ones. The last of them has the least to do.
     moves = [moved_in(number, child) for number, child in enumerate(children)]

@@ -37,7 +37,7 @@ from repl_rl.kernel.forked.fork import (
 )
 from repl_rl.kernel.forked.server import ForkServer
 from repl_rl.kernel.limits import Limits, Profile
-from repl_rl.kernel.memory import folder_mb, shared_mb, sockets_mb, tree_mb
+from repl_rl.kernel.memory import shared_mb, stored_mb, tree_mb
 from repl_rl.kernel.paths import CHANNELS, Home, listening, remove_sockets, remove_tree
 from repl_rl.kernel.processes import (
     INSIST,
@@ -59,7 +59,6 @@ _SERVER_MB = 256.0
 """Memory for the fork server itself, in addition to its sessions' budget."""
 _COPIED_MB = 6.0
 """Pages shared with the server that a session has written to, and so copied: 4 to 6 MB by measurement."""
-_FOLDERS = ("/tmp", "/dev/shm")
 _PRINTED_CHARS = 4_000
 _REASON_CHARS = 500
 _FEW_OPEN = 32
@@ -177,7 +176,7 @@ class ForkedKernel:
                 await asyncio.to_thread(remove_tree, folder)
             raise
         try:
-            if not await kernel._channel.ready(limits.start_s):
+            if await kernel._channel.reply(limits.start_s) is None:
                 what = "ended" if kernel._channel.has_ended else f"did not answer within {limits.start_s:g} s"
                 printed = child.output.take()[0].strip()
                 raise KernelStartError(f"a kernel {what} as it started; it printed: {printed or 'nothing'}")
@@ -195,10 +194,7 @@ class ForkedKernel:
         return self._has_run or not self._server.is_gone()  # without state it is of no use once its server is gone
 
     async def prepare(self, source: str) -> None:
-        """Run set-up code, for `start_s` at most. If it fails, the session is closed.
-
-        Raises KernelStartError if it fails, KernelError after a cell has run.
-        """
+        """As `KernelSession.prepare`, for `start_s` at most; if it fails, the session is closed."""
         if self._has_run:
             raise KernelError("a session is prepared before its first cell, and this one has run cells")
         reply = None
@@ -274,12 +270,8 @@ class ForkedKernel:
             return f"it is a fork of forks, {levels} levels deep, and Linux ends at 32"
         return None
 
-    async def fork(self, count: int = 1, *, reseed: bool = False) -> list[ForkedKernel]:
-        """`count` forks with the state that this session has now; they and it go on apart from one another.
-
-        With `reseed`, the forks' random generators are seeded anew. Raises ForkRefusedError with the reason, in which
-        case the session lives on, and KernelDiedError if it is gone or does not survive this.
-        """
+    async def fork(self, count: int, *, reseed: bool) -> list[ForkedKernel]:
+        """As `Kernel.fork`: the forks and this session go on apart from one another."""
         reason = self._objection()
         if reason is None and count > MOST_AT_ONCE:
             reason = f"{count} forks at once, and {MOST_AT_ONCE} are the most"
@@ -375,7 +367,7 @@ class ForkedKernel:
         """What it holds in the group that it has just left: the first line may run before a session has its own."""
         held_mb = tree_mb(self.pid, self._inherited_mb) + shared_mb(self.pid)
         if self._kind == "bwrap":
-            held_mb += folder_mb(self.pid, _FOLDERS) + sockets_mb(self.pid)
+            held_mb += stored_mb(self.pid)
         return held_mb
 
     def memory_mb(self) -> float:
@@ -386,7 +378,7 @@ class ForkedKernel:
         parts_mb = sum(each.part_mb() for each in self._ancestors if self.group is None or each.group != self.group)
         outside_mb = 0.0
         if self.group is None and self._kind == "bwrap":
-            outside_mb = folder_mb(self.pid, _FOLDERS) + sockets_mb(self.pid)
+            outside_mb = stored_mb(self.pid)
         return _COPIED_MB + self._own_mb() + outside_mb + parts_mb
 
     def _own_mb(self) -> float:

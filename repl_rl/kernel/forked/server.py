@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -44,7 +45,7 @@ class ForkServer:
         self._fork_setup = fork_setup
         self._log_file = log
         self._patience_s = patience_s
-        self._forks = 0
+        self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[int]] = {}
         self._ready: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self.has_ended = False
@@ -92,15 +93,13 @@ class ForkServer:
         try:
             ready = await asyncio.wait_for(asyncio.shield(server._ready), server._patience_s)
             _say(sandbox.profile.name, ready)
-        except TimeoutError:
+        except BaseException as error:
             printed = server._printed()
             await server.close()
-            raise KernelStartError(
-                f"the fork server was not ready within {server._patience_s:g} s: {printed}"
-            ) from None
-        except BaseException:
-            await server.close()
-            raise
+            if not isinstance(error, TimeoutError):
+                raise
+            late = f"the fork server was not ready within {server._patience_s:g} s"
+            raise KernelStartError(f"{late}: {printed}") from None
         return server
 
     @property
@@ -110,8 +109,7 @@ class ForkServer:
 
     async def fork(self, request: dict[str, Any], descriptors: Sequence[int]) -> int:
         """A pidfd of a new session; fork_server.py documents `request` and `descriptors`. Raises KernelStartError."""
-        self._forks += 1
-        number = self._forks
+        number = next(self._numbers)
         reply: asyncio.Future[int] = self._loop.create_future()
         self._asked[number] = reply
         try:

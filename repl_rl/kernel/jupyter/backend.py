@@ -89,9 +89,8 @@ class KernelspecBackend:
         self._is_ours, self._is_local = launcher == provisioner.NAME, launcher == _LOCAL and kind == "none"
         if launcher == _LOCAL and kind == "bwrap":
             self._guest = await asyncio.to_thread(Guest.of, self.name, self._spec, self._profile)
-            metadata = {**self._spec.metadata, "kernel_provisioner": {"provisioner_name": provisioner.NAME}}
-            words = {**self._spec.to_dict(), "metadata": metadata}
-            self._spec = KernelSpec(resource_dir=self._spec.resource_dir, **words)
+            ours = {"kernel_provisioner": {"provisioner_name": provisioner.NAME}}
+            self._spec.metadata = {**self._spec.metadata, **ours}
         self._require_folders(kind)
         try:
             has_sandbox = self._is_ours or self._guest is not None
@@ -135,20 +134,6 @@ class KernelspecBackend:
     async def start(self) -> KernelspecKernel:
         """A fresh kernel that answers. Raises KernelStartError, with what it printed, if it is not up in time."""
         assert self.home is not None
-        manager, words = self.manager()
-        kind = Kind(self._is_ours, self._is_local, self._guest is not None)
-        mounts = self._profile.mounts if self._is_local else {}
-        kernel = KernelspecKernel(manager, self._limits, kind, pool_group=self.home.group, mounts=mounts)
-        try:
-            await kernel.start(**words)
-        except BaseException:
-            await kernel.close()
-            raise
-        return kernel
-
-    def manager(self) -> tuple[AsyncKernelManager, dict[str, Any]]:
-        """A manager for one more kernel, and the keyword arguments for its `start_kernel`. Other clients may use it."""
-        assert self.home is not None
         connection_file = self.home.next_connection_file()
         words: dict[str, Any] = {}
         if self._is_ours or self._guest is not None:
@@ -169,7 +154,15 @@ class KernelspecBackend:
             log=_unheard,
             **address,
         )
-        return manager, words
+        mounts = self._profile.mounts if self._is_local else {}
+        kind = Kind(self._is_ours, self._is_local, self._guest is not None)
+        kernel = KernelspecKernel(manager, self._limits, kind, pool_group=self.home.group, mounts=mounts)
+        try:
+            await kernel.start(**words)
+        except BaseException:
+            await kernel.close()
+            raise
+        return kernel
 
     async def close(self) -> None:
         if self._context is not None:

@@ -15,7 +15,6 @@ import time
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jupyter_client.manager import AsyncKernelManager
@@ -25,8 +24,8 @@ from repl_rl.kernel.border import BorderError
 from repl_rl.kernel.cgroups import PoolGroup, SessionGroup
 from repl_rl.kernel.jupyter.messages import CellOutput, Channels, judge, setup_cell, submit_cell, traceback_text
 from repl_rl.kernel.limits import Limits
-from repl_rl.kernel.memory import folder_mb, sockets_mb, tree_mb
-from repl_rl.kernel.output import HeadAndTail, PrintedPipe
+from repl_rl.kernel.memory import stored_mb, tree_mb
+from repl_rl.kernel.output import HeadAndTail, OutputPipe
 from repl_rl.kernel.paths import remove_tree
 from repl_rl.kernel.processes import INSIST, exited, kill_descendants, kill_family, kill_marked, tree
 from repl_rl.kernel.results import ExecResult, ExecStatus, HostCalls
@@ -66,8 +65,8 @@ class KernelspecKernel:
         limits: Limits,
         kind: Kind,
         *,
-        pool_group: PoolGroup | None = None,
-        mounts: Mapping[str, Path] = MappingProxyType({}),
+        pool_group: PoolGroup | None,
+        mounts: Mapping[str, Path],
     ) -> None:
         self._manager = manager
         self._mounts = mounts
@@ -78,8 +77,8 @@ class KernelspecKernel:
         self._group: SessionGroup | None = None
         self._text = HeadAndTail(limits.output_bytes)
         self._output = CellOutput(self._text)
-        self._aside = HeadAndTail(_PRINTED_BYTES)
-        self._printed = PrintedPipe(self._text.feed if kind.is_ours else self._aside.feed)
+        self._printed = OutputPipe(self._text if kind.is_ours else HeadAndTail(_PRINTED_BYTES))
+        self._printed.watch()
         self._channels: Channels | None = None
         self._died: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -116,10 +115,9 @@ class KernelspecKernel:
             raise self._no_start(f"could not be launched: {error}") from error
 
     async def prepare(self, source: str) -> None:
-        """Run set-up code before the first cell, for `start_s` at most. Raises KernelStartError if it fails.
+        """As `KernelSession.prepare`, for `start_s` at most; if it fails, the kernel is closed.
 
-        If it fails, the kernel is closed. Host tools can't reach the host from here, so binding one fails. Only our own
-        kernel reports calls of tools.
+        Host tools can't reach the host from here, so binding one fails. Only our own kernel reports calls of tools.
         """
         if self._has_run:
             raise KernelError("a kernel is prepared before its first cell, and this one has run cells")
@@ -138,9 +136,7 @@ class KernelspecKernel:
         except BaseException:
             await self.close()
             raise
-        self._printed.drain()
-        self._aside.take()
-        self._text.take()
+        self._take()
 
     async def execute(self, source: str, host: HostCalls | None = None) -> ExecResult:
         """Run one cell. `host` is never called: these kernels have no host tools."""
@@ -157,8 +153,6 @@ class KernelspecKernel:
                 what = f"its reply can't be read ({type(error).__name__})"
                 _log.warning("a session is ended: %s", str(error) if isinstance(error, BorderError) else what)
                 result = ExecResult(ExecStatus.KILLED)
-            if not self._is_ours:
-                result = dataclasses.replace(result, images=self._output.take_images())
         finally:
             request.cancel()
         if is_late and not result.state_lost:
@@ -167,15 +161,19 @@ class KernelspecKernel:
             result = ExecResult(ExecStatus.INCOMPLETE)  # nothing of it has run: it needs another line
         if result.state_lost:
             await self.close()
-        self._printed.drain()
-        self._aside.take()
-        text, omitted_bytes = self._text.take()
+        text, omitted_bytes = self._take()
         if result.status is ExecStatus.INCOMPLETE:
             text, omitted_bytes = "", 0
         if self.language != "python" and result.status in (ExecStatus.ERROR, ExecStatus.TIMEOUT) and text:
             text = text.rstrip("\n") + "\n"  # what a kernel says of an error may lack it, and a prompt comes next
         duration_s = time.monotonic() - started
         return dataclasses.replace(result, output=text, omitted_bytes=omitted_bytes, duration_s=duration_s)
+
+    def _take(self) -> tuple[str, int]:
+        """The text of a cell, and the bytes left out of it. What a kernel that is not ours printed aside is dropped."""
+        printed = self._printed.take()
+        self._printed.watch()
+        return printed if self._is_ours else self._text.take()
 
     async def is_complete(self, source: str) -> str:
         """Jupyter's word for it: "complete", "incomplete", "invalid"; "unknown" if the kernel does not say so in the
@@ -208,8 +206,7 @@ class KernelspecKernel:
         if self.process is None:
             return 0.0
         inside = self._manager.provisioner.kernel_pid() if self._is_guest else None
-        stored_mb = 0.0 if inside is None else folder_mb(inside, ("/tmp", "/dev/shm")) + sockets_mb(inside)
-        return tree_mb(self.process.pid) + stored_mb
+        return tree_mb(self.process.pid) + (0.0 if inside is None else stored_mb(inside))
 
     def excess(self) -> str | None:
         return None
@@ -346,8 +343,7 @@ class KernelspecKernel:
         await provisioner.wait()
 
     def _no_start(self, what: str) -> KernelStartError:
-        self._printed.drain()
-        printed = (self._text if self._is_ours else self._aside).take()[0].strip()
+        printed = self._printed.take()[0].strip()
         helps = _WHAT_HELPS if self._is_guest else ""
         return KernelStartError(
             f"kernel {self._manager.kernel_name!r} {what}; it printed: {printed or 'nothing'}{helps}"

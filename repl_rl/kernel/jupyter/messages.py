@@ -93,15 +93,11 @@ class CellOutput:
         elif msg_type == "error":
             self._show(traceback_text(content))
 
-    def take_answers(self) -> dict[str, Any]:
-        """What was submitted since the last call: the fields of an ExecResult that hold it."""
-        answer, forms = tuple(self._answers) or None, self._forms
-        self._answers, self._forms = [], []
-        return {"answer": answer, "answer_forms": forms_of(forms, answer)}
-
-    def take_images(self) -> tuple[bytes, ...]:
-        images, self._images = self._images, []
-        return images_of(images)
+    def take(self) -> dict[str, Any]:
+        """What was submitted and drawn since the last call: the fields of an ExecResult that hold it."""
+        answer, forms, images = tuple(self._answers) or None, self._forms, self._images
+        self._answers, self._forms, self._images = [], [], []
+        return {"answer": answer, "answer_forms": forms_of(forms, answer), "images": images_of(images)}
 
     def _show(self, text: str) -> None:
         self._text.feed(text.encode("utf-8", "backslashreplace"))
@@ -122,7 +118,7 @@ def judge(reply: Mapping[str, Any] | None, output: CellOutput) -> ExecResult:
     """
     if reply is not None and isinstance(report := reply.get("repl_rl"), dict):
         return result_of(report)
-    said = output.take_answers()
+    said = output.take()
     if reply is None:
         return ExecResult(ExecStatus.KILLED, **said)
     payload = reply.get("payload") or []

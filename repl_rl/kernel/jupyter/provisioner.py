@@ -42,14 +42,15 @@ class SandboxProvisioner(LocalProvisioner):  # type: ignore[misc]
             self._home = Home()
             sandbox = Sandbox("bwrap", profile, profile.limits, self._home)
         self._has_walls = sandbox.kind == "bwrap"
-        lifeline = [] if sandbox.lifeline is None else [sandbox.lifeline]
+        assert sandbox.home is not None
+        lifeline = sandbox.home.lifeline
         connection = {key: value for key, value in self.connection_info.items() if not isinstance(value, bytes)}
         with listening(self.connection_info) as sockets:
             record: dict[str, Any] = {  # as kernels/python/program.py and repl_guest.py document
                 "connection": connection | {"key": self.connection_info["key"].decode()},
                 "sockets": sockets,
                 "uid": sandbox.uid(),
-                "lifeline": sandbox.lifeline,
+                "lifeline": lifeline,
             }
             if guest is None:
                 # The kernelspec's arguments, for the interpreter that the sandbox shows: the environment's base
@@ -68,7 +69,7 @@ class SandboxProvisioner(LocalProvisioner):  # type: ignore[misc]
                     "environment": {**guest.environment, "PYTHONPATH": os.pathsep.join(folders)},
                     "rlimits": sandbox.limits.guest_rlimits(),
                     "walls": sandbox.kind,
-                    "charged": sandbox.home is not None and sandbox.home.group is not None,
+                    "charged": sandbox.home.group is not None,
                     "lists_interfaces": True,
                     "tmp_mb": sandbox.limits.tmp_mb,
                     "readable": [],
@@ -78,7 +79,7 @@ class SandboxProvisioner(LocalProvisioner):  # type: ignore[misc]
                 argv,
                 record,
                 output=kwargs.get("output_fd", subprocess.DEVNULL),
-                descriptors=[*sockets.values(), *lifeline],
+                descriptors=[*sockets.values(), lifeline],
                 cwd="/tmp" if sandbox.kind == "none" else "/",
             )
         self.pid = self.process.pid
@@ -86,19 +87,24 @@ class SandboxProvisioner(LocalProvisioner):  # type: ignore[misc]
 
     async def send_signal(self, signum: int) -> None:
         """Send a signal to the kernel itself; SIGKILL and SIGTERM end everything in its sandbox."""
-        if self.process is None:
-            return
         if signum in (signal.SIGKILL, signal.SIGTERM):
-            self._kill_tree()
-        elif (pid := self.kernel_pid()) is not None:
+            await self.kill()
+        elif self.process is not None and (pid := self.kernel_pid()) is not None:
             if signum == signal.SIGINT:
                 interrupt(pid)
             else:
-                _signal(pid, signum)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signum)
 
     async def kill(self, restart: bool = False) -> None:
-        if self.process is not None:
-            self._kill_tree()
+        """Kill the PID namespace's first process, which ends all others; without one, kill the process group."""
+        if self.process is None or self.process.poll() is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            if (pid := self._first_pid()) is not None:
+                os.kill(pid, signal.SIGKILL)
+            else:
+                os.killpg(self.process.pid, signal.SIGKILL)
 
     async def terminate(self, restart: bool = False) -> None:
         await self.kill(restart)
@@ -118,17 +124,6 @@ class SandboxProvisioner(LocalProvisioner):  # type: ignore[misc]
         if self._home is not None and not restart:
             self._home.close()
             self._home = None
-
-    def _kill_tree(self) -> None:
-        """Kill the PID namespace's first process, which ends all others; without one, kill the process group."""
-        assert self.process is not None
-        if self.process.poll() is not None:
-            return
-        if (pid := self._first_pid()) is not None:
-            _signal(pid, signal.SIGKILL)
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
 
     def kernel_pid(self) -> int | None:
         """The kernel is the first child of the sandbox's first process; without a sandbox it is the process itself."""
@@ -157,8 +152,3 @@ def register() -> None:
     factory = KernelProvisionerFactory.instance()
     entry = EntryPoint(NAME, f"{__name__}:{SandboxProvisioner.__name__}", KernelProvisionerFactory.GROUP_NAME)
     factory.provisioners.setdefault(NAME, entry)
-
-
-def _signal(pid: int, signum: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signum)

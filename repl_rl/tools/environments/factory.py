@@ -76,10 +76,9 @@ def environment_factory(environment: Any) -> EnvironmentFactory:
         return from_trl(environment)
     if isinstance(environment, partial) and environment.func is TrlEnvironment:
         return environment
-    make: Callable[[], Any] = environment
-    if inspect.isclass(environment):
-        sample = environment
-    elif callable(getattr(environment, "reset", None)):
+    make = sample = environment
+    is_class = inspect.isclass(environment)
+    if not is_class and callable(getattr(environment, "reset", None)):
         make = partial(copy.deepcopy, environment)
         try:
             sample = make()
@@ -88,9 +87,7 @@ def environment_factory(environment: Any) -> EnvironmentFactory:
                 f"environment {_name_of(environment)} is an object, which every trajectory gets a copy of, and it "
                 f"can't be copied ({type(error).__name__}: {error}); give its class, or a function that makes one"
             ) from error
-    elif not callable(environment):
-        raise ConfigError(f"environment {_name_of(environment)} has no method reset(task), which begins a trajectory")
-    else:
+    elif not is_class and callable(environment):
         try:
             sample = environment()
         except Exception as error:  # a user's factory may raise anything
@@ -108,22 +105,22 @@ def is_trl(environment: Any) -> bool:
         raise ConfigError(f"environment {name} has no method reset(task), which begins a trajectory")
     if callable(getattr(environment, "get_reward", None)):
         return True
-    parameters = list(inspect.signature(reset).parameters.values())
+    signature = inspect.signature(reset)
+    parameters = list(signature.parameters.values())
     if inspect.isclass(environment) and not isinstance(
         inspect.getattr_static(environment, "reset"), staticmethod | classmethod
     ):
         parameters = parameters[1:]  # without self
-    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters):
+    if any(each.kind is Parameter.VAR_KEYWORD for each in parameters):
         return True
-    required = [parameter for parameter in parameters if parameter.default is Parameter.empty]
-    named = [p for p in required if p.kind is Parameter.KEYWORD_ONLY]
-    positional = [p for p in parameters if p.kind is not Parameter.KEYWORD_ONLY]
-    if named or len([p for p in required if p.kind is not Parameter.VAR_POSITIONAL]) > 1:
-        return True
-    if not positional:
+    try:
+        signature.replace(parameters=parameters).bind(None)
+    except TypeError:
+        if any(each.default is Parameter.empty for each in parameters):
+            return True  # it needs other columns of a row than the task
         raise ConfigError(
             f"environment {name}: its reset takes no task; write reset(self, task), or reset(self, **row)"
-        )
+        ) from None
     return False
 
 

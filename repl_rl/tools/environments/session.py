@@ -17,27 +17,25 @@ Not covered: plain code that hangs can't be ended. Its thread stays, and so does
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import inspect
 import logging
 import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from repl_rl.errors import BrokenStateError, ConfigError, EnvironmentFailure, ForkRefusedError
 from repl_rl.tools import Tool, Toolbox
+from repl_rl.tools.calls import call_within, message_of
 from repl_rl.tools.environments.factory import Environment, TrlEnvironment
 from repl_rl.tools.tool import make_tool
 from repl_rl.trajectory import Task, Trajectory
-from repl_rl.utils.text import cut_middle, shown, whole
+from repl_rl.utils.text import shown, whole
 from repl_rl.utils.threads import OneThread
 
 _CLOSE_S = 10.0
-_SAID_CHARS = 2000
 
 _log = logging.getLogger(__name__)
 
@@ -148,10 +146,10 @@ class EnvironmentSession:
         close = None if isinstance(self._environment, TrlEnvironment) else getattr(self._environment, "close", None)
         try:
             if close is not None:
-                outcome = await call_within(thread, close, (), min(self._limit_s, _CLOSE_S))
-                if outcome.is_late or outcome.error is not None:
-                    said = "took too long" if outcome.is_late else f"raised {_said(outcome.error)}"
-                    _log.warning("environment %s: close %s; what it holds may stay", self._name, said)
+                outcome = await call_within(close, min(self._limit_s, _CLOSE_S), thread.submit)
+                failure = "took too long" if outcome is None else outcome.error and f"raised {_said(outcome.error)}"
+                if failure:
+                    _log.warning("environment %s: close %s; what it holds may stay", self._name, failure)
         finally:
             thread.close()
 
@@ -189,8 +187,8 @@ class EnvironmentSession:
     async def _call(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
         if self._thread is None:
             raise EnvironmentFailure(f"environment {self._name}: {name} was asked for while it was not open")
-        outcome = await call_within(self._thread, function, args, self._limit_s)
-        if outcome.is_late:
+        outcome = await call_within(function, self._limit_s, self._thread.submit, args)
+        if outcome is None:
             for tool in [*self._calls.values()]:  # the first one has the thread
                 raise self._failure(
                     f"its tool {tool} did not return, so that {name} could not be called within {self._limit_s:g} s; "
@@ -220,56 +218,6 @@ class EnvironmentSession:
         return type(made).__name__ if self.instance is not None else getattr(made, "__name__", "of the factory")
 
 
-def _said(error: BaseException | None) -> str:
-    try:
-        return cut_middle(whole(f"{type(error).__name__}: {error}"), _SAID_CHARS, " ... {} characters left out ... ")
-    except Exception:  # noqa: BLE001 - an exception's own __str__ may raise anything
-        return type(error).__name__
-
-
-@dataclass(frozen=True, slots=True)
-class CallOutcome:
-    """The outcome of a call: a value, or the error that it raised, or that it was late."""
-
-    value: Any = None
-    error: BaseException | None = None
-    is_late: bool = False
-
-
-async def call_within(
-    thread: OneThread, function: Callable[..., Any], args: tuple[Any, ...], limit_s: float
-) -> CallOutcome:
-    """Call an environment's own code within a time limit: plain functions in its thread, awaitables on the event loop.
-
-    Never raises for what the function does. A plain function that is late is abandoned in the thread.
-    """
-
-    def caught() -> CallOutcome:
-        """The outcome as a value: a future can't raise StopIteration, and SystemExit would end the loop."""
-        try:
-            return CallOutcome(function(*args))
-        except BaseException as error:  # noqa: BLE001 - handed to the caller
-            return CallOutcome(error=error)
-
-    async def called() -> CallOutcome:
-        is_async = inspect.iscoroutinefunction(inspect.unwrap(function))
-        outcome = caught() if is_async else await asyncio.wrap_future(thread.submit(caught))
-        if not inspect.isawaitable(outcome.value):
-            return outcome
-        try:
-            return CallOutcome(await outcome.value)
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:  # noqa: BLE001 - handed to the caller
-            return CallOutcome(error=error)
-
-    running = asyncio.ensure_future(called())
-    try:
-        done, _ = await asyncio.wait({running}, timeout=limit_s)
-    finally:
-        running.cancel()
-    if not done:
-        return CallOutcome(is_late=True)
-    if running.cancelled():
-        return CallOutcome(error=asyncio.CancelledError("it cancelled itself"))
-    return running.result()
+def _said(error: BaseException) -> str:
+    kind, message = type(error).__name__, message_of(error)
+    return whole(f"{kind}: {message}" if message else kind)
