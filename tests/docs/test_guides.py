@@ -273,7 +273,7 @@ async def test_a_profile_shows_modules_and_data(here: Path) -> None:
 
 def test_the_table_of_profiles_has_every_key_and_every_limit() -> None:
     keys = re.findall(r"^\| `(\w+)` \|", page("sessions"), re.MULTILINE)
-    known = {each.name for each in dataclasses.fields(Profile)} - {"name", "is_own"} | {"also_read_only"}
+    known = {each.name for each in dataclasses.fields(Profile)} - {"name"} | {"also_read_only"}
     assert sorted(keys) == sorted(known)
     [limits] = re.findall(r"a table of limits: (.*?)\. ", page("sessions"))
     assert limits == ", ".join(f"`{each.name}`" for each in dataclasses.fields(Limits))
