@@ -9,8 +9,6 @@ import asyncio
 import contextlib
 import itertools
 import os
-import pickle
-import pickletools
 import signal
 import socket
 import subprocess
@@ -21,9 +19,9 @@ from typing import Any, NamedTuple
 from repl_rl.engine import Engine, ServesSlots
 from repl_rl.engine.environment import cores_beside_engine
 from repl_rl.engine.remote import EngineHost, settle
-from repl_rl.errors import ConfigError, KernelError
+from repl_rl.errors import KernelError
 from repl_rl.rollout.batch import OnEnd, RolloutBatch, RolloutService
-from repl_rl.rollout.setup import RolloutSetup
+from repl_rl.rollout.setup import RolloutSetup, packed
 from repl_rl.trajectory import Trajectory
 from repl_rl.utils.channel import Channel
 from repl_rl.utils.threads import BackgroundLoop
@@ -77,7 +75,8 @@ class RolloutWorker(RolloutService):
 
     def __init__(self, engine: Engine, setup: RolloutSetup) -> None:
         super().__init__(setup)
-        _refuse_unsendable(setup)
+        own = packed(setup, setup)
+        self._setup = setup
         self._engine = engine
         self._calls: dict[int, _Waiting] = {}
         self._call_numbers = itertools.count()
@@ -98,7 +97,7 @@ class RolloutWorker(RolloutService):
         try:
             if isinstance(engine, ServesSlots) and (cores := cores_beside_engine(engine.threads)):
                 os.sched_setaffinity(self._process.pid, cores)
-            self._loop.run(self._open(ours, our_lines, setup))
+            self._loop.run(self._open(ours, our_lines, own))
         except BaseException:
             ours.close()
             our_lines.close()
@@ -107,8 +106,7 @@ class RolloutWorker(RolloutService):
 
     def begin(self, batch: RolloutBatch, on_end: OnEnd = lambda index, trajectory: None) -> Future[list[Trajectory]]:
         """As `RolloutService.begin`. Raises ConfigError for tasks that can't be sent."""
-        _refuse_unsendable(batch.tasks)
-        return self._loop.submit(self._rolled(batch, on_end))
+        return self._loop.submit(self._rolled(packed(batch, self._setup), len(batch.tasks), on_end))
 
     def kernel_numbers(self) -> dict[str, float]:
         numbers: dict[str, float] = self._loop.run(self._call("kernel_numbers"))
@@ -127,7 +125,7 @@ class RolloutWorker(RolloutService):
             self._loop.run(self._host.close())
         self._loop.close()
 
-    async def _open(self, end: socket.socket, lines: socket.socket, setup: RolloutSetup) -> None:
+    async def _open(self, end: socket.socket, lines: socket.socket, setup: bytes) -> None:
         self._channel = await Channel.open(end, self._on_message, self._on_end)
         if isinstance(self._engine, ServesSlots):
             self._engine.serve(lines)
@@ -144,7 +142,7 @@ class RolloutWorker(RolloutService):
         if self._channel is not None:
             self._channel.close()
 
-    async def _rolled(self, batch: RolloutBatch, on_end: OnEnd) -> list[Trajectory]:
+    async def _rolled(self, batch: bytes, count: int, on_end: OnEnd) -> list[Trajectory]:
         ended: dict[int, Trajectory] = {}
 
         def keep(index: int, trajectory: Trajectory) -> None:
@@ -152,7 +150,7 @@ class RolloutWorker(RolloutService):
             on_end(index, trajectory)
 
         self.loop_share = await self._call("roll_out", self._engine.version, batch, on_end=keep)
-        return [ended[index] for index in range(len(batch.tasks))]
+        return [ended[index] for index in range(count)]
 
     async def _call(self, method: str, *arguments: Any, on_end: OnEnd = lambda index, trajectory: None) -> Any:
         """What the worker's method returns. Raises what it raises, and KernelError if the worker has ended."""
@@ -199,19 +197,3 @@ class RolloutWorker(RolloutService):
             "If nobody did that, the machine ran out of memory: `dmesg` says so, and a smaller kernel.size, or "
             "kernel.budget_mb, leaves more of it"
         )
-
-
-def _refuse_unsendable(thing: object) -> None:
-    """Raises ConfigError for what can't be pickled, or refers to `__main__`, which is another module in the worker."""
-    cause, why = None, ""
-    try:
-        pickled = pickle.dumps(thing)
-        if b"__main__" in pickled and any(text == "__main__" for _, text, _ in pickletools.genops(pickled)):
-            why = "it refers to the script that was started (__main__)"
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        cause, why = error, str(error) or repr(error)
-    if why:
-        raise ConfigError(
-            f"this can't be sent to the process that runs the rollouts: {why}; define it at the top level of a module "
-            "of its own, or run the rollouts in this process with apart=False"
-        ) from cause

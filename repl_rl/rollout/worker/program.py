@@ -42,17 +42,19 @@ class Worker:
                 call.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
 
-    async def open(self, setup: RolloutSetup, on_end: OnEnd) -> None:
-        """Start kernels for the rollouts of `setup`."""
+    async def open(self, packed: bytes, on_end: OnEnd) -> None:
+        """Start kernels for the rollouts of a `RolloutSetup`."""
+        setup: RolloutSetup = pickle.loads(packed)
         self._engine = await RemoteEngine.open(self._lines)
         self._stack.callback(self._engine.close)
         self._pool = await self._stack.enter_async_context(make_pool(setup.kernel, setup.subcalls))
         self._rollout = Rollout(self._engine, setup.kernels(self._pool), setup)
 
-    async def roll_out(self, version: int, batch: RolloutBatch, on_end: OnEnd) -> float:
-        """Make these trajectories, under weights that have been updated `version` times. Returns CPU time over wall
-        time."""
+    async def roll_out(self, version: int, packed: bytes, on_end: OnEnd) -> float:
+        """Make the trajectories of a `RolloutBatch`, under weights that have been updated `version` times. Returns CPU
+        time over wall time."""
         self._engine.version = version
+        batch: RolloutBatch = pickle.loads(packed)
         _, share = await self._rollout.run(batch, on_end)
         return share
 
@@ -91,14 +93,10 @@ def as_sent(failure: Exception) -> Exception:
     return failure
 
 
-async def main(control: int, lines: int) -> None:
-    """Serve the inherited sockets with these file descriptors."""
-    await Worker(socket.socket(fileno=lines)).serve(socket.socket(fileno=control))
-
-
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     # A scheduler sends it to all processes, and this one ends with its owner. Sessions would inherit SIG_IGN.
     signal.signal(signal.SIGTERM, lambda *_: None)
+    control, lines = (socket.socket(fileno=int(number)) for number in sys.argv[1:])
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(main(*map(int, sys.argv[1:])))
+        asyncio.run(Worker(lines).serve(control))
