@@ -23,8 +23,8 @@ from repl_rl.utils.channel import Channel
 
 
 class Worker:
-    """Serves one control channel. `open`, `roll_out` and `kernel_numbers` are called from the other side, and given
-    whom to tell of each trajectory."""
+    """Serves one control channel. `open`, `roll_out`, `kernel_numbers` and `close` are called from the other side, and
+    given whom to tell of each trajectory."""
 
     def __init__(self, lines: socket.socket) -> None:
         self._lines = lines
@@ -61,6 +61,10 @@ class Worker:
     async def kernel_numbers(self, on_end: OnEnd) -> dict[str, float]:
         """The pool's statistics."""
         return self._pool.stats.summary()
+
+    async def close(self, on_end: OnEnd) -> None:
+        """End the kernels, then the process."""
+        self._is_over.set()
 
     def _on_message(self, message: Call | CancelCall) -> None:
         if isinstance(message, Call):

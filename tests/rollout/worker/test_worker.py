@@ -20,7 +20,7 @@ from waiting import until
 from repl_rl.config import KernelConfig, SamplingConfig
 from repl_rl.engine import Engine, Vocabulary
 from repl_rl.errors import ConfigError, EngineError, KernelError, ReplRLError
-from repl_rl.rollout.batch import RolloutService
+from repl_rl.rollout.batch import RolloutBatch, RolloutService
 from repl_rl.rollout.scheduler import Cut
 from repl_rl.rollout.service import start_service
 from repl_rl.rollout.setup import RolloutSetup, make_extensions
@@ -173,6 +173,23 @@ def test_closing_ends_the_process_and_its_kernels(vocabulary: Vocabulary) -> Non
     service.close()
     assert [kernel for kernel in (pid, *kernels) if is_alive(kernel)] == []
     service.close()
+
+
+@pytest.mark.more
+def test_closing_ends_what_is_under_way(vocabulary: Vocabulary) -> None:
+    """At once: nobody waits for the process to end in the thread that tells it so."""
+    has_begun = threading.Event()
+
+    async def hang(prompt: str, turn: int, sampling: object) -> None:
+        has_begun.set()
+        await asyncio.Event().wait()
+
+    service = open_service(ScriptedEngine(vocabulary, lines_for, hang), vocabulary)
+    call = service.begin(RolloutBatch(TASKS[:1]))
+    assert has_begun.wait(60)
+    service.close()
+    with pytest.raises(KernelError, match=r"has ended \(exit status 0\)"):
+        call.result(60)
 
 
 @contextmanager
