@@ -26,7 +26,7 @@ import aiohttp
 from repl_rl.cluster.connection import Connection, actor_at
 from repl_rl.config import Config
 from repl_rl.engine.environment import has_gpu_driver, prepare_environment
-from repl_rl.engine.server.client import ServerUnreachable, serve_flags
+from repl_rl.engine.server.client import ServerClient, ServerTimeouts, ServerUnreachable, serve_flags
 from repl_rl.errors import ConfigError, EngineError
 from repl_rl.utils.processes import die_with_parent, free_port
 
@@ -158,15 +158,19 @@ class ReplicaActor:
     async def start(self) -> str | EngineError:
         """Wait until the server answers for the first time. Its URL, or why it does not."""
         url = await self.url()
+        if isinstance(url, EngineError):
+            return url
         try:
-            async with asyncio.timeout(_START_S):
-                while isinstance(url, str) and not await _answers(url):
-                    if self._process is not None and self._process.returncode is not None:
-                        return self._failure("ended")
+            async with asyncio.timeout(_START_S), aiohttp.ClientSession() as session:
+                client = ServerClient(url, session, ServerTimeouts())
+                while self._process is None or self._process.returncode is None:
+                    with contextlib.suppress(ServerUnreachable):
+                        await client.get("/health")
+                        return url
                     await asyncio.sleep(0.5)
         except TimeoutError:
             return self._failure(f"did not answer within {_START_S:g} s")
-        return url
+        return self._failure("ended")
 
     async def stop(self) -> None:
         """End the server, and its log."""
@@ -206,11 +210,3 @@ class ReplicaActor:
 def _kill_group(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-
-
-async def _answers(url: str) -> bool:
-    try:
-        async with aiohttp.ClientSession() as session, session.get(f"{url}/health") as answer:
-            return answer.status == 200
-    except (aiohttp.ClientError, OSError):
-        return False

@@ -22,7 +22,7 @@ from repl_rl.config import ClusterConfig, Config, SeededSampling
 from repl_rl.engine import Engine, SharedEngine
 from repl_rl.errors import ConfigError, EngineError, ReplRLError
 from repl_rl.rollout.batch import OnEnd, RolloutBatch, RolloutService
-from repl_rl.rollout.setup import RolloutSetup
+from repl_rl.rollout.setup import RolloutSetup, packed
 from repl_rl.trajectory import Trajectory
 from repl_rl.utils.admission import Admission, Reservation, Room
 from repl_rl.utils.threads import BackgroundLoop
@@ -101,7 +101,7 @@ class RolloutCluster(RolloutService):
         connection.require(nodes, {"backend": setup.kernel.backend, "sandbox": setup.kernel.sandbox})
         self._loop = BackgroundLoop()
         try:
-            worker = WorkerSetup(config, path, own, engine.weights, locate)
+            worker = WorkerSetup(config, path, packed(own, own), engine.weights, locate)
             self._loop.run(self._open(nodes, cluster, kernels, worker))
         except BaseException:
             self.close()
@@ -188,13 +188,10 @@ class RolloutCluster(RolloutService):
                 rolled = await self._call(worker, unit)
             finally:
                 self._admission.leave(reservation)
-            if rolled is None:
-                continue
-            if rolled.error is not None:
-                raise rolled.error
-            worker.loop_share = rolled.loop_share
-            self.loop_share = max(each.loop_share for each in self._workers)
-            return list(rolled.trajectories)
+            if rolled is not None:
+                trajectories, worker.loop_share = rolled
+                self.loop_share = max(each.loop_share for each in self._workers)
+                return trajectories
         raise EngineError(
             f"cluster: {_TRIES} workers were lost, one after another, while they rolled out {unit.tasks[0].id!r}:\n"
             f"{self._troubles()}"
@@ -214,21 +211,23 @@ class RolloutCluster(RolloutService):
         return reservation.room
 
     async def _call(self, worker: _RemoteWorker, unit: RolloutBatch) -> Rolled | None:
-        """What the worker returns; None if it is lost."""
+        """What the worker returns; None if it is lost. Raises what was raised there."""
         import ray
 
         answer = worker.actor.roll_out.remote(unit, self._engine.weights)
+        rolled: Rolled | Exception | None = None
+        trouble = "it was started anew"
         try:
-            rolled: Rolled = await answer
+            rolled = await answer
         except asyncio.CancelledError:
             ray.cancel(answer)
             raise
         except ray.exceptions.RayError as error:
-            self._lose(worker, str(error).strip().partition("\n")[0])
-            return None
-        if rolled.is_closed:
-            self._lose(worker, "it was started anew")
-            return None
+            trouble = str(error).strip().partition("\n")[0]
+        if rolled is None:
+            self._lose(worker, trouble)
+        elif isinstance(rolled, Exception):
+            raise rolled
         return rolled
 
     def _lose(self, worker: _RemoteWorker, trouble: str) -> None:

@@ -7,13 +7,13 @@ why there are none; a call whose actor dies has no result, so each trajectory co
 from __future__ import annotations
 
 import asyncio
+import pickle
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from repl_rl.config import Config, EngineConfig
-from repl_rl.engine import Engine, SharedEngine, make_engine
-from repl_rl.engine.environment import prepare_environment
+from repl_rl.engine import Engine, SharedEngine, Vocabulary, make_engine
 from repl_rl.engine.factory import engine_backend
 from repl_rl.errors import ConfigError
 from repl_rl.rollout.batch import RolloutBatch
@@ -32,21 +32,16 @@ class WorkerSetup:
 
     config: Config
     path: str
-    rollout: RolloutSetup
+    rollout: bytes
+    """The `RolloutSetup`, packed."""
     weights: Any
     """Those of the trainer's engine, which this one follows."""
     locate: Locate | None = None
     """Where the engine's servers are now."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rolled:
-    """The result of a call. Empty with an error, or if the actor has not been opened."""
-
-    trajectories: tuple[Trajectory, ...] = ()
-    loop_share: float = 0.0
-    error: Exception | None = None
-    is_closed: bool = False
+Rolled = tuple[list[Trajectory], float]
+"""The trajectories of a call, and CPU time of the line loop over wall time."""
 
 
 class RolloutActor:
@@ -63,28 +58,29 @@ class RolloutActor:
             if self._rollout is not None:
                 return None
             try:
-                engine = await asyncio.to_thread(open_engine, setup)
+                rollout: RolloutSetup = pickle.loads(setup.rollout)
+                engine = await asyncio.to_thread(open_engine, setup, rollout.vocabulary)
                 self._stack.callback(engine.close)
-                pool = await self._stack.enter_async_context(make_pool(setup.rollout.kernel, setup.rollout.subcalls))
+                pool = await self._stack.enter_async_context(make_pool(rollout.kernel, rollout.subcalls))
             except Exception as error:  # noqa: BLE001 - raised on the other side
                 await self._close()
                 return as_sent(error)
             self._pool = pool
-            self._rollout = Rollout(engine, setup.rollout.kernels(pool), setup.rollout)
+            self._rollout = Rollout(engine, rollout.kernels(pool), rollout)
             return None
 
-    async def roll_out(self, batch: RolloutBatch, weights: Any) -> Rolled:
-        """The batch's trajectories, in the order of the tasks, typed with these weights or later ones."""
+    async def roll_out(self, batch: RolloutBatch, weights: Any) -> Rolled | Exception | None:
+        """The batch's trajectories, in the order of the tasks, typed with these weights or later ones, or what was
+        raised; None if the actor has not been opened."""
         if self._rollout is None:
-            return Rolled(is_closed=True)
+            return None
         try:
             engine = self._rollout.engine
             assert isinstance(engine, SharedEngine)
             engine.adopt(weights)
-            trajectories, share = await self._rollout.run(batch)
+            return await self._rollout.run(batch)
         except Exception as error:  # noqa: BLE001 - raised on the other side
-            return Rolled(error=as_sent(error))
-        return Rolled(tuple(trajectories), share)
+            return as_sent(error)
 
     async def kernel_numbers(self) -> dict[str, float]:
         """The pool's counters and percentiles; empty before it is open."""
@@ -101,15 +97,14 @@ class RolloutActor:
         await stack.aclose()
 
 
-def open_engine(setup: WorkerSetup) -> Engine:
+def open_engine(setup: WorkerSetup, vocabulary: Vocabulary) -> Engine:
     """The engine of a worker, which follows the trainer's. Raises ConfigError if it can't, or what opening raises."""
     config = setup.config
-    common = setup.path, setup.rollout.vocabulary, config.model, config.engine, config.seed
+    common = setup.path, vocabulary, config.model, config.engine, config.seed
     if engine_backend(config.engine) == "server":
         from repl_rl.engine.server import VLLMServerEngine
 
         return VLLMServerEngine(*common, follows=setup.weights, locate=setup.locate)
-    prepare_environment(config.engine.kv_cache_gib)
     engine = make_engine(*common)
     require_shared(engine, config.engine)
     return engine

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     import torch
 
 
+SAMPLING = tuple(SamplingConfig.model_fields)
+"""The settings of sampling, by the names that vLLM has for them too."""
+
+
 class Finish(StrEnum):
     """Why a line ended."""
 

@@ -1,12 +1,8 @@
-"""What rollouts need besides an engine: one frozen bundle, which can be sent to the process that makes the rollouts.
-
-Users supply tools, environments and samplers as `Extensions`, which can be pickled even if they hold functions of
-`__main__` or closures.
-"""
+"""What rollouts need besides an engine: one frozen bundle, which can be sent to the process that makes the rollouts,
+even if users supply functions of `__main__` or closures (`packed`)."""
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import Any
@@ -31,6 +27,7 @@ from repl_rl.tasks import grade
 from repl_rl.tools import Toolbox, as_tools
 from repl_rl.tools.environments import EnvironmentFactory, environment_factory
 from repl_rl.tools.tool import Where
+from repl_rl.tools.toolbox import culprit
 from repl_rl.utils.import_path import imported
 
 Grader = Callable[..., float]
@@ -91,16 +88,6 @@ class Extensions:
                 "take another environment"
             )
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        import cloudpickle
-
-        try:
-            return _extensions, (cloudpickle.dumps(tuple(getattr(self, each.name) for each in fields(self))),)
-        except ConfigError:
-            raise
-        except Exception as error:  # an object's own __reduce__ may raise anything
-            raise ConfigError(f"environment, sampler or grader can't be sent to another process: {error}") from error
-
 
 def require_readable(dialect: DialectConfig, kernel: KernelConfig) -> None:
     """Raises ConfigError if the dialect reads Python and the kernelspec is of another language, or there is none."""
@@ -116,10 +103,6 @@ def require_readable(dialect: DialectConfig, kernel: KernelConfig) -> None:
         f"dialect.name {dialect.name!r} reads Python, and kernel.backend {kernel.backend!r} runs {language}; take "
         "python or ipython, which ask the kernel where a cell ends"
     )
-
-
-def _extensions(data: bytes) -> Extensions:
-    return Extensions(*pickle.loads(data))
 
 
 def environment_of(config: Config) -> str | None:
@@ -250,6 +233,25 @@ class RolloutSetup:
     def kernels(self, pool: KernelPool) -> KernelSource:
         """The source from which the rollouts take their kernels."""
         return pool if self.wrap_kernels is None else self.wrap_kernels(pool)
+
+
+def packed(thing: object, setup: RolloutSetup) -> bytes:
+    """`thing`, which may be the setup, for a process that can import the same modules: functions of `__main__` and
+    closures go by value. Raises ConfigError, which names the extension that can't be pickled."""
+    import cloudpickle
+
+    try:
+        data: bytes = cloudpickle.dumps(thing)
+        return data
+    except Exception as error:  # an object's own __reduce__ may raise anything
+        extensions = setup.extensions
+        parts = {tool.name: tool for tool in extensions.toolbox.tools}
+        parts |= {each.name: getattr(extensions, each.name) for each in fields(extensions)}
+        why = culprit(parts, cloudpickle.dumps, "it holds something that can't be pickled; leave that out")
+        raise ConfigError(
+            f"{type(thing).__name__} can't be sent to the process that runs the rollouts: {why} ({error}); or run the "
+            "rollouts in this process with apart=False"
+        ) from error
 
 
 def dialect_for(

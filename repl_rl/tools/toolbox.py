@@ -12,7 +12,6 @@ Not covered: the user's own modules that a function imports as it runs (`import 
 from __future__ import annotations
 
 import base64
-import pickle
 import sys
 import sysconfig
 import threading
@@ -68,11 +67,7 @@ finally:
 
 
 class Toolbox:
-    """Tools, and plain values, for the session's namespace.
-
-    It can be pickled even with functions of `__main__` and closures in it, for processes that can import the same
-    modules. Raises ToolError if a name occurs twice.
-    """
+    """Tools, and plain values, for the session's namespace. Raises ToolError if a name occurs twice."""
 
     def __init__(self, tools: Iterable[Tool] = (), values: Mapping[str, Any] | None = None) -> None:
         self.tools = tuple(tools)
@@ -121,28 +116,14 @@ class Toolbox:
         names = {"functions": tuple(functions), "values": tuple(self.values), "proxies": proxies, "ends": ends}
         return _SETUP.format(**names, packed=text)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        import cloudpickle
-
-        try:
-            return _unpacked, (cloudpickle.dumps((self.tools, self.values)),)
-        except Exception as error:  # an object's own __reduce__ may raise anything
-            parts = {**{tool.name: tool for tool in self.tools}, **self.values}
-            culprit = _culprit(parts, cloudpickle.dumps, "its parts together")
-            raise ConfigError(f"{self!r} can't be sent to another process: {culprit} ({error})") from error
-
-
-def _unpacked(data: bytes) -> Toolbox:
-    return Toolbox(*pickle.loads(data))
-
 
 def _packed(values: Mapping[str, Any], what: str) -> str:
     """The values by name, pickled, as base64 text. `pickle.loads` needs cloudpickle installed. Raises ConfigError."""
     try:
         data = _dumped_by_value(dict(values))
     except Exception as error:  # an object's own __reduce__ may raise anything
-        culprit = _culprit(values, _dumped_by_value, f"{', '.join(values)} together")
-        raise ConfigError(f"{what} can't be sent into the sandbox: {culprit} ({error})") from error
+        why = culprit(values, _dumped_by_value, f"{', '.join(values)} together")
+        raise ConfigError(f"{what} can't be sent into the sandbox: {why} ({error})") from error
     if len(data) > MOST_BYTES:
         raise ConfigError(
             f"{what} amount to {len(data):,} bytes with all that they refer to, and {MOST_BYTES:,} is the most that "
@@ -151,7 +132,7 @@ def _packed(values: Mapping[str, Any], what: str) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
-def _culprit(parts: Mapping[str, Any], dump: Callable[[Any], bytes], otherwise: str) -> str:
+def culprit(parts: Mapping[str, Any], dump: Callable[[Any], bytes], otherwise: str) -> str:
     """Says which of the parts can't be pickled, for an error message."""
     for name, part in parts.items():
         try:

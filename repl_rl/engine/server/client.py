@@ -31,7 +31,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from repl_rl.config import SamplingConfig
-from repl_rl.engine.base import Finish, SampledLine
+from repl_rl.engine.base import SAMPLING, Finish, SampledLine
 from repl_rl.engine.vocabulary import LINE_KEY, Vocabulary
 from repl_rl.errors import ConfigError, EngineError, ModelError
 
@@ -64,9 +64,6 @@ class ServerRefused(EngineError):
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
         self.status = status
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (str(self), self.status)
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,11 +364,7 @@ def line_request(
         "token_ids": list(ids),
         "cache_salt": label,
         "sampling_params": {
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "min_p": sampling.min_p,
-            "repetition_penalty": sampling.repetition_penalty,
+            **{name: getattr(sampling, name) for name in SAMPLING},
             "max_tokens": max_tokens,
             "logprobs": 0,
             "detokenize": False,

@@ -26,7 +26,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.core.kv_cache_utils import get_max_concurrency_for_kv_cache_config
 
 from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig, SeededSampling
-from repl_rl.engine.base import Finish, SampledLine, Versions, updated
+from repl_rl.engine.base import SAMPLING, Finish, SampledLine, Versions, updated
 from repl_rl.engine.environment import engine_threads
 from repl_rl.engine.threaded import ThreadedEngine
 from repl_rl.engine.vllm.scheduler import AsyncLineScheduler, LineRequest, LineScheduler, stop_table
@@ -199,8 +199,7 @@ class LineStepper:
         """Sampled tokens that were given to the model again, to sample the next one of their line."""
 
     def add(self, slot: LineSlot, ids: list[int], max_tokens: int, sampling: SamplingConfig) -> None:
-        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-        params = _params(max_tokens, *(getattr(sampling, name) for name in names))
+        params = _params(max_tokens, *(getattr(sampling, name) for name in SAMPLING))
         if isinstance(sampling, SeededSampling):
             params = params.clone()
             params.seed = sampling.line_seed(len(ids))
@@ -284,15 +283,9 @@ class LineStepper:
 
 
 @lru_cache(maxsize=1024)
-def _params(
-    max_tokens: int, temperature: float, top_p: float, top_k: int, min_p: float, repetition_penalty: float
-) -> SamplingParams:
+def _params(max_tokens: int, *settings: float) -> SamplingParams:
     return SamplingParams(
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
+        **dict(zip(SAMPLING, settings, strict=True)),
         max_tokens=max_tokens,
         logprobs=0,
         detokenize=False,

@@ -9,8 +9,6 @@ import asyncio
 import contextlib
 import itertools
 import os
-import pickle
-import pickletools
 import signal
 import socket
 import subprocess
@@ -21,9 +19,9 @@ from typing import Any, NamedTuple
 from repl_rl.engine import Engine, ServesSlots
 from repl_rl.engine.environment import cores_beside_engine
 from repl_rl.engine.remote import EngineHost, settle
-from repl_rl.errors import ConfigError, KernelError
+from repl_rl.errors import KernelError
 from repl_rl.rollout.batch import OnEnd, RolloutBatch, RolloutService
-from repl_rl.rollout.setup import RolloutSetup
+from repl_rl.rollout.setup import RolloutSetup, packed
 from repl_rl.trajectory import Trajectory
 from repl_rl.utils.channel import Channel
 from repl_rl.utils.threads import BackgroundLoop
@@ -32,12 +30,18 @@ _PATIENCE_S = 120.0
 """How long a worker may take to start (imports, and a pool's first kernels), and to end."""
 
 
-class Generate(NamedTuple):
-    """To the worker: make these trajectories, under weights that have been updated `version` times."""
+class Call(NamedTuple):
+    """To the worker: call a method of `Worker` with these arguments."""
 
-    call: int
-    version: int
-    batch: RolloutBatch
+    number: int
+    method: str
+    arguments: tuple[Any, ...]
+
+
+class CancelCall(NamedTuple):
+    """To the worker: nobody waits for this call any more."""
+
+    number: int
 
 
 class TrajectoryDone(NamedTuple):
@@ -49,41 +53,18 @@ class TrajectoryDone(NamedTuple):
 
 
 class CallDone(NamedTuple):
-    """From the worker: the call is over, with all trajectories or an error. `loop_share` is CPU time over wall time."""
+    """From the worker: what the method has returned or raised."""
 
     call: int
-    loop_share: float = 0.0
+    result: Any = None
     error: Exception | None = None
 
 
-class CancelCall(NamedTuple):
-    """To the worker: stop this call; its remaining trajectories are not wanted."""
+class _Waiting(NamedTuple):
+    """Who waits for a call."""
 
-    call: int
-
-
-class AskNumbers(NamedTuple):
-    """To the worker: send the pool's statistics."""
-
-
-class Numbers(NamedTuple):
-    """From the worker: the pool's statistics, on request and when the pool has opened; or why it can't be opened."""
-
-    kernels: dict[str, float]
-    error: Exception | None = None
-
-
-class Close(NamedTuple):
-    """To the worker: end the kernels, then exit."""
-
-
-class _Call:
-    """A call in progress: its trajectories by index, and `loop_share` once all have come."""
-
-    def __init__(self, on_end: OnEnd) -> None:
-        self.on_end = on_end
-        self.ended: dict[int, Trajectory] = {}
-        self.done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+    on_end: OnEnd
+    done: asyncio.Future[Any]
 
 
 class RolloutWorker(RolloutService):
@@ -94,13 +75,14 @@ class RolloutWorker(RolloutService):
 
     def __init__(self, engine: Engine, setup: RolloutSetup) -> None:
         super().__init__(setup)
-        _refuse_unsendable(setup)
+        own = packed(setup, setup)
+        self._setup = setup
         self._engine = engine
-        self._numbers: asyncio.Future[dict[str, float]] | None = None
-        self._calls: dict[int, _Call] = {}
-        self._is_gone = False
+        self._calls: dict[int, _Waiting] = {}
         self._call_numbers = itertools.count()
+        self._is_gone = False
         self._loop = BackgroundLoop()
+        self._channel: Channel | None = None
         self._host: EngineHost | None = None
         ours, theirs = socket.socketpair()
         our_lines, their_lines = socket.socketpair()
@@ -115,7 +97,7 @@ class RolloutWorker(RolloutService):
         try:
             if isinstance(engine, ServesSlots) and (cores := cores_beside_engine(engine.threads)):
                 os.sched_setaffinity(self._process.pid, cores)
-            self._loop.run(self._open(ours, our_lines, setup))
+            self._loop.run(self._open(ours, our_lines, own))
         except BaseException:
             ours.close()
             our_lines.close()
@@ -124,11 +106,11 @@ class RolloutWorker(RolloutService):
 
     def begin(self, batch: RolloutBatch, on_end: OnEnd = lambda index, trajectory: None) -> Future[list[Trajectory]]:
         """As `RolloutService.begin`. Raises ConfigError for tasks that can't be sent."""
-        _refuse_unsendable(batch.tasks)
-        return self._loop.submit(self._rolled(batch, on_end))
+        return self._loop.submit(self._rolled(packed(batch, self._setup), len(batch.tasks), on_end))
 
     def kernel_numbers(self) -> dict[str, float]:
-        return self._loop.run(self._ask_numbers(AskNumbers()))
+        numbers: dict[str, float] = self._loop.run(self._call("kernel_numbers"))
+        return numbers
 
     def close(self) -> None:
         if self._loop.is_closed:
@@ -139,10 +121,10 @@ class RolloutWorker(RolloutService):
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._loop.run(self._close())
+        self._loop.run(self._disconnect())
         self._loop.close()
 
-    async def _open(self, end: socket.socket, lines: socket.socket, setup: RolloutSetup) -> None:
+    async def _open(self, end: socket.socket, lines: socket.socket, setup: bytes) -> None:
         self._channel = await Channel.open(end, self._on_message, self._on_end)
         if isinstance(self._engine, ServesSlots):
             self._engine.serve(lines)
@@ -151,52 +133,61 @@ class RolloutWorker(RolloutService):
             await self._host.open(lines)
         try:
             async with asyncio.timeout(_PATIENCE_S):
-                await self._ask_numbers(setup)
+                await self._call("open", setup)
         except TimeoutError as error:
             raise KernelError(f"the process for the rollouts did not come up within {_PATIENCE_S:g} s") from error
 
-    async def _rolled(self, batch: RolloutBatch, on_end: OnEnd) -> list[Trajectory]:
-        self._refuse_if_ended()
+    async def _ask_to_close(self) -> None:
+        if self._channel is not None:
+            self._channel.send(Call(next(self._call_numbers), "close", ()))
+            self._channel.flush()
+
+    async def _disconnect(self) -> None:
+        if self._host is not None:
+            await self._host.close()
+        if self._channel is not None:
+            self._channel.close()
+
+    async def _rolled(self, batch: bytes, count: int, on_end: OnEnd) -> list[Trajectory]:
+        ended: dict[int, Trajectory] = {}
+
+        def keep(index: int, trajectory: Trajectory) -> None:
+            ended[index] = trajectory
+            on_end(index, trajectory)
+
+        self.loop_share = await self._call("roll_out", self._engine.version, batch, on_end=keep)
+        return [ended[index] for index in range(count)]
+
+    async def _call(self, method: str, *arguments: Any, on_end: OnEnd = lambda index, trajectory: None) -> Any:
+        """What the worker's method returns. Raises what it raises, and KernelError if the worker has ended."""
+        if self._is_gone or self._process.poll() is not None:
+            raise KernelError(self._how_it_ended())
+        assert self._channel is not None
         number = next(self._call_numbers)
-        call = self._calls[number] = _Call(on_end)
-        self._channel.send(Generate(number, self._engine.version, batch))
+        call = self._calls[number] = _Waiting(on_end, asyncio.get_running_loop().create_future())
+        self._channel.send(Call(number, method, arguments))
         try:
-            self.loop_share = await call.done
+            return await call.done
         except asyncio.CancelledError:
             self._channel.send(CancelCall(number))
             raise
         finally:
             del self._calls[number]
-        return [call.ended[index] for index in range(len(batch.tasks))]
 
-    async def _ask_numbers(self, message: object) -> dict[str, float]:
-        self._refuse_if_ended()
-        if self._numbers is None or self._numbers.done():
-            self._numbers = asyncio.get_running_loop().create_future()
-            self._channel.send(message)
-        return await asyncio.shield(self._numbers)
-
-    def _on_message(self, message: Any) -> None:
+    def _on_message(self, message: TrajectoryDone | CallDone) -> None:
+        call = self._calls.get(message.call)
+        if call is None:  # cancelled
+            return
         if isinstance(message, TrajectoryDone):
-            if call := self._calls.get(message.call):
-                call.ended[message.task] = message.trajectory
-                call.on_end(message.task, message.trajectory)
-        elif isinstance(message, CallDone):
-            if call := self._calls.get(message.call):
-                settle(call.done, message.error or message.loop_share)
+            call.on_end(message.task, message.trajectory)
         else:
-            assert isinstance(message, Numbers)
-            settle(self._numbers, message.error or message.kernels)
+            settle(call.done, message.error or message.result)
 
     def _on_end(self) -> None:
         """The worker has ended: everything that waits for it raises KernelError."""
         self._is_gone = True
-        for waiting in (self._numbers, *(call.done for call in self._calls.values())):
-            settle(waiting, KernelError(self._how_it_ended()))
-
-    def _refuse_if_ended(self) -> None:
-        if self._is_gone or self._process.poll() is not None:
-            raise KernelError(self._how_it_ended())
+        for call in self._calls.values():
+            settle(call.done, KernelError(self._how_it_ended()))
 
     def _how_it_ended(self) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -212,30 +203,3 @@ class RolloutWorker(RolloutService):
             "If nobody did that, the machine ran out of memory: `dmesg` says so, and a smaller kernel.size, or "
             "kernel.budget_mb, leaves more of it"
         )
-
-    async def _ask_to_close(self) -> None:
-        if hasattr(self, "_channel"):
-            self._channel.send(Close())
-            self._channel.flush()
-
-    async def _close(self) -> None:
-        if self._host is not None:
-            await self._host.close()
-        if hasattr(self, "_channel"):
-            self._channel.close()
-
-
-def _refuse_unsendable(thing: object) -> None:
-    """Raises ConfigError for what can't be pickled, or refers to `__main__`, which is another module in the worker."""
-    cause, why = None, ""
-    try:
-        pickled = pickle.dumps(thing)
-        if b"__main__" in pickled and any(text == "__main__" for _, text, _ in pickletools.genops(pickled)):
-            why = "it refers to the script that was started (__main__)"
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        cause, why = error, str(error) or repr(error)
-    if why:
-        raise ConfigError(
-            f"this can't be sent to the process that runs the rollouts: {why}; define it at the top level of a module "
-            "of its own, or run the rollouts in this process with apart=False"
-        ) from cause

@@ -11,77 +11,77 @@ import socket
 import sys
 import traceback
 from contextlib import AsyncExitStack
-from typing import Any
 
 from repl_rl.engine.remote import RemoteEngine
 from repl_rl.errors import EngineError, ReplRLError
+from repl_rl.rollout.batch import OnEnd, RolloutBatch
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.setup import RolloutSetup, make_pool
-from repl_rl.rollout.worker.handle import AskNumbers, CallDone, CancelCall, Close, Generate, Numbers, TrajectoryDone
+from repl_rl.rollout.worker.handle import Call, CallDone, CancelCall, TrajectoryDone
 from repl_rl.trajectory import Trajectory
 from repl_rl.utils.channel import Channel
 
 
 class Worker:
-    """Serves one control channel."""
+    """Serves one control channel. `open`, `roll_out`, `kernel_numbers` and `close` are called from the other side, and
+    given whom to tell of each trajectory."""
 
-    def __init__(self) -> None:
+    def __init__(self, lines: socket.socket) -> None:
+        self._lines = lines
         self._is_over = asyncio.Event()
-        self._setup: asyncio.Future[RolloutSetup] = asyncio.get_running_loop().create_future()
         self._calls: dict[int, asyncio.Task[None]] = {}
+        self._stack = AsyncExitStack()
 
-    async def serve(self, end: socket.socket, lines: socket.socket) -> None:
+    async def serve(self, end: socket.socket) -> None:
         """Serve until the other side closes or is gone, then end the kernels."""
         self._channel = await Channel.open(end, self._on_message, self._is_over.set)
-        self._engine = await RemoteEngine.open(lines)
-        over = asyncio.ensure_future(self._is_over.wait())
-        either: list[asyncio.Future[Any]] = [self._setup, over]
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if not self._setup.done():
-            return
-        async with AsyncExitStack() as stack:
-            try:
-                setup = self._setup.result()
-                self._pool = await stack.enter_async_context(make_pool(setup.kernel, setup.subcalls))
-                self._rollout = Rollout(self._engine, setup.kernels(self._pool), setup)
-            except Exception as error:  # noqa: BLE001 - raised on the other side
-                self._channel.send(Numbers({}, as_sent(error)))
-            else:
-                self._channel.send(Numbers(self._pool.stats.summary()))
-                await over
+        async with self._stack:
+            await self._is_over.wait()
             calls = list(self._calls.values())
             for call in calls:
                 call.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
-        self._engine.close()
-        self._channel.close()
 
-    def _on_message(self, message: Any) -> None:
-        if isinstance(message, Generate):
-            self._calls[message.call] = asyncio.create_task(self._generate(message))
-        elif isinstance(message, AskNumbers):
-            self._channel.send(Numbers(self._pool.stats.summary()))
-        elif isinstance(message, CancelCall):
-            if call := self._calls.get(message.call):
-                call.cancel()
-        elif isinstance(message, Close):
-            self._is_over.set()
-        else:
-            self._setup.set_result(message)
+    async def open(self, packed: bytes, on_end: OnEnd) -> None:
+        """Start kernels for the rollouts of a `RolloutSetup`."""
+        setup: RolloutSetup = pickle.loads(packed)
+        self._engine = await RemoteEngine.open(self._lines)
+        self._stack.callback(self._engine.close)
+        self._pool = await self._stack.enter_async_context(make_pool(setup.kernel, setup.subcalls))
+        self._rollout = Rollout(self._engine, setup.kernels(self._pool), setup)
 
-    async def _generate(self, asked: Generate) -> None:
-        self._engine.version = asked.version
+    async def roll_out(self, version: int, packed: bytes, on_end: OnEnd) -> float:
+        """Make the trajectories of a `RolloutBatch`, under weights that have been updated `version` times. Returns CPU
+        time over wall time."""
+        self._engine.version = version
+        batch: RolloutBatch = pickle.loads(packed)
+        _, share = await self._rollout.run(batch, on_end)
+        return share
 
+    async def kernel_numbers(self, on_end: OnEnd) -> dict[str, float]:
+        """The pool's statistics."""
+        return self._pool.stats.summary()
+
+    async def close(self, on_end: OnEnd) -> None:
+        """End the kernels, then the process."""
+        self._is_over.set()
+
+    def _on_message(self, message: Call | CancelCall) -> None:
+        if isinstance(message, Call):
+            self._calls[message.number] = asyncio.create_task(self._answer(message))
+        elif call := self._calls.get(message.number):
+            call.cancel()
+
+    async def _answer(self, asked: Call) -> None:
         def on_end(index: int, trajectory: Trajectory) -> None:
-            self._channel.send(TrajectoryDone(asked.call, index, trajectory))
+            self._channel.send(TrajectoryDone(asked.number, index, trajectory))
 
         try:
-            _, share = await self._rollout.run(asked.batch, on_end)
-            done = CallDone(asked.call, share)
+            done = CallDone(asked.number, await getattr(self, asked.method)(*asked.arguments, on_end))
         except Exception as failure:  # noqa: BLE001 - raised on the other side
-            done = CallDone(asked.call, error=as_sent(failure))
+            done = CallDone(asked.number, error=as_sent(failure))
         finally:
-            del self._calls[asked.call]
+            del self._calls[asked.number]
         self._channel.send(done)
 
 
@@ -97,14 +97,10 @@ def as_sent(failure: Exception) -> Exception:
     return failure
 
 
-async def main(control: int, lines: int) -> None:
-    """Serve the inherited sockets with these file descriptors."""
-    await Worker().serve(socket.socket(fileno=control), socket.socket(fileno=lines))
-
-
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     # A scheduler sends it to all processes, and this one ends with its owner. Sessions would inherit SIG_IGN.
     signal.signal(signal.SIGTERM, lambda *_: None)
+    control, lines = (socket.socket(fileno=int(number)) for number in sys.argv[1:])
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(main(*map(int, sys.argv[1:])))
+        asyncio.run(Worker(lines).serve(control))

@@ -20,7 +20,7 @@ from waiting import until
 from repl_rl.config import KernelConfig, SamplingConfig
 from repl_rl.engine import Engine, Vocabulary
 from repl_rl.errors import ConfigError, EngineError, KernelError, ReplRLError
-from repl_rl.rollout.batch import RolloutService
+from repl_rl.rollout.batch import RolloutBatch, RolloutService
 from repl_rl.rollout.scheduler import Cut
 from repl_rl.rollout.service import start_service
 from repl_rl.rollout.setup import RolloutSetup, make_extensions
@@ -175,6 +175,23 @@ def test_closing_ends_the_process_and_its_kernels(vocabulary: Vocabulary) -> Non
     service.close()
 
 
+@pytest.mark.more
+def test_closing_ends_what_is_under_way(vocabulary: Vocabulary) -> None:
+    """At once: nobody waits for the process to end in the thread that tells it so."""
+    has_begun = threading.Event()
+
+    async def hang(prompt: str, turn: int, sampling: object) -> None:
+        has_begun.set()
+        await asyncio.Event().wait()
+
+    service = open_service(ScriptedEngine(vocabulary, lines_for, hang), vocabulary)
+    call = service.begin(RolloutBatch(TASKS[:1]))
+    assert has_begun.wait(60)
+    service.close()
+    with pytest.raises(KernelError, match=r"has ended \(exit status 0\)"):
+        call.result(60)
+
+
 @contextmanager
 def nothing_is_left() -> Iterator[None]:
     """No process, no thread."""
@@ -183,15 +200,48 @@ def nothing_is_left() -> Iterator[None]:
     assert (set(children(os.getpid())), set(threading.enumerate())) == before
 
 
-def test_a_factory_that_does_not_pickle_is_refused_before_a_process_starts(
+def test_functions_of_the_users_script_and_closures_are_sent(vocabulary: Vocabulary) -> None:
+    script: dict[str, Any] = {"__name__": "__main__"}
+    exec("LIMIT = 10\ndef capped(a: int) -> int:\n    'Cap.'\n    return min(a, LIMIT)\n", script)
+    factor = 3
+
+    def scaled(a: int) -> int:
+        """Scale."""
+        return a * factor
+
+    def lines(prompt: str) -> Sequence[str]:
+        return [" submit_final_answer(scaled(capped(99)))\n"]
+
+    extensions = make_extensions([script["capped"], scaled], where="host")
+    with open_service(ScriptedEngine(vocabulary, lines), vocabulary, extensions=extensions) as service:
+        assert service.generate(TASKS[:1])[0].answer == ("30",)
+
+
+def locked() -> Any:
+    lock = threading.Lock()
+
+    def guarded(a: int) -> int:
+        """Guard."""
+        with lock:
+            return a
+
+    return guarded
+
+
+def test_what_can_not_be_sent_is_refused_before_a_process_starts(
     vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*arguments: object, **named: object) -> None:
         raise AssertionError("a process was started")
 
     monkeypatch.setattr("subprocess.Popen", refuse)
-    with nothing_is_left(), pytest.raises(ConfigError, match=r"can't be sent to the process.*with apart=False"):
-        open_service(ScriptedEngine(vocabulary, lines_for), vocabulary, wrap_kernels=lambda pool: pool)
+    for wrap_kernels, extensions, why in (
+        (locked(), make_extensions(), "it holds something"),
+        (None, make_extensions([locked()], where="host"), "'guarded' holds"),
+    ):
+        engine = ScriptedEngine(vocabulary, lines_for)
+        with nothing_is_left(), pytest.raises(ConfigError, match=rf"can't be sent to the.*{why}.*with apart=False"):
+            open_service(engine, vocabulary, wrap_kernels=wrap_kernels, extensions=extensions)
 
 
 @pytest.mark.parametrize(
@@ -234,18 +284,10 @@ def test_a_cut_goes_through_the_worker(vocabulary: Vocabulary) -> None:
         assert [trajectory.answer for trajectory in service.generate(TASKS[:1])] == [("7",)]
 
 
-@pytest.mark.parametrize(
-    ("value", "why"), [(lambda: 1, "pickle"), pytest.param(Task.__init__, None, marks=pytest.mark.slow)]
-)
 @pytest.mark.more
-def test_tasks_that_can_not_be_sent_are_refused_and_the_next_ones_run(
-    vocabulary: Vocabulary, value: Any, why: str | None
-) -> None:
+def test_tasks_that_can_not_be_sent_are_refused_and_the_next_ones_run(vocabulary: Vocabulary) -> None:
     with open_service(ScriptedEngine(vocabulary, lines_for), vocabulary) as service:
-        odd = replace(TASKS[0], metadata={"value": value})
-        if why is None:
-            assert service.generate([odd])[0].answer == ("7",)
-        else:
-            with pytest.raises(ConfigError, match=rf"{why}.*apart=False"):
-                service.generate([odd])
+        with pytest.raises(ConfigError, match=r"pickle.*apart=False"):
+            service.generate([replace(TASKS[0], metadata={"value": threading.Lock()})])
+        assert service.generate([replace(TASKS[0], metadata={"value": lambda: 1})])[0].answer == ("7",)
         assert service.generate(TASKS[1:2])[0].answer == ("14",)
