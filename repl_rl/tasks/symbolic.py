@@ -307,14 +307,6 @@ _EIGENVALUES = (
 )
 
 
-def _determinant(name: str, size: int) -> Family:
-    return _regular(name, size, lambda *entries: int(_matrix(entries).det()), _DETERMINANT)
-
-
-def _inverse(name: str, size: int) -> Family:
-    return _regular(name, size, lambda *entries: _matrix(entries).inv(), _INVERSE)
-
-
 def _regular(name: str, size: int, solve: Any, phrasings: tuple[str, ...]) -> Family:
     return Family(
         name, lambda rng: _draw_regular(rng, size), solve, phrasings, lambda *entries: (_matrix(entries).tolist(),)
@@ -322,10 +314,10 @@ def _regular(name: str, size: int, solve: Any, phrasings: tuple[str, ...]) -> Fa
 
 
 _MATRICES = (
-    _determinant("determinant-1", 3),
-    _determinant("determinant-2", 4),
-    _inverse("inverse-1", 2),
-    _inverse("inverse-2", 3),
+    _regular("determinant-1", 3, lambda *entries: int(_matrix(entries).det()), _DETERMINANT),
+    _regular("determinant-2", 4, lambda *entries: int(_matrix(entries).det()), _DETERMINANT),
+    _regular("inverse-1", 2, lambda *entries: _matrix(entries).inv(), _INVERSE),
+    _regular("inverse-2", 3, lambda *entries: _matrix(entries).inv(), _INVERSE),
     Family(
         "eigenvalues-1",
         _draw_pair,
