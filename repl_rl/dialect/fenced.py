@@ -77,10 +77,6 @@ class _Block:
     fence: _Fence
     lines: list[str] = field(default_factory=list)
 
-    def add(self, line: str) -> None:
-        indent = len(line) - len(line.lstrip(" "))
-        self.lines.append(line[min(indent, self.fence.indent) :])
-
 
 def _fence_in(line: str) -> _Fence | None:
     found = _FENCE.fullmatch(line)
@@ -143,7 +139,8 @@ class FencedReader(ProseReader):
             return None
         if fence is not None and not fence.label and fence.marks.startswith(self._block.fence.marks):
             return self._ended(self._block)
-        self._block.add(line)
+        indent = min(len(line) - len(line.lstrip(" ")), self._block.fence.indent)
+        self._block.lines.append(line[indent:])
         language = self._block.fence.language
         if language not in _RUN and language != _OUTPUT and (language or answer_in_line(line)):
             prose.append(line)
