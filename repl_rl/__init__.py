@@ -22,7 +22,7 @@ from repl_rl.trajectory import (
     read_jsonl,
     write_jsonl,
 )
-from repl_rl.trajectory.display import load_with
+from repl_rl.trajectory.data import load_with
 
 if TYPE_CHECKING:
     from repl_rl.rollout.loop import Rollout

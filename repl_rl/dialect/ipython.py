@@ -16,11 +16,11 @@ Not covered: our own kernel echoes `repr`, without IPython's way of breaking lon
 
 from __future__ import annotations
 
-import io
 import re
 import tokenize
 import warnings
 from collections.abc import Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -146,8 +146,7 @@ def _asked(question: str, source: str, otherwise: Any) -> Any:
     long: it reads the whole source again for each line with a mark of its own."""
     if len(_MARKED.findall(source)) > _MOST_MARKED:
         return otherwise
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         try:
             return getattr(_transformer(), question)(source)
         except Exception:  # noqa: BLE001 - whatever was typed, and whatever IPython makes of it
@@ -168,10 +167,8 @@ def echoed(run: CellRun, mark: str = "") -> str:
 
 def _ends_in_semicolon(source: str) -> bool:
     """Whether the source ends in a semicolon, comments aside."""
-    try:
-        tokens = [
-            token.string for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.string.strip()
-        ]
-    except (tokenize.TokenError, SyntaxError):
-        return False
-    return [text for text in tokens if not text.startswith("#")][-1:] == [";"]
+    from IPython.core.displayhook import DisplayHook
+
+    with suppress(tokenize.TokenError, SyntaxError):
+        return bool(DisplayHook.semicolon_at_end_of_expression(source))
+    return False

@@ -89,13 +89,9 @@ class PlainTextDialect(ProseDialect):
     """Prose that ends with `Answer: ...`, without tools or a session: the baseline for the other dialects."""
 
     texts_name = "text"
-    unused = ("tools", "tool")
+    unused = ("tools", "tool")  # the model has no way to call tools
     needs_kernel = False
     setup = ""
-
-    def presented_tools(self) -> str:
-        """Always "": the model has no way to call tools."""
-        return ""
 
     def reader(self) -> PlainTextReader:
         return PlainTextReader()

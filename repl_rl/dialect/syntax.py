@@ -11,6 +11,7 @@ import warnings
 from itertools import accumulate
 
 from repl_rl.trajectory import LineKind
+from repl_rl.utils.text import parsed
 
 _PARSE_FLAGS: int = (
     ast.PyCF_ONLY_AST | codeop.PyCF_DONT_IMPLY_DEDENT | codeop.PyCF_ALLOW_INCOMPLETE_INPUT  # type: ignore[attr-defined]
@@ -60,20 +61,17 @@ def is_complete(source: str) -> bool:
     if _parse_error(source) is None:
         return True
     error = _parse_error(f"{source}\n")
-    return error is not None and "incomplete input" not in str(error)
+    return error is not None and not _is_incomplete(error)
 
 
 def kind_of(source: str) -> LineKind:
     """The kind of a cell that runs without an error: its last statement decides."""
     if is_deep(source):
         return LineKind.STATEMENT
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            body = ast.parse(source).body
-        except (SyntaxError, ValueError, MemoryError, RecursionError):
-            return LineKind.SYNTAX_ERROR
-    is_expression = any(isinstance(node, ast.Expr) for node in body[-1:])
+    tree = parsed(source)
+    if tree is None:
+        return LineKind.SYNTAX_ERROR
+    is_expression = any(isinstance(node, ast.Expr) for node in tree.body[-1:])
     return LineKind.EXPRESSION if is_expression else LineKind.STATEMENT
 
 
@@ -84,22 +82,10 @@ def missing_end(source: str) -> str | None:
     """
     if is_deep(source):
         return _BREAKS_OFF if _continues(source) else None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            compile(source, "<stdin>", "exec", _WHOLE_FLAGS, dont_inherit=True)
-        except SyntaxError as error:
-            if "incomplete input" not in str(error):
-                return None
-        except (ValueError, OverflowError, MemoryError, RecursionError):
-            return None
-        else:
-            return None
-        try:
-            compile(source, "<stdin>", "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
-        except SyntaxError as error:
-            return "".join(traceback.format_exception_only(error))
-    return _BREAKS_OFF
+    if not _is_incomplete(_parse_error(source, "exec", _WHOLE_FLAGS)):
+        return None
+    error = _parse_error(source, "exec", ast.PyCF_ONLY_AST)
+    return "".join(traceback.format_exception_only(error)) if isinstance(error, SyntaxError) else _BREAKS_OFF
 
 
 def is_deep(source: str) -> bool:
@@ -121,11 +107,15 @@ def _continues(source: str) -> bool:
     return False
 
 
-def _parse_error(source: str) -> Exception | None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+def _is_incomplete(error: Exception | None) -> bool:
+    """Whether a parser that was told of it (PyCF_ALLOW_INCOMPLETE_INPUT) says that the source breaks off."""
+    return error is not None and "incomplete input" in str(error)
+
+
+def _parse_error(source: str, mode: str = "single", flags: int = _PARSE_FLAGS) -> Exception | None:
+    with warnings.catch_warnings(action="ignore"):
         try:
-            compile(source, "<stdin>", "single", _PARSE_FLAGS, dont_inherit=True)
+            compile(source, "<stdin>", mode, flags, dont_inherit=True)
         except (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError) as error:
             return error
     return None

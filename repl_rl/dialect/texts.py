@@ -135,8 +135,8 @@ class TextDialect:
         return f"{text}\n" if (text := self.presented_tools()) else ""
 
     def presented_tools(self) -> str:
-        """The functions with their signatures; "" where there are none."""
-        if not self.tools:
+        """The functions with their signatures; "" where there are none, or the dialect never shows them."""
+        if not self.tools or "tools" in self.unused:
             return ""
         return filled(self.texts["tools"], tools="\n".join(map(self.presented_tool, self.tools))).strip()
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -35,6 +34,7 @@ from repl_rl.dialect.prose import MOST_ASKED, ProseDialect, answer_in_prose, pro
 from repl_rl.dialect.texts import filled
 from repl_rl.errors import ConfigError
 from repl_rl.trajectory import LineKind, Message
+from repl_rl.trajectory.jsonl import finite
 
 _CALL_LINE = re.compile(r'^\{"name": .*\}$', re.MULTILINE)
 """A call in a worked session."""
@@ -44,7 +44,7 @@ class ToolCallDialect(ProseDialect):
     """Calls as chat models are trained to make them."""
 
     texts_name = "tool_call"
-    unused = ("tools", "tool")
+    unused = ("tools", "tool")  # the template presents the tools
     needs_chat = True
 
     def __init__(
@@ -85,10 +85,6 @@ class ToolCallDialect(ProseDialect):
             return written_call(**json.loads(line[0]), form=self.form)
         except (ValueError, TypeError):  # other text of the user's own
             return line[0]
-
-    def presented_tools(self) -> str:
-        """Always "": the template presents the tools."""
-        return ""
 
     def frame(self, results: int) -> tuple[str, ...]:
         """The texts around and between `results` results, beginning where the model's turn ended."""
@@ -206,11 +202,4 @@ def _closed(text: str) -> str:
 
 def _read(text: str) -> Any:
     """JSON without NaN and the infinities: Python's reader accepts them, but no Python literal can express them."""
-    return json.loads(text, parse_constant=_finite, parse_float=_finite, strict=False)
-
-
-def _finite(text: str) -> float:
-    """Refuses numbers that are too large for a float, which would be read as infinities. Raises ValueError."""
-    if not math.isfinite(number := float(text)):
-        raise ValueError(f"{text} is not a number")
-    return number
+    return json.loads(text, parse_constant=finite, parse_float=finite, strict=False)

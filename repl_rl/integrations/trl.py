@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import ast
 import re
-import warnings
 import weakref
 from collections.abc import Sequence
 from itertools import pairwise
@@ -35,18 +34,16 @@ from repl_rl.errors import ConfigError
 from repl_rl.integrations.shared import shared_kernels
 from repl_rl.tasks import grade
 from repl_rl.trajectory import LineKind, Task
+from repl_rl.utils.text import parsed
 
 
 def read_program(code: str) -> Turn:
     """`code` as one complete turn, with no block left open. Statements that share a line make one cell."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            body = ast.parse(code).body
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
+    tree = parsed(code)
+    if tree is None:
         return PythonReader().read(code.encode("utf-8", "surrogatepass"), end_of_input=True)
-    groups = [[statement] for statement in body[:1]]
-    for before, statement in pairwise(body):
+    groups = [[statement] for statement in tree.body[:1]]
+    for before, statement in pairwise(tree.body):
         if _first_line(statement) == before.end_lineno:
             groups[-1].append(statement)
         else:

@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Literal
 
 from repl_rl.config import DialectConfig, KernelConfig
-from repl_rl.dialect import Dialect, make_dialect
+from repl_rl.dialect import make_dialect
 from repl_rl.errors import ConfigError, DependencyError
-from repl_rl.integrations.shared import LiveSession, SharedKernels, shared_kernels
+from repl_rl.integrations.shared import LiveSession, shared_kernels
 from repl_rl.tasks import grade, make_tasks
 from repl_rl.tasks.formats import rows_of
 from repl_rl.trajectory import LineKind, Task
@@ -142,52 +142,42 @@ class ReplHarness(vf.Harness[ReplHarnessConfig]):  # type: ignore[misc]
         mcp_urls: dict[str, str],
         data: vf.TaskData,
     ) -> vf.ProgramResult:
-        """Run one episode. Raises `vf.SandboxError` if the machinery around the interpreter fails."""
+        """Play until an answer, the last line, or the endpoint's refusal of a turn: a limit, a stop, a failed provider.
+
+        `verifiers` records what goes through the endpoint. Raises `vf.SandboxError` if the machinery around the
+        interpreter fails.
+        """
         dialect = make_dialect(self.config.dialect)
         kernels = shared_kernels(self.config.kernel)
-        session = LiveSession(kernels.pool)
+        session, reader, refusal = LiveSession(kernels.pool), dialect.reader(), ""
+        system, question = self.resolve_text_prompt(data)
+        chat = dialect.chat_prompt(question or "")
+        own = {"role": "system", "content": system} if system is not None else chat.messages[0]
+        messages = [own, {"role": "user", "content": f"{question}\n\n{chat.prefill}"}]
+        headers = {"Authorization": f"Bearer {secret}"}
         try:
-            headers = {"Authorization": f"Bearer {secret}"}
             async with httpx.AsyncClient(base_url=endpoint, headers=headers, timeout=None) as client:
-                refusal = await self._play(client, ctx.model, kernels, session, dialect, data)
+                for _ in range(self.config.max_lines):
+                    response = await client.post("chat/completions", json={"model": ctx.model, "messages": messages})
+                    if response.is_error:
+                        refusal = response.text
+                        break
+                    typed = response.json()["choices"][0]["message"]["content"] or ""
+                    line = typed if typed.endswith("\n") else typed + "\n"
+                    turn = reader.read(line.encode("utf-8", "surrogatepass"))
+                    answered = await asyncio.wrap_future(kernels.loop.submit(session.type(turn)))
+                    if session.failure is not None:
+                        raise vf.SandboxError(session.failure)
+                    if session.answer is not None:
+                        break
+                    shown = answered.note + "".join(part.text for part in reader.show(answered.cells, goes_on=True))
+                    messages += [{"role": "assistant", "content": typed}, {"role": "user", "content": shown}]
         finally:
             await asyncio.wrap_future(kernels.loop.submit(session.close()))
             trace.info[INFO] = {"answer": session.answer, "kinds": [str(kind) for kind in session.kinds]}
             if session.answer_forms is not None:
                 trace.info[INFO]["answer_forms"] = session.answer_forms
-        return vf.ProgramResult(exit_code=1 if refusal else 0, stdout="", stderr=refusal or "")
-
-    async def _play(
-        self,
-        client: httpx.AsyncClient,
-        model: str,
-        kernels: SharedKernels,
-        session: LiveSession,
-        dialect: Dialect,
-        data: vf.TaskData,
-    ) -> str | None:
-        """Play until an answer or the last line. Returns the endpoint's reason if it refuses a turn before that: a
-        limit, a stop, or a failed provider. `verifiers` records what goes through the endpoint."""
-        system, question = self.resolve_text_prompt(data)
-        chat = dialect.chat_prompt(question or "")
-        own = {"role": "system", "content": system} if system is not None else chat.messages[0]
-        messages = [own, {"role": "user", "content": f"{question}\n\n{chat.prefill}"}]
-        reader = dialect.reader()
-        for _ in range(self.config.max_lines):
-            response = await client.post("chat/completions", json={"model": model, "messages": messages})
-            if response.is_error:
-                return response.text
-            typed = response.json()["choices"][0]["message"]["content"] or ""
-            line = typed if typed.endswith("\n") else typed + "\n"
-            turn = reader.read(line.encode("utf-8", "surrogatepass"))
-            answered = await asyncio.wrap_future(kernels.loop.submit(session.type(turn)))
-            if session.failure is not None:
-                raise vf.SandboxError(session.failure)
-            if session.answer is not None:
-                break
-            shown = answered.note + "".join(part.text for part in reader.show(answered.cells, goes_on=True))
-            messages += [{"role": "assistant", "content": typed}, {"role": "user", "content": shown}]
-        return None
+        return vf.ProgramResult(exit_code=1 if refusal else 0, stdout="", stderr=refusal)
 
 
 class ReplEnvConfig(vf.EnvConfig):  # type: ignore[misc]

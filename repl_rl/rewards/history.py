@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import ast
 import re
-import warnings
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 
 from repl_rl.trajectory import Line, LineKind
+from repl_rl.utils.text import parsed
 
 _INSIDE = (LineKind.OPEN, LineKind.COMMENT, LineKind.BLANK)
 """Kinds of lines that do not end an open cell."""
@@ -104,18 +105,13 @@ class Statement:
 @lru_cache(2048)
 def read_statement(text: str) -> Statement:
     """The statement in a cell as it was typed. Comments and text that does not parse are compared by their words."""
-    if len(text) <= _LONGEST_CHARS:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                tree = ast.parse(text)
-                if tree.body:
-                    is_inert = all(isinstance(each, ast.Pass | ast.Expr) for each in tree.body)
-                    constants = [str(node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant)]
-                    told = frozenset(word for constant in constants for word in words(constant))
-                    return Statement(_key("tree", ast.dump(tree)), is_inert, told)
-            except (SyntaxError, ValueError, MemoryError, RecursionError):
-                pass
+    tree = parsed(text) if len(text) <= _LONGEST_CHARS else None
+    if tree is not None and tree.body:
+        with suppress(ValueError, MemoryError, RecursionError):  # a number that is too long to show, or deep nesting
+            is_inert = all(isinstance(each, ast.Pass | ast.Expr) for each in tree.body)
+            constants = [str(node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+            told = frozenset(word for constant in constants for word in words(constant))
+            return Statement(_key("tree", ast.dump(tree)), is_inert, told)
     return Statement(_key("text", " ".join(text.split())), not text.strip(), frozenset(words(text)))
 
 

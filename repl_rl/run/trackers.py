@@ -13,7 +13,6 @@ tensorboard removes the earlier ones.
 from __future__ import annotations
 
 import importlib.util
-import json
 import logging
 import os
 import secrets
@@ -26,11 +25,14 @@ from typing import TYPE_CHECKING, Any
 from repl_rl.config import Config, dump_config
 from repl_rl.errors import ConfigError
 from repl_rl.run.folder import RunFolder
-from repl_rl.trajectory import Trajectory
+from repl_rl.trajectory import Trajectory, read_record
 from repl_rl.utils.distributed import is_main_process
+from repl_rl.utils.import_path import LazyModule
 from repl_rl.utils.text import cut_middle, excerpt, visible
 from repl_rl.view.transcript import plain_text, screen_rows
 from repl_rl.view.words import status, total_reward
+
+trackio, wandb = LazyModule("trackio"), LazyModule("wandb")
 
 _PACKAGES = {
     "azure_ml": ("azureml", "azureml-core"),
@@ -62,8 +64,6 @@ def _has_wandb_login() -> bool:
     """Whether wandb finds a key or needs none. Asks nobody, neither at the terminal nor over the network."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE", "online") != "online":
         return True
-    import wandb
-
     if wandb.run is not None or wandb.setup().settings.mode != "online":
         return True
     try:
@@ -98,39 +98,28 @@ class Wandb(Tracker):
     _is_own = False
 
     def open(self, begin: Callable[[], None], arguments: Any, next_step: int) -> None:
-        import wandb
-
         if wandb.run is None:
-            self._init(arguments)
+            self._is_own = True
+            self.folder.trackers.mkdir(parents=True, exist_ok=True)
+            kept_id = self.folder.trackers / "wandb.id"
+            if not kept_id.exists():
+                kept_id.write_text(secrets.token_hex(8), encoding="ascii")
+            wandb.init(
+                project=os.environ.get("WANDB_PROJECT", arguments.project),
+                name=os.environ.get("WANDB_NAME", arguments.run_name),
+                id=os.environ.get("WANDB_RUN_ID") or kept_id.read_text(encoding="ascii").strip(),
+                dir=os.environ.get("WANDB_DIR", str(self.folder.trackers)),
+                resume="allow",
+            )
         begin()
         wandb.config.update({OWN_CONFIG: self.config.model_dump(mode="json")}, allow_val_change=True)
 
-    def _init(self, arguments: Any) -> None:
-        import wandb
-
-        self._is_own = True
-        self.folder.trackers.mkdir(parents=True, exist_ok=True)
-        kept_id = self.folder.trackers / "wandb.id"
-        if not kept_id.exists():
-            kept_id.write_text(secrets.token_hex(8), encoding="ascii")
-        wandb.init(
-            project=os.environ.get("WANDB_PROJECT", arguments.project),
-            name=os.environ.get("WANDB_NAME", arguments.run_name),
-            id=os.environ.get("WANDB_RUN_ID") or kept_id.read_text(encoding="ascii").strip(),
-            dir=os.environ.get("WANDB_DIR", str(self.folder.trackers)),
-            resume="allow",
-        )
-
     def rollouts(self, name: str, sampled: Sequence[Trajectory], step: int) -> None:
-        import wandb
-
         rows = [columns(each, step) for each in sampled]
         table = wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
         wandb.log({name: table, "train/global_step": step})
 
     def close(self, exit_code: int) -> None:
-        import wandb
-
         if self._is_own:
             wandb.finish(exit_code=exit_code)
 
@@ -139,14 +128,10 @@ class Trackio(Tracker):
     """A trackio run; transformers' callback resumes the one of the same name."""
 
     def open(self, begin: Callable[[], None], arguments: Any, next_step: int) -> None:
-        import trackio
-
         begin()
         trackio.config.update({OWN_CONFIG: self.config.model_dump(mode="json")})
 
     def rollouts(self, name: str, sampled: Sequence[Trajectory], step: int) -> None:
-        import trackio
-
         traces = []
         for each in sampled:
             facts = columns(each, step)
@@ -221,14 +206,12 @@ def messages(trajectory: Trajectory) -> list[dict[str, str]]:
 
 def spread(items: Sequence[Any], count: int) -> list[Any]:
     """At most `count` of the items, in order and spread evenly, including the first one."""
-    if len(items) <= count:
-        return list(items)
+    count = min(count, len(items))
     return [items[index * len(items) // count] for index in range(count)]
 
 
-def shortened(text: str, limit: int) -> str:
-    """`text` with its middle cut out if it is longer than `limit`, and a marker that says how much is missing."""
-    return cut_middle(text, limit, "\n[{:,} characters left out]\n")
+shortened = partial(cut_middle, marker="\n[{:,} characters left out]\n")
+"""Takes a text and a limit; the marker says how many characters are missing in the middle."""
 
 
 if TYPE_CHECKING:
@@ -302,7 +285,7 @@ class Trackers:
         if self._trackers and every and (step - 1) % every == 0 and path.exists():
             with path.open("rb") as file:
                 lines = spread(file.readlines(), self._plan.report_rollouts)
-            self._rollouts("train/rollouts", step, [Trajectory.from_dict(json.loads(line)) for line in lines])
+            self._rollouts("train/rollouts", step, [read_record(line) for line in lines])
 
     def __getattr__(self, event: str) -> Callable[..., None]:
         """Forwards all other events of transformers' callbacks."""

@@ -54,31 +54,16 @@ class Preset:
     answer_pattern: str | None = None
 
 
+_PLAIN = ColumnsConfig(question="question", answer="answer")
+_MATH = ColumnsConfig(question="problem", answer="solution", family="type")
+_MATH_500 = ColumnsConfig(question="problem", answer="answer", id="unique_id", family="subject")
+_AIME = ColumnsConfig(question="problem", answer="answer", id="id")
 PRESETS: dict[str, Preset] = {
-    "gsm8k": Preset(
-        "openai/gsm8k", "main", "train", "test", ColumnsConfig(question="question", answer="answer"), r"####\s*(.+)"
-    ),
-    "math": Preset(
-        "DigitalLearningGmbH/MATH-lighteval",
-        None,
-        "train",
-        "test",
-        ColumnsConfig(question="problem", answer="solution", family="type"),
-        "boxed",
-    ),
-    "math-500": Preset(
-        "HuggingFaceH4/MATH-500",
-        None,
-        None,
-        "test",
-        ColumnsConfig(question="problem", answer="answer", id="unique_id", family="subject"),
-    ),
-    "aime": Preset(
-        "HuggingFaceH4/aime_2024", None, None, "train", ColumnsConfig(question="problem", answer="answer", id="id")
-    ),
-    "aime-2025": Preset(
-        "math-ai/aime25", None, None, "test", ColumnsConfig(question="problem", answer="answer", id="id")
-    ),
+    "gsm8k": Preset("openai/gsm8k", "main", "train", "test", _PLAIN, r"####\s*(.+)"),
+    "math": Preset("DigitalLearningGmbH/MATH-lighteval", None, "train", "test", _MATH, "boxed"),
+    "math-500": Preset("HuggingFaceH4/MATH-500", None, None, "test", _MATH_500),
+    "aime": Preset("HuggingFaceH4/aime_2024", None, None, "train", _AIME),
+    "aime-2025": Preset("math-ai/aime25", None, None, "test", _AIME),
 }
 """The presets, by their names in `tasks.dataset`."""
 
@@ -162,8 +147,7 @@ def _refuse(rows: Sequence[tuple[str, str]], of: int | None = None) -> None:
 
 def _problems_of(config: TasksConfig, wanted: Split) -> list[tuple[Problem, Task]]:
     """All problems of a data set on one side, those that can't be read included."""
-    plain = ColumnsConfig(question="question", answer="answer")
-    preset = PRESETS.get(config.dataset or "", Preset(config.dataset or "", None, "train", _HELDOUT_SHARE, plain))
+    preset = PRESETS.get(config.dataset or "", Preset(config.dataset or "", None, "train", _HELDOUT_SHARE, _PLAIN))
     heldout = preset.heldout if config.heldout is None else config.heldout
     path = None if config.path is None else _found(config.path)
     if config.heldout is None and path is not None and config.dataset not in PRESETS:

@@ -256,11 +256,11 @@ def rows_of(files: Iterable[Path]) -> Iterator[tuple[str, Row]]:
                         if None in row or None in row.values():
                             raise ValueError(f"it has not {len(reader.fieldnames or ())} fields, as the first line has")
                         yield f"{file}, line {number}", row
-                elif kind == "json" and not _holds_lines(content := lines.read()):
+                elif kind == "json" and not ((content := lines.read()).startswith("{") and "\n{" in content):
                     whole = json.loads(content)
                     for entry, row in enumerate(whole if isinstance(whole, list) else [whole], 1):
                         yield f"{file}, entry {entry}", _object(row)
-                else:
+                else:  # .json too where an object begins on a later line, as in many files on the hub
                     lines.seek(0)
                     for number, line in enumerate(lines, 1):
                         if line.strip():
@@ -270,11 +270,6 @@ def rows_of(files: Iterable[Path]) -> Iterator[tuple[str, Row]]:
                 raise
             last = f", line {number}" if number else ""
             raise ConfigError(f"{file}{last}: can't be read as {kind}: {error}") from error
-
-
-def _holds_lines(content: str) -> bool:
-    """Whether a file that ends in .json holds JSON lines, as many on the hub do: an object begins on a later line."""
-    return content.startswith("{") and "\n{" in content
 
 
 def _object(value: Any) -> Row:

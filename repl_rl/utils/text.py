@@ -1,9 +1,11 @@
-"""Text that is safe to show, the two ends of what is too long to show whole, and hints at misspelt names."""
+"""Text: what is safe to show, the ends of what is too long to show whole, Python code, and hints at misspelt names."""
 
 from __future__ import annotations
 
+import ast
 import difflib
 import re
+import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -32,6 +34,15 @@ def string_of(written: str) -> str | None:
         return written[1:-1].encode("latin-1", "backslashreplace").decode("unicode_escape")
     except UnicodeDecodeError:  # beyond the last character there is
         return None
+
+
+def parsed(source: str) -> ast.Module | None:
+    """The syntax tree of Python code; None if it does not parse. Nobody is warned of what is odd in it."""
+    with warnings.catch_warnings(action="ignore"):
+        try:
+            return ast.parse(source)
+        except (SyntaxError, ValueError, MemoryError, RecursionError):
+            return None
 
 
 def nearest(name: str, known: Collection[str]) -> str:

@@ -62,10 +62,10 @@ def test_so_is_time_on_the_clock(checker: Confined) -> None:
 @pytest.mark.more
 def test_a_program_that_was_killed_is_started_again(checker: Confined) -> None:
     assert checker.ask([RIGHT]) == [True]
-    before = checker.pid
+    before = checker.process.pid
     os.kill(before, signal.SIGKILL)
     assert checker.ask([RIGHT]) == [True]
-    assert checker.pid != before
+    assert checker.process.pid != before
 
 
 @pytest.mark.more
@@ -85,12 +85,12 @@ def test_several_threads_take_turns(checker: Confined) -> None:
 def test_a_forked_process_has_a_program_of_its_own() -> None:
     assert confined.ask([RIGHT]) == [True]
     assert confined.current is not None
-    before = confined.current.pid
+    before = confined.current.process.pid
 
     def ask_again() -> None:
         assert confined.ask([RIGHT]) == [True]
         assert confined.current is not None
-        assert confined.current.pid != before
+        assert confined.current.process.pid != before
         confined.current.close()
 
     child = multiprocessing.get_context("fork").Process(target=ask_again)
@@ -98,7 +98,7 @@ def test_a_forked_process_has_a_program_of_its_own() -> None:
     child.join()
     assert child.exitcode == 0
     assert confined.ask([RIGHT]) == [True]
-    assert confined.current.pid == before
+    assert confined.current.process.pid == before
 
 
 @pytest.mark.more
@@ -106,7 +106,7 @@ def test_closing_ends_the_program() -> None:
     made = Confined()
     made.close()
     with pytest.raises(ProcessLookupError):
-        os.kill(made.pid, 0)
+        os.kill(made.process.pid, 0)
 
 
 @pytest.mark.more

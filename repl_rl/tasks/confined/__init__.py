@@ -36,10 +36,6 @@ class Confined:
         self._turn = threading.Lock()
         self._start()
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def ask(self, calls: Sequence[Call], search: Sequence[str] = ()) -> list[bool | None]:
         """What the functions say, in order; None for a call that took too much time or memory, or crashed.
 
@@ -60,15 +56,15 @@ class Confined:
 
     def close(self) -> None:
         """End the program, and wait for its end."""
-        self._process.kill()
-        self._process.wait()
+        self.process.kill()
+        self.process.wait()
         self._pipe.close()
 
     def _start(self) -> None:
         path = os.pathsep.join([str(_PACKAGE_PARENT), *filter(None, [os.environ.get("PYTHONPATH")])])
         names = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "LC_ALL": "C.UTF-8"}
         self._pipe, theirs = Pipe()
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "repl_rl.tasks.confined.program", str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -83,10 +79,10 @@ class Confined:
                 self._pipe.recv_bytes()
                 return
         except (EOFError, OSError):
-            self._process.wait()
+            self.process.wait()
         self.close()
         raise RewardError(
-            f"the process that checks answers did not come up (exit status {self._process.returncode}); see what "
+            f"the process that checks answers did not come up (exit status {self.process.returncode}); see what "
             f"`{sys.executable} -m repl_rl.tasks.confined.program 1` prints"
         )
 

@@ -6,11 +6,7 @@ it must not. There are many right answers, so nothing is compared: a confined pr
 """
 
 from repl_rl.tasks.families import Family
-from repl_rl.tasks.proofs import counterexample, invariant, witness
+from repl_rl.tasks.proofs import examples, invariant
 
-PROOF_FAMILIES: dict[str, Family] = {
-    family.name: family for module in (witness, counterexample, invariant) for family in module.FAMILIES
-}
+PROOF_FAMILIES: dict[str, Family] = {family.name: family for family in (*examples.FAMILIES, *invariant.FAMILIES)}
 """All of them by name."""
-
-__all__ = ["PROOF_FAMILIES"]
