@@ -208,7 +208,8 @@ class Rollout:
         """Take a slot and a kernel, which `stack` gives back. Raises KernelError and ReplayDiffersError."""
         most_tokens = min(len(session.transcript) + session.tokens_left, self.setup.context_tokens)
         with session.clock.waiting(Wait.QUEUE):
-            slot = await stack.enter_async_context(self.engine.slot(most_tokens, session.request.depth))
+            depth = (session.request.depth,) if session.request.depth else ()  # an engine need not know of it
+            slot = await stack.enter_async_context(self.engine.slot(most_tokens, *depth))
         await session.open(slot)
 
     async def one(self, session: Session) -> None:

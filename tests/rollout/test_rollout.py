@@ -370,7 +370,7 @@ async def roll_slowly(
 
     class Slow(ScriptedEngine):
         @asynccontextmanager
-        async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[ScriptedEngine]:
+        async def slot(self, tokens: int) -> AsyncIterator[ScriptedEngine]:
             work("slot")
             yield self
 
