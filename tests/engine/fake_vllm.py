@@ -56,6 +56,8 @@ class FakeVLLM:
         self.respond: Respond = say_line
         self.load: Callable[[dict[str, Any]], Any] = lambda body: {"loaded": 38}
         self.workers = 1
+        self.ranks = 1
+        self.asked_ranks: list[str | None] = []
         self.transfer: str | None = None
         self.on_transfer: Callable[[str, Any], None] = lambda path, body: None
         self.has_unloaded_rank = False
@@ -115,6 +117,7 @@ class FakeVLLM:
             return web.json_response({"detail": "no"}, status=self.refused[request.path])
         body = json.loads(await request.text() or "null")
         if request.path == "/inference/v1/generate":
+            self.asked_ranks.append(request.headers.get("X-data-parallel-rank"))
             return await self._generate(body)
         if request.path == "/health":
             if not self.health:
@@ -141,7 +144,7 @@ class FakeVLLM:
         config = {
             "model_config": {"dtype": self.dtype, "quantization": self.quantization},
             "cache_config": {"cache_dtype": self.cache_dtype},
-            "parallel_config": {"worker_extension_cls": self.extension},
+            "parallel_config": {"worker_extension_cls": self.extension, "data_parallel_size": self.ranks},
             "weight_transfer_config": None if self.transfer is None else {"backend": self.transfer},
         }
         return {

@@ -103,8 +103,10 @@ class ServerClient:
     async def get(self, path: str, wait_s: float | None = None) -> Any:
         return await self._call("GET", path, None, self.timeouts.health_s if wait_s is None else wait_s)
 
-    async def post(self, path: str, body: Any = None, wait_s: float | None = None) -> Any:
-        return await self._call("POST", path, body, self.timeouts.health_s if wait_s is None else wait_s)
+    async def post(
+        self, path: str, body: Any = None, wait_s: float | None = None, headers: Mapping[str, str] | None = None
+    ) -> Any:
+        return await self._call("POST", path, body, self.timeouts.health_s if wait_s is None else wait_s, headers)
 
     async def worker_call(self, method: str, **arguments: Any) -> list[Any]:
         """Run a method of the worker extension in each of the server's workers (`repl_rl.engine.server.worker`)."""
@@ -112,11 +114,14 @@ class ServerClient:
         answer = await self.post("/collective_rpc", body, self.timeouts.weights_s)
         return list((answer or {}).get("results", ()))
 
-    async def _call(self, method: str, path: str, body: Any, wait_s: float) -> Any:
+    async def _call(
+        self, method: str, path: str, body: Any, wait_s: float, headers: Mapping[str, str] | None = None
+    ) -> Any:
         where = f"{self.url}{path.partition('?')[0]}"
         timeout = aiohttp.ClientTimeout(total=wait_s, connect=self.timeouts.connect_s)
         try:
-            async with self._session.request(method, self.url + path, json=body, timeout=timeout) as response:
+            asking = self._session.request(method, self.url + path, json=body, timeout=timeout, headers=headers)
+            async with asking as response:
                 status, text = response.status, await response.text()
         except TimeoutError as error:
             raise ServerSilent(f"{where}: no answer in time ({wait_s:g} s)") from error
@@ -187,6 +192,8 @@ class ServerFacts:
     """`cpu`, `cuda`, ..."""
     stop_digest: str | None = None
     """`Vocabulary.digest` of the table by which it ends lines, or why it has none; None without our scheduler."""
+    ranks: int = 1
+    """Engines behind its URL, among which requests may choose; 1 if it doesn't say."""
 
 
 def takes_seeds(facts: ServerFacts) -> bool:
@@ -221,7 +228,8 @@ async def inspect(client: ServerClient, wanted: Wanted) -> ServerFacts:
         weights = await _dev_answer(client, "/weight_info")
         if (await _dev_answer(client, "/is_paused")).get("is_paused"):
             await client.post("/resume")
-        dtype = config.get("model_config", {}).get("dtype")
+        dtype, parallel = config.get("model_config", {}).get("dtype"), config.get("parallel_config", {})
+        has_own_urls = parallel.get("data_parallel_external_lb") or parallel.get("data_parallel_hybrid_lb")
         probe_logprob, stop_digest = await _probe(client, wanted)
         return ServerFacts(
             version=version,
@@ -232,11 +240,12 @@ async def inspect(client: ServerClient, wanted: Wanted) -> ServerFacts:
             stop_digest=stop_digest,
             label=weights.get("weight_version"),
             dtype=None if dtype is None else str(dtype).removeprefix("torch."),
-            worker_extension=config.get("parallel_config", {}).get("worker_extension_cls"),
+            worker_extension=parallel.get("worker_extension_cls"),
             quantization=config.get("model_config", {}).get("quantization"),
             cache_dtype=config.get("cache_config", {}).get("cache_dtype"),
             transfer=(config.get("weight_transfer_config") or {}).get("backend"),
             device=config.get("device_config", {}).get("device"),
+            ranks=1 if has_own_urls else int(parallel.get("data_parallel_size", 1)),
         )
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise EngineError(f"{client.url} answers in a form that vLLM 0.32 does not have: {error!r}") from error

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import aiohttp
 
@@ -93,8 +93,8 @@ class VLLMServerEngine:
         """The server that the others have to agree with: its URL, and what it has said of itself."""
         self._takes_seeds = True
         self._session: aiohttp.ClientSession | None = None
-        self._holders: dict[int, Server] = {}
-        """By the hash of ids that are the beginning of a session: the server that went on from there."""
+        self._holders: dict[int, Place] = {}
+        """By the hash of ids that are the beginning of a session: where it went on from there."""
         self._loop = BackgroundLoop()
         try:
             self._loop.run(self._open(config, locate))
@@ -232,14 +232,15 @@ class VLLMServerEngine:
         self._end_of_line = line_end(facts, self._wanted.vocabulary)
         self._watching = [asyncio.create_task(self._fleet.watch(server)) for server in self.servers]
 
-    async def _inspect(self, client: ServerClient) -> str | None:
-        """The label of a server's weights. Raises a ReplRLError if its model is wrong or it differs from the others."""
+    async def _inspect(self, client: ServerClient) -> tuple[str | None, int]:
+        """The label of a server's weights, and how many engines it has. Raises a ReplRLError if its model is wrong or
+        it differs from the others."""
         facts = await inspect(client, self._wanted)
         check(client.url, facts, self._wanted)
         self._first = self._first or (client.url, facts)
         agree(self._first, client.url, facts)
         self._takes_seeds = self._takes_seeds and takes_seeds(facts)
-        return facts.label
+        return facts.label, facts.ranks
 
     async def _sample(
         self, slot: _ServerSlot, ids: list[int], max_tokens: int, sampling: SamplingConfig
@@ -250,13 +251,15 @@ class VLLMServerEngine:
         for tries in range(_TRIES_PER_SERVER * (len(self._fleet.servers) + 1)):
             if tries:
                 await asyncio.sleep(min(self._timeouts.backoff_s * 2 ** (tries - 1), _LONGEST_BACKOFF_S))
-            server = slot.server or self._holders.get(beginning)
+            place = slot.place or self._holders.get(beginning)
             is_to_be_left = tries > 0 and tries % _TRIES_PER_SERVER == 0
-            if server is None or not server.up or is_to_be_left:
-                server = await self._fleet.wait_for_one(avoid=server)
-            slot.move(server)
-            if slot.has_typed:  # sessions that branch off here begin with these ids, which this server has cached
-                self._holders[beginning] = server
+            if place is None or not place.server.up or is_to_be_left:
+                server = await self._fleet.wait_for_one(avoid=None if place is None else place.server)
+                place = Place(server, server.free_rank)
+            server = place.server
+            slot.move(place)
+            if slot.has_typed:  # sessions that branch off here begin with these ids, which are cached there
+                self._holders[beginning] = place
                 if len(self._holders) > _REMEMBERED_PREFIXES:
                     del self._holders[next(iter(self._holders))]
             try:
@@ -264,7 +267,7 @@ class VLLMServerEngine:
                     asked = self.weights
                     own_seed = seed if self._takes_seeds else None
                     body = line_request(ids, max_tokens, sampling, self._end_of_line, asked.label, own_seed)
-                    line, labels = read_answer(server.url, await _unless_gone(server, body), self._wanted.vocabulary)
+                    line, labels = read_answer(server.url, await _unless_gone(place, body), self._wanted.vocabulary)
                     used = self._fleet.usable(next(iter(labels)), asked) if len(labels) == 1 else None
                     if used is not None:
                         slot.has_typed = True
@@ -289,32 +292,41 @@ class VLLMServerEngine:
             raise EngineError("the engine is closed")
 
 
+class Place(NamedTuple):
+    """Where a prefix is cached: a server, and the rank of its engine."""
+
+    server: Server
+    rank: int
+
+
 class _ServerSlot:
-    """A trajectory's slot: the server that holds its prefix."""
+    """A trajectory's slot: the place that holds its prefix."""
 
     def __init__(self, engine: VLLMServerEngine) -> None:
         self._engine = engine
-        self.server: Server | None = None
+        self.place: Place | None = None
         self.has_typed = False
 
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
         return await self._engine.sample(self, list(ids), max_tokens, sampling)
 
-    def move(self, server: Server | None) -> None:
+    def move(self, place: Place | None) -> None:
         """Has to be called on the engine's loop."""
-        if self.server is not None:
-            self.server.slots -= 1
-        if server is not None:
-            server.slots += 1
-        self.server = server
+        if self.place is not None:
+            self.place.server.slots[self.place.rank] -= 1
+        if place is not None:
+            place.server.slots[place.rank] += 1
+        self.place = place
 
     async def leave(self) -> None:
         self.move(None)
 
 
-async def _unless_gone(server: Server, body: dict[str, object]) -> object:
+async def _unless_gone(place: Place, body: dict[str, object]) -> object:
     """The server's answer. Raises ServerUnreachable as soon as the server is known to be down."""
-    asking = asyncio.create_task(server.client.post(GENERATE, body, server.client.timeouts.request_s))
+    server = place.server
+    headers = {"X-data-parallel-rank": str(place.rank)} if server.ranks > 1 else None
+    asking = asyncio.create_task(server.client.post(GENERATE, body, server.client.timeouts.request_s, headers))
     going = asyncio.create_task(server.gone.wait())
     try:
         await asyncio.wait({asking, going}, return_when=asyncio.FIRST_COMPLETED)

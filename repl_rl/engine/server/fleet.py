@@ -18,7 +18,7 @@ import itertools
 import logging
 import tempfile
 import uuid
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -56,8 +56,10 @@ class Server:
     up: bool = False
     trouble: ReplRLError | None = None
     """Why it is down, or why it last was."""
-    slots: int = 0
-    """The number of trajectories on this server."""
+    slots: Counter[int] = field(default_factory=Counter)
+    """The number of trajectories at each of its engines, by rank."""
+    ranks: int = 1
+    """How many engines share its work, each with a cache of its own (`vllm serve --data-parallel-size`)."""
     waits: bool = False
     """It answers and has other weights than the others, which only the next transfer can change."""
     silences: int = 0
@@ -70,13 +72,18 @@ class Server:
     def url(self) -> str:
         return self.client.url
 
+    @property
+    def free_rank(self) -> int:
+        """The engine with the fewest trajectories."""
+        return min(range(self.ranks), key=self.slots.__getitem__)
+
 
 class Fleet:
     """Servers that hold the same weights; `weights` is what every answer has to be sampled with.
 
     `most_requests` is how many one server is sent at a time. `inspect` is called on a server that answers again: it
-    returns the label of its weights, or raises a ReplRLError if the server can't be used. Without `locate`, servers
-    stay at their URLs.
+    returns the label of its weights and how many engines it has, or raises a ReplRLError if the server can't be used.
+    Without `locate`, servers stay at their URLs.
     """
 
     def __init__(
@@ -84,7 +91,7 @@ class Fleet:
         clients: Sequence[ServerClient],
         most_requests: int,
         timeouts: ServerTimeouts,
-        inspect: Callable[[ServerClient], Awaitable[str | None]],
+        inspect: Callable[[ServerClient], Awaitable[tuple[str | None, int]]],
         weights: Weights,
         follows: bool = False,
         locate: Locate | None = None,
@@ -114,7 +121,7 @@ class Fleet:
             async with asyncio.timeout(self._timeouts.no_server_s), self._change:
                 await self._change.wait_for(lambda: bool(self.up))
                 rest = [server for server in self.up if server is not avoid] or self.up
-                return min(rest, key=lambda server: server.slots)
+                return min(rest, key=lambda server: server.slots.total() / server.ranks)
         except TimeoutError as error:
             raise EngineError(
                 f"no vLLM server came back within {self._timeouts.no_server_s:g} s:\n{self.troubles()}"
@@ -144,7 +151,7 @@ class Fleet:
                     await self.find(server)
                 await server.client.get("/health")
                 if not server.up:
-                    label = await self._inspect(server.client)
+                    label, server.ranks = await self._inspect(server.client)
                     if label is not None and self.usable(label, self.weights) is None:  # None: it doesn't say
                         server.waits = self.weights.is_sent and not self._follows
                         if server.waits or self._follows:
