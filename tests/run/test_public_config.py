@@ -19,6 +19,7 @@ OWN = {
     | {"runtime_env", "workers"},
     "engine": {"servers", "vllm", "weights_folder"},
     "kernel": {"budget_mb"},
+    "model": {"chat_template_kwargs"},
     "subcalls": {"served_name"},
     "train": {
         "lora",
@@ -30,7 +31,7 @@ OWN = {
         "trl",
     },
 }
-"""Keys of the machine and its owner. Of `engine.vllm`, `train.lora` and `train.trl`, single keys are public."""
+"""Keys of the machine and its owner. Of mappings, such as `engine.vllm` and `train.trl`, single keys are public."""
 WHOLE = ("rewards.rules",)
 """Published with all that is in it."""
 
