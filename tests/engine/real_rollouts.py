@@ -70,10 +70,12 @@ async def sample(engine: Any, ids: Sequence[int], max_tokens: int, temperature: 
         return line
 
 
-def metric(server: RunningServer, name: str) -> float:
+def metric(server: RunningServer, name: str, rank: str = "[0-9]+") -> float:
+    """The sum over its engines, or that of one."""
     with urllib.request.urlopen(f"{server.url}/metrics", timeout=600) as response:
         text = response.read().decode()
-    return sum(float(value) for value in re.findall(rf"^{re.escape(name)}\{{[^}}]*\}} (\S+)$", text, re.MULTILINE))
+    shown = rf'^{re.escape(name)}\{{[^}}]*engine="{rank}"[^}}]*\}} (\S+)$'
+    return sum(float(value) for value in re.findall(shown, text, re.MULTILINE))
 
 
 def line_difference(model: Any, ids: Sequence[int], line: SampledLine) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import psutil
@@ -17,6 +18,7 @@ from serving import servers, start_server
 from transformers import AutoModelForCausalLM
 from waiting import until
 
+from repl_rl.config import SamplingConfig
 from repl_rl.engine import TensorFacts, Vocabulary
 from repl_rl.engine.server import VLLMServerEngine, transfer
 from repl_rl.errors import EngineError
@@ -62,6 +64,15 @@ async def test_every_rank_samples_with_new_weights(flag: str, vocabulary: Vocabu
             weights = Scaled(factor)
             engine.load_weights(weights)
             await assert_all_sample_with(engine, vocabulary, weights, at_once=8)
+        async with AsyncExitStack() as stack:
+            slots = [await stack.enter_async_context(engine.slot(400)) for _ in range(3)]
+            for slot in slots:  # each takes the engine that has the fewest
+                await slot.sample_line([5], 9, SamplingConfig())
+            before = [metric(running[0], "vllm:prompt_tokens_total", rank) for rank in "01"]
+            for _ in range(4):  # whichever engine is idle, lines go to that which has the prefix
+                await asyncio.gather(*(slot.sample_line([5, 5], 99, SamplingConfig()) for slot in slots[::2]))
+            after = [metric(running[0], "vllm:prompt_tokens_total", rank) for rank in "01"]
+        assert sum(now > was for now, was in zip(after, before, strict=True)) == 1
 
 
 @pytest.mark.covers(
