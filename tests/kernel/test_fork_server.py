@@ -24,6 +24,7 @@ from waiting import until_async as until
 
 from repl_rl.errors import KernelDiedError, KernelStartError
 from repl_rl.kernel import ExecStatus, KernelPool, Limits, Profile, landlock
+from repl_rl.kernel.forked.server import ForkServer
 from repl_rl.kernel.processes import tree
 from repl_rl.kernel.sandbox import SandboxKind
 from repl_rl.rollout.execute import TrajectoryKernel
@@ -148,11 +149,14 @@ async def test_a_server_that_cannot_start_is_not_started_again_and_again(tmp_pat
 
 
 @pytest.mark.more
-async def test_leaving_the_pool_ends_a_line_that_runs() -> None:
+async def test_leaving_the_pool_ends_a_line_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether or not the server's end is seen before the session's."""
     async with KernelPool(1, LIMITS) as pool:
-        kernel = await pool.session().__aenter__()
-        running = asyncio.create_task(kernel.execute("import time; time.sleep(60)"))
+        session = pool.session()  # if nothing held it, it would end at once
+        running = asyncio.create_task((await session.__aenter__()).execute("import time; time.sleep(60)"))
         await asyncio.sleep(0.2)
+        assert not running.done()
+        monkeypatch.setattr(ForkServer, "is_gone", lambda server: True)
     assert (await asyncio.wait_for(running, 300)).status is ExecStatus.KILLED
 
 

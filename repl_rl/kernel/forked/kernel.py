@@ -461,7 +461,8 @@ class ForkedKernel:
         output, omitted_bytes = self._output.take()
         known: dict[str, Any] = {"output": output, "omitted_bytes": omitted_bytes, "duration_s": duration_s}
         if status is ExecStatus.KILLED:  # with its server, perhaps, whose end is seen before that of a session
-            return ExecResult(ExecStatus.KILLED, by_machinery=self._server.is_gone(), **known)
+            by_machinery = self._closing is None and self._server.is_gone()
+            return ExecResult(ExecStatus.KILLED, by_machinery=by_machinery, **known)
         try:
             result = result_of(reply, **known)
         except BorderError as error:
