@@ -325,7 +325,7 @@ class _ServerSlot:
 async def _unless_gone(place: Place, body: dict[str, object]) -> object:
     """The server's answer. Raises ServerUnreachable as soon as the server is known to be down."""
     server = place.server
-    headers = {"X-data-parallel-rank": str(place.rank)} if server.ranks > 1 else None
+    headers = {"X-data-parallel-rank": str(place.rank % server.ranks)} if server.ranks > 1 else None
     asking = asyncio.create_task(server.client.post(GENERATE, body, server.client.timeouts.request_s, headers))
     going = asyncio.create_task(server.gone.wait())
     try:
