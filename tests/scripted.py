@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -241,3 +242,15 @@ class AskedEngine(RecursiveEngine):
 
     def script_at(self, depth: int) -> Script:
         return self.script if depth else lambda prompt: self._typed
+
+
+def locked() -> Callable[[int], int]:
+    """A tool that no process can be sent."""
+    lock = threading.Lock()
+
+    def guarded(a: int) -> int:
+        """Guarded."""
+        with lock:
+            return a
+
+    return guarded

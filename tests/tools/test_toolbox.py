@@ -5,11 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
 import pytest
+from scripted import locked
 from user_tools import convert, multiply, search
 
 from repl_rl.errors import ConfigError, ToolError
@@ -82,17 +82,6 @@ def test_joined_boxes_have_all_and_no_name_twice() -> None:
     with pytest.raises(ToolError, match="'submit_final_answer' would hide"):
         Toolbox([], {"submit_final_answer": 1})
     assert Toolbox().joined(box) is box is box.joined(Toolbox())
-
-
-def locked() -> Callable[[int], int]:
-    lock = threading.Lock()
-
-    def guarded(a: int) -> int:
-        """Guarded."""
-        with lock:
-            return a
-
-    return guarded
 
 
 def test_what_can_not_be_packed_is_named() -> None:

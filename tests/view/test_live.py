@@ -16,8 +16,6 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import nbclient
-import nbformat
 import psutil
 import pytest
 from hypothesis import given
@@ -255,39 +253,6 @@ def test_a_terminal_shows_the_tail_that_fits_and_then_the_whole() -> None:
     print_trajectory(other, trajectory)
     assert file.getvalue().endswith(whole.getvalue())
     assert "\x1b[?25h" in file.getvalue()
-
-
-# A notebook
-
-
-def run_notebook(folder: Path, *cells: str) -> list[Any]:
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    client = nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(folder)}})
-    client.execute(env=os.environ | {"PYTHONPATH": str(ROOT)})
-    return [cell.outputs for cell in notebook.cells]
-
-
-@pytest.mark.slow
-def test_live_and_show_in_a_real_notebook(tmp_path: Path) -> None:
-    first, second, told = run_notebook(
-        tmp_path,
-        f"import repl_rl\nfrom repl_rl.view import live, show\nquick = {QUICK!r}\n"
-        "trajectory = live('nano', 'What is 12 choose 5?', overrides=quick)",
-        "async with repl_rl.open_rollout('nano', quick) as rollout:\n"
-        "    group = await show(rollout, 'What is 13 choose 5?', n=2)",
-        "print([trajectory.lines[0].text, len(group)])",
-    )
-    assert [output.output_type for output in (*first, *second)] == ["display_data"] * 2, "updated in place, no noise"
-    [shown], [both] = first, second
-    assert "What is 12 choose 5?" in shown.data["text/html"]
-    assert "typed by the model" in shown.data["text/html"]
-    assert "stopped" in shown.data["text/html"]
-    assert "¶ >>> # What is 12 choose 5?" in shown.data["text/plain"]
-    assert both.data["text/html"].count("What is 13 choose 5?") == 2
-    typed, count = eval(told[0].text)
-    assert f"› >>>{typed.rstrip()}" in shown.data["text/plain"]
-    assert count == 2
 
 
 # Programs

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted import ScriptedEngine
+from scripted import ScriptedEngine, locked
 from small import without_times
 from waiting import until
 
@@ -209,23 +209,10 @@ def test_functions_of_the_users_script_and_closures_are_sent(vocabulary: Vocabul
         """Scale."""
         return a * factor
 
-    def lines(prompt: str) -> Sequence[str]:
-        return [" submit_final_answer(scaled(capped(99)))\n"]
-
     extensions = make_extensions([script["capped"], scaled], where="host")
-    with open_service(ScriptedEngine(vocabulary, lines), vocabulary, extensions=extensions) as service:
+    engine = ScriptedEngine(vocabulary, [" submit_final_answer(scaled(capped(99)))\n"])
+    with open_service(engine, vocabulary, extensions=extensions) as service:
         assert service.generate(TASKS[:1])[0].answer == ("30",)
-
-
-def locked() -> Any:
-    lock = threading.Lock()
-
-    def guarded(a: int) -> int:
-        """Guard."""
-        with lock:
-            return a
-
-    return guarded
 
 
 def test_what_can_not_be_sent_is_refused_before_a_process_starts(

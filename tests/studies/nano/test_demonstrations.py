@@ -68,28 +68,8 @@ def test_sessions_run_again_show_the_same(sessions):
         assert outputs[:-1] == [segment.text for segment in record.segments[1:] if not segment.sampled]
 
 
-def test_lines_and_outputs_take_turns_and_the_submission_is_last(sessions):
-    for record in sessions:
-        assert [segment.sampled for segment in record.segments] == [False, True] * (len(record.segments) // 2)
-        assert "submit_final_answer(" in record.segments[-1].text
-        assert record.segments[-1].text.endswith(")\n")
-    typed = [segment.text for record in sessions for segment in record.segments if segment.sampled]
-    assert all(text == "\n" or (text[0] == " " and text[-1] == "\n" and text.strip()) for text in typed)
-    assert any(text.endswith("\n\n") for text in typed)
-
-
-def test_the_demonstrated_policy_is_bad_but_right_now_and_then_in_every_family(sessions):
-    right = {family: [] for family in FAMILIES}
-    for record in sessions:
-        right[record.task.family].append(grade(record.task, record.answer))
-    assert all(0.1 < sum(grades) / len(grades) < 0.55 for grades in right.values())
-    assert sum(map(sum, right.values())) / len(sessions) < 0.45
-    shown = "".join(segment.text for record in sessions for segment in record.segments if not segment.sampled)
-    for error in ("NameError: name 'gcd' is not defined", "SyntaxError: unmatched ')'", "TypeError: "):
-        assert error in shown
-
-
 def test_nanos_sessions_are_those_that_it_was_built_from():
+    """So what they are like (bad policies, right now and then, errors seen) is settled with the model that ships."""
     sessions = make_sessions(50, seed=0)
     texts = "\0".join(segment.text for record in sessions for segment in record.segments)
     assert (
