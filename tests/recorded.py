@@ -83,7 +83,7 @@ class RecordedTrainer(ReplGRPOTrainer):
         self.weight_syncs = 0
         super().__init__(*arguments, **named)
 
-    def _open_engine(self, path: str, setup: Any, make_runner: Any) -> None:
+    def _open_engine(self, path: str, setup: Any, *makers: Any) -> None:
         self.engine = SimpleNamespace(close=lambda: None, version=0)  # type: ignore[assignment]
         self.service = RecordedService(setup.vocabulary, self._recording)
         self.vllm_generation = SimpleNamespace(sync_weights=self._count_sync, sleep=lambda: False)

@@ -78,16 +78,11 @@ class Config(Section):
         (("cluster", "rollout"), "the workers of a cluster run the line loop, and no other"),
         (("branch", "budget.compact_at"), "branches begin with all lines of a session"),
         (("cluster", "budget.finish_share"), "it cuts what is late of one worker, and a cluster has several"),
-        (("cluster", "train.processes"), "each process would want workers of its own"),
         (("cluster.replicas", "engine.servers"), "the first starts servers, and the second names others"),
         (("train.asynchronous", "budget.finish_share"), "nothing waits for what is late"),
         (
             ("train.asynchronous", "engine.vllm.enable_sleep_mode"),
             "vLLM samples while the trainer computes, and would have no memory then",
-        ),
-        (
-            ("train.asynchronous", "engine.servers", "train.processes"),
-            "processes share the servers, and the lines of one would be sampled with weights that it does not know of",
         ),
     )
 

@@ -107,6 +107,16 @@ def has_gpu_driver() -> bool:
     return True
 
 
+def gpus_here() -> tuple[int, float]:
+    """How many GPUs torch finds, and the memory of the first in GiB."""
+    if not has_gpu_driver():
+        return 0, 0.0
+    import torch
+
+    count = torch.cuda.device_count()
+    return count, float(torch.cuda.get_device_properties(0).total_memory) / 2**30 if count else 0.0
+
+
 def warn_of_slow_type(dtype: str) -> None:
     """Log a warning where bfloat16 would be emulated: without a GPU, on a CPU that does not multiply in it.
 

@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from repl_rl.config import Config
 from repl_rl.config.train import KAHAN
 from repl_rl.engine import load_vocabulary
-from repl_rl.engine.environment import has_gpu_driver, prepare_environment
+from repl_rl.engine.environment import gpus_here, prepare_environment
 from repl_rl.engine.factory import engine_backend
 from repl_rl.errors import ModelError
 from repl_rl.files import open_file
@@ -142,16 +142,6 @@ def _trackers(config: Config, folder: Path) -> str:
     steps = f"every {train.report_rollouts_every} steps, the first one in"
     rollouts = f"{train.report_rollouts} rollouts of {steps}" if train.report_rollouts_every else "no rollouts"
     return f"{', '.join(train.report_to)}: project {config.name}, run {folder.name}, {rollouts}"
-
-
-def gpus_here() -> tuple[int, float]:
-    """How many GPUs torch finds, and the memory of the first in GiB."""
-    if not has_gpu_driver():
-        return 0, 0.0
-    import torch
-
-    count = torch.cuda.device_count()
-    return count, float(torch.cuda.get_device_properties(0).total_memory) / _GIB if count else 0.0
 
 
 def _problems(config: Config, inputs: Inputs, notes: list[str]) -> str:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from repl_rl.config import Config, SamplingConfig
+from repl_rl.config import Config, SeededSampling
 from repl_rl.errors import ConfigError
 from repl_rl.rewards import RewardTable
 from repl_rl.rollout.batch import OnEnd, RolloutService
@@ -39,7 +39,7 @@ def evaluate(
     service: RolloutService,
     tasks: Sequence[Task],
     table: RewardTable,
-    sampling: SamplingConfig,
+    sampling: SeededSampling,
     step: int = 0,
     on_end: OnEnd = lambda index, trajectory: None,
 ) -> tuple[dict[str, Any], list[Trajectory]]:
@@ -48,17 +48,14 @@ def evaluate(
     Returns `solve_rate`, `problems`, `seconds`, and both of the first by family, as in a row of `metrics.jsonl`; and
     the trajectories.
 
-    With several processes, each rolls out a share of the tasks and gets the evaluation of all. `on_end` is told of each
-    trajectory of this process as it ends, with the index of its task.
+    With several processes, each rolls out a share of the tasks, as one would roll them out, and gets the evaluation of
+    all. `on_end` is told of each trajectory of this process as it ends, with the index of its task.
     """
     started = time.perf_counter()
-    rank, count = process_rank(), process_count()
-    trajectories = service.generate(
-        tasks[rank::count], sampling, on_end=lambda index, ended: on_end(rank + index * count, ended)
-    )
-    own = [item.trajectory for item in score(tasks[rank::count], trajectories, grade, table, step)]
-    indexed = dict(gather(list(zip(range(rank, len(tasks), count), own, strict=True))))
-    scored = [indexed[index] for index in range(len(tasks))]
+    first, end = (len(tasks) * rank // process_count() for rank in (process_rank(), process_rank() + 1))
+    share = sampling.model_copy(update={"first": first})
+    trajectories = service.generate(tasks[first:end], share, on_end=lambda index, ended: on_end(first + index, ended))
+    scored = gather([item.trajectory for item in score(tasks[first:end], trajectories, grade, table, step)])
     overall, families = solve_rates(tasks, scored)
     numbers = {
         "seconds": time.perf_counter() - started,

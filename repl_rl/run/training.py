@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from repl_rl.config import Config, TrainConfig
 from repl_rl.config.train import KAHAN
-from repl_rl.engine.environment import has_gpu_driver, prepare_environment
-from repl_rl.engine.factory import engine_backend
+from repl_rl.engine.environment import gpus_here, prepare_environment
 from repl_rl.errors import ConfigError, DependencyError
 from repl_rl.models import find_model, resolve_model
 from repl_rl.rewards import RewardTable
@@ -34,7 +33,7 @@ from repl_rl.run.resume import open_run, what_changes
 from repl_rl.run.trackers import Trackers, open_trackers, require_trackers
 from repl_rl.tasks import load_splits
 from repl_rl.trajectory import Task
-from repl_rl.utils.distributed import WAIT_S, from_main, is_main_process, join, process_rank, require_processes
+from repl_rl.utils.distributed import WAIT_S, from_main, is_main_process, join, require_processes
 from repl_rl.utils.folders import require_folder
 from repl_rl.utils.text import nearest
 
@@ -129,10 +128,11 @@ def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
     """
     config.sampling.require_gradient()
     require_trackers(config.train.report_to)
-    if config.train.processes > 1 and engine_backend(config.engine) == "vllm" and has_gpu_driver():
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if local > 1 and 0 < (gpus := gpus_here()[0]) < local:
         raise ConfigError(
-            f"engine.backend: vLLM in each of {config.train.processes} processes would put all on the first GPU; start "
-            "`vllm serve` on other GPUs and name it in engine.servers (docs/engines.md), or set train.processes to 1"
+            f"train.processes: {local} were started on this machine, which has {gpus} GPUs, and each needs one of its "
+            f"own; start {gpus}"
         )
     model_path, extensions = find_model(config.model.path), check_rollouts(config)
     table = reward_table(config.rewards, config.credit)
@@ -189,7 +189,8 @@ def train(prepared: Prepared, progress: Progress, **extra: Any) -> TrainingOutco
 
 @contextmanager
 def _cluster_of(prepared: Prepared, progress: Progress) -> Iterator[tuple[Prepared, dict[str, Any]]]:
-    """For a config with a cluster, the run with the servers that were started there, and the trainer's arguments."""
+    """For a config with a cluster, the run with the servers that were started there, and the trainer's arguments. Of
+    several processes, the main one alone is connected to it."""
     config = prepared.config
     if config.cluster is None:
         yield prepared, {}
@@ -197,6 +198,9 @@ def _cluster_of(prepared: Prepared, progress: Progress) -> Iterator[tuple[Prepar
     from repl_rl.cluster import RolloutCluster, connect, open_replicas
     from repl_rl.engine.server import VLLMServerEngine
 
+    if not is_main_process():
+        yield prepared, {"make_runner": RolloutCluster}
+        return
     path = resolve_model(config.model.path)
     with ExitStack() as stack:
         connection = stack.enter_context(connect(config.cluster))
@@ -289,7 +293,7 @@ def _evaluate(
     tasks = prepared.inputs.heldout_tasks
     with progress.stage(f"{len(tasks)} held-out problems at step {step}"):
         trainer.sync_weights()
-        sampling = prepared.config.eval_sampling.seeded(f"{prepared.config.seed}/heldout/{process_rank()}")
+        sampling = prepared.config.eval_sampling.seeded(f"{prepared.config.seed}/heldout/0")
         numbers, trajectories = evaluate(trainer.service, tasks, prepared.inputs.table, sampling, step=step)
     row = {"kind": "eval", "step": step, **numbers, "settings": settings}
     if is_main_process():

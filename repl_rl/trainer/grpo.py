@@ -37,10 +37,11 @@ from repl_rl.rollout.batch import RolloutBatch
 from repl_rl.rollout.checks import check_rollouts
 from repl_rl.rollout.scheduler import Cut
 from repl_rl.rollout.score import CreditedTrajectory, credit, credit_numbers, reward_table, score
-from repl_rl.rollout.service import MakeRunner, start_service
+from repl_rl.rollout.service import MakeRunner
 from repl_rl.rollout.setup import Grader, RolloutSetup, make_extensions
 from repl_rl.tasks import grade
 from repl_rl.trainer.arguments import ReplGRPOConfig
+from repl_rl.trainer.of_main import engine_maker, start
 from repl_rl.trainer.packed import base_of
 from repl_rl.trainer.redraw import further_rows, redraw
 from repl_rl.trainer.resume import ResumableTrainer
@@ -78,8 +79,8 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
     `tools` are functions that the model may call, in the sandbox unless `@tool` or `tools_where` says otherwise.
     `environment` (or TRL's `environment_factory`) makes one object per trajectory; `rollout` replaces the line loop,
     and `guests` are classes of what looks on (`repl_rl.rollout.guest.Guest`).
-    `wrap_kernels` puts something around the pool that sessions are taken from; `make_runner` puts the line loop
-    somewhere else, and `make_engine` takes another engine than `args.engine` names (`repl_rl.cluster`).
+    `wrap_kernels` puts something around the pool that sessions are taken from; `make_runner` puts the line loop (one
+    for all processes) somewhere else, and `make_engine` takes another engine than `args.engine` names.
 
     Raises ConfigError, ModelError, DependencyError or RewardError before anything is loaded.
     """
@@ -143,15 +144,17 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         self._own_reward_columns = len(self._table.component_names)
         self._taken_at: float | None = None
         """When the last rollouts were complete."""
-        self._make_engine = make_engine
-        self._open_engine(path, setup, make_runner)
+        self._open_engine(path, setup, make_runner, make_engine)
 
-    def _open_engine(self, path: str, setup: RolloutSetup, make_runner: MakeRunner | None) -> None:
+    def _open_engine(
+        self, path: str, setup: RolloutSetup, make_runner: MakeRunner | None, make_engine: EngineMaker
+    ) -> None:
         """Start the engine and the kernels, and put the engine where TRL's weight sync looks for it."""
         args = cast(ReplGRPOConfig, self.args)
         dtype = args.sampler_dtype or str(next(self.model.parameters()).dtype).removeprefix("torch.")
         model = ModelConfig.model_validate({"path": path, "dtype": dtype})
-        self.engine = self._make_engine(path, setup.vocabulary, model, args.engine, args.seed)
+        make = engine_maker(args, make_runner, make_engine)
+        self.engine = make(path, setup.vocabulary, model, args.engine, args.seed)
         try:
             self.vllm_generation = EngineGeneration(
                 self.engine,
@@ -161,7 +164,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
                 accelerator=self.accelerator,
                 processing_class=self.processing_class,
             )
-            self.service = start_service(self.engine, setup, make_runner=make_runner)
+            self.service = start(self.engine, setup, args, make_runner)
         except BaseException:
             self.engine.close()
             raise
@@ -301,7 +304,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         branch = self.args.branch if self.model.training else None
         share = self.args.budget.finish_share
         cut = Cut(share, self.num_generations) if self.model.training and share < 1 else None
-        batch = RolloutBatch(tasks, self.batch_sampling(), cut, branch)
+        batch = RolloutBatch(tasks, self.batch_sampling(len(tasks)), cut, branch)
         scored = self._scored(tasks, self.service.roll_out(batch), branch)
         return [replace(item, environment=batch.environments.get(index)) for index, item in enumerate(scored)]
 

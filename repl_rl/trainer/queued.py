@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -15,15 +16,18 @@ from repl_rl.engine import ServesSlots
 from repl_rl.engine.environment import cores_beside_engine, limit_openmp
 from repl_rl.rollout.batch import RolloutBatch, refuse_if_all_aborted
 from repl_rl.trainer.asynchronous import GroupOrder, GroupQueue, Taken, Ticket
+from repl_rl.trainer.of_main import RolloutsOfMain
 from repl_rl.trainer.rows import task_of
 from repl_rl.trajectory import Trajectory
+from repl_rl.utils.distributed import share_of_main
 
 Position = tuple[int, Sequence[tuple[int, int]]]
 """The next group's number, and the number and attempt of each that was begun and not trained on."""
 
 
 class TrainerQueue:
-    """A trainer's `GroupQueue`, open from its first step to the end of its training."""
+    """A trainer's `GroupQueue`, open from its first step to the end of its training; if the main process rolls out for
+    all, it alone has one."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -37,11 +41,22 @@ class TrainerQueue:
 
     def take(self) -> tuple[Taken, list[dict[str, Any]]]:
         """The groups of a step, and for each of their trajectories its row of the data set."""
+        taken = share_of_main(self._shares) if isinstance(self._trainer.service, RolloutsOfMain) else self._taken()
+        return taken, [row for ticket, _ in taken.groups for row in self._rows(ticket)]
+
+    def _taken(self) -> Taken:
         if self._queue is None:
             self._queue = self._opened()
         taken = self._queue.take(self._trainer.engine.version, self._trainer.state.global_step)
         refuse_if_all_aborted([trajectory for _, group in taken.groups for trajectory in group])
-        return taken, [row for ticket, _ in taken.groups for row in self._rows(ticket)]
+        return taken
+
+    def _shares(self) -> list[Taken]:
+        """Of the groups that the main process has taken, those of each process."""
+        taken = self._taken()
+        size = len(taken.groups) // self._trainer.accelerator.num_processes
+        starts = range(0, len(taken.groups), size)
+        return [replace(taken, groups=taken.groups[start : start + size]) for start in starts]
 
     def at_rest(self) -> AbstractContextManager[None]:
         """Nothing is under way inside the block."""
@@ -86,9 +101,9 @@ class TrainerQueue:
 
     @cached_property
     def _order(self) -> GroupOrder:
-        trainer, accelerator = self._trainer, self._trainer.accelerator
+        trainer = self._trainer
         sampler = GRPOTrainer._get_train_sampler(trainer)
-        return GroupOrder(sampler, trainer.groups_per_batch, accelerator.process_index, accelerator.num_processes)
+        return GroupOrder(sampler, trainer.groups_per_batch, *trainer.place)
 
     def _begin(self, ticket: Ticket, on_end: Callable[[], None]) -> Future[list[Trajectory]]:
         trainer = self._trainer

@@ -22,6 +22,7 @@ from repl_rl.rewards import ScoredTrajectory
 from repl_rl.rollout.score import is_flat
 from repl_rl.trainer.rows import task_of
 from repl_rl.trajectory import Task
+from repl_rl.utils.distributed import any_of_all
 
 Row = dict[str, Any]
 
@@ -41,20 +42,21 @@ def redraw(
 
     `rows` of the data set and the `scored` rollout of each, group after group, are changed in place. If the rollouts of
     a round fail with a KernelError, the remaining groups stay as they are. Returns how many groups were replaced; one
-    that was replaced twice counts twice.
+    that was replaced twice counts twice. All processes call this, and `roll_out`, together.
     """
-    count = 0
+    count, has_failed = 0, False
     for _ in range(rounds):
-        starts = range(0, len(rows), group_size)
+        starts = [] if has_failed else range(0, len(rows), group_size)
         idle = [start for start in starts if is_flat(scored[start : start + group_size], config)]
-        if not idle:
+        if not any_of_all(bool(idle)):
             break
         drawn = [dict(row) for _, row in zip(idle, further, strict=False) for _ in range(group_size)]
         try:
             rolled_out = roll_out([task_of(row) for row in drawn])
         except KernelError as error:
             logger.warning("%d groups without variance stay as they are: %s", len(idle), error)
-            break
+            has_failed = True
+            continue
         for number, start in enumerate(idle):
             old, new = slice(start, start + group_size), slice(number * group_size, (number + 1) * group_size)
             rows[old], scored[old] = drawn[new], rolled_out[new]

@@ -33,7 +33,9 @@ from repl_rl.config import SeededSampling
 from repl_rl.credit.critic import Critic
 from repl_rl.engine import Engine, SharedEngine
 from repl_rl.files import open_file
+from repl_rl.rollout.batch import RolloutService
 from repl_rl.trainer.asynchronous import Ticket
+from repl_rl.trainer.of_main import RolloutsOfMain
 from repl_rl.trainer.queued import TrainerQueue
 
 
@@ -41,6 +43,7 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
     """`GRPOTrainer` that saves and restores its whole position, and seeds the sampling of every batch."""
 
     engine: Engine
+    service: RolloutService
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -61,13 +64,14 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
             return
         super()._run_epoch(*arguments, **named)
 
-    def batch_sampling(self) -> SeededSampling:
-        """The sampling of the next batch: no two batches of a run have the same seed, in any of its processes."""
+    def batch_sampling(self, count: int) -> SeededSampling:
+        """The sampling of this process's `count` trajectories of the next batch: that of one process with the whole
+        batch. No two batches of a run have the same seed."""
         step, mode = self.state.global_step, "train" if self.model.training else "eval"
-        self._sampled = Counter({key: count for key, count in self._sampled.items() if key[0] == step})
+        self._sampled = Counter({key: many for key, many in self._sampled.items() if key[0] == step})
         number = self._sampled[step, mode]
         self._sampled[step, mode] += 1
-        return self._seeded(f"{mode}/{step}/{number}")
+        return self._seeded(f"{mode}/{step}/{number}/0", self.accelerator.process_index * count)
 
     def group_sampling(self, ticket: Ticket) -> SeededSampling:
         """The sampling of a group: at its first attempt, as it would be in its batch."""
@@ -77,20 +81,25 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
         step = batch * between // accumulated
         number = batch - -(-step * accumulated // between)
         again = f"/again{ticket.attempt}" if ticket.attempt else ""
-        sampling = self._seeded(f"train/{step}/{number}", again)
-        return sampling.model_copy(update={"first": index * self.num_generations})
+        groups_before = self.place[0] * self.groups_per_batch + index
+        return self._seeded(f"train/{step}/{number}/0{again}", groups_before * self.num_generations)
 
     @property
     def groups_per_batch(self) -> int:
-        """Groups that this process rolls out at a time."""
+        """Groups that are rolled out at a time in each of the processes that do so."""
         size: int = self.args.per_device_train_batch_size * self.args.steps_per_generation
-        return size // int(self.num_generations)
+        of_all: int = size * self.accelerator.num_processes // self.num_generations
+        return of_all // self.place[1]
 
-    def _seeded(self, batch: str, again: str = "") -> SeededSampling:
-        sampling: SeededSampling = self.args.sampling.seeded(
-            f"{self.args.seed}/{batch}/{self.accelerator.process_index}{again}"
-        )
-        return sampling
+    @property
+    def place(self) -> tuple[int, int]:
+        """Which of how many processes rolls out for this one: itself, or the only one that does so."""
+        is_for_all = isinstance(self.service, RolloutsOfMain)
+        return (0, 1) if is_for_all else (self.accelerator.process_index, self.accelerator.num_processes)
+
+    def _seeded(self, batch: str, first: int) -> SeededSampling:
+        sampling: SeededSampling = self.args.sampling.seeded(f"{self.args.seed}/{batch}")
+        return sampling.model_copy(update={"first": first})
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler[int]:
         sampler: Sampler[int] = super()._get_train_sampler(dataset)

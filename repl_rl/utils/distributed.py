@@ -1,7 +1,7 @@
 """One run in several processes, as `accelerate launch` or torchrun start them: the main one writes, all work.
 
 Rank and count are read from the environment (RANK, WORLD_SIZE), so a run in one process loads nothing for this. All
-processes have to call `from_main`, `gather`, `any_of_all` and, at the end, `leave` in step.
+processes have to call `from_main`, `share_of_main`, `gather`, `any_of_all` and, at the end, `leave` in step.
 
 Not covered: processes that share no file system.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from repl_rl.errors import ConfigError
 
@@ -58,6 +58,27 @@ def from_main(make: Callable[[], Value]) -> Value:
     join()
     (value,) = broadcast_object_list([make() if is_main_process() else None])
     return value  # type: ignore[no-any-return]
+
+
+def share_of_main(make: Callable[[], Sequence[Value]]) -> Value:
+    """Of the values that `make` returns in the main process, one for each process, this one's. What it raises there is
+    raised in all of them."""
+    if process_count() == 1:
+        return make()[0]
+    import torch.distributed
+
+    join()
+    shares: list[Value | Exception] = []
+    if is_main_process():
+        try:
+            shares.extend(make())
+        except Exception as error:  # noqa: BLE001 - the others wait for what comes
+            shares = [error] * process_count()
+    received: list[Any] = [None]
+    torch.distributed.scatter_object_list(received, shares or None)
+    if isinstance(received[0], Exception):
+        raise received[0]
+    return received[0]  # type: ignore[no-any-return]
 
 
 def gather(values: Sequence[Value]) -> list[Value]:

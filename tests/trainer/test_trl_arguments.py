@@ -112,7 +112,7 @@ def observed(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
             for row in trainer.state.log_history
         ],
         "calls": trainer.service.calls,
-        "sampling": trainer.batch_sampling(),
+        "sampling": trainer.batch_sampling(4),
         "lengths": trainer.lengths,
         "printed": printed.count("\n") if trainer.log_completions else 0,
         "files": sorted(str(path.relative_to(folder)) for path in folder.rglob("*")),

@@ -44,15 +44,16 @@ def test_another_number_of_processes_than_the_config_names_is_refused(
     assert not (tmp_path / "runs").exists()
 
 
-def test_several_processes_with_vllm_in_each_are_refused_where_they_would_share_a_gpu(
+def test_more_processes_than_gpus_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("repl_rl.run.training.has_gpu_driver", lambda: True)
-    two = ["train", "quickstart", "--dry-run", "--set", "train.processes=2", "--set"]
-    assert main([*two, "engine.backend=vllm"]) == 2
+    monkeypatch.setattr("repl_rl.run.training.gpus_here", lambda: (4, 80.0))
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "8")
+    assert main(["train", "quickstart", "--set", "train.processes=8"]) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert "vLLM in each of 2 processes would put all on the first GPU; start `vllm serve` on other GPUs" in said
+    assert "train.processes: 8 were started on this machine, which has 4 GPUs" in said
 
 
 @pytest.mark.parametrize(("given", "seconds"), [({}, WAIT_S), ({"ddp_timeout": 77}, 77)])

@@ -34,6 +34,7 @@ from repl_rl.engine.vocabulary import Vocabulary
 from repl_rl.errors import EngineError
 from repl_rl.models.find import loading
 from repl_rl.utils.admission import Admission, Room
+from repl_rl.utils.distributed import process_count
 
 _ATTEMPTS = 3
 """How often a line is requested if vLLM aborts it or fails."""
@@ -145,7 +146,11 @@ def load_llm(path: str, dtype: str, config: EngineConfig, seed: int) -> LLM:
         # The sampler's few compiled functions need a C++ compiler and a cache that all processes of a user share; two
         # installations of torch that fill it at once corrupt it. Eager functions cost nothing here.
         type(current_platform).simple_compile_backend = "eager"
-    device = {"block_size": _CPU_BLOCK_TOKENS} if on_cpu else {"gpu_memory_utilization": config.gpu_memory_utilization}
+    device: dict[str, Any] = {"gpu_memory_utilization": config.gpu_memory_utilization}
+    if on_cpu:
+        device = {"block_size": _CPU_BLOCK_TOKENS}
+    if process_count() > 1:  # this process has its own GPU (LOCAL_RANK) and whole engine; vLLM would take the first GPU
+        device["distributed_executor_backend"] = "external_launcher"
     arguments: dict[str, Any] = {
         "model": path,
         "dtype": dtype,

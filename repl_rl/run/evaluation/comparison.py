@@ -26,7 +26,6 @@ from repl_rl.run.evaluation.plan import Combination, EvaluationPlan
 from repl_rl.run.evaluation.statistics import CONFIDENCE, Estimate, Tally, estimate_pass_at_k, paired_difference
 from repl_rl.run.held_out import evaluate
 from repl_rl.trajectory import LineKind, StopReason, Trajectory
-from repl_rl.utils.distributed import process_rank
 from repl_rl.utils.machine import machine
 from repl_rl.utils.text import visible
 from repl_rl.view.words import solved
@@ -161,7 +160,7 @@ def compare(plan: EvaluationPlan, on_end: OnEnd = lambda index, trajectory: None
     for combination in plan.combinations:
         config = combination.config
         tasks = [task for task in plan.tasks for _ in range(plan.samples)]
-        sampling = config.eval_sampling.seeded(f"{config.seed}/heldout/{process_rank()}")
+        sampling = config.eval_sampling.seeded(f"{config.seed}/heldout/0")
         with open_service(config) as service:
             table = reward_table(config.rewards, config.credit)
             numbers, trajectories = evaluate(service, tasks, table, sampling, on_end=on_end)

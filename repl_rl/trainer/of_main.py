@@ -1,0 +1,113 @@
+"""Rollouts of all trainer processes, made by the main one, where workers or servers can have only one caller.
+
+A cluster has one set of workers, and a server that samples while the trainer trains answers with weights that only the
+process that sent them knows of. So the main process asks for the tasks of all, as one process with the whole batch
+would, and gives each its share: groups stay whole, and seeds are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+from repl_rl.engine import Engine, Slot
+from repl_rl.engine.factory import EngineMaker
+from repl_rl.errors import EngineError
+from repl_rl.rollout.batch import OnEnd, RolloutBatch, RolloutService
+from repl_rl.rollout.service import MakeRunner, start_service
+from repl_rl.rollout.setup import RolloutSetup
+from repl_rl.trainer.arguments import ReplGRPOConfig
+from repl_rl.trajectory import Trajectory
+from repl_rl.utils.distributed import gather, is_main_process, process_count, share_of_main
+
+
+def _is_for_all(args: ReplGRPOConfig, make_runner: MakeRunner | None) -> bool:
+    """Whether the main process rolls out for all: with `make_runner`, and with servers beside `asynchronous`."""
+    has_one_caller = make_runner is not None or (args.asynchronous is not None and args.engine.servers)
+    return process_count() > 1 and bool(has_one_caller)
+
+
+def engine_maker(args: ReplGRPOConfig, make_runner: MakeRunner | None, make_engine: EngineMaker) -> EngineMaker:
+    """`make_engine` where this process has an engine of its own."""
+    return make_engine if is_main_process() or not _is_for_all(args, make_runner) else EngineOfMain
+
+
+class EngineOfMain:
+    """What the other processes have for an engine, a `SharedEngine`: it knows how the main one's weights are called."""
+
+    def __init__(self, *arguments: Any) -> None:
+        """`arguments` are those of `make_engine`."""
+        self.weights: Any = None
+        self.version = 0
+
+    def slot(self, tokens: int, depth: int = 0) -> AbstractAsyncContextManager[Slot]:
+        raise EngineError("only the main process samples")
+
+    def load_weights(self, named_weights: Iterable[tuple[str, Any]]) -> None:
+        raise EngineError("only the main process has an engine that weights can be loaded into")
+
+    def adopt(self, weights: Any) -> None:
+        self.weights = weights
+        self.version += 1
+
+    def require_weight_updates(self) -> None:
+        """The main process asks for this."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+def start(engine: Engine, setup: RolloutSetup, args: ReplGRPOConfig, make_runner: MakeRunner | None) -> RolloutService:
+    """As `start_service`; if the main process rolls out for all, its service in all of them."""
+    own = None if isinstance(engine, EngineOfMain) else start_service(engine, setup, make_runner=make_runner)
+    return RolloutsOfMain(setup, own) if own is None or _is_for_all(args, make_runner) else own
+
+
+class RolloutsOfMain(RolloutService):
+    """The main process's service, `own`, for all processes, which call `roll_out` together; the others have None.
+
+    `begin` is the main process's alone.
+    """
+
+    def __init__(self, setup: RolloutSetup, own: RolloutService | None) -> None:
+        super().__init__(setup)
+        self._own = own
+        if own is not None:
+            self.at_once = own.at_once
+
+    @property
+    def workers(self) -> Any:
+        return () if self._own is None else self._own.workers
+
+    def roll_out(self, batch: RolloutBatch, on_end: OnEnd = lambda index, trajectory: None) -> list[Trajectory]:
+        """This process's share of the batches of all, whose sampling is the main one's. What fails there is raised in
+        all of them. `on_end` is told of the main one's own trajectories."""
+        asked = gather([tuple(batch.tasks)])
+
+        def shares() -> list[list[Trajectory]]:
+            assert self._own is not None
+            count = len(batch.tasks)
+            tasks = [task for tasks in asked for task in tasks]
+            made = self._own.roll_out(
+                replace(batch, tasks=tasks), lambda index, ended: on_end(index, ended) if index < count else None
+            )
+            self.loop_share = self._own.loop_share
+            ends = accumulate(map(len, asked))
+            return [made[end - len(tasks) : end] for tasks, end in zip(asked, ends, strict=True)]
+
+        return share_of_main(shares)
+
+    def begin(self, batch: RolloutBatch, on_end: OnEnd = lambda index, trajectory: None) -> Future[list[Trajectory]]:
+        assert self._own is not None
+        return self._own.begin(batch, on_end)
+
+    def kernel_numbers(self) -> dict[str, float]:
+        return {} if self._own is None else self._own.kernel_numbers()
+
+    def close(self) -> None:
+        if self._own is not None:
+            self._own.close()
