@@ -146,9 +146,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         """When the last rollouts were complete."""
         self._open_engine(path, setup, make_runner, make_engine)
 
-    def _open_engine(
-        self, path: str, setup: RolloutSetup, make_runner: MakeRunner | None, make_engine: EngineMaker
-    ) -> None:
+    def _open_engine(self, path: str, setup: RolloutSetup, make_runner: MakeRunner | None, make_engine: Any) -> None:
         """Start the engine and the kernels, and put the engine where TRL's weight sync looks for it."""
         args = cast(ReplGRPOConfig, self.args)
         dtype = args.sampler_dtype or str(next(self.model.parameters()).dtype).removeprefix("torch.")
