@@ -40,12 +40,12 @@ class AsynchronousConfig(Section):
     """
 
     max_staleness: int = Field(2, ge=0)
-    """Groups (and trees) of which a token was sampled more than so many updates ago are dropped, and their tasks
-    rolled out again. 0 samples nothing ahead, and trains as without this section."""
+    """No token is trained on that was sampled more than so many updates ago: a step waits for a group (or tree) that
+    would be too old for the next one. 0 samples nothing ahead, and trains as without this section."""
     queue: int | None = Field(None, ge=0)
     """Steps whose rollouts are under way or finished while the trainer is at an earlier one; at most `max_staleness`.
     null is 1, or 0 if `max_staleness` is. A group that takes longer than the others has the difference between the two
-    to be late without being dropped."""
+    to be late without being waited for."""
 
     @property
     def ahead(self) -> int:
@@ -57,7 +57,7 @@ class AsynchronousConfig(Section):
         if self.ahead > self.max_staleness:
             raise ValueError(
                 f"queue {self.queue}: what waits for so many steps is {self.queue} updates old by then, and "
-                f"max_staleness {self.max_staleness} drops it; lower queue, or raise max_staleness"
+                f"max_staleness {self.max_staleness} forbids it; lower queue, or raise max_staleness"
             )
         return self
 

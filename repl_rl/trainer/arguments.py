@@ -204,7 +204,7 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
             )
 
     def _refuse_groups_too_old(self) -> None:
-        """Raises ConfigError where what waits in the queue would be dropped whenever its turn comes."""
+        """Raises ConfigError where what waits in the queue would be too old whenever its turn comes."""
         values: Any = self
         updates = -(-values.steps_per_generation * values.num_iterations // values.gradient_accumulation_steps)
         age = self.asynchronous.ahead * updates
@@ -212,7 +212,7 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
             raise ConfigError(
                 f"asynchronous.queue {self.asynchronous.ahead}: what waits for so many batches is {age} updates old by "
                 f"then, with {updates} of them per batch (num_iterations, steps_per_generation), and max_staleness "
-                f"{self.asynchronous.max_staleness} drops it; set max_staleness: {age} or more, or queue: 0"
+                f"{self.asynchronous.max_staleness} forbids it; set max_staleness: {age} or more, or queue: 0"
             )
 
     def to_dict(self) -> dict[str, Any]:

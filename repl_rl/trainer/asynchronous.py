@@ -3,9 +3,9 @@
     step t    weights t go out, groups begin until (1 + ahead) steps' worth are there, the step takes those that finish
               first, and trains on them; the others go on meanwhile, from their next token on with the new weights
 
-A group is dropped if one of its tokens was sampled more than `max_staleness` updates ago, as a whole: its baseline is
-made of all its trajectories. Its tasks are rolled out again, so each of them is trained on exactly once. A group that
-finishes late is thus seen less often than others unless `max_staleness` leaves it time.
+No token is trained on that was sampled more than `max_staleness` updates ago. A step waits for a group that would be
+too old for the next one, so nothing is sampled in vain, and tasks that take long are trained on as often as others
+(dropping their groups would starve them). A group comes as a whole: its baseline is made of all its trajectories.
 
 The loss corrects for the age of a token with its ratio between trainer and sampler, as it does for their rounding
 (TRL's `vllm_importance_sampling_correction`, which truncates the ratio): the sampler's log-probability is that of the
@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from trl.trainer.utils import RepeatSampler
@@ -33,40 +32,27 @@ from repl_rl.config import AsynchronousConfig
 from repl_rl.errors import EngineError
 from repl_rl.trajectory import Trajectory
 
-
-class Ticket(NamedTuple):
-    """A group's number in the order of all, and how often it was begun before."""
-
-    number: int
-    attempt: int = 0
-
-
-Begin = Callable[[Ticket, Callable[[], None]], Future[list[Trajectory]]]
-"""Begins to roll out a group; the other argument is to be called, in any thread, as each of its trajectories ends."""
+Begin = Callable[[int, Callable[[], None]], Future[list[Trajectory]]]
+"""Begins to roll out the group of a number in the order of all; the other argument is to be called, in any thread, as
+each of its trajectories ends."""
 
 
 @dataclass(eq=False, slots=True)
 class _Begun:
-    ticket: Ticket
+    number: int
     version: int
     """Of the weights, when it began."""
     left: int
     """Trajectories that have not ended."""
     done: Future[list[Trajectory]]
 
-    def oldest(self) -> int:
-        """The version that its oldest token was sampled with."""
-        typed = [trajectory.version for trajectory in self.done.result() if trajectory.completion_ids]
-        return min(typed, default=self.version)
-
 
 @dataclass(frozen=True, slots=True)
 class Taken:
     """The groups of one step."""
 
-    groups: list[tuple[Ticket, list[Trajectory]]]
-    dropped: int
-    """Groups that were too old, since the last step."""
+    groups: list[tuple[int, list[Trajectory]]]
+    """By number."""
     ready: int
     """Groups that were finished beyond those that the step took."""
 
@@ -86,7 +72,6 @@ class Taken:
         return {
             "asynchronous/staleness_mean": sum(ages) / max(len(ages), 1),
             "asynchronous/staleness_max": float(max(ages, default=0)),
-            "asynchronous/dropped_share": self.dropped / (self.dropped + len(self.groups)),
             "asynchronous/ready_groups": float(self.ready),
         }
 
@@ -112,11 +97,12 @@ class GroupQueue:
         group_size: int,
         at_once: int,
         first: int = 0,
-        again: Sequence[Ticket] = (),
+        again: Sequence[int] = (),
         last: int | None = None,
+        updates: int = 1,
     ) -> None:
-        """`groups` are those of a step. The order begins with the tickets `again`, and goes on with number `first`, up
-        to `last`, exclusive."""
+        """`groups` are those of a step, which is of so many `updates`. The order begins with the numbers `again`, and
+        goes on with `first`, up to `last`, exclusive."""
         self._begin = begin
         self._config = config
         self._groups = groups
@@ -124,6 +110,7 @@ class GroupQueue:
         self._at_once = at_once
         self._next = first
         self._last = last
+        self._updates = updates
         self._again = deque(again)
         self._begun: list[_Begun] = []
         self._allowed = 0
@@ -133,7 +120,6 @@ class GroupQueue:
         self._version = 0
         self._steps: dict[int, int] = {}
         """The step at which each version went out."""
-        self._dropped = 0
         self._failure: Exception | None = None
         self._changed = threading.Condition(threading.RLock())
 
@@ -141,24 +127,18 @@ class GroupQueue:
         """Wait for the groups of a step that trains weights of this version, which the engine has by now.
 
         `step` is the number of updates that these have had, by default as many as there were versions. Of those that
-        are finished, the ones that come first in the order are taken. Raises what rolling one out raised.
+        are finished, the ones that began first are taken. Raises what rolling one out raised.
         """
         with self._changed:
             self._version = version
             self._steps.setdefault(version, version if step is None else step)
             self._allowed = (1 + self._config.ahead) * self._groups
-            while len(ready := self._ready()) < self._groups:
+            while not (taken := self._next_step()):
                 self._changed.wait()
-            taken = sorted(ready, key=lambda each: each.ticket)[: self._groups]
             self._begun = [each for each in self._begun if each not in taken]
             self._allowed -= self._groups
-            dropped, self._dropped = self._dropped, 0
-            return Taken(
-                [(each.ticket, each.done.result()) for each in taken],
-                dropped,
-                len(ready) - len(taken),
-                dict(self._steps),
-            )
+            ready = sum(each.done.done() for each in self._begun)
+            return Taken([(each.number, each.done.result()) for each in taken], ready, dict(self._steps))
 
     @contextmanager
     def at_rest(self) -> Iterator[None]:
@@ -174,10 +154,10 @@ class GroupQueue:
                 self._allowed = allowed
                 self._fill()
 
-    def position(self) -> tuple[int, list[Ticket]]:
+    def position(self) -> tuple[int, list[int]]:
         """The next number of the order, and what was begun before it and has not been trained on."""
         with self._changed:
-            return self._next, sorted([*self._again, *(each.ticket for each in self._begun)])
+            return self._next, sorted([*self._again, *(each.number for each in self._begun)])
 
     def close(self) -> None:
         """End what is under way. A second call does nothing."""
@@ -189,18 +169,23 @@ class GroupQueue:
                 each.done.cancel()
             self._begun = []
 
-    def _ready(self) -> list[_Begun]:
-        """The groups that are finished, without those that are too old."""
-        ready = [each for each in self._begun if each.done.done()]
-        for each in ready:
-            if age(self._steps, self._version, each.oldest()) > self._config.max_staleness:
-                self._begun.remove(each)
-                self._again.append(Ticket(each.ticket.number, each.ticket.attempt + 1))
-                self._dropped += 1
+    def _next_step(self) -> list[_Begun]:
+        """The groups that the step takes; none while too few are finished, or while those that would be left are more
+        than later steps could take in time."""
         self._fill()
         if self._failure is not None:
             raise self._failure
-        return [each for each in ready if each in self._begun]
+        ready = [each for each in self._begun if each.done.done()]
+        for each in ready:
+            each.done.result()
+        taken = sorted(ready, key=lambda each: (each.version, each.number))[: self._groups]
+        left = sorted(self._steps_left(each) for each in self._begun if each not in taken)
+        is_in_time = all(steps > place // self._groups for place, steps in enumerate(left))
+        return sorted(taken, key=lambda each: each.number) if len(taken) == self._groups and is_in_time else []
+
+    def _steps_left(self, begun: _Begun) -> int:
+        """How many steps after this one could take it."""
+        return (self._config.max_staleness - age(self._steps, self._version, begun.version)) // self._updates
 
     def _fill(self) -> None:
         while len(self._begun) < self._allowed and self._failure is None:
@@ -209,18 +194,18 @@ class GroupQueue:
             if (self._running and is_full) or is_last:
                 return
             if self._again:
-                ticket = self._again.popleft()
+                number = self._again.popleft()
             else:
-                ticket, self._next = Ticket(self._next), self._next + 1
+                number, self._next = self._next, self._next + 1
             try:
-                self._start(ticket)
+                self._start(number)
             except Exception as error:  # noqa: BLE001 - this may be another thread than the one that has to hear of it
                 self._failure = error
                 self._changed.notify_all()
 
-    def _start(self, ticket: Ticket) -> None:
-        begun = _Begun(ticket, self._version, self._group_size, Future())
-        begun.done = self._begin(ticket, lambda: self._ended(begun, 1))
+    def _start(self, number: int) -> None:
+        begun = _Begun(number, self._version, self._group_size, Future())
+        begun.done = self._begin(number, lambda: self._ended(begun, 1))
         self._begun.append(begun)
         self._running += self._group_size
         begun.done.add_done_callback(lambda _: self._ended(begun, begun.left))

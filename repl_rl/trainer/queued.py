@@ -15,14 +15,14 @@ from trl import GRPOTrainer
 from repl_rl.engine import ServesSlots
 from repl_rl.engine.environment import cores_beside_engine, limit_openmp
 from repl_rl.rollout.batch import RolloutBatch, refuse_if_all_aborted
-from repl_rl.trainer.asynchronous import GroupOrder, GroupQueue, Taken, Ticket
+from repl_rl.trainer.asynchronous import GroupOrder, GroupQueue, Taken
 from repl_rl.trainer.of_main import RolloutsOfMain
 from repl_rl.trainer.rows import task_of
 from repl_rl.trajectory import Trajectory
 from repl_rl.utils.distributed import share_of_main
 
-Position = tuple[int, Sequence[tuple[int, int]]]
-"""The next group's number, and the number and attempt of each that was begun and not trained on."""
+Position = tuple[int, Sequence[int]]
+"""The next group's number, and that of each that was begun and not trained on."""
 
 
 class TrainerQueue:
@@ -42,7 +42,7 @@ class TrainerQueue:
     def take(self) -> tuple[Taken, list[dict[str, Any]]]:
         """The groups of a step, and for each of their trajectories its row of the data set."""
         taken = share_of_main(self._shares) if isinstance(self._trainer.service, RolloutsOfMain) else self._taken()
-        return taken, [row for ticket, _ in taken.groups for row in self._rows(ticket)]
+        return taken, [row for number, _ in taken.groups for row in self._rows(number)]
 
     def _taken(self) -> Taken:
         if self._queue is None:
@@ -70,15 +70,15 @@ class TrainerQueue:
             limit_openmp(self._threads)
 
     def position(self) -> Position | None:
-        """For a checkpoint, None if nothing was begun; without types of our own, which `torch.load` would refuse."""
-        if self._queue is None:
-            return None
-        first, again = self._queue.position()
-        return first, [(each.number, each.attempt) for each in again]
+        """For a checkpoint, None if nothing was begun."""
+        return None if self._queue is None else self._queue.position()
 
     def restore(self, position: Position | None) -> None:
-        """Open the queue at this position, when its first groups are taken."""
-        self._restored = position
+        """Open the queue at this position, when its first groups are taken. Until 0.2, a group was a number and how
+        often it had been begun."""
+        first, again = position or (0, ())
+        numbers = [each if isinstance(each, int) else each[0] for each in again]
+        self._restored = None if position is None else (first, numbers)
 
     def _opened(self) -> GroupQueue:
         trainer = self._trainer
@@ -95,7 +95,8 @@ class TrainerQueue:
             group_size=trainer.num_generations,
             at_once=trainer.service.at_once,
             first=first,
-            again=[Ticket(*each) for each in again],
+            again=again,
+            updates=-(-between // args.gradient_accumulation_steps),
             last=-(-trainer.state.max_steps * args.gradient_accumulation_steps // between) * groups,
         )
 
@@ -105,13 +106,13 @@ class TrainerQueue:
         sampler = GRPOTrainer._get_train_sampler(trainer)
         return GroupOrder(sampler, trainer.groups_per_batch, *trainer.place)
 
-    def _begin(self, ticket: Ticket, on_end: Callable[[], None]) -> Future[list[Trajectory]]:
+    def _begin(self, number: int, on_end: Callable[[], None]) -> Future[list[Trajectory]]:
         trainer = self._trainer
-        tasks = [task_of(row) for row in self._rows(ticket)]
-        batch = RolloutBatch(tasks, trainer.group_sampling(ticket), None, trainer.args.branch)
+        tasks = [task_of(row) for row in self._rows(number)]
+        batch = RolloutBatch(tasks, trainer.group_sampling(number), None, trainer.args.branch)
         begun: Future[list[Trajectory]] = trainer.service.begin(batch, lambda index, trajectory: on_end())
         return begun
 
-    def _rows(self, ticket: Ticket) -> list[dict[str, Any]]:
-        row = self._trainer.train_dataset[self._order.row(ticket.number)]
+    def _rows(self, number: int) -> list[dict[str, Any]]:
+        row = self._trainer.train_dataset[self._order.row(number)]
         return [dict(row) for _ in range(self._trainer.num_generations)]

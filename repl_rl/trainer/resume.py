@@ -34,7 +34,6 @@ from repl_rl.credit.critic import Critic
 from repl_rl.engine import Engine, SharedEngine
 from repl_rl.files import open_file
 from repl_rl.rollout.batch import RolloutService
-from repl_rl.trainer.asynchronous import Ticket
 from repl_rl.trainer.of_main import RolloutsOfMain
 from repl_rl.trainer.queued import TrainerQueue
 
@@ -73,16 +72,15 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
         self._sampled[step, mode] += 1
         return self._seeded(f"{mode}/{step}/{number}/0", self.accelerator.process_index * count)
 
-    def group_sampling(self, ticket: Ticket) -> SeededSampling:
-        """The sampling of a group: at its first attempt, as it would be in its batch."""
-        batch, index = divmod(ticket.number, self.groups_per_batch)
+    def group_sampling(self, group: int) -> SeededSampling:
+        """The sampling of the group of this number in the order of all, as it would be in its batch."""
+        batch, index = divmod(group, self.groups_per_batch)
         between = self.args.steps_per_generation * self.num_iterations
         accumulated = self.args.gradient_accumulation_steps
         step = batch * between // accumulated
         number = batch - -(-step * accumulated // between)
-        again = f"/again{ticket.attempt}" if ticket.attempt else ""
         groups_before = self.place[0] * self.groups_per_batch + index
-        return self._seeded(f"train/{step}/{number}/0{again}", groups_before * self.num_generations)
+        return self._seeded(f"train/{step}/{number}/0", groups_before * self.num_generations)
 
     @property
     def groups_per_batch(self) -> int:

@@ -180,9 +180,7 @@ def facts(run: Run) -> list[tuple[str, str]]:
     prompts, group = run.setting("train.prompts_per_step"), run.setting("train.group_size")
     up, lost = number(last, "kernels/workers"), number(last, "kernels/workers_lost")
     stale, most = number(last, "asynchronous/staleness_mean"), number(last, "asynchronous/staleness_max")
-    dropped = number(last, "asynchronous/dropped_share")
     lost_too = f", and {lost:.0f} lost" if lost else ""
-    dropped_too = f"; {dropped:.0%} of groups dropped" if dropped else ""
     facts = {
         "model": run.setting("model.path"),
         "steps": f"{done} of {planned}" if isinstance(planned, int) and planned != done else str(done),
@@ -194,7 +192,7 @@ def facts(run: Run) -> list[tuple[str, str]]:
         "kernel, median line": None if median is None else milliseconds(median / 1000),
         "kernel, 99th percentile": None if slow is None else milliseconds(slow / 1000),
         "workers": None if up is None else f"{up:.0f}{lost_too}",
-        "staleness": None if stale is None or most is None else f"{stale:.1f} updates, {most:.0f} at most{dropped_too}",
+        "staleness": None if stale is None or most is None else f"{stale:.1f} updates, {most:.0f} at most",
         "without an answer": _ended_without(last),
         "seed": run.setting("seed"),
     }

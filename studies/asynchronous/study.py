@@ -115,7 +115,6 @@ def read_run(run: Prepared) -> dict[str, Any]:
         "steps_per_minute": 60 * len(steps) / seconds,
         "idle_share": sum(row["time/waited_s"] for row in steps) / seconds,
         "staleness": statistics.fmean(row.get("asynchronous/staleness_mean", 0.0) for row in steps),
-        "dropped_share": statistics.fmean(row.get("asynchronous/dropped_share", 0.0) for row in steps),
         "solved": [row["solve_rate"] for row in rows if row["kind"] == "train"],
     }
 
@@ -136,7 +135,7 @@ def table(report: dict[str, Any]) -> Table:
         f"{report['sessions']} sessions at once: median (range)"
     )
     shown = Table(title=title)
-    for column in ("arm", "steps/min", "of waiting", "trainer idle %", "staleness", "dropped %", "held-out %"):
+    for column in ("arm", "steps/min", "of waiting", "trainer idle %", "staleness", "held-out %"):
         shown.add_column(column, justify="left" if column == "arm" else "right")
     for row in report["rows"]:
         shown.add_row(
@@ -144,7 +143,6 @@ def table(report: dict[str, Any]) -> Table:
             *(_spread(row[name], 1, digits) for name, digits in (("steps_per_minute", 1), ("ratio", 2))),
             _spread(row["idle_share"], 100, 0),
             f"{statistics.median(row['staleness']):.2f}",
-            f"{100 * statistics.median(row['dropped_share']):.1f}",
             f"{statistics.fmean(row['before']):.0%} to {_spread(row['after'], 100, 0)}",
         )
     return shown

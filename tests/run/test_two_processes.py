@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.trajectory import Trajectory
 
-pytestmark = [
+WHOLE_RUNS = [
     pytest.mark.slow,
     pytest.mark.covers("two processes, the whole model in each (DDP)", "runs: evaluated, saved, resumed"),
     pytest.mark.covers(
@@ -43,6 +43,8 @@ class Kind:
     program: list[str]
     lora: bool = False
     server: bool = False
+    asynchronous: bool = False
+    engine: dict[str, Any] = field(default_factory=lambda: SMALL["engine"])
     dtype: str = "float32"
     """Of the sampler, the passes and, with adapters, of the frozen weights."""
 
@@ -54,6 +56,7 @@ class Kind:
 
 KINDS = {
     "ddp": Kind(DDP),
+    "ddp, vLLM in each": Kind(DDP, engine=SMALL["engine"] | {"backend": "vllm"}),
     "fsdp 2": Kind([SHARDED, "fsdp2"]),
     "fsdp 2, bfloat16": Kind([SHARDED, "fsdp2"], dtype="bfloat16"),
     "fsdp 2, lora": Kind([SHARDED, "fsdp2"], lora=True),
@@ -61,11 +64,12 @@ KINDS = {
     "zero-3": Kind([SHARDED, "zero3"]),
     "zero-3, lora": Kind([SHARDED, "zero3"], lora=True),
     "ddp, lora, a server": Kind(DDP, lora=True, server=True),
+    "ddp, asynchronous, a server": Kind(DDP, server=True, asynchronous=True),
 }
 
 
-def train(kind: Kind, folder: Path, *arguments: str) -> None:
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+def train(kind: Kind, folder: Path, *arguments: str, processes: int = 2) -> None:
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)] * (processes > 1)
     command = [sys.executable, *launch, *kind.program, "train", *arguments]
     own = {"PYTHONPATH": str(DEEPSPEED)} if "zero3" in kind.program else {}
     env = os.environ | own
@@ -74,7 +78,7 @@ def train(kind: Kind, folder: Path, *arguments: str) -> None:
     assert done.stdout.count("\nstep    1 ") <= 1, "one process tells of the run"
 
 
-@pytest.fixture(scope="module", params=KINDS.values(), ids=KINDS.keys())
+@pytest.fixture(scope="module", params=[pytest.param(kind, marks=WHOLE_RUNS, id=name) for name, kind in KINDS.items()])
 def kind(request: pytest.FixtureRequest) -> Kind:
     own: Kind = request.param
     if "zero3" in own.program and NO_DEEPSPEED:
@@ -87,11 +91,12 @@ def runs(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """A run of two steps, and one that was resumed after the first."""
     folder = tmp_path_factory.mktemp("two")
     with servers(folder, 1) if kind.server else nullcontext() as running:
-        engine: dict[str, Any] = SMALL["engine"]
+        engine = kind.engine
         if running is not None:
             engine = {"servers": [running[0].url], "context_tokens": 384, "weights_folder": str(folder / "weights")}
         lora = {"lora": {"r": 4}, "dtype": kind.dtype, "learning_rate": 2e-2} if kind.lora else {}
-        config = {**SMALL, "engine": engine, "train": SMALL["train"] | lora, "model": {"dtype": kind.dtype}}
+        how = lora | ({"asynchronous": {"max_staleness": 0, "queue": 0}, "redraws": 0} if kind.asynchronous else {})
+        config = {**SMALL, "engine": engine, "train": SMALL["train"] | how, "model": {"dtype": kind.dtype}}
         (folder / "c.yaml").write_text(yaml.safe_dump(config))
         train(kind, folder, "c.yaml")
         train(kind, folder, "c.yaml", "--set", "name=again", "--set", "train.steps=1")
@@ -115,7 +120,7 @@ def test_two_processes_make_one_run_and_each_step_is_sampled_with_its_own_weight
         assert [row["step"] for row in rows(run, "train")] == [1, 2]
         for row in rows(run, "train"):
             assert row["drift/logprob_max"] < kind.drift
-            assert row["credit/redrawn_groups"] in range(5)
+            assert row.get("credit/redrawn_groups", 0) in range(5)
             assert 0.0 <= row["credit/overlong_share"] <= 1.0
             assert sum(value for key, value in row.items() if key.startswith("stops/")) == pytest.approx(1.0)
         assert (run / "report.html").exists()
@@ -156,3 +161,27 @@ def test_a_resumed_run_ends_as_one_that_ran_through(kind: Kind, runs: list[Path]
         assert torch.allclose(weight, again[name], atol=1e-6), name
     first, second = (rollouts(run, 2) for run in runs)
     assert [t.completion_ids for t in first] == [t.completion_ids for t in second]
+
+
+@pytest.mark.more
+@pytest.mark.covers("two processes, vLLM in each", "the sessions and the step of one process with the whole batch")
+def test_two_processes_with_an_engine_each_do_what_one_does(tmp_path: Path) -> None:
+    kind = KINDS["ddp, vLLM in each"]
+    config = SMALL | {"engine": kind.engine, "train": SMALL["train"] | {"redraws": 0, "steps": 1}}
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
+    for count in (2, 1):
+        train(
+            kind, tmp_path, "c.yaml", "--set", f"name=of-{count}", "--set", f"train.processes={count}", processes=count
+        )
+    of_two, of_one = (tmp_path / "runs" / f"of-{count}" for count in (2, 1))
+    for when in ((1, "rollouts"), (0, "eval"), (1, "eval")):
+        two, one = (
+            [
+                (each.task_id, each.completion_ids, each.outcome_reward, [line.advantage for line in each.lines])
+                for each in rollouts(run, *when)
+            ]
+            for run in (of_two, of_one)
+        )
+        assert two == one
+    weights = [AutoModelForCausalLM.from_pretrained(run / "model").state_dict() for run in (of_two, of_one)]
+    assert all(torch.allclose(weights[0][name], weights[1][name], atol=1e-4) for name in weights[0])

@@ -118,8 +118,9 @@ class VLLMEngine(ThreadedEngine[LineSlot]):
             super().close()
             _open.discard(self)
             client = self.llm.llm_engine.engine_core
-            # vLLM's shutdown, now or by the garbage collector, takes down what all engines of this process share.
-            if _open:
+            # vLLM's shutdown, now or by the garbage collector, takes down what all engines of this process share, and
+            # the process group, which is not its own where there are several processes.
+            if _open or process_count() > 1:
                 client._finalizer.detach()
                 client.engine_core.model_executor.shutdown()
             else:
