@@ -74,8 +74,8 @@ class TrainerQueue:
         return None if self._queue is None else self._queue.position()
 
     def restore(self, position: Position | None) -> None:
-        """Open the queue at this position, when its first groups are taken. Until 0.2, a group was a number and how
-        often it had been begun."""
+        """Open the queue at this position, when its first groups are taken. In older checkpoints, a group is a pair
+        that begins with its number."""
         first, again = position or (0, ())
         numbers = [each if isinstance(each, int) else each[0] for each in again]
         self._restored = None if position is None else (first, numbers)

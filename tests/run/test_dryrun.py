@@ -143,7 +143,7 @@ def test_what_does_not_fit_a_gpu_is_noted(monkeypatch: pytest.MonkeyPatch) -> No
     assert "train adapters (train.lora)" in notes
 
 
-@pytest.mark.parametrize("gpus", [0, 4])
+@pytest.mark.parametrize("gpus", [0, 8])
 def test_gpus_are_counted_and_missing_ones_are_no_failure(
     gpus: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -151,8 +151,8 @@ def test_gpus_are_counted_and_missing_ones_are_no_failure(
     monkeypatch.setattr(dryrun, "training_arguments", lambda *arguments, **named: None)
     code, shown = dry_run(capsys, "gpu-8")
     assert code == 0
-    assert f"4 needed, one for each trainer process; {gpus} here" in shown
-    assert ("can't be trained here" in shown) == (gpus < 4)
+    assert f"8 needed, one for each trainer process; {gpus} here" in shown
+    assert ("can't be trained here" in shown) == (gpus < 8)
 
 
 def test_a_checkpoint_without_weights_or_with_broken_ones_is_refused(
@@ -191,7 +191,7 @@ def test_the_problems_of_a_data_set_in_a_folder_are_read_and_checked(
         assert (found, text in shown, "fetched from the hub, or its cache" in shown) == (code, True, False), shown
 
 
-@pytest.mark.parametrize("name", ["gpu-8", "qwen3-4b-gsm8k", "qwen3-32b-lora"])
+@pytest.mark.parametrize("name", ["qwen3-4b-gsm8k", "qwen3-32b-lora"])
 def test_the_servers_of_eight_gpus_are_started_as_the_engine_asks_for_them(name: str) -> None:
     config = load_config(name)
     model, vocabulary = config.model, load_vocabulary(str(NANO_PATH))
