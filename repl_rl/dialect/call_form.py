@@ -109,6 +109,9 @@ def result_frame(template: Template, schemas: Schemas, form: CallForm, results: 
     _, after, _ = _rendered_call(template, schemas, results)
     if form.closing:
         after = after.partition(form.closing)[2]
+    # White space that stands between a call and the end of its turn, but not at the end of other turns, is the model's.
+    if (said := user_frame(template)) and not said[0][0].isspace():
+        after = after.lstrip()
     frames = re.split("|".join(_RESULT.format(index) for index in range(results)), after)
     if len(frames) != results + 1:
         raise ConfigError(f"this model's chat template leaves out results of tools; {_WAY_OUT}")
