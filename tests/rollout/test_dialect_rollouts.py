@@ -198,24 +198,20 @@ def test_an_unclosed_call_of_a_tool_is_answered_all_the_same(roll: Callable[...,
 
 def test_calls_in_tags(roll: Callable[..., Trajectory]) -> None:
     opened, closed = "<tool_call>\n<function=python>\n<parameter=code>\n", "\n</parameter>\n</function>\n</tool_call>"
-    typed = [
-        f"So:\n{opened}x = 6\n\nx * 7{closed}",
-        f"{opened}1 / 0{closed}",
-        "<tool_call>\nx\n</tool_call>",
-        "Answer: 42\n",
-    ]
+    typed = [f"{opened}{code}{closed}" for code in ("r = pow(7, 2024, 1000)\nr", "1 / 0")]
+    assert f"```text\n{typed[0]}\n```" in GUIDE
+    typed += ["So:\n<tool_call>\nx\n</tool_call>", "Answer: 401\n"]
     trajectory = roll("tool_call", typed, template="qwen3_coder")
     error = "SyntaxError: the call can't be read: it has to begin with <function=NAME>"
-    results = ["42", "ZeroDivisionError: division by zero", error]
-    before, after = (
-        "<|im_end|>\n<|im_start|>user\n<tool_response>\n",
-        "\n</tool_response>\n<|im_end|>\n<|im_start|>assistant\n",
-    )
-    told = "".join(f"{said}{before}{result}{after}" for said, result in zip(typed, results, strict=False))
-    assert text_of(trajectory, "tool_call") == f"{told}{typed[-1]}"
-    assert [cell.source for line in trajectory.lines for cell in line.cells] == ["x = 6\n\nx * 7", "1 / 0", ""]
+    results = ["401", "ZeroDivisionError: division by zero", error]
+    before = "<|im_end|>\n<|im_start|>user\n<tool_response>\n"
+    after = "\n</tool_response>\n<|im_end|>\n<|im_start|>assistant\n"
+    told = "".join(f"{said}{before}{result}{after}" for said, result in zip(typed[:-1], results, strict=True))
+    assert text_of(trajectory, "tool_call") == told + typed[-1]
+    cells = [cell.source for line in trajectory.lines for cell in line.cells]
+    assert cells == ["r = pow(7, 2024, 1000)\nr", "1 / 0", ""]
     assert [line.error_name for line in trajectory.lines if line.cells] == [None, "ZeroDivisionError", "SyntaxError"]
-    assert (trajectory.unread_calls, trajectory.answer) == (1, ("'42'",))
+    assert (trajectory.unread_calls, trajectory.answer) == (1, ("'401'",))
 
 
 @pytest.mark.parametrize("dialect", ["fenced", "inline", "tool_call", "text"])
