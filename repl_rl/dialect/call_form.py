@@ -1,7 +1,8 @@
 """How a chat template writes tool calls and their results, derived from its renderings of a made-up conversation.
 
-A call has to be a JSON object with a key for the name and a key for the arguments, alone or in a list, either between
-marks or as a whole message. Templates that write names and arguments in separate tags are refused.
+A call is a JSON object with a key for the name and a key for the arguments, alone or in a list, either between marks or
+as a whole message. Or name and arguments stand in tags of their own, as in the templates of Qwen3-Coder, Qwen3.5 and
+GLM-4.5. Templates that write calls in other ways are refused.
 
 Models also write calls otherwise than their templates do, small ones most of the time. What can only be a call is read
 as one: such an object between other tags, in a block of JSON, or on a line of its own; `<function=name>` with JSON or
@@ -13,13 +14,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from repl_rl.dialect.base import Template
 from repl_rl.errors import ConfigError, ModelError
 
-_NAME, _ARGUMENT, _VALUE, _RESULT = "reprl_name", "reprl_argument", "reprl_value", "reprl_result_{}_"
+_NAME, _VALUE, _RESULT = "reprl_name", "reprl_value", "reprl_result_{}_"
+_ARGUMENTS = {"reprl_first": _VALUE, "reprl_second": "reprl_other"}
+_PROBE = {"name": _NAME, "arguments": _ARGUMENTS}
+_IN_TAGS = re.compile(
+    rf"([\s\S]*){_NAME}([\s\S]+?)reprl_first([\s\S]+?){_VALUE}([\s\S]+?)reprl_second\3reprl_other([\s\S]*)"
+)
 _CALL_ID = "reprlcall"
 """Nine letters, as Mistral's templates require."""
 _MARK = re.compile(r"<[^<>|]+>|\[/[^\[\]]+\]")
@@ -34,7 +40,6 @@ _OTHER_MARKS = re.compile(
     re.MULTILINE,
 )
 _CODE_LABELS = ("python", "python3", "py", "tool_code", "repl")
-_PARAMETER = re.compile(r"<parameter=([\w.-]+)>\n?([\s\S]*?)\n?(?:</parameter>|\Z)")
 _NAME_KEY, _ARGUMENTS_KEYS = "name", ("arguments", "parameters")
 _WAY_OUT = "take another model, or the dialect inline or fenced"
 _DECODER = json.JSONDecoder(strict=False)
@@ -43,32 +48,56 @@ _DECODER = json.JSONDecoder(strict=False)
 Schemas = Sequence[Mapping[str, Any]]
 
 
+class Tags(NamedTuple):
+    """The texts around the parts of a call in tags: `before_name` NAME `after_name`, for each argument `before_key` KEY
+    `before_value` VALUE `after_value`, then `end`."""
+
+    before_name: str
+    after_name: str
+    before_key: str
+    before_value: str
+    after_value: str
+    end: str
+
+
+QWEN_TAGS = Tags("\n<function=", ">\n", "<parameter=", ">\n", "\n</parameter>\n", "</function>\n")
+"""Of Qwen3-Coder, and of Qwen from 3.5 on. Other models write so too."""
+
+
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """A call is `opening`, then JSON with these two keys, then `closing`. Without marks it is a whole message."""
+    """A call is `opening`, then JSON with these two keys, or `tags`, then `closing`. JSON without marks is a whole
+    message."""
 
     opening: str
     closing: str
     name_key: str
     arguments_key: str
+    tags: Tags | None = None
 
 
 def call_form(template: Template, schemas: Schemas) -> CallForm:
-    """Find out how the template writes a call. Raises ConfigError unless it uses JSON and presents the tools."""
-    before, after, name_key, arguments_key = _rendered_call(template, schemas, 0)
+    """How the template writes a call. Raises ConfigError unless it writes JSON or tags, and presents the tools."""
+    before, after, form = _rendered_call(template, schemas, 0)
     offered = _rendered(template, [{"role": "user", "content": "?"}], schemas, True)
     if any(str(schema["function"]["name"]) not in offered for schema in schemas):
         raise ConfigError(f"this model's chat template has no place for tools; {_WAY_OUT}")
-    without = _rendered(template, _conversation(False, 0), schemas, False)
+    without = _rendered(template, _conversation(None, 0), schemas, False)
     # The opening mark begins where a turn with a call first differs from one without, at the start of a word or a tag.
     pairs = zip(before, without, strict=False)
     parting = next((i for i, (one, other) in enumerate(pairs) if one != other), min(len(before), len(without)))
     while parting and before[parting - 1] not in "\n >]":
         parting -= 1
-    found = _MARK.match(after.lstrip())
+    opening, tail = before[parting:].strip(), without[parting:]
     # A mark that also ends turns without a call does not close calls.
-    closing = found[0] if found and found[0] not in without[parting:] else ""
-    return CallForm(before[parting:].strip(), closing, name_key, arguments_key)
+    if form.tags is None:
+        found = _MARK.match(after.lstrip())
+        return replace(form, opening=opening, closing=found[0] if found and found[0] not in tail else "")
+    first = _MARK.match(opening)
+    opened = first[0] if first else opening
+    closing = ([mark for mark in _MARK.findall(after) if mark not in tail] or [""])[-1]
+    tags = form.tags._replace(before_name=opening[len(opened) :], end=after[: after.find(closing)])
+    return replace(form, opening=opened, closing=closing, tags=tags)
 
 
 def result_frame(template: Template, schemas: Schemas, form: CallForm, results: int) -> tuple[str, ...]:
@@ -77,9 +106,12 @@ def result_frame(template: Template, schemas: Schemas, form: CallForm, results: 
     They reach from the end of the model's turn to the beginning of its next one. Raises ConfigError if the template has
     no place for results.
     """
-    _, after, *_ = _rendered_call(template, schemas, results)
+    _, after, _ = _rendered_call(template, schemas, results)
     if form.closing:
         after = after.partition(form.closing)[2]
+    # White space that stands between a call and the end of its turn, but not at the end of other turns, is the model's.
+    if (said := user_frame(template)) and not said[0][0].isspace():
+        after = after.lstrip()
     frames = re.split("|".join(_RESULT.format(index) for index in range(results)), after)
     if len(frames) != results + 1:
         raise ConfigError(f"this model's chat template leaves out results of tools; {_WAY_OUT}")
@@ -99,7 +131,8 @@ def user_frame(template: Template) -> tuple[str, str] | None:
 
 
 def split_calls(message: str, form: CallForm) -> tuple[list[str], str]:
-    """The calls in a message as JSON, in order, and its prose. A call without a closing mark ends with the message."""
+    """The calls in a message as JSON or in tags, in order, and its prose. A call without a closing mark ends with the
+    message."""
     if not form.opening:
         mark = _WHOLE_MESSAGE.match(message)
         return (_items(message[mark.end() :].strip()), "") if mark else _otherwise_written(message, form)
@@ -116,14 +149,42 @@ def is_in_call(before: str, line: str, form: CallForm) -> bool:
     return len(split_calls(before + line, form)[1]) < len(split_calls(before, form)[1]) + len(line)
 
 
-def written_call(name: str, arguments: Mapping[str, Any], form: CallForm) -> str:
-    """A call as the template writes it, its marks on lines of their own."""
+def read_tags(text: str, tags: Tags) -> tuple[str, dict[str, str]]:
+    """The name and the arguments of a call in tags. At its end, tags may be missing. Raises ValueError."""
+    name = re.match(rf"{_loosely(tags.before_name)}([^\s<>\"]+)\s*{_loosely(tags.after_name)}", text)
+    if name is None:
+        raise ValueError(f"it has to begin with {tags.before_name.strip()}NAME{tags.after_name.rstrip()}")
+    argument = re.compile(rf"\s*{_loosely(tags.before_key)}([^\s<>\"]+)\s*{_loosely(tags.before_value)}")
+    # White space next to a value is the template's, as far as the template writes it; the rest is the value's.
+    lead, closing = tags.before_value[len(tags.before_value.rstrip()) :], tags.after_value.strip()
+    trail = tags.after_value.partition(closing)[0]
+    arguments, rest = dict[str, str](), text[name.end() :]
+    while key := argument.match(rest):
+        value, closed, rest = rest[key.end() :].partition(closing)
+        if f"\n{tags.before_key}" in value:
+            raise ValueError(f"{key[0].strip()} is not closed by {closing}")
+        value = value if closed else value.rstrip().removesuffix(tags.end.strip())
+        arguments[key[1]] = value.removeprefix(lead).removesuffix(trail)
+    if rest.strip() not in ("", tags.end.strip()):
+        raise ValueError(f"{rest.strip():.40} stands where {tags.before_key}KEY... or its end should")
+    return name[1], arguments
+
+
+def _loosely(piece: str) -> str:
+    return r"\s*".join(map(re.escape, piece.split()))
+
+
+def written_call(name: str, arguments: Mapping[str, Any], form: CallForm, template: Template, schemas: Schemas) -> str:
+    """A call as the template writes it; one in JSON with its marks on lines of their own."""
+    if form.tags:
+        text = _rendered(template, _conversation({"name": name, "arguments": arguments}, 0), schemas, False)
+        return text[text.rindex(form.opening) : text.rindex(form.closing)] + form.closing
     call = json.dumps({form.name_key: name, form.arguments_key: arguments}, ensure_ascii=False)
     return "\n".join(filter(None, [form.opening, call, form.closing]))
 
 
 def _otherwise_written(text: str, form: CallForm) -> tuple[list[str], str]:
-    """The calls in a text without the template's marks, as JSON with its keys, and the prose around them."""
+    """The calls in a text without the template's marks, and the prose around them. JSON has the template's keys."""
     calls, prose, position = list[str](), "", 0
     for mark in _OTHER_MARKS.finditer(text):
         found = _marked_calls(mark, form)
@@ -137,8 +198,9 @@ def _otherwise_written(text: str, form: CallForm) -> tuple[list[str], str]:
 def _marked_calls(mark: re.Match[str], form: CallForm) -> list[str]:
     """The calls between other marks than the template's; none if what is there is something else."""
     if mark["name"] is not None:
-        parameters = dict(_PARAMETER.findall(mark["body"]))
-        body = json.dumps(parameters) if parameters else mark["body"].strip() or "{}"
+        body = mark["body"].strip() or "{}"
+        if not body.startswith("{"):
+            return [mark[0]]
         return [f'{{"{form.name_key}": {json.dumps(mark["name"])}, "{form.arguments_key}": {body}}}']
     if mark["label"] in _CODE_LABELS:
         code = mark["fenced"].rstrip("\n")
@@ -211,9 +273,10 @@ def _rendered(template: Template, messages: Schemas, schemas: Schemas, opens: bo
         raise ConfigError(f"{error}; {_WAY_OUT}") from error
 
 
-def _rendered_call(template: Template, schemas: Schemas, results: int) -> tuple[str, str, str, str]:
-    """What a conversation has before a call and after it, the brackets of a list not included, and the call's keys."""
-    text = _rendered(template, _conversation(True, results), schemas, results > 0)
+def _rendered_call(template: Template, schemas: Schemas, results: int) -> tuple[str, str, CallForm]:
+    """What a conversation has before a call and after it, the brackets of a list not included, and the call's form
+    without its marks. Of a call in tags, `before` ends at its name, and `after` begins after its arguments."""
+    text = _rendered(template, _conversation(_PROBE, results), schemas, results > 0)
     for match in re.finditer(r"\{", text):
         try:
             call, end = json.JSONDecoder().raw_decode(text, match.start())
@@ -222,21 +285,27 @@ def _rendered_call(template: Template, schemas: Schemas, results: int) -> tuple[
         if not isinstance(call, dict):
             continue
         names = [key for key, value in call.items() if value == _NAME]
-        arguments = [key for key, value in call.items() if value == {_ARGUMENT: _VALUE}]
+        arguments = [key for key, value in call.items() if value == _ARGUMENTS]
         if names and arguments:
             before, after = text[: match.start()], text[end:]
             if before.rstrip().endswith("[") and after.lstrip().startswith("]"):
                 before, after = before.rstrip()[:-1], after.lstrip()[1:]
-            return before, after, names[0], arguments[0]
+            return before, after, CallForm("", "", names[0], arguments[0])
+    if found := _IN_TAGS.fullmatch(text):
+        before, after_name, before_value, between, after = found.groups()
+        after_value, begins, key = between.rpartition("<")
+        if after_value.strip() and after_name.endswith(begins + key) and _NAME not in before:
+            tags = Tags("", after_name.removesuffix(begins + key), begins + key, before_value, after_value, "")
+            return before, after.removeprefix(after_value), CallForm("", "", _NAME_KEY, _ARGUMENTS_KEYS[0], tags)
     raise ConfigError(
-        f"this model's chat template writes tool calls otherwise than as JSON objects, or leaves them out; {_WAY_OUT}"
+        "this model's chat template writes tool calls neither as JSON objects nor in tags, or leaves them out; "
+        f"{_WAY_OUT}"
     )
 
 
-def _conversation(calls: bool, results: int) -> list[dict[str, Any]]:
-    function = {"name": _NAME, "arguments": {_ARGUMENT: _VALUE}}
+def _conversation(function: Mapping[str, Any] | None, results: int) -> list[dict[str, Any]]:
     call = {"type": "function", "id": _CALL_ID, "function": function}
-    said: dict[str, Any] = {"role": "assistant", "content": "", **({"tool_calls": [call]} if calls else {})}
+    said: dict[str, Any] = {"role": "assistant", "content": "", **({"tool_calls": [call]} if function else {})}
     answers = [
         {"role": "tool", "name": _NAME, "tool_call_id": _CALL_ID, "content": _RESULT.format(index)}
         for index in range(results)

@@ -1,4 +1,4 @@
-"""JSON calls in the model's own chat template: several per turn, answered when the turn ends.
+"""Calls in the model's own chat template, in JSON or in tags: several per turn, answered when the turn ends.
 
 How a model writes its calls, and how results are presented to it, is found by rendering a conversation with one of each
 through its template. Only what comes after the model's turn is ever taken from a rendering, so the sequence keeps its
@@ -8,6 +8,8 @@ Besides the user's tools, the model is offered `python(code)`, which runs in the
 and `submit_final_answer(value)`; a tool of the user's takes the place of one of the same name. The answer to a call is
 what the function returns, as `print` shows it, or the last line of its traceback, or what was wrong with the call; the
 model may then correct it.
+
+Values in tags are text. For a parameter whose schema asks for another type they are read as JSON.
 """
 
 from __future__ import annotations
@@ -15,15 +17,17 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from repl_rl.config import DialectConfig
 from repl_rl.dialect.base import Cell, CellRun, ChatPrompt, OfferedTool, Refusal, Shown, Template, Turn
 from repl_rl.dialect.call_form import (
+    QWEN_TAGS,
     CallForm,
     call_form,
     is_in_call,
+    read_tags,
     result_frame,
     split_calls,
     user_frame,
@@ -38,6 +42,16 @@ from repl_rl.trajectory.jsonl import finite
 
 _CALL_LINE = re.compile(r'^\{"name": .*\}$', re.MULTILINE)
 """A call in a worked session."""
+_SCHEMA_TYPES = {
+    int: {"integer", "number"},
+    float: {"number"},
+    bool: {"boolean"},
+    list: {"array"},
+    dict: {"object"},
+    type(None): {"null"},
+}
+_PYTHON_WORDS = {"True": True, "False": False, "None": None}
+"""As templates write these values."""
 
 
 class ToolCallDialect(ProseDialect):
@@ -50,7 +64,7 @@ class ToolCallDialect(ProseDialect):
     def __init__(
         self, config: DialectConfig | None = None, tools: Sequence[OfferedTool] = (), template: Template | None = None
     ) -> None:
-        """Raises ConfigError if the template has no place for tools, or does not write calls as JSON."""
+        """Raises ConfigError if the template has no place for tools, or writes calls neither as JSON nor in tags."""
         super().__init__(config, tools)
         if template is None:
             raise ConfigError(
@@ -62,7 +76,9 @@ class ToolCallDialect(ProseDialect):
         """Of the user's tools."""
         own = [schema for schema in self.texts["own_tools"] if schema["function"]["name"] not in self.names]
         self._schemas = (*own, *(tool.schema for tool in tools))
-        self.offered = sorted(schema["function"]["name"] for schema in self._schemas)
+        functions = sorted((schema["function"] for schema in self._schemas), key=lambda each: str(each["name"]))
+        self.parameters = {each["name"]: each.get("parameters", {}).get("properties", {}) for each in functions}
+        """Of every tool, the schemas of its parameters by their names."""
         self.texts["system"] = filled(self.texts["system"], submit=self.texts["submit"])
         self.form = call_form(template, self._schemas)
         self._frames: dict[int, tuple[str, ...]] = {}
@@ -82,7 +98,7 @@ class ToolCallDialect(ProseDialect):
 
     def _written(self, line: re.Match[str]) -> str:
         try:
-            return written_call(**json.loads(line[0]), form=self.form)
+            return written_call(**json.loads(line[0]), form=self.form, template=self._template, schemas=self._schemas)
         except (ValueError, TypeError):  # other text of the user's own
             return line[0]
 
@@ -149,9 +165,10 @@ class ToolCallReader(ProseReader):
 
     def _cell(self, call: str) -> Cell:
         try:
-            name, arguments = parse_call(call, self._dialect.form)
-            if name not in self._dialect.offered:
-                raise _BadCall("NameError", f"there is no tool {name!r}; there are {', '.join(self._dialect.offered)}")
+            name, arguments = parse_call(call, self._dialect.form, self._dialect.parameters)
+            if name not in self._dialect.parameters:
+                known = ", ".join(self._dialect.parameters)
+                raise _BadCall("NameError", f"there is no tool {name!r}; there are {known}")
             if name in self._dialect.names:
                 return Cell(f"print({name}(**{arguments!r}))", LineKind.EXPRESSION)
             if name == "python":
@@ -174,9 +191,16 @@ class _BadCall(ValueError):
         self.name = name
 
 
-def parse_call(text: str, form: CallForm) -> tuple[str, dict[str, Any]]:
-    """The name and arguments of a call. Arguments may be a string of JSON, and the last brackets may be missing: some
-    models write so. Raises _BadCall."""
+def parse_call(text: str, form: CallForm, parameters: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The name and arguments of a call; values in tags by the schemas of the tool's `parameters`. In JSON, arguments
+    may be a string, and the last brackets may be missing: some models write so. Raises _BadCall."""
+    if not text.startswith(("{", "[")) and (form.tags or text.startswith(QWEN_TAGS.before_name.strip())):
+        try:
+            name, said = read_tags(text, form.tags or QWEN_TAGS)
+        except ValueError as error:
+            raise _BadCall("SyntaxError", f"the call can't be read: {error}") from error
+        schemas = parameters.get(name, {})
+        return name, {key: _typed(value, _types(schemas.get(key, {}))) for key, value in said.items()}
     try:
         call = _read(_closed(text))
         arguments = call.get(form.arguments_key, {}) if isinstance(call, dict) else None
@@ -189,6 +213,25 @@ def parse_call(text: str, form: CallForm) -> tuple[str, dict[str, Any]]:
     if not isinstance(arguments, dict):
         raise _BadCall("TypeError", f"{form.arguments_key!r} has to be an object, by the names of the parameters")
     return call[form.name_key], arguments
+
+
+def _types(schema: Mapping[str, Any]) -> set[str]:
+    """The types that a parameter's schema admits; none if it names none."""
+    named = schema.get("type", [])
+    found = {named} if isinstance(named, str) else set(named)
+    choices = [each for key in ("anyOf", "oneOf", "allOf") for each in schema.get(key, [])]
+    return found.union(*map(_types, choices), ["null"] if schema.get("nullable") else [])
+
+
+def _typed(text: str, types: set[str]) -> Any:
+    """A value in tags: as JSON if that has one of these types, or if none of them is text."""
+    if types <= {"string"}:
+        return text
+    try:
+        value = _PYTHON_WORDS[text] if text in _PYTHON_WORDS else _read(text)
+    except (ValueError, RecursionError):
+        return text  # the tool says what is wrong with it
+    return value if "string" not in types or types & _SCHEMA_TYPES.get(type(value), set()) else text
 
 
 def _closed(text: str) -> str:

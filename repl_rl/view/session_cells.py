@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -123,7 +123,7 @@ class _Hermes:
     stops: bytes = ToolCallDialect.stops
     form: CallForm = field(default_factory=lambda: CallForm("<tool_call>", "</tool_call>", "name", "arguments"))
     names: frozenset[str] = frozenset()
-    offered: tuple[str, ...] = ("python", "submit_final_answer")
+    parameters: Mapping[str, Any] = field(default_factory=lambda: {"python": {}, "submit_final_answer": {}})
     asks: None = None
 
     def reader(self) -> ToolCallReader:

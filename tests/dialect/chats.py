@@ -1,5 +1,5 @@
 """Chat templates as tokenizers render them. Those in `templates/` follow the public ones of their models, shortened to
-what matters for tools.
+what matters for tools; those of `REAL` come with TRL.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import trl
 from jinja2.exceptions import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -17,14 +18,16 @@ from repl_rl.dialect.tool_call import ToolCallDialect
 from repl_rl.errors import ModelError
 
 TEMPLATES = Path(__file__).parent / "templates"
-JSON_TEMPLATES = ["llama3_1", "mistral", "no_end", "qwen2_5", "qwen3"]
+CALL_TEMPLATES = ["llama3_1", "mistral", "no_end", "qwen2_5", "qwen3", "qwen3_coder"]
+REAL = Path(trl.__file__).parent / "chat_templates"
 
 
 class Chat:
     """A chat template as a model's tokenizer renders it."""
 
     def __init__(self, name: str) -> None:
-        self._source = (TEMPLATES / f"{name}.jinja").read_text()
+        folder = REAL if name.startswith("real ") else TEMPLATES
+        self._source = (folder / f"{name.removeprefix('real ')}.jinja").read_text()
 
     def __call__(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], opens: bool) -> str:
         try:

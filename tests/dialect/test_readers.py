@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dialect.chats import JSON_TEMPLATES, tool_calls
+from dialect.chats import CALL_TEMPLATES, tool_calls
 from dialect.talk import Splits, assert_texts_are_the_bytes, cells_of, read_all, turns_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +17,7 @@ from repl_rl.config import DialectConfig
 from repl_rl.dialect import Dialect, PythonReader, Reader, Turn, make_dialect
 
 CASES = [json.loads(line) for line in (Path(__file__).parent / "turns.jsonl").read_text().splitlines()]
-TOOL_CALLS = {f"tool_call {template}": tool_calls(template) for template in JSON_TEMPLATES}
+TOOL_CALLS = {f"tool_call {template}": tool_calls(template) for template in CALL_TEMPLATES}
 DIALECTS: dict[str, Dialect] = TOOL_CALLS | {
     name: make_dialect(DialectConfig(name=name)) for name in ("python", "ipython", "fenced", "inline", "text")
 }
@@ -28,7 +28,8 @@ PIECES = {
     "fenced": "```python|```|````|~~~|~~~py|```output|x = 1|x|    y|é€|Answer: 1|\n",
     "inline": "<fn>|</fn>|<|f|n>|fn>|>|\n|x|'|(1)|é€| a |Answer: 1\n|/",
     "text": "Answer: 1|#### 2|a||\\boxed{3}|é€|Answer:|\n",
-    "tool_call": f"<tool_call>|</tool_call>|{CALL}|<tool_call>\n{CALL}\n</tool_call>|{{|}}|\n|[TOOL_CALLS] [|]|é",
+    "tool_call": f"<tool_call>|</tool_call>|{CALL}|<tool_call>\n{CALL}\n</tool_call>|{{|}}|\n|[TOOL_CALLS] [|]|é"
+    "|<function=python>|\n<parameter=code>|</parameter>|</function>",
 }
 """Pieces of text that mean something to each dialect."""
 

@@ -6,17 +6,18 @@ The templates in `templates/` follow the public ones of their models, shortened 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import yaml
-from dialect.chats import JSON_TEMPLATES, Chat, call, tool_calls
+from dialect.chats import CALL_TEMPLATES, Chat, call, tool_calls
 from dialect.conftest import Talk
 from dialect.talk import FOLDER
 from scripted import multiply
 
 from repl_rl.config import DialectConfig
 from repl_rl.dialect import Cell, CellRun, Refusal
-from repl_rl.dialect.call_form import CallForm
+from repl_rl.dialect.call_form import CallForm, Tags
 from repl_rl.dialect.tool_call import ToolCallDialect
 from repl_rl.errors import ConfigError
 from repl_rl.tools import as_tools
@@ -29,7 +30,8 @@ EXPRESSION = LineKind.EXPRESSION
 @pytest.mark.parametrize("template", CALLS)
 def test_the_form_of_a_call_and_what_stands_around_results(template: str) -> None:
     dialect, frame = tool_calls(template), tuple(CALLS[template]["frame"])
-    assert dialect.form == CallForm(*CALLS[template]["form"])
+    tags = CALLS[template].get("tags")
+    assert dialect.form == CallForm(*CALLS[template]["form"], tags and Tags(*tags))
     assert dialect.frame(2) == frame
     assert dialect.frame(1) == (frame[0], frame[2])
 
@@ -37,8 +39,9 @@ def test_the_form_of_a_call_and_what_stands_around_results(template: str) -> Non
 @pytest.mark.parametrize(
     ("template", "complaint"),
     [
-        ("no_tools", "writes tool calls otherwise than as JSON objects, or leaves them out"),
-        ("xml_calls", "writes tool calls otherwise than as JSON objects"),
+        ("no_tools", "writes tool calls neither as JSON objects nor in tags, or leaves them out"),
+        ("real cohere", "writes tool calls neither as JSON objects nor in tags"),
+        ("real muse_glimmer", "writes tool calls neither as JSON objects nor in tags"),
         ("hidden_tools", "has no place for tools"),
         ("no_results", "leaves out results of tools"),
         ("no_tool_role", "refuses the conversation: unknown role tool"),
@@ -54,7 +57,7 @@ def test_a_model_without_a_template() -> None:
         ToolCallDialect(DialectConfig(name="tool_call"))
 
 
-@pytest.mark.parametrize("template", JSON_TEMPLATES)
+@pytest.mark.parametrize("template", CALL_TEMPLATES)
 def test_the_prompt_offers_the_tools_and_the_sequence_is_what_the_template_renders(template: str) -> None:
     """Prompt, sampled call and frame together are the template's own rendering of that conversation."""
     dialect, chat = tool_calls(template), Chat(template)
@@ -147,3 +150,29 @@ def test_a_turn_with_calls_waits_and_one_without_ends() -> None:
     ]
     assert [turn.waits for turn in turns] == [True, False]
     assert [turn.answer for turn in turns] == [None, ("'1'",)]
+
+
+def drawn(points: list[Any] | int, label: str | None, n: int = 1, closed: bool = False, at: int | str = 0) -> str:
+    """Draw a figure."""
+    return f"{points} {label} {n} {closed} {at}"
+
+
+@pytest.mark.parametrize(
+    "template", ["qwen3_coder", *(f"real {name}" for name in ("qwen3_5_think", "qwen3_6", "glm4moe"))]
+)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"points": [[1, 2.5], []], "label": "3", "n": 3, "closed": True, "at": 7},
+        {"points": [], "label": "\n  a <b> <parameter=x>\n</function>\n\n", "closed": False, "at": "null and 7"},
+        {"label": '{"é": [1]}', "points": [[-1e-3]], "n": None},
+        {"label": None, "points": "so:", "other": "7"},
+    ],
+)
+def test_what_a_template_writes_in_tags_is_read_as_what_it_was_given(template: str, arguments: dict[str, Any]) -> None:
+    dialect = tool_calls(template, as_tools([drawn]))
+    dialect.texts["examples"][:] = [json.dumps({"name": "drawn", "arguments": arguments})]
+    written = dialect.shown_examples().partition("\n\n")[2]
+    assert written.startswith("<tool_call>drawn\n" if template == "real glm4moe" else "<tool_call>\n<function=drawn>\n")
+    cells = dialect.reader().read(f"So:\n{written}\n{written}", True).cells
+    assert cells == (Cell(f"print(drawn(**{arguments!r}))", EXPRESSION),) * 2

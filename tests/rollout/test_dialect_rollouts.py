@@ -26,7 +26,6 @@ from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory
 from repl_rl.utils.threads import BackgroundLoop
 
 QUESTION = "Find the remainder of 7**2024 divided by 1000."
-TEMPLATE = (TEMPLATES / "qwen2_5.jinja").read_text()
 GUIDE = (Path(__file__).parents[2] / "docs" / "dialects.md").read_text()
 
 
@@ -46,13 +45,13 @@ SESSIONS = {name: Told(**values) for name, values in _READ.items()}
 
 
 @cache
-def vocabulary_for(dialect: str, end: str = vocabularies.CHAT_END) -> Vocabulary:
+def vocabulary_for(dialect: str, end: str = vocabularies.CHAT_END, template: str = "qwen2_5") -> Vocabulary:
     """A token for each byte and for each of ChatML's marks; turns end with `end`."""
     tokenizer = vocabularies.byte_tokenizer()
     marks = [vocabularies.CHAT_OPEN, vocabularies.CHAT_END]
     tokenizer.add_special_tokens({"additional_special_tokens": marks})
     tokenizer.eos_token = end
-    tokenizer.chat_template = TEMPLATE if dialect == "tool_call" else None
+    tokenizer.chat_template = (TEMPLATES / f"{template}.jinja").read_text() if dialect == "tool_call" else None
     also = [tokenizer.convert_tokens_to_ids(vocabularies.CHAT_END)]
     return Vocabulary(tokenizer, also, dialect_class(DialectConfig(name=dialect)).stops)
 
@@ -74,10 +73,11 @@ async def roll_out(
     typed: Sequence[str],
     end: str = vocabularies.CHAT_END,
     context_tokens: int = 6000,
+    template: str = "qwen2_5",
     **budget: int,
 ) -> Trajectory:
     """The trajectory of a policy that types these turns. What holds of every one is asserted here."""
-    vocabulary = vocabulary_for(dialect, end)
+    vocabulary = vocabulary_for(dialect, end, template)
     engine = RecordingEngine(ScriptedEngine(vocabulary, lambda prompt: lines_of(typed, vocabulary.stops)))
     made = dialect_for(vocabulary, DialectConfig(name=dialect, max_output_chars=1000))
     given: dict[str, Any] = {"vocabulary": vocabulary, "dialect": made, "context_tokens": context_tokens}
@@ -194,6 +194,24 @@ def test_an_unclosed_call_of_a_tool_is_answered_all_the_same(roll: Callable[...,
     trajectory = roll("tool_call", [broken, "Answer: 42\n"])
     assert "<tool_response>\n42\n</tool_response>" in text_of(trajectory, "tool_call")
     assert trajectory.answer == ("'42'",)
+
+
+def test_calls_in_tags(roll: Callable[..., Trajectory]) -> None:
+    opened, closed = "<tool_call>\n<function=python>\n<parameter=code>\n", "\n</parameter>\n</function>\n</tool_call>"
+    typed = [f"{opened}{code}{closed}" for code in ("r = pow(7, 2024, 1000)\nr", "1 / 0")]
+    assert f"```text\n{typed[0]}\n```" in GUIDE
+    typed += ["So:\n<tool_call>\nx\n</tool_call>", "Answer: 401\n"]
+    trajectory = roll("tool_call", typed, template="qwen3_coder")
+    error = "SyntaxError: the call can't be read: it has to begin with <function=NAME>"
+    results = ["401", "ZeroDivisionError: division by zero", error]
+    before = "<|im_end|>\n<|im_start|>user\n<tool_response>\n"
+    after = "\n</tool_response>\n<|im_end|>\n<|im_start|>assistant\n"
+    told = "".join(f"{said}{before}{result}{after}" for said, result in zip(typed[:-1], results, strict=True))
+    assert text_of(trajectory, "tool_call") == told + typed[-1]
+    cells = [cell.source for line in trajectory.lines for cell in line.cells]
+    assert cells == ["r = pow(7, 2024, 1000)\nr", "1 / 0", ""]
+    assert [line.error_name for line in trajectory.lines if line.cells] == [None, "ZeroDivisionError", "SyntaxError"]
+    assert (trajectory.unread_calls, trajectory.answer) == (1, ("'401'",))
 
 
 @pytest.mark.parametrize("dialect", ["fenced", "inline", "tool_call", "text"])
