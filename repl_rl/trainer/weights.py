@@ -24,6 +24,21 @@ def _wait_for_gpu() -> None:
         torch.cuda.synchronize()
 
 
+def _gathered(shard: DTensor, device: torch.device) -> torch.Tensor:
+    """The whole weight. A shard that is offloaded to the CPU is gathered over GPUs all the same.
+
+    vLLM's transfer reads weights inside streams of its own. A gather that waited there behind a broadcast would come
+    later in this process than in those that read nothing but gathers, and above two processes all would wait for ever
+    (TRL #6797, #6798). So it runs on the trainer's stream, and is over before the weight is handed on.
+    """
+    if device.type != "cuda":
+        return shard.to(device).full_tensor()
+    with torch.cuda.stream(torch.cuda.default_stream(device)):
+        whole = shard.to(device).full_tensor()
+        torch.cuda.current_stream(device).synchronize()
+    return whole
+
+
 @contextmanager
 def _merged(layer: Any) -> Iterator[None]:
     """One of PEFT's layers with its adapter in its weight; afterwards the weight has the bits from before."""
@@ -118,9 +133,7 @@ class EngineGeneration(VLLMGeneration):  # type: ignore[misc]
         for name, weight, layer in self._parameters():
             shared = [weight] if layer is None else list(layer.parameters())
             with self._dist.gather_params(shared), nullcontext() if layer is None else _merged(layer):
-                # a shard that is offloaded to the CPU is gathered over GPUs all the same
-                is_shard = isinstance(weight, DTensor)
-                yield name, weight.to(self.accelerator.device).full_tensor() if is_shard else weight.data
+                yield name, _gathered(weight, self.accelerator.device) if isinstance(weight, DTensor) else weight.data
 
     def facts(self) -> list[TensorFacts] | None:
         """What `sync_weights` sends, without gathering it; None under FSDP 1, where a shard does not know its shape."""
