@@ -29,6 +29,10 @@ WHOLE_RUNS = [
         "runs: evaluated, saved, resumed",
     ),
     pytest.mark.covers("two processes with LoRA, and a vLLM server", "runs: evaluated, saved, resumed"),
+    pytest.mark.covers(
+        "two processes with a Ray cluster, or with a vLLM server and `asynchronous`",
+        "runs: evaluated, saved, resumed; the main process rolls out for both",
+    ),
 ]
 
 SHARDED = str(Path(__file__).parents[1] / "sharded.py")
@@ -43,8 +47,8 @@ class Kind:
     program: list[str]
     lora: bool = False
     server: bool = False
-    asynchronous: bool = False
-    engine: dict[str, Any] = field(default_factory=lambda: SMALL["engine"])
+    sections: dict[str, Any] = field(default_factory=dict)
+    """What the config has besides."""
     dtype: str = "float32"
     """Of the sampler, the passes and, with adapters, of the frozen weights."""
 
@@ -56,7 +60,7 @@ class Kind:
 
 KINDS = {
     "ddp": Kind(DDP),
-    "ddp, vLLM in each": Kind(DDP, engine=SMALL["engine"] | {"backend": "vllm"}),
+    "ddp, vLLM in each": Kind(DDP, sections={"engine": {"backend": "vllm"}}),
     "fsdp 2": Kind([SHARDED, "fsdp2"]),
     "fsdp 2, bfloat16": Kind([SHARDED, "fsdp2"], dtype="bfloat16"),
     "fsdp 2, lora": Kind([SHARDED, "fsdp2"], lora=True),
@@ -64,7 +68,12 @@ KINDS = {
     "zero-3": Kind([SHARDED, "zero3"]),
     "zero-3, lora": Kind([SHARDED, "zero3"], lora=True),
     "ddp, lora, a server": Kind(DDP, lora=True, server=True),
-    "ddp, asynchronous, a server": Kind(DDP, server=True, asynchronous=True),
+    "ddp, asynchronous, a server": Kind(
+        DDP, server=True, sections={"train": {"asynchronous": {"max_staleness": 0}, "redraws": 0}}
+    ),
+    "ddp, a cluster": Kind(
+        DDP, server=True, sections={"cluster": {"address": "local", "replicas": 1, "replica_resources": {}}}
+    ),
 }
 
 
@@ -90,13 +99,16 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 def runs(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """A run of two steps, and one that was resumed after the first."""
     folder = tmp_path_factory.mktemp("two")
-    with servers(folder, 1) if kind.server else nullcontext() as running:
-        engine = kind.engine
-        if running is not None:
-            engine = {"servers": [running[0].url], "context_tokens": 384, "weights_folder": str(folder / "weights")}
+    is_own_server = kind.server and "cluster" not in kind.sections
+    with servers(folder, 1) if is_own_server else nullcontext() as running:
+        engine: dict[str, Any] = SMALL["engine"]
+        if kind.server:
+            urls = [server.url for server in running or ()]
+            engine = {"servers": urls, "context_tokens": 384, "weights_folder": str(folder / "weights")}
         lora = {"lora": {"r": 4}, "dtype": kind.dtype, "learning_rate": 2e-2} if kind.lora else {}
-        how = lora | ({"asynchronous": {"max_staleness": 0, "queue": 0}, "redraws": 0} if kind.asynchronous else {})
-        config = {**SMALL, "engine": engine, "train": SMALL["train"] | how, "model": {"dtype": kind.dtype}}
+        config = {**SMALL, "engine": engine, "train": SMALL["train"] | lora, "model": {"dtype": kind.dtype}}
+        for name, more in kind.sections.items():
+            config[name] = config.get(name, {}) | more
         (folder / "c.yaml").write_text(yaml.safe_dump(config))
         train(kind, folder, "c.yaml")
         train(kind, folder, "c.yaml", "--set", "name=again", "--set", "train.steps=1")
@@ -167,7 +179,8 @@ def test_a_resumed_run_ends_as_one_that_ran_through(kind: Kind, runs: list[Path]
 @pytest.mark.covers("two processes, vLLM in each", "the sessions and the step of one process with the whole batch")
 def test_two_processes_with_an_engine_each_do_what_one_does(tmp_path: Path) -> None:
     kind = KINDS["ddp, vLLM in each"]
-    config = SMALL | {"engine": kind.engine, "train": SMALL["train"] | {"redraws": 0, "steps": 1}}
+    engine = SMALL["engine"] | kind.sections["engine"]
+    config = SMALL | {"engine": engine, "train": SMALL["train"] | {"redraws": 0, "steps": 1}}
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
     for count in (2, 1):
         train(
