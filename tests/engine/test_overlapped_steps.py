@@ -269,3 +269,22 @@ def test_lines_are_what_their_weights_sample_whatever_happens_meanwhile(
         raise AssertionError("nothing runs any more")
     assert not core.scheduler.requests
     assert core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == BLOCKS - 1
+
+
+@pytest.mark.parametrize("engine", [LineScheduler, AsyncLineScheduler], indirect=True)
+def test_sampled_tokens_are_not_counted_as_a_prompts(engine: Any, vocabulary: Vocabulary) -> None:
+    """Not the last one, which a step in flight is given as its line ends, nor those of a line that is aborted."""
+    stepper, ended = LineStepper(engine, vocabulary), 0
+    before = stepper.scheduler.computed_tokens
+    for number in range(8):
+        slot = LineSlot(f"counted-{number}")
+        stepper.add(slot, [300 + number] * 10, LINE_TOKENS, SamplingConfig())
+        for _ in range(9):
+            if list(stepper.step()):
+                ended += 1
+                break
+        else:
+            stepper.abort(slot)
+        stepper.leave(slot)
+    assert 0 < ended < 8
+    assert stepper.scheduler.computed_tokens - before - stepper.decoded_tokens == 8 * 10 == stepper.asked_tokens
