@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +39,12 @@ CONTEXT_TOKENS, BLOCK_TOKENS, BLOCKS, PLACES = 96, 4, 40, 6
 LINE_TOKENS = 24
 ENDS = (0, 199, 261)
 """nano's end of text, and two of its tokens with a newline. Every tenth token is one of them."""
+ANSWERS = {
+    "get_supported_kv_cache_layouts": ["LBNHC"],
+    "determine_available_memory": 1 << 30,
+    "compile_or_warm_up_model": CompilationTimes(0.0, 0.0),
+}
+"""Of the worker, to what else vLLM asks as it starts."""
 
 
 def cell(version: int, before: int, token: int) -> int:
@@ -50,10 +57,7 @@ def sampled_from(cells: list[int]) -> tuple[int, float]:
 
 
 def sampled_after(ids: list[int], version: int) -> tuple[int, float]:
-    cells = [0]
-    for token in ids:
-        cells.append(cell(version, cells[-1], token))
-    return sampled_from(cells[1:])
+    return sampled_from(list(itertools.accumulate(ids, partial(cell, version), initial=0))[1:])
 
 
 class Worker:
@@ -69,19 +73,10 @@ class Worker:
         self._blocks: dict[str, list[int]] = {}
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *arguments, **named: None
+        return lambda *arguments, **named: ANSWERS.get(name)
 
     def get_kv_cache_spec(self) -> dict[str, Any]:
         return {"layer": FullAttentionSpec(self._block_tokens, num_kv_heads=1, head_size=1, dtype=torch.float32)}
-
-    def get_supported_kv_cache_layouts(self) -> list[str]:
-        return ["LBNHC"]
-
-    def determine_available_memory(self) -> int:
-        return 1 << 30
-
-    def compile_or_warm_up_model(self) -> CompilationTimes:
-        return CompilationTimes(0.0, 0.0)
 
     def execute_model(self, scheduled: Any) -> ModelRunnerOutput | None:
         for name in scheduled.finished_req_ids:
