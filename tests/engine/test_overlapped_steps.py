@@ -1,5 +1,5 @@
-"""Lines in vLLM as it schedules on a GPU, where a step is in flight while the next one is scheduled; a server's lines
-too. And as it schedules on a CPU.
+"""Lines in vLLM as it schedules on a GPU, where one step is in flight while the next one is scheduled: ours, and those
+of a server. The same lines as it schedules on a CPU.
 
 The worker has no model. It keeps in blocks, for each token, a hash of its weights' version and all ids so far, and
 samples from a hash of all that a request's blocks hold. So each id and log-probability is known, and a token at a wrong
@@ -44,7 +44,7 @@ ANSWERS = {
     "determine_available_memory": 1 << 30,
     "compile_or_warm_up_model": CompilationTimes(0.0, 0.0),
 }
-"""Of the worker, to what else vLLM asks as it starts."""
+"""What else vLLM asks the worker as it starts."""
 
 
 def cell(version: int, before: int, token: int) -> int:
@@ -201,7 +201,7 @@ def assert_right(session: Session, line: SampledLine, versions: Any, vocabulary:
 
 @pytest.fixture(scope="module", params=[LineScheduler, AsyncLineScheduler, _AsyncServerScheduler])
 def engine(request: pytest.FixtureRequest) -> Any:
-    """What a stepper needs of one."""
+    """The parts of an engine that a stepper uses."""
     llm = LLM(
         str(NANO_PATH),
         skip_tokenizer_init=True,
