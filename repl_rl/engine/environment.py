@@ -152,6 +152,10 @@ def cores_beside_engine(engine_threads: int | None) -> set[int] | None:
 
 def limit_openmp(threads: int) -> None:
     """Set the number of OpenMP threads for the calling thread; other threads keep theirs."""
+    import torch
+
+    # In each thread, torch's first operation sets the number that `torch.set_num_threads` was last given, by vLLM too.
+    torch.get_num_threads()
     for region in psutil.Process().memory_maps():
         if _OPENMP.match(region.path.rpartition("/")[2]):
             ctypes.CDLL(region.path).omp_set_num_threads(threads)

@@ -35,6 +35,19 @@ def test_variables_of_the_environment(code: str, environment: dict[str, str], va
     assert run(code, **environment) == (values.split(), WARNING * warns)
 
 
+def test_a_thread_keeps_its_openmp_threads_where_torch_was_given_another_number() -> None:
+    """vLLM's attention on a CPU ends with an error if the number changes within a step."""
+    code = """if True:
+        import torch; from concurrent.futures import ThreadPoolExecutor
+        from repl_rl.engine.environment import limit_openmp
+        torch.set_num_threads(2)
+        thread = ThreadPoolExecutor(1)
+        thread.submit(limit_openmp, 1).result()
+        assert thread.submit(torch.get_num_threads).result() == 1
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 @pytest.mark.slow
 def test_the_trainers_imports_warn_of_nothing() -> None:
     assert run("from repl_rl import ReplGRPOConfig, ReplGRPOTrainer; ")[1] == ""

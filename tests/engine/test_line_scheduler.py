@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -55,22 +54,12 @@ def prompt(vocabulary: Vocabulary, question: str) -> list[int]:
     return list(vocabulary.encode_prompt(f">>> # {question}\n>>>"))
 
 
-async def typed(
-    engine: VLLMEngine,
-    vocabulary: Vocabulary,
-    question: str,
-    lines: int,
-    shown: str = "1\n>>>",
-    together: asyncio.Barrier | None = None,
-) -> Typed:
-    """A session, whose lines begin `together` with those of others."""
+async def typed(engine: VLLMEngine, vocabulary: Vocabulary, question: str, lines: int) -> Typed:
     ids = prompt(vocabulary, question)
     logprobs = [0.0] * len(ids)
-    output = list(vocabulary.encode_output(shown))
+    output = list(vocabulary.encode_output("1\n>>>"))
     async with engine.slot(CONTEXT_TOKENS) as slot:
         for _ in range(lines):
-            if together is not None:
-                await together.wait()
             line = await slot.sample_line(ids, 12, GREEDY)
             ids = [*ids, *line.ids, *output]
             logprobs += [*line.logprobs, *[0.0] * len(output)]
@@ -123,34 +112,6 @@ async def test_the_engine_counts_what_it_computes_anew(engine: VLLMEngine, vocab
     assert engine.prompt_tokens == (asked + len(first) + len(second), computed + anew)
 
 
-@pytest.mark.parametrize("lines_begin_at_once", [False, True])
-async def test_where_blocks_run_short_lines_give_theirs_back_and_stay_exact(
-    engine: VLLMEngine,
-    vocabulary: Vocabulary,
-    reference: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    lines_begin_at_once: bool,
-) -> None:
-    """Eight sessions of up to 12 blocks in a cache of 48, admitted all at once. Where their lines begin at once, all
-    wait with blocks in hand at some time, and one has to give way."""
-    monkeypatch.setattr(engine.admission.rooms[0], "capacity", 10**6)
-    scheduler, given_back = scheduler_of(engine), []
-    release = scheduler.release
-
-    def releasing(name: str) -> None:
-        if name in scheduler.parked:
-            given_back.append("parked")
-        release(name)
-
-    monkeypatch.setattr(scheduler, "release", releasing)
-    together = asyncio.Barrier(len(QUESTIONS)) if lines_begin_at_once else None
-    shown = "1234567890\n" * 4 + ">>>"
-    sessions = (typed(engine, vocabulary, question, 6, shown, together) for question in QUESTIONS)
-    for ids, logprobs in await asyncio.gather(*sessions):
-        assert_exact(reference, ids, logprobs)
-    assert given_back
-
-
 def test_where_waiting_lines_hold_the_blocks_that_the_first_lacks_the_last_ones_give_way(
     engine: VLLMEngine, vocabulary: Vocabulary, reference: Any
 ) -> None:
@@ -178,37 +139,6 @@ def test_where_waiting_lines_hold_the_blocks_that_the_first_lacks_the_last_ones_
             stepper.leave(slot)
     for slot, ids in slots.items():
         assert_exact(reference, ids, logprobs[slot])
-
-
-async def test_what_was_computed_with_older_weights_is_not_gone_on_from(
-    engine: VLLMEngine, vocabulary: Vocabulary
-) -> None:
-    async with engine.slot(CONTEXT_TOKENS) as slot:
-        ids = prompt(vocabulary, QUESTIONS[3])
-        line = await slot.sample_line(ids, 12, GREEDY)
-        with engine.paused():
-            engine.update()
-        asked, computed = engine.prompt_tokens
-        await slot.sample_line([*ids, *line.ids], 12, GREEDY)
-        whole = len(ids) + len(line.ids)
-        assert engine.prompt_tokens == (asked + whole, computed + whole)
-
-
-async def test_without_parking_each_line_is_a_request_of_its_own_and_exact(
-    engine: VLLMEngine, vocabulary: Vocabulary, reference: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on a GPU, where the token of a step in flight would go to whichever request has the id by then."""
-    monkeypatch.setattr(LineScheduler, "parks_blocks", False)
-    names: list[str] = []
-    add = scheduler_of(engine).add_line
-
-    def watched(request: Any) -> None:
-        names.append(request.request_id)
-        add(request)
-
-    monkeypatch.setattr(scheduler_of(engine), "add_line", watched)
-    assert_exact(reference, *await typed(engine, vocabulary, QUESTIONS[7], 4))
-    assert len(set(names)) == 4
 
 
 def test_other_requests_are_vllms_own_business(engine: VLLMEngine, vocabulary: Vocabulary) -> None:

@@ -226,7 +226,7 @@ class LineStepper:
             del self._running[output.request_id]
             request, reason = slot.request, str(output.finish_reason)
             ids = tuple(request.output_token_ids)
-            self.decoded_tokens += len(ids) - 1
+            self._count(request)
             if reason in ("stop", "length"):
                 if not all(map(math.isfinite, slot.logprobs)):
                     raise EngineError(
@@ -243,11 +243,16 @@ class LineStepper:
     def abort(self, slot: LineSlot) -> None:
         name = slot.request.request_id
         del self._running[name]
+        self._count(slot.request)
         slot.request = None
         self._core.abort_requests([name])
 
     def leave(self, slot: LineSlot) -> None:
         self.scheduler.release(slot.name)
+
+    def _count(self, request: LineRequest) -> None:
+        """Of a line that ends. If a step is in flight on a GPU, it was given the last token too."""
+        self.decoded_tokens += max(0, request.num_computed_tokens - request.num_prompt_tokens)
 
     def update(self, version: int) -> None:
         for slot in self._running.values():
