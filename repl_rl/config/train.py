@@ -97,6 +97,10 @@ class TrainConfig(Section):
     """Trainer processes, one for each GPU; `accelerate launch --num_processes` starts more than one."""
     micro_batch: int | None = Field(None, ge=1)
     """Trajectories per backward pass of a process; null takes its share of the step at once."""
+    micro_batch_tokens: int | None = Field(None, ge=1)
+    """Instead, tokens per backward pass: rows are put together by their lengths, in as few passes as that takes. A
+    longer row has a pass of its own, and what rows of a pass begin with in common counts once where it is computed
+    once. The step is the same."""
     loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"] = "dapo"
     """TRL's name of the loss: how tokens are clipped and averaged."""
     beta: float = Field(0.0, ge=0)
@@ -128,6 +132,7 @@ class TrainConfig(Section):
 
     EXCLUDING: ClassVar[tuple[Excluding, ...]] = (
         (("asynchronous", "redraws"), "a step would wait for rollouts of its own"),
+        (("micro_batch", "micro_batch_tokens"), "each says how much a backward pass takes"),
     )
 
     @property

@@ -25,12 +25,13 @@ B batch, S prompt and completion tokens, T completion tokens, N tokens in the ro
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from inspect import signature
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
@@ -115,11 +116,9 @@ def pack(ids: torch.Tensor, attention_mask: torch.Tensor, typed_mask: torch.Tens
         raise ValueError("a typed token needs a token before it that predicts it: prompts can't be empty")
     if not bool(typed.any()):  # the second real token of the first row stands in
         typed[0, int(attention_mask[0].argmax()) + 1] = True
-    column = torch.arange(ids.size(1), device=ids.device)
-    last = torch.where(typed, column, 0).amax(dim=1, keepdim=True)  # (B, 1): column of the last typed token
-    kept = attention_mask.bool() & (column < last)  # (B, S)
+    kept, rows = computed(ids, attention_mask, typed)
     positions = kept.cumsum(dim=1) - 1  # (B, S)
-    common, index = _laid_out(ids, kept, positions, shares)
+    common, index = _laid_out(rows, ids, shares)
     own = kept & (positions >= common[:, None])
     lengths = own.sum(dim=1).tolist()
     row, at = typed[:, 1:].nonzero(as_tuple=True)  # the token at `at + 1` is typed
@@ -136,23 +135,41 @@ def pack(ids: torch.Tensor, attention_mask: torch.Tensor, typed_mask: torch.Tens
     )
 
 
-def _laid_out(
-    ids: torch.Tensor, kept: torch.Tensor, positions: torch.Tensor, shares: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(B,): how many tokens a sequence has in common with one before it. (B, S): where in the row its tokens are."""
-    sequences = torch.full_like(ids, -1).cpu()  # each from its first token on, then -1
-    row, _ = kept.nonzero(as_tuple=True)
-    sequences[row.cpu(), positions[kept].cpu()] = ids[kept].cpu()
-    lengths = kept.sum(dim=1).tolist()
-    common, index, end = torch.zeros(len(ids), dtype=torch.long), torch.zeros_like(sequences), 0
-    for number, length in enumerate(lengths):
-        if shares and number and 0 < length <= _LONGEST_SHARING:
-            equal = (sequences[:number, :length] == sequences[number, :length]).long().cumprod(dim=1).sum(dim=1)
-            count, first = (int(value) for value in equal.max(dim=0))
-            if count >= _LEAST_SHARED * length:
-                common[number] = count
-                index[number, :count] = index[first, :count]
-        start = int(common[number])
+def computed(
+    ids: torch.Tensor, attention_mask: torch.Tensor, typed: torch.Tensor
+) -> tuple[torch.Tensor, list[np.ndarray]]:
+    """Of rows (B, S): which tokens have to be computed, those before the last typed one, and their ids, of each row."""
+    column = torch.arange(ids.size(1), device=ids.device)
+    last = torch.where(typed, column, 0).amax(dim=1, keepdim=True)  # (B, 1)
+    kept = attention_mask.bool() & (column < last)  # (B, S)
+    return kept, [row[each].numpy() for row, each in zip(ids.cpu(), kept.cpu(), strict=True)]
+
+
+def shared_by(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """(B, B): how many tokens of a row, the second index, are not computed again if the first is before it."""
+    padded = np.full((len(rows), max(map(len, rows)) + 1), -1)
+    for place, ids in zip(padded, rows, strict=True):
+        place[: len(ids)] = ids
+    shared = np.zeros((len(rows), len(rows)), dtype=int)
+    for number, length in enumerate(map(len, rows)):
+        if 0 < length <= _LONGEST_SHARING:
+            differs = padded[:, : length + 1] != padded[number, : length + 1]
+            differs[:, length] = True
+            count = differs.argmax(axis=1)
+            shared[:, number] = np.where(count >= _LEAST_SHARED * length, count, 0)
+    return shared
+
+
+def _laid_out(rows: Sequence[np.ndarray], ids: torch.Tensor, shares: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """(B,): how many tokens a row has in common with one before it. (B, S): where in the packed row its tokens are."""
+    common, index, end = torch.zeros(len(ids), dtype=torch.long), torch.zeros(ids.shape, dtype=torch.long), 0
+    shared = shared_by(rows) if shares else np.zeros((len(rows), len(rows)), dtype=int)
+    for number, length in enumerate(map(len, rows)):
+        start = 0
+        if number:
+            first = int(shared[:number, number].argmax())
+            common[number] = start = int(shared[first, number])
+            index[number, :start] = index[first, :start]
         index[number, start:length] = torch.arange(end, end + length - start)
         end += length - start
     return common.to(ids.device), index.to(ids.device)
@@ -283,6 +300,8 @@ class TypedForward:
         self._at: torch.Tensor | None = None
         config = base_of(model).config
         self._is_flash = config._attn_implementation.startswith("flash")
+        self.shares = not self._is_flash
+        """Whether what rows have in common is computed once."""
         self._is_one_call = True
         # a router's loss takes a mask of the padding, and there is none
         has_router = hasattr(config.get_text_config(), "output_router_logits")
@@ -318,7 +337,7 @@ class TypedForward:
 
     def pack(self, ids: torch.Tensor, attention_mask: torch.Tensor, typed_mask: torch.Tensor) -> Packed:
         """A batch as the model can take it, see `pack`."""
-        return pack(ids, attention_mask, typed_mask, shares=not self._is_flash)
+        return pack(ids, attention_mask, typed_mask, shares=self.shares)
 
     def __call__(self, model: Any, packed: Packed) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Log-probability of each typed token in nats, and the entropy there if the head computes it: (K,) each."""

@@ -9,22 +9,36 @@ loss. B batch, S prompt and completion tokens, T completion tokens.
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
+from accelerate.utils import DistributedType
 from torch.nn.functional import pad
 from trl import GRPOTrainer
 from trl.distributed import DistributedBackend
 
+from repl_rl.errors import ConfigError
 from repl_rl.trainer.logged import StepLog
-from repl_rl.trainer.packed import TypedForward
+from repl_rl.trainer.packed import TypedForward, computed
+from repl_rl.trainer.passes import divide
 from repl_rl.trainer.step import typed_of
+from repl_rl.utils.distributed import gather
 
 logger = logging.getLogger(__name__)
 
 _MEANS_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
+
+
+class _Pass(NamedTuple):
+    """One of those that the loss of a batch takes."""
+
+    rows: list[int]
+    """Those that it computes."""
+    known: list[torch.Tensor]
+    """Log-probabilities and entropies of the passes so far, (B, T), zero elsewhere."""
 
 
 class _Batch(NamedTuple):
@@ -32,6 +46,8 @@ class _Batch(NamedTuple):
     inputs: dict[str, Any] | None
     """Of the loss, in its own pass."""
     shares_ratios: bool
+    part: _Pass | None
+    """None computes all rows."""
 
 
 class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
@@ -48,6 +64,12 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         torch.backends.cuda.enable_cudnn_sdp(False)
         self.step_log = StepLog(self)
         self._batch: _Batch | None = None
+        self._most_tokens: int = getattr(self.args, "micro_batch_tokens", None) or 0
+        if self._most_tokens and self.aux_loss_enabled:
+            raise ConfigError(
+                f"micro_batch_tokens={self._most_tokens} with the auxiliary loss of this model's router, which is one "
+                "of a whole batch: leave that out (train.trl: {router_aux_loss_coef: 0}), or set micro_batch"
+            )
         models = [self.accelerator.unwrap_model(model) for model in (self.model, self.ref_model) if model is not None]
         weights = [weight for model in models for weight in model.parameters()]
         with DistributedBackend(self.accelerator).gather_params(weights), self.accelerator.autocast():
@@ -65,6 +87,53 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         return self._typed_forward is not None and not self.aux_loss_enabled
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        """The loss of a batch. With `micro_batch_tokens`, each of its passes is followed by its backward pass, but the
+        last, which the caller's follows.
+
+        In each, TRL's loss is that of the whole batch, with its counts and means. Rows of other passes stand there as
+        numbers, so the gradient is that of the pass's own rows, and the sum of them is the batch's for every loss that
+        adds up over rows. The last pass knows all values, and logs what a single pass would.
+        """
+        if not self._most_tokens or not self.model.training:
+            return self._loss_of(model, inputs)
+        typed = typed_of(inputs)
+        ids, attention = (torch.cat([inputs[f"prompt_{of}"], inputs[f"completion_{of}"]], 1) for of in ("ids", "mask"))
+        *others, last = self._passes(ids, attention, typed)
+        known = [torch.zeros(typed.shape, device=typed.device)] * 2
+        is_deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
+        for rows in others:
+            with self._before_the_last_pass(model):
+                loss = self._loss_of(model, inputs, _Pass(rows, known))
+                # as in transformers' training_step
+                self.accelerator.backward(loss, **({"scale_wrt_gas": False} if is_deepspeed else {}))
+        return self._loss_of(model, inputs, _Pass(last, known))
+
+    def _passes(self, ids: torch.Tensor, attention: torch.Tensor, typed: torch.Tensor) -> list[list[int]]:
+        """The rows of each pass of a batch. All processes have to ask together, and get as many."""
+        forward = self._typed_forward
+        if forward is None:  # padding is computed, too
+            attention = typed = torch.ones_like(ids)
+        _, rows = computed(ids, attention, pad(typed, (ids.size(1) - typed.size(1), 0)).bool() & attention.bool())
+        shares = forward is not None and forward.shares
+        return divide(rows, self._most_tokens, shares=shares, agreed=lambda count: max(gather([count])))
+
+    @contextmanager
+    def _before_the_last_pass(self, model: Any) -> Iterator[None]:
+        """Inside the block, gradients stay in this process, and what TRL and we log or count of a loss is dropped."""
+        state, kept = self.accelerator.gradient_state, (self._metrics, self.step_log, self._entropy_window_stats)
+        syncs: bool = state.sync_gradients
+        is_each_synced = state.plugin_kwargs.get("sync_each_batch", False)
+        is_apart = syncs and not is_each_synced and self.accelerator.distributed_type != DistributedType.DEEPSPEED
+        self._metrics, self.step_log = {"train": defaultdict(list), "eval": defaultdict(list)}, StepLog(self)
+        state._set_sync_gradients(False)
+        try:
+            with self.accelerator.no_sync(model) if is_apart else nullcontext():
+                yield
+        finally:
+            state._set_sync_gradients(syncs)
+            self._metrics, self.step_log, self._entropy_window_stats = kept
+
+    def _loss_of(self, model: Any, inputs: dict[str, Any], part: _Pass | None = None) -> torch.Tensor:
         """TRL's loss. `row_share`, if the inputs have it, is the share of the step's rows that are in the loss: what is
         a mean over rows is one over these. Such losses are proportional to advantages and to the weight of the KL term,
         so these are scaled; an entropy bonus and a router's loss are no means over rows."""
@@ -77,7 +146,7 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
                 inputs["advantages"], self.beta = inputs["advantages"] / share, beta / share
             if is_per_sequence:
                 self.importance_sampling_level = "token"
-            with self.forward_passes_of(typed_of(inputs), inputs, is_per_sequence):
+            with self.forward_passes_of(typed_of(inputs), inputs, is_per_sequence, part):
                 loss: torch.Tensor = super()._compute_loss(model, inputs)
         finally:
             self.beta, self.importance_sampling_level = beta, level
@@ -85,12 +154,16 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
 
     @contextmanager
     def forward_passes_of(
-        self, typed: torch.Tensor, inputs: dict[str, Any] | None = None, shares_ratios: bool = False
+        self,
+        typed: torch.Tensor,
+        inputs: dict[str, Any] | None = None,
+        shares_ratios: bool = False,
+        part: _Pass | None = None,
     ) -> Iterator[None]:
         """Inside the block, forward passes are of a batch with this mask of typed tokens, (B, T), which TRL doesn't
         hand to them. `inputs` are those of a loss; what follows from its pass is put there. With `shares_ratios`, its
-        ratios are those of sequences."""
-        before, self._batch = self._batch, _Batch(typed, inputs, shares_ratios)
+        ratios are those of sequences. `part` is which of its passes it is."""
+        before, self._batch = self._batch, _Batch(typed, inputs, shares_ratios, part)
         try:
             yield
         finally:
@@ -151,13 +224,34 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         return weights
 
     def _get_per_token_logps_and_entropies(
-        self, *arguments: Any, **named: Any
+        self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int, **named: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Log-probabilities and entropies (B, T), zero where nothing was typed; TRL's own if the batch can't be
         packed."""
-        values = self._values_of(*arguments, **named)
         batch = self._batch
-        if batch is not None and batch.inputs is not None:
+        if batch is None:
+            return self._values_of(None, model, input_ids, attention_mask, logits_to_keep, **named)
+        typed = pad(batch.typed, (0, logits_to_keep - batch.typed.size(1))).to(input_ids.device)
+        if not self._most_tokens:
+            values = self._values_of(typed, model, input_ids, attention_mask, logits_to_keep, **named)
+        else:
+            named["batch_size"] = None
+            part = batch.part
+            known = [torch.zeros(typed.shape, device=typed.device)] * 2 if part is None else part.known
+            for rows in self._passes(input_ids, attention_mask, typed) if part is None else [part.rows]:
+                at = rows or [0]  # an empty pass is one of a row without typed tokens
+                own = self._values_of(
+                    typed[at] * bool(rows), model, input_ids[at], attention_mask[at], logits_to_keep, **named
+                )
+                index = torch.tensor(rows, dtype=torch.long, device=typed.device)
+                known = [
+                    before if new is None else before.index_copy(0, index, new[: len(rows)].to(before.dtype))
+                    for before, new in zip(known, own[:2], strict=True)
+                ]
+            if part is not None:
+                part.known[:] = [values.detach() for values in known]
+            values = known[0], known[1], None
+        if batch.inputs is not None:
             if "old_per_token_logps" not in batch.inputs:
                 self._compare(values[0].detach(), batch.typed, batch.inputs)
             elif batch.shares_ratios:
@@ -166,6 +260,7 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _values_of(
         self,
+        typed: torch.Tensor | None,
         model: Any,
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor,
@@ -176,7 +271,7 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         **modalities: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         is_plain = not compute_aux_loss and all(value is None for value in modalities.values())
-        if self._typed_forward is None or self._batch is None or not is_plain:
+        if self._typed_forward is None or typed is None or not is_plain:
             values: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
             values = super()._get_per_token_logps_and_entropies(
                 model,
@@ -189,8 +284,6 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
                 **modalities,
             )
             return values
-        typed = self._batch.typed
-        typed = pad(typed, (0, logits_to_keep - typed.size(1))).to(input_ids.device)
         batch = (input_ids, attention_mask, typed)
         rows = zip(*(values.split(batch_size or len(input_ids)) for values in batch), strict=True)
         parts = []
