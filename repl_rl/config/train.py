@@ -98,9 +98,8 @@ class TrainConfig(Section):
     micro_batch: int | None = Field(None, ge=1)
     """Trajectories per backward pass of a process; null takes its share of the step at once."""
     micro_batch_tokens: int | None = Field(None, ge=1)
-    """Instead, tokens per backward pass: rows are put together by their lengths, in as few passes as that takes. A
-    longer row has a pass of its own, and what rows of a pass begin with in common counts once where it is computed
-    once. The step is the same."""
+    """Tokens per backward pass instead: rows are put together by length, in as few passes as that needs; a longer one
+    has a pass of its own. What the rows of a pass begin with in common counts once, if it is computed once."""
     loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"] = "dapo"
     """TRL's name of the loss: how tokens are clipped and averaged."""
     beta: float = Field(0.0, ge=0)

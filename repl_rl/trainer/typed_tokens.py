@@ -22,8 +22,7 @@ from trl.distributed import DistributedBackend
 
 from repl_rl.errors import ConfigError
 from repl_rl.trainer.logged import StepLog
-from repl_rl.trainer.packed import TypedForward, computed
-from repl_rl.trainer.passes import divide
+from repl_rl.trainer.packed import TypedForward, computed, divide
 from repl_rl.trainer.step import typed_of
 from repl_rl.utils.distributed import gather
 
@@ -32,22 +31,15 @@ logger = logging.getLogger(__name__)
 _MEANS_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
 
 
-class _Pass(NamedTuple):
-    """One of those that the loss of a batch takes."""
-
-    rows: list[int]
-    """Those that it computes."""
-    known: list[torch.Tensor]
-    """Log-probabilities and entropies of the passes so far, (B, T), zero elsewhere."""
-
-
 class _Batch(NamedTuple):
     typed: torch.Tensor
-    inputs: dict[str, Any] | None
+    inputs: dict[str, Any] | None = None
     """Of the loss, in its own pass."""
-    shares_ratios: bool
-    part: _Pass | None
-    """None computes all rows."""
+    shares_ratios: bool = False
+    rows: list[int] | None = None
+    """Those of this pass of the loss; None for all."""
+    known: list[torch.Tensor] | None = None
+    """Log-probabilities and entropies of its passes so far, (B, T), zero elsewhere."""
 
 
 class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
@@ -57,6 +49,9 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
     computes the log-probabilities of a batch before its first update, for the ratios to the sampler. Where no second
     update follows, the loss's own pass gives these, and TRL's is left out.
     """
+
+    _metrics: Any
+    _entropy_window_stats: Any
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -87,8 +82,7 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         return self._typed_forward is not None and not self.aux_loss_enabled
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        """The loss of a batch. With `micro_batch_tokens`, each of its passes is followed by its backward pass, but the
-        last, which the caller's follows.
+        """The loss of a batch. With `micro_batch_tokens`, it goes backward here after each of its passes but the last.
 
         In each, TRL's loss is that of the whole batch, with its counts and means. Rows of other passes stand there as
         numbers, so the gradient is that of the pass's own rows, and the sum of them is the batch's for every loss that
@@ -100,13 +94,21 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         ids, attention = (torch.cat([inputs[f"prompt_{of}"], inputs[f"completion_{of}"]], 1) for of in ("ids", "mask"))
         *others, last = self._passes(ids, attention, typed)
         known = [torch.zeros(typed.shape, device=typed.device)] * 2
-        is_deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
-        for rows in others:
-            with self._before_the_last_pass(model):
-                loss = self._loss_of(model, inputs, _Pass(rows, known))
-                # as in transformers' training_step
-                self.accelerator.backward(loss, **({"scale_wrt_gas": False} if is_deepspeed else {}))
-        return self._loss_of(model, inputs, _Pass(last, known))
+        state, kept = self.accelerator.gradient_state, (self._metrics, self.step_log, self._entropy_window_stats)
+        # as in transformers' loop, for which gradients stay in their process before a step's last batch
+        is_deepspeed, is_last = self.accelerator.distributed_type == DistributedType.DEEPSPEED, state.sync_gradients
+        is_apart = is_last and not is_deepspeed and not state.plugin_kwargs.get("sync_each_batch", False)
+        unscaled = {"scale_wrt_gas": False} if is_deepspeed else {}
+        state._set_sync_gradients(False)
+        self._metrics, self.step_log = {"train": defaultdict(list)}, StepLog(self)
+        try:
+            with self.accelerator.no_sync(model) if is_apart else nullcontext():
+                for rows in others:
+                    self.accelerator.backward(self._loss_of(model, inputs, rows, known), **unscaled)
+        finally:
+            state._set_sync_gradients(is_last)
+            self._metrics, self.step_log, self._entropy_window_stats = kept
+        return self._loss_of(model, inputs, last, known)
 
     def _passes(self, ids: torch.Tensor, attention: torch.Tensor, typed: torch.Tensor) -> list[list[int]]:
         """The rows of each pass of a batch. All processes have to ask together, and get as many."""
@@ -114,26 +116,10 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         if forward is None:  # padding is computed, too
             attention = typed = torch.ones_like(ids)
         _, rows = computed(ids, attention, pad(typed, (ids.size(1) - typed.size(1), 0)).bool() & attention.bool())
-        shares = forward is not None and forward.shares
+        shares = forward is not None and not forward.is_flash
         return divide(rows, self._most_tokens, shares=shares, agreed=lambda count: max(gather([count])))
 
-    @contextmanager
-    def _before_the_last_pass(self, model: Any) -> Iterator[None]:
-        """Inside the block, gradients stay in this process, and what TRL and we log or count of a loss is dropped."""
-        state, kept = self.accelerator.gradient_state, (self._metrics, self.step_log, self._entropy_window_stats)
-        syncs: bool = state.sync_gradients
-        is_each_synced = state.plugin_kwargs.get("sync_each_batch", False)
-        is_apart = syncs and not is_each_synced and self.accelerator.distributed_type != DistributedType.DEEPSPEED
-        self._metrics, self.step_log = {"train": defaultdict(list), "eval": defaultdict(list)}, StepLog(self)
-        state._set_sync_gradients(False)
-        try:
-            with self.accelerator.no_sync(model) if is_apart else nullcontext():
-                yield
-        finally:
-            state._set_sync_gradients(syncs)
-            self._metrics, self.step_log, self._entropy_window_stats = kept
-
-    def _loss_of(self, model: Any, inputs: dict[str, Any], part: _Pass | None = None) -> torch.Tensor:
+    def _loss_of(self, model: Any, inputs: dict[str, Any], *one_pass: list[Any]) -> torch.Tensor:
         """TRL's loss. `row_share`, if the inputs have it, is the share of the step's rows that are in the loss: what is
         a mean over rows is one over these. Such losses are proportional to advantages and to the weight of the KL term,
         so these are scaled; an entropy bonus and a router's loss are no means over rows."""
@@ -146,24 +132,17 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
                 inputs["advantages"], self.beta = inputs["advantages"] / share, beta / share
             if is_per_sequence:
                 self.importance_sampling_level = "token"
-            with self.forward_passes_of(typed_of(inputs), inputs, is_per_sequence, part):
+            with self.forward_passes_of(typed_of(inputs), inputs, is_per_sequence, *one_pass):
                 loss: torch.Tensor = super()._compute_loss(model, inputs)
         finally:
             self.beta, self.importance_sampling_level = beta, level
         return loss
 
     @contextmanager
-    def forward_passes_of(
-        self,
-        typed: torch.Tensor,
-        inputs: dict[str, Any] | None = None,
-        shares_ratios: bool = False,
-        part: _Pass | None = None,
-    ) -> Iterator[None]:
+    def forward_passes_of(self, typed: torch.Tensor, *of_loss: Any) -> Iterator[None]:
         """Inside the block, forward passes are of a batch with this mask of typed tokens, (B, T), which TRL doesn't
-        hand to them. `inputs` are those of a loss; what follows from its pass is put there. With `shares_ratios`, its
-        ratios are those of sequences. `part` is which of its passes it is."""
-        before, self._batch = self._batch, _Batch(typed, inputs, shares_ratios, part)
+        hand to them. A loss adds its inputs, where what follows from its pass is put, and the rest of `_Batch`."""
+        before, self._batch = self._batch, _Batch(typed, *of_loss)
         try:
             yield
         finally:
@@ -229,29 +208,21 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         """Log-probabilities and entropies (B, T), zero where nothing was typed; TRL's own if the batch can't be
         packed."""
         batch = self._batch
-        if batch is None:
-            return self._values_of(None, model, input_ids, attention_mask, logits_to_keep, **named)
-        typed = pad(batch.typed, (0, logits_to_keep - batch.typed.size(1))).to(input_ids.device)
-        if not self._most_tokens:
+        typed = batch and pad(batch.typed, (0, logits_to_keep - batch.typed.size(1))).to(input_ids.device)
+        if batch is None or typed is None or not self._most_tokens:
             values = self._values_of(typed, model, input_ids, attention_mask, logits_to_keep, **named)
         else:
-            named["batch_size"] = None
-            part = batch.part
-            known = [torch.zeros(typed.shape, device=typed.device)] * 2 if part is None else part.known
-            for rows in self._passes(input_ids, attention_mask, typed) if part is None else [part.rows]:
+            known = batch.known or [torch.zeros(typed.shape, device=typed.device)] * 2
+            for rows in self._passes(input_ids, attention_mask, typed) if batch.rows is None else [batch.rows]:
                 at = rows or [0]  # an empty pass is one of a row without typed tokens
-                own = self._values_of(
-                    typed[at] * bool(rows), model, input_ids[at], attention_mask[at], logits_to_keep, **named
-                )
-                index = torch.tensor(rows, dtype=torch.long, device=typed.device)
-                known = [
-                    before if new is None else before.index_copy(0, index, new[: len(rows)].to(before.dtype))
-                    for before, new in zip(known, own[:2], strict=True)
-                ]
-            if part is not None:
-                part.known[:] = [values.detach() for values in known]
+                of_pass = typed[at] * bool(rows), model, input_ids[at], attention_mask[at], logits_to_keep
+                own: Any = self._values_of(*of_pass, **{**named, "batch_size": None, "compute_entropy": True})
+                place = (torch.tensor(rows, dtype=torch.long, device=typed.device),)
+                known = [old.index_put(place, new[: len(rows)].float()) for old, new in zip(known, own, strict=False)]
+            if batch.known is not None:
+                batch.known[:] = [values.detach() for values in known]
             values = known[0], known[1], None
-        if batch.inputs is not None:
+        if batch is not None and batch.inputs is not None:
             if "old_per_token_logps" not in batch.inputs:
                 self._compare(values[0].detach(), batch.typed, batch.inputs)
             elif batch.shares_ratios:

@@ -27,8 +27,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "dr_grpo": {"loss_type": "dr_grpo", "budget": {"tokens": 24, "line_tokens": 8}},
 }
 # One process takes their step as a whole, and two each in the passes that the one with more tokens needs.
-BY_TOKENS = {f"{name} by tokens": SETTINGS[name] | {"micro_batch_tokens": 30} for name in ("masked with kl", "grpo")}
-SETTINGS |= BY_TOKENS
+SETTINGS |= {f"{name} by tokens": SETTINGS[name] | {"micro_batch_tokens": 30} for name in ("masked with kl", "grpo")}
 OWN_TO_A_PROCESS = ("time/", "kernel", "tokens_per_s", "step_time")
 
 

@@ -10,8 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repl_rl.trainer.packed import Packed, computed, pack
-from repl_rl.trainer.passes import divide
+from repl_rl.trainer.packed import Packed, computed, divide, pack
 
 IDS = torch.tensor([[0, 11, 12, 21, 22, 23, 24], [31, 32, 33, 41, 42, 43, 0]])
 #                    .  prompt   typed out typed out      prompt    out typed out .
@@ -153,12 +152,9 @@ def test_no_pass_has_more_tokens_than_it_may(shares: bool, completions: Rows, mo
 
 
 def test_passes_are_few_and_even_and_keep_what_is_shared_together() -> None:
-    def lengths(*each: int) -> list[np.ndarray]:
-        return [np.full(length, number) for number, length in enumerate(each)]
-
-    assert divide(lengths(5, 1, 4, 2, 3, 0), 9, shares=False) == [[0, 4], [2, 3, 1]], "8 and 7, not 9 and 6"
-    assert divide(lengths(5, 9, 4), 6, shares=False) == [[1], [0], [2]]
-    assert divide(lengths(4, 4), 8, shares=False, agreed=lambda count: count + 1) == [[0], [1]]
+    rows = [np.full(length, length) for length in (5, 1, 4, 2, 3, 0)]
+    assert divide(rows, 9, shares=False) == [[0, 4], [2, 3, 1]], "8 and 7, not 9 and 6"
+    assert divide(rows, 4, shares=False) == [[0], [2], [4], [3, 1]]
+    assert divide(rows, 99, shares=False, agreed=lambda count: count + 1) == [[0, 4], [2, 3, 1]]
     groups = [np.array([*prompt, *own]) for own in ([7], [8], [9]) for prompt in ([1, 1, 1], [2, 2, 2])]
     assert divide(groups, 6, shares=True) == [[0, 2, 4], [1, 3, 5]]
-    assert len(divide(groups, 6, shares=False)) == 6
