@@ -101,7 +101,9 @@ class RecordedTrainer(ReplGRPOTrainer):
 
     def gradient(self, inputs: dict[str, Any]) -> torch.Tensor:
         """The gradient of the loss of such a batch."""
-        return gradient_of(self.model, self.compute_loss(self.model, inputs))
+        self.model.zero_grad()  # of several passes, all but the last add theirs as they go
+        self.compute_loss(self.model, inputs).backward()
+        return torch.cat([weight.grad.flatten() for weight in self.model.parameters() if weight.grad is not None])
 
     def logprobs(self, inputs: dict[str, Any]) -> torch.Tensor:  # (B, T)
         ids, mask = (torch.cat([inputs[f"prompt_{of}"], inputs[f"completion_{of}"]], dim=1) for of in ("ids", "mask"))

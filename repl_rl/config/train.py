@@ -97,6 +97,9 @@ class TrainConfig(Section):
     """Trainer processes, one for each GPU; `accelerate launch --num_processes` starts more than one."""
     micro_batch: int | None = Field(None, ge=1)
     """Trajectories per backward pass of a process; null takes its share of the step at once."""
+    micro_batch_tokens: int | None = Field(None, ge=1)
+    """Tokens per backward pass instead: rows are put together by length, in as few passes as that needs; a longer one
+    has a pass of its own. What the rows of a pass begin with in common counts once, if it is computed once."""
     loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"] = "dapo"
     """TRL's name of the loss: how tokens are clipped and averaged."""
     beta: float = Field(0.0, ge=0)
@@ -128,6 +131,7 @@ class TrainConfig(Section):
 
     EXCLUDING: ClassVar[tuple[Excluding, ...]] = (
         (("asynchronous", "redraws"), "a step would wait for rollouts of its own"),
+        (("micro_batch", "micro_batch_tokens"), "each says how much a backward pass takes"),
     )
 
     @property

@@ -202,8 +202,10 @@ def _memory(config: Config, shapes: Shapes, prompt_tokens: int | None, gpu_gib: 
         adapted = sum(rank * sum(shape) for name, shape in shapes.items() if len(shape) == 2 and ".layers." in name)
         trained = parameters * _BYTES[train.dtype] + adapted * _TRAINED * _BYTES["float32"]
     copies = parameters * passes if passes < _BYTES[train.dtype] else 0  # autocast keeps them through a pass
-    tokens = min(config.engine.context_tokens, (prompt_tokens or 0) + config.budget.tokens)
-    tokens *= train.micro_batch or train.trajectories_per_process
+    longest = min(config.engine.context_tokens, (prompt_tokens or 0) + config.budget.tokens)
+    tokens = longest * (train.micro_batch or train.trajectories_per_process)
+    if train.micro_batch_tokens is not None:
+        tokens = min(tokens, max(longest, train.micro_batch_tokens))
     kept = layers * hidden + per_layer if train.trl.get("gradient_checkpointing") else layers * per_layer
     activations = tokens * kept * passes
     trainer_gib = (trained + copies + activations) / _GIB
@@ -215,8 +217,8 @@ def _memory(config: Config, shapes: Shapes, prompt_tokens: int | None, gpu_gib: 
     if gpu_gib and trainer_gib + share_gib > gpu_gib and not sharded:
         notes.append(
             f"does not fit: the trainer takes about {trainer_gib:,.1f} GiB, the sampler's share is {share_gib:,.1f}, "
-            f"and the GPU has {gpu_gib:,.1f}; lower train.micro_batch or engine.gpu_memory_utilization, set "
-            "train.trl.gradient_checkpointing, or train adapters (train.lora)"
+            f"and the GPU has {gpu_gib:,.1f}; lower train.micro_batch (or micro_batch_tokens) or "
+            "engine.gpu_memory_utilization, set train.trl.gradient_checkpointing, or train adapters (train.lora)"
         )
     together = "" if gpu_gib else _on_cpu(config, trainer_gib, weights_gib, cache_gib, shapes, notes)
     return (
@@ -244,8 +246,8 @@ def _on_cpu(
     if needed_gib > here_gib:
         notes.append(
             f"does not fit: without a GPU this takes about {needed_gib:,.1f} GiB of memory, and {here_gib:,.1f} are "
-            "available; lower train.micro_batch, set train.trl.gradient_checkpointing, train adapters (train.lora), or "
-            "take a smaller model"
+            "available; lower train.micro_batch (or micro_batch_tokens), set train.trl.gradient_checkpointing, train "
+            "adapters (train.lora), or take a smaller model"
         )
     return f"; together, with libraries and without a GPU, about {needed_gib:,.1f} GiB, of {here_gib:,.1f} available"
 
@@ -341,11 +343,12 @@ def _gpu_needs(config: Config, gpus: int, arguments: str, notes: list[str]) -> s
 def _step(config: Config) -> str:
     train = config.train
     micro = train.micro_batch or train.trajectories_per_process
+    most = "" if train.micro_batch_tokens is None else f" (in passes of at most {train.micro_batch_tokens:,} tokens)"
     tree = config.branch
     grown = f"; of a problem, {tree.roots} roots, {tree.forks} forks into {tree.branches}, {tree.at}" if tree else ""
     return (
         f"{train.prompts_per_step} problems x {train.group_size} = {train.prompts_per_step * train.group_size} "
-        f"trajectories = {micro} at a time x {train.processes} processes x "
+        f"trajectories = {micro} at a time{most} x {train.processes} processes x "
         f"{train.trajectories_per_process // micro} accumulated; {train.steps} steps{grown}"
     )
 

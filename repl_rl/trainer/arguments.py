@@ -69,7 +69,7 @@ REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.
 
 _NAMED_ALIKE = (
     *("learning_rate", "warmup_steps", "max_grad_norm", "save_steps", "loss_type", "beta"),
-    *("asynchronous", "redraws", "mask_overlong"),
+    *("asynchronous", "redraws", "mask_overlong", "micro_batch_tokens"),
 )
 """Keys of the section `train` that are arguments under the same name."""
 
@@ -111,6 +111,9 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
     mask_overlong: bool = False
     """Leave trajectories that a budget ended out of the loss, but not out of their group's baseline (Yu et al. 2025,
     DAPO, section 3.4). TRL's `mask_truncated_completions` is refused."""
+    micro_batch_tokens: int | None = None
+    """Tokens of a pass, at most: each batch of `per_device_train_batch_size` rows is taken in as few passes as that
+    needs, with the loss and the gradient of the whole. None takes it in one."""
     vllm_importance_sampling_mode: str = "token_truncate"
     dataloader_pin_memory: bool = field(default_factory=torch.cuda.is_available)
 
@@ -158,7 +161,8 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         sections = {name: getattr(self, name) for name in (*SECTIONS, *_OPTIONAL)}
-        train = {"group_size": self.num_generations, "redraws": self.redraws, "asynchronous": self.asynchronous}
+        names = ("redraws", "asynchronous", "micro_batch_tokens")
+        train = {"group_size": self.num_generations, **{name: getattr(self, name) for name in names}}
         parsed = parse_config({**sections, "train": train})
         for name in sections:
             setattr(self, name, getattr(parsed, name))
@@ -179,6 +183,12 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
         self.max_completion_length = self.budget.tokens
         self.sampling.require_gradient()
         self._refuse_biased_losses()
+        if self.micro_batch_tokens is not None and self.top_entropy_quantile < 1:
+            raise ConfigError(
+                f"micro_batch_tokens={self.micro_batch_tokens} with top_entropy_quantile={self.top_entropy_quantile}: "
+                "which tokens are in the loss would be known after the last pass; leave one of them out, or take "
+                "micro_batch, with a quantile of each micro-batch"
+            )
         super().__post_init__()
         if self.asynchronous is not None:
             self._refuse_groups_too_old()

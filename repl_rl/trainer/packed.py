@@ -25,12 +25,13 @@ B batch, S prompt and completion tokens, T completion tokens, N tokens in the ro
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from inspect import signature
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
@@ -115,11 +116,9 @@ def pack(ids: torch.Tensor, attention_mask: torch.Tensor, typed_mask: torch.Tens
         raise ValueError("a typed token needs a token before it that predicts it: prompts can't be empty")
     if not bool(typed.any()):  # the second real token of the first row stands in
         typed[0, int(attention_mask[0].argmax()) + 1] = True
-    column = torch.arange(ids.size(1), device=ids.device)
-    last = torch.where(typed, column, 0).amax(dim=1, keepdim=True)  # (B, 1): column of the last typed token
-    kept = attention_mask.bool() & (column < last)  # (B, S)
+    kept, rows = computed(ids, attention_mask, typed)
     positions = kept.cumsum(dim=1) - 1  # (B, S)
-    common, index = _laid_out(ids, kept, positions, shares)
+    common, index = _laid_out(rows, ids, shares)
     own = kept & (positions >= common[:, None])
     lengths = own.sum(dim=1).tolist()
     row, at = typed[:, 1:].nonzero(as_tuple=True)  # the token at `at + 1` is typed
@@ -136,26 +135,76 @@ def pack(ids: torch.Tensor, attention_mask: torch.Tensor, typed_mask: torch.Tens
     )
 
 
-def _laid_out(
-    ids: torch.Tensor, kept: torch.Tensor, positions: torch.Tensor, shares: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(B,): how many tokens a sequence has in common with one before it. (B, S): where in the row its tokens are."""
-    sequences = torch.full_like(ids, -1).cpu()  # each from its first token on, then -1
-    row, _ = kept.nonzero(as_tuple=True)
-    sequences[row.cpu(), positions[kept].cpu()] = ids[kept].cpu()
-    lengths = kept.sum(dim=1).tolist()
-    common, index, end = torch.zeros(len(ids), dtype=torch.long), torch.zeros_like(sequences), 0
-    for number, length in enumerate(lengths):
-        if shares and number and 0 < length <= _LONGEST_SHARING:
-            equal = (sequences[:number, :length] == sequences[number, :length]).long().cumprod(dim=1).sum(dim=1)
-            count, first = (int(value) for value in equal.max(dim=0))
-            if count >= _LEAST_SHARED * length:
-                common[number] = count
-                index[number, :count] = index[first, :count]
-        start = int(common[number])
+def computed(
+    ids: torch.Tensor, attention_mask: torch.Tensor, typed: torch.Tensor
+) -> tuple[torch.Tensor, list[np.ndarray]]:
+    """Of rows (B, S): which tokens have to be computed, those before the last typed one, and their ids, of each row."""
+    column = torch.arange(ids.size(1), device=ids.device)
+    last = torch.where(typed, column, 0).amax(dim=1, keepdim=True)  # (B, 1)
+    kept = attention_mask.bool() & (column < last)  # (B, S)
+    return kept, [row[each].numpy() for row, each in zip(ids.cpu(), kept.cpu(), strict=True)]
+
+
+def _shared(rows: Sequence[np.ndarray], shares: bool) -> np.ndarray:
+    """(B, B): how many tokens of a row, the second index, are not computed again if the first is before it."""
+    padded = np.full((len(rows), max(map(len, rows)) + 1), -1)
+    for place, ids in zip(padded, rows, strict=True):
+        place[: len(ids)] = ids
+    shared = np.zeros((len(rows), len(rows)), dtype=int)
+    for number, length in enumerate(map(len, rows)):
+        if shares and 0 < length <= _LONGEST_SHARING:
+            differs = padded[:, : length + 1] != padded[number, : length + 1]
+            differs[:, length] = True
+            count = differs.argmax(axis=1)
+            shared[:, number] = np.where(count >= _LEAST_SHARED * length, count, 0)
+    return shared
+
+
+def _laid_out(rows: Sequence[np.ndarray], ids: torch.Tensor, shares: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """(B,): how many tokens a row has in common with one before it. (B, S): where in the packed row its tokens are."""
+    common, index, end = torch.zeros(len(ids), dtype=torch.long), torch.zeros(ids.shape, dtype=torch.long), 0
+    shared = np.triu(_shared(rows, shares), 1)  # by rows before it
+    for number, length in enumerate(map(len, rows)):
+        first = int(shared[:, number].argmax())
+        common[number] = start = int(shared[first, number])
+        index[number, :start] = index[first, :start]
         index[number, start:length] = torch.arange(end, end + length - start)
         end += length - start
     return common.to(ids.device), index.to(ids.device)
+
+
+def divide(
+    rows: Sequence[np.ndarray], most: int, *, shares: bool, agreed: Callable[[int], int] = int
+) -> list[list[int]]:
+    """The rows of each pass, in their order there, of `rows` of token ids.
+
+    No pass has more than `most` tokens, but that of a single row that has. There are as few as first-fit decreasing
+    finds, where a row joins the pass that shares most with it, and the largest is as small as it gets with that many.
+    Rows without tokens are in none. `agreed` makes of our number of passes that of all processes; some may be empty.
+    """
+    lengths = np.array([len(row) for row in rows])
+    common = _shared(rows, shares)
+    order = [int(row) for row in np.argsort(-lengths, kind="stable") if lengths[row]]
+
+    def within(room: int) -> list[list[int]]:
+        passes: list[list[int]] = [[] for _ in order]
+        tokens, shared = np.zeros(len(order)), np.zeros((len(order), len(rows)))
+        for row in order:
+            added = lengths[row] - shared[:, row]
+            fits = (tokens + added <= room) | (tokens == 0)
+            at = int(np.where(fits, added, np.inf).argmin())
+            passes[at].append(row)
+            tokens[at] += added[at]
+            shared[at] = np.maximum(shared[at], common[row])
+        return [each for each in passes if each]
+
+    count = max(1, agreed(len(within(most))))
+    low, high = 0, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if len(within(middle)) <= count else (middle, high)
+    passes = within(high)
+    return passes + [[]] * (count - len(passes))
 
 
 PACKED_ATTENTION = "repl_rl_packed"
@@ -282,7 +331,7 @@ class TypedForward:
     def __init__(self, model: Any) -> None:
         self._at: torch.Tensor | None = None
         config = base_of(model).config
-        self._is_flash = config._attn_implementation.startswith("flash")
+        self.is_flash = config._attn_implementation.startswith("flash")
         self._is_one_call = True
         # a router's loss takes a mask of the padding, and there is none
         has_router = hasattr(config.get_text_config(), "output_router_logits")
@@ -306,7 +355,7 @@ class TypedForward:
             if before == "sdpa":
                 base_of(model).set_attn_implementation(PACKED_ATTENTION)
             reason = forward._disagreement(model)
-            if reason is not None and not forward._is_flash:
+            if reason is not None and not forward.is_flash:
                 forward._is_one_call = False
                 reason = forward._disagreement(model)
             if reason is None:
@@ -318,7 +367,7 @@ class TypedForward:
 
     def pack(self, ids: torch.Tensor, attention_mask: torch.Tensor, typed_mask: torch.Tensor) -> Packed:
         """A batch as the model can take it, see `pack`."""
-        return pack(ids, attention_mask, typed_mask, shares=not self._is_flash)
+        return pack(ids, attention_mask, typed_mask, shares=not self.is_flash)
 
     def __call__(self, model: Any, packed: Packed) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Log-probability of each typed token in nats, and the entropy there if the head computes it: (K,) each."""
@@ -327,7 +376,7 @@ class TypedForward:
             position_ids=packed.positions,
             # None for flash attention, which uses the bounds; transformers keeps a four-dimensional mask as it is
             attention_mask=None
-            if self._is_flash
+            if self.is_flash
             else torch.ones(1, 1, 1, 1, dtype=torch.bool, device=packed.ids.device),
             sequence_lengths=packed.lengths,
             sequence_shared=packed.shared,

@@ -9,18 +9,22 @@ loss. B batch, S prompt and completion tokens, T completion tokens.
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
+from accelerate.utils import DistributedType
 from torch.nn.functional import pad
 from trl import GRPOTrainer
 from trl.distributed import DistributedBackend
 
+from repl_rl.errors import ConfigError
 from repl_rl.trainer.logged import StepLog
-from repl_rl.trainer.packed import TypedForward
+from repl_rl.trainer.packed import TypedForward, computed, divide
 from repl_rl.trainer.step import typed_of
+from repl_rl.utils.distributed import gather
 
 logger = logging.getLogger(__name__)
 
@@ -29,9 +33,13 @@ _MEANS_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
 
 class _Batch(NamedTuple):
     typed: torch.Tensor
-    inputs: dict[str, Any] | None
+    inputs: dict[str, Any] | None = None
     """Of the loss, in its own pass."""
-    shares_ratios: bool
+    shares_ratios: bool = False
+    rows: list[int] | None = None
+    """Those of this pass of the loss; None for all."""
+    known: list[torch.Tensor] | None = None
+    """Log-probabilities and entropies of its passes so far, (B, T), zero elsewhere."""
 
 
 class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
@@ -42,12 +50,21 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
     update follows, the loss's own pass gives these, and TRL's is left out.
     """
 
+    _metrics: Any
+    _entropy_window_stats: Any
+
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         # cuDNN plans attention anew for each length: 0.87 s for a row of eight on an H200. vLLM turns it off as well
         torch.backends.cuda.enable_cudnn_sdp(False)
         self.step_log = StepLog(self)
         self._batch: _Batch | None = None
+        self._most_tokens: int = getattr(self.args, "micro_batch_tokens", None) or 0
+        if self._most_tokens and self.aux_loss_enabled:
+            raise ConfigError(
+                f"micro_batch_tokens={self._most_tokens} with the auxiliary loss of this model's router, which is one "
+                "of a whole batch: leave that out (train.trl: {router_aux_loss_coef: 0}), or set micro_batch"
+            )
         models = [self.accelerator.unwrap_model(model) for model in (self.model, self.ref_model) if model is not None]
         weights = [weight for model in models for weight in model.parameters()]
         with DistributedBackend(self.accelerator).gather_params(weights), self.accelerator.autocast():
@@ -65,6 +82,44 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         return self._typed_forward is not None and not self.aux_loss_enabled
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        """The loss of a batch. With `micro_batch_tokens`, it goes backward here after each of its passes but the last.
+
+        In each, TRL's loss is that of the whole batch, with its counts and means. Rows of other passes stand there as
+        numbers, so the gradient is that of the pass's own rows, and the sum of them is the batch's for every loss that
+        adds up over rows. The last pass knows all values, and logs what a single pass would.
+        """
+        if not self._most_tokens or not self.model.training:
+            return self._loss_of(model, inputs)
+        typed = typed_of(inputs)
+        ids, attention = (torch.cat([inputs[f"prompt_{of}"], inputs[f"completion_{of}"]], 1) for of in ("ids", "mask"))
+        *others, last = self._passes(ids, attention, typed)
+        known = [torch.zeros(typed.shape, device=typed.device)] * 2
+        state, kept = self.accelerator.gradient_state, (self._metrics, self.step_log, self._entropy_window_stats)
+        # as in transformers' loop, for which gradients stay in their process before a step's last batch
+        is_deepspeed, is_last = self.accelerator.distributed_type == DistributedType.DEEPSPEED, state.sync_gradients
+        is_apart = is_last and not is_deepspeed and not state.plugin_kwargs.get("sync_each_batch", False)
+        unscaled = {"scale_wrt_gas": False} if is_deepspeed else {}
+        state._set_sync_gradients(False)
+        self._metrics, self.step_log = {"train": defaultdict(list)}, StepLog(self)
+        try:
+            with self.accelerator.no_sync(model) if is_apart else nullcontext():
+                for rows in others:
+                    self.accelerator.backward(self._loss_of(model, inputs, rows, known), **unscaled)
+        finally:
+            state._set_sync_gradients(is_last)
+            self._metrics, self.step_log, self._entropy_window_stats = kept
+        return self._loss_of(model, inputs, last, known)
+
+    def _passes(self, ids: torch.Tensor, attention: torch.Tensor, typed: torch.Tensor) -> list[list[int]]:
+        """The rows of each pass of a batch. All processes have to ask together, and get as many."""
+        forward = self._typed_forward
+        if forward is None:  # padding is computed, too
+            attention = typed = torch.ones_like(ids)
+        _, rows = computed(ids, attention, pad(typed, (ids.size(1) - typed.size(1), 0)).bool() & attention.bool())
+        shares = forward is not None and not forward.is_flash
+        return divide(rows, self._most_tokens, shares=shares, agreed=lambda count: max(gather([count])))
+
+    def _loss_of(self, model: Any, inputs: dict[str, Any], *one_pass: list[Any]) -> torch.Tensor:
         """TRL's loss. `row_share`, if the inputs have it, is the share of the step's rows that are in the loss: what is
         a mean over rows is one over these. Such losses are proportional to advantages and to the weight of the KL term,
         so these are scaled; an entropy bonus and a router's loss are no means over rows."""
@@ -77,20 +132,17 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
                 inputs["advantages"], self.beta = inputs["advantages"] / share, beta / share
             if is_per_sequence:
                 self.importance_sampling_level = "token"
-            with self.forward_passes_of(typed_of(inputs), inputs, is_per_sequence):
+            with self.forward_passes_of(typed_of(inputs), inputs, is_per_sequence, *one_pass):
                 loss: torch.Tensor = super()._compute_loss(model, inputs)
         finally:
             self.beta, self.importance_sampling_level = beta, level
         return loss
 
     @contextmanager
-    def forward_passes_of(
-        self, typed: torch.Tensor, inputs: dict[str, Any] | None = None, shares_ratios: bool = False
-    ) -> Iterator[None]:
+    def forward_passes_of(self, typed: torch.Tensor, *of_loss: Any) -> Iterator[None]:
         """Inside the block, forward passes are of a batch with this mask of typed tokens, (B, T), which TRL doesn't
-        hand to them. `inputs` are those of a loss; what follows from its pass is put there. With `shares_ratios`, its
-        ratios are those of sequences."""
-        before, self._batch = self._batch, _Batch(typed, inputs, shares_ratios)
+        hand to them. A loss adds its inputs, where what follows from its pass is put, and the rest of `_Batch`."""
+        before, self._batch = self._batch, _Batch(typed, *of_loss)
         try:
             yield
         finally:
@@ -151,12 +203,25 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         return weights
 
     def _get_per_token_logps_and_entropies(
-        self, *arguments: Any, **named: Any
+        self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int, **named: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Log-probabilities and entropies (B, T), zero where nothing was typed; TRL's own if the batch can't be
         packed."""
-        values = self._values_of(*arguments, **named)
         batch = self._batch
+        typed = batch and pad(batch.typed, (0, logits_to_keep - batch.typed.size(1))).to(input_ids.device)
+        if batch is None or typed is None or not self._most_tokens:
+            values = self._values_of(typed, model, input_ids, attention_mask, logits_to_keep, **named)
+        else:
+            known = batch.known or [torch.zeros(typed.shape, device=typed.device)] * 2
+            for rows in self._passes(input_ids, attention_mask, typed) if batch.rows is None else [batch.rows]:
+                at = rows or [0]  # an empty pass is one of a row without typed tokens
+                of_pass = typed[at] * bool(rows), model, input_ids[at], attention_mask[at], logits_to_keep
+                own: Any = self._values_of(*of_pass, **{**named, "batch_size": None, "compute_entropy": True})
+                place = (torch.tensor(rows, dtype=torch.long, device=typed.device),)
+                known = [old.index_put(place, new[: len(rows)].float()) for old, new in zip(known, own, strict=False)]
+            if batch.known is not None:
+                batch.known[:] = [values.detach() for values in known]
+            values = known[0], known[1], None
         if batch is not None and batch.inputs is not None:
             if "old_per_token_logps" not in batch.inputs:
                 self._compare(values[0].detach(), batch.typed, batch.inputs)
@@ -166,6 +231,7 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _values_of(
         self,
+        typed: torch.Tensor | None,
         model: Any,
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor,
@@ -176,7 +242,7 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         **modalities: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         is_plain = not compute_aux_loss and all(value is None for value in modalities.values())
-        if self._typed_forward is None or self._batch is None or not is_plain:
+        if self._typed_forward is None or typed is None or not is_plain:
             values: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
             values = super()._get_per_token_logps_and_entropies(
                 model,
@@ -189,8 +255,6 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
                 **modalities,
             )
             return values
-        typed = self._batch.typed
-        typed = pad(typed, (0, logits_to_keep - typed.size(1))).to(input_ids.device)
         batch = (input_ids, attention_mask, typed)
         rows = zip(*(values.split(batch_size or len(input_ids)) for values in batch), strict=True)
         parts = []

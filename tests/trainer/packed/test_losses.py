@@ -17,6 +17,7 @@ from recorded import RecordedTrainer, gradient_of, make_tasks_named, recorded, r
 
 from repl_rl.config import TrainConfig
 from repl_rl.engine.environment import limit_openmp
+from repl_rl.trainer.logged import StepLog
 from repl_rl.trainer.packed import TypedForward
 
 PROMPT_IDS = [40, 41, 42]
@@ -230,6 +231,61 @@ def test_packed_and_padded_passes_give_one_loss_and_one_gradient(trainers: dict[
     packed, padded = (trainers[packs] for packs in (True, False))
     assert loss_of(packed, batch()) == pytest.approx(loss_of(padded, batch()), abs=1e-6)
     torch.testing.assert_close(packed.gradient(batch()), padded.gradient(batch()), atol=1e-6, rtol=1e-4)
+
+
+def uneven_batch(trainer: RecordedTrainer) -> dict[str, Any]:
+    """Rows of 2 to 20 tokens, pairs with one prompt and a void one, sampled by a policy that has moved since."""
+    columns, rows = torch.arange(20), torch.arange(6)[:, None]
+    is_there = columns < torch.tensor([[20], [3], [13], [2], [8], [17]])
+    typed = ((columns + rows) % 4 < 2) * (rows != 4) * is_there
+    inputs = {
+        "prompt_ids": torch.tensor(PROMPT_IDS) + rows // 2,
+        "prompt_mask": torch.ones(6, 3, dtype=torch.long),
+        "completion_ids": (60 + columns * 3 + rows * 11) * is_there,
+        "completion_mask": is_there.long(),
+        "tool_mask": typed.long(),
+        "advantages": torch.sin(columns * 2.0 + rows),
+        "num_items_in_batch": typed.sum().float(),
+        "row_share": torch.tensor(5 / 6),
+    }
+    now = trainer.logprobs(inputs).detach()
+    inputs["sampling_per_token_logps"] = now + 0.4 * torch.cos(columns + rows)
+    inputs["ref_per_token_logps"] = now + 0.4 * torch.sin(columns * 3.0 + rows)
+    if trainer.importance_sampling_level == "sequence":
+        inputs["old_per_token_logps"] = now + 0.1 * torch.sin(columns + rows)
+        inputs["importance_sampling_ratio"] = torch.ones_like(now)
+    return inputs
+
+
+@pytest.mark.parametrize("packs", [True, False], ids=["packed", "padded"])
+@pytest.mark.parametrize("loss_type", TYPES)
+def test_passes_of_so_many_tokens_have_the_loss_the_gradient_and_the_metrics_of_one(
+    trainers: dict[bool, RecordedTrainer], monkeypatch: pytest.MonkeyPatch, loss_type: str, packs: bool
+) -> None:
+    trainer, seen = trainers[packs], list[int]()
+    level = {"importance_sampling_level": "sequence" if loss_type == "luspo" else "token", "beta": BETA}
+    bonus = {"_entropy_bonus_enabled": True, "use_adaptive_entropy": True}  # which counts tokens from pass to pass
+    for name, value in {"loss_type": loss_type, "use_vllm": True, **level, **bonus}.items():
+        monkeypatch.setattr(trainer, name, value)
+    inputs = uneven_batch(trainer)
+
+    def step(most_tokens: int) -> tuple[torch.Tensor, dict[str, list[float]]]:
+        for name, value in {"_most_tokens": most_tokens, "entropy_coef": 0.5, "step_log": StepLog(trainer)}.items():
+            monkeypatch.setattr(trainer, name, value)
+        trainer._metrics["train"].clear()
+        return trainer.gradient(inputs), {**trainer.metrics, "seen": [trainer._last_world_entropy]}
+
+    wanted, logged = step(0)
+    hook = trainer.model.register_forward_pre_hook(
+        lambda module, given, named: seen.append(named["input_ids"].numel()), with_kwargs=True
+    )
+    found, by_pass = step(24)
+    hook.remove()
+    assert max(seen) <= 24 < sum(seen)
+    assert wanted.abs().max() > 1e-3
+    torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-4)
+    assert {"entropy", "kl", "policy_loss", "entropy_coef"} <= logged.keys()
+    assert by_pass == {name: pytest.approx(values, abs=1e-6, nan_ok=True) for name, values in logged.items()}
 
 
 def test_a_training_step_puts_typed_tokens_alone_through_the_head(trainer: RecordedTrainer) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repl_rl.trainer.packed import Packed, pack
+from repl_rl.trainer.packed import Packed, computed, divide, pack
 
 IDS = torch.tensor([[0, 11, 12, 21, 22, 23, 24], [31, 32, 33, 41, 42, 43, 0]])
 #                    .  prompt   typed out typed out      prompt    out typed out .
@@ -135,3 +136,25 @@ def histories(packed: Packed) -> list[list[int]]:
             found.append(packed.ids[0, places].tolist())
         start += length
     return found
+
+
+@pytest.mark.parametrize("shares", [False, True])
+@given(st.lists(st.lists(TOKENS, max_size=9), min_size=1, max_size=7), st.integers(1, 16))
+def test_no_pass_has_more_tokens_than_it_may(shares: bool, completions: Rows, most: int) -> None:
+    ids, typed = padded([[3]] * len(completions), completions, [[1] * len(each) for each in completions])
+    _, rows = computed(ids, (ids > 0).long(), torch.nn.functional.pad(typed, (1, 0)).bool())
+    passes = divide(rows, most, shares=shares)
+    assert sorted(row for each in passes for row in each) == [row for row, each in enumerate(completions) if each]
+    for each in filter(None, passes):
+        packed = pack(ids[each], (ids[each] > 0).long(), typed[each], shares=shares)
+        assert sum(packed.lengths) <= most or len(each) == 1
+    assert divide(rows, most, shares=shares, agreed=lambda count: count + 9)[-1] == [], "eight have a row at most"
+
+
+def test_passes_are_few_and_even_and_keep_what_is_shared_together() -> None:
+    rows = [np.full(length, length) for length in (5, 1, 4, 2, 3, 0)]
+    assert divide(rows, 9, shares=False) == [[0, 4], [2, 3, 1]], "8 and 7, not 9 and 6"
+    assert divide(rows, 4, shares=False) == [[0], [2], [4], [3, 1]]
+    assert divide(rows, 99, shares=False, agreed=lambda count: count + 1) == [[0, 4], [2, 3, 1]]
+    groups = [np.array([*prompt, *own]) for own in ([7], [8], [9]) for prompt in ([1, 1, 1], [2, 2, 2])]
+    assert divide(groups, 6, shares=True) == [[0, 2, 4], [1, 3, 5]]
