@@ -176,6 +176,7 @@ def test_a_resumed_run_ends_as_one_that_ran_through(kind: Kind, runs: list[Path]
 
 
 @pytest.mark.more
+@pytest.mark.timeout(1800)
 @pytest.mark.covers("two processes, vLLM in each", "the sessions and the step of one process with the whole batch")
 def test_two_processes_with_an_engine_each_do_what_one_does(tmp_path: Path) -> None:
     kind = KINDS["ddp, vLLM in each"]
