@@ -12,8 +12,23 @@ import pytest
 from repl_rl.cli import main
 from repl_rl.config import load_config
 from repl_rl.run import training
-from repl_rl.utils.distributed import WAIT_S, any_of_all, from_main, gather, is_main_process
+from repl_rl.utils.distributed import WAIT_S, any_of_all, from_main, gather, is_main_process, share_of_main
 
+SHARES = """
+from pathlib import Path
+from repl_rl.errors import KernelError
+from repl_rl.utils.distributed import leave, process_rank, share_of_main
+
+def fail():
+    raise KernelError("no kernel could be opened")
+
+share = share_of_main(lambda: ["first", "second"])
+try:
+    share_of_main(fail)
+except KernelError as error:
+    Path(str(process_rank())).write_text(f"{share}, {error}")
+leave()
+"""
 PROGRAM = Path(__file__).with_name("shared_credit.py.txt")
 
 
@@ -21,6 +36,7 @@ def test_one_process_is_all_of_them() -> None:
     assert is_main_process() is True
     assert from_main(lambda: "made") == "made"
     assert gather([1, 2]) == [1, 2]
+    assert share_of_main(lambda: ["share"]) == "share"
     assert (any_of_all(True), any_of_all(False)) == (True, False)
 
 
@@ -67,6 +83,17 @@ def test_processes_wait_as_long_for_each_other_as_the_config_says(
     with training.prepare(config, tmp_path) as prepared:
         made = training.training_arguments(prepared.config, prepared.folder, use_cpu=True)
     assert (waits, made.ddp_timeout) == ([seconds], seconds)
+
+
+@pytest.mark.more
+def test_each_process_gets_its_share_of_the_main_one_or_what_failed_there(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(SHARES)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(program)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for rank, share in ((0, "first"), (1, "second")):
+        assert (tmp_path / str(rank)).read_text() == f"{share}, no kernel could be opened"
 
 
 @pytest.mark.slow
