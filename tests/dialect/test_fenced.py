@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from dialect.chats import JSON_TEMPLATES, Chat
+from dialect.chats import CALL_TEMPLATES, Chat
 from dialect.conftest import Talk
 from dialect.talk import FOLDER
 
@@ -37,7 +37,7 @@ def test_a_session(talked: Talk) -> None:
     assert [ran.error_name for ran in rans if ran.error_name] == ["ZeroDivisionError", "SyntaxError", "SyntaxError"]
 
 
-@pytest.mark.parametrize("template", JSON_TEMPLATES)
+@pytest.mark.parametrize("template", CALL_TEMPLATES)
 def test_in_a_chat_a_turn_that_ends_with_a_block_is_answered_by_the_user(talked: Talk, template: str) -> None:
     """What follows the model's turn is the template's own rendering of that conversation."""
     chat = Chat(template)
