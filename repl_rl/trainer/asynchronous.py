@@ -181,6 +181,7 @@ class GroupQueue:
         taken = sorted(ready, key=lambda each: (each.version, each.number))[: self._groups]
         left = sorted(self._steps_left(each) for each in self._begun if each not in taken)
         is_in_time = all(steps > place // self._groups for place, steps in enumerate(left))
+        is_in_time |= len(ready) == len(self._begun)  # then nothing is left to wait for
         return sorted(taken, key=lambda each: each.number) if len(taken) == self._groups and is_in_time else []
 
     def _steps_left(self, begun: _Begun) -> int:
