@@ -187,6 +187,8 @@ class ReplicaActor:
     async def _keep(self, command: Sequence[str]) -> None:
         """Run the server, and again if it ends, but not for ever."""
         environment = {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+        if "--enable-lora" in self._arguments:
+            environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
         for _ in range(1 + _RESTARTS):
             with self._log.open("ab") as log:
                 self._process = await asyncio.create_subprocess_exec(

@@ -108,7 +108,6 @@ _OWN_ARGUMENTS = {
     "scheduler_cls": "our own, which ends lines",
     "logprobs_mode": "processed_logprobs, which training needs",
     "enable_prefix_caching": "engine.deterministic's to decide",
-    "tensor_parallel_size": "for servers: name them in engine.servers",
     "pipeline_parallel_size": "for servers: name them in engine.servers",
     "data_parallel_size": "for servers: name them in engine.servers",
 }
@@ -131,7 +130,8 @@ class EngineConfig(Section):
     context_tokens: int = Field(1024, ge=32)
     """The most tokens that prompt and completion take together."""
     places: int = Field(64, ge=1)
-    """Sequences in one engine batch."""
+    """Sequences in one engine batch. Servers have their own limit (`--max-num-seqs`); one that does not say it is sent
+    so many requests at a time."""
     kv_cache_gib: int = Field(1, ge=1)
     """CPU only: memory of the KV cache, in whole GiB."""
     gpu_memory_utilization: float = Field(0.3, gt=0, le=1)
@@ -139,7 +139,8 @@ class EngineConfig(Section):
     vllm: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of vLLM in this process, by vLLM's names (`EngineArgs`): `enforce_eager`, `kv_cache_dtype`,
     `compilation_config`, ... With `enable_sleep_mode` it gives its memory to the trainer between a step's rollouts and
-    the next one's. Servers get theirs on their own command lines."""
+    the next one's. With `tensor_parallel_size`, so many trainer processes of a machine hold its model together, and the
+    first of them rolls out for all of them. Servers get theirs on their own command lines."""
     deterministic: bool = False
     """For debugging: one trajectory at a time, its random numbers from the run's seed, the step and its index. On a CPU
     two runs of one config are then equal to the bit, resumed or not, as far as the typed code asks for no time, chance
@@ -171,7 +172,14 @@ class EngineConfig(Section):
         for name in self.vllm:
             if name in _OWN_ARGUMENTS:
                 raise ValueError(f"vllm: {name} is {_OWN_ARGUMENTS[name]}; leave it out there")
+        if not (isinstance(self.shards, int) and self.shards > 0):
+            raise ValueError(f"vllm: tensor_parallel_size {self.shards!r} is not a number of processes")
         return self
+
+    @property
+    def shards(self) -> int:
+        """The trainer processes that hold vLLM's model together (tensor parallelism)."""
+        return self.vllm.get("tensor_parallel_size", 1)  # type: ignore[no-any-return]
 
 
 LEAST_TEMPERATURE = 0.01

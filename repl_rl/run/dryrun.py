@@ -209,9 +209,10 @@ def _memory(config: Config, shapes: Shapes, prompt_tokens: int | None, gpu_gib: 
     kept = layers * hidden + per_layer if train.trl.get("gradient_checkpointing") else layers * per_layer
     activations = tokens * kept * passes
     trainer_gib = (trained + copies + activations) / _GIB
-    weights_gib = parameters * passes / _GIB
-    context, places = config.engine.context_tokens, config.engine.places
-    cache_gib = places * context * 2 * layers * narrow * passes / _GIB
+    weights_gib = parameters * passes / config.engine.shards / _GIB
+    context = config.engine.context_tokens
+    places = config.kernel.size * train.processes if config.engine.servers else config.engine.places
+    cache_gib = places * context * 2 * layers * narrow * passes / config.engine.shards / _GIB
     sharded = "; FSDP or ZeRO-3 divide the first by the processes" if train.processes > 1 else ""
     share_gib = 0.0 if config.engine.servers else config.engine.gpu_memory_utilization * gpu_gib
     if gpu_gib and trainer_gib + share_gib > gpu_gib and not sharded:

@@ -6,6 +6,8 @@ import tempfile
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from trl.generation.vllm_generation import VLLMGeneration
 
 from repl_rl.engine import Engine, SharedEngine, TensorFacts, TrainableEngine
 from repl_rl.errors import ConfigError
+from repl_rl.utils.distributed import from_main
 
 
 def _wait_for_gpu() -> None:
@@ -56,9 +59,9 @@ def _merged(layer: Any) -> Iterator[None]:
 class EngineGeneration(VLLMGeneration):  # type: ignore[misc]
     """TRL's weight sync (including FSDP, DeepSpeed and PEFT) into an engine that already exists.
 
-    vLLM in this process reloads them, or gets an adapter alone if it was started for that; every other engine gets them
-    through its `load_weights`. For servers, only the main process sends them. All get them in `dtype`, or as they are.
-    Raises ConfigError for an engine that takes no weights.
+    vLLM in this process reloads them; every other engine gets them through its `load_weights`. For servers, only the
+    main process sends them. All get them in `dtype`, or as they are. vLLM that was started with LoRA gets an adapter
+    alone, as it is. Raises ConfigError for an engine that takes no weights, or only adapters if none are trained.
     """
 
     def __init__(self, engine: Engine, dtype: torch.dtype | None = None, **arguments: Any) -> None:
@@ -73,12 +76,23 @@ class EngineGeneration(VLLMGeneration):  # type: ignore[misc]
             raise ConfigError(f"{type(self._engine).__name__} takes no new weights: it samples, and can't be trained")
         if isinstance(self._engine, SharedEngine):
             self._engine.require_weight_updates()
+        self._sends_adapter = bool(from_main(lambda: getattr(self._engine, "takes_adapters", False)))
+        if self._sends_adapter and not is_peft_model(self.model):
+            raise ConfigError(
+                "vLLM was started with LoRA (enable_lora), which is for adapters, and none are trained; start it "
+                "without, or train one (train.lora, or peft_config in Python)"
+            )
 
     def sync_weights(self) -> None:
         _wait_for_gpu()  # the engine's thread reads on a stream of its own
         if isinstance(self._engine, SharedEngine):
             # all processes gather the weights, the main process loads them, and all adopt them
-            if self.accelerator.is_main_process:
+            if self._sends_adapter:
+                state = self._whole_adapter()
+                if self.accelerator.is_main_process:
+                    engine: Any = self._engine
+                    engine.load_adapter(partial(self._save_adapter, state))
+            elif self.accelerator.is_main_process:
                 self._engine.load_weights(self)
             else:
                 deque(self._iter_named_params(), maxlen=0)
@@ -90,9 +104,9 @@ class EngineGeneration(VLLMGeneration):  # type: ignore[misc]
             with self._engine.paused():
                 if self.enable_sleep_mode:
                     self.llm.wake_up(tags=["weights"])
-                if self._engine.takes_adapters:
+                if self._sends_adapter:
                     with tempfile.TemporaryDirectory(prefix="repl_rl_adapter_") as folder:
-                        self.accelerator.unwrap_model(self.model).save_pretrained(folder)
+                        self._save_adapter(self._whole_adapter(), Path(folder))
                         self._engine.load_adapter(folder)
                 else:
                     self._engine.reload(self._iter_named_params())
@@ -107,7 +121,7 @@ class EngineGeneration(VLLMGeneration):  # type: ignore[misc]
         if self.llm is None or not self.enable_sleep_mode:
             return False
         with self._engine.paused():
-            self.llm.sleep(level=1 if self._engine.takes_adapters else 2)  # 1 keeps weights, in the CPU's memory
+            self.llm.sleep(level=1 if self._sends_adapter else 2)  # 1 keeps weights, in the CPU's memory
         return True
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -133,7 +147,26 @@ class EngineGeneration(VLLMGeneration):  # type: ignore[misc]
         for name, weight, layer in self._parameters():
             shared = [weight] if layer is None else list(layer.parameters())
             with self._dist.gather_params(shared), nullcontext() if layer is None else _merged(layer):
-                yield name, _gathered(weight, self.accelerator.device) if isinstance(weight, DTensor) else weight.data
+                yield name, self._whole(weight)
+
+    def _whole_adapter(self) -> dict[str, torch.Tensor]:
+        """The adapter's weights, by PEFT's names, on the CPU. All processes have to call this."""
+        if self._is_flat():
+            raise ConfigError("an adapter can't be sent alone under FSDP 1; use --fsdp_version 2, or DeepSpeed")
+        model: Any = self.accelerator.unwrap_model(self.model)
+        state = {}
+        for name, weight in model.named_parameters():
+            if model.prefix in name:
+                with self._dist.gather_params([weight]):
+                    state[name] = self._whole(weight).to("cpu", copy=True)
+        return state
+
+    def _save_adapter(self, state: dict[str, torch.Tensor], folder: Path) -> None:
+        model: Any = self.accelerator.unwrap_model(self.model)
+        model.save_pretrained(folder, state_dict=state, save_embedding_layers=False)
+
+    def _whole(self, weight: Any) -> torch.Tensor:
+        return _gathered(weight, self.accelerator.device) if isinstance(weight, DTensor) else weight.data
 
     def facts(self) -> list[TensorFacts] | None:
         """What `sync_weights` sends, without gathering it; None under FSDP 1, where a shard does not know its shape."""

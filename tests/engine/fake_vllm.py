@@ -60,6 +60,9 @@ class FakeVLLM:
         self.asked_ranks: list[str | None] = []
         self.transfer: str | None = None
         self.on_transfer: Callable[[str, Any], None] = lambda path, body: None
+        self.max_num_seqs: int | None = None
+        self.adapters: list[str] | None = None
+        """The names of those that it serves; None: it was started without LoRA."""
         self.has_unloaded_rank = False
         """One of its data-parallel engines has failed to load weights, of which `load` says nothing."""
         self.refused: dict[str, int] = {}
@@ -137,6 +140,11 @@ class FakeVLLM:
             return {"results": [None if body["method"] == "repl_rl_require_loaded" else self.load(body)]}
         if path in _TRANSFER_PATHS:
             self.on_transfer(path, body)
+        if path.endswith("_lora_adapter") and self.adapters is not None:
+            change = self.adapters.append if "/load" in path else self.adapters.remove
+            if "/load" in path or body["lora_name"] in self.adapters:
+                change(body["lora_name"])
+            return "done"
         if path == "/update_weight_version":
             self.label = body["new_version"]
         names = [self.model, *self.aliases]
@@ -146,6 +154,8 @@ class FakeVLLM:
             "cache_config": {"cache_dtype": self.cache_dtype},
             "parallel_config": {"worker_extension_cls": self.extension, "data_parallel_size": self.ranks},
             "weight_transfer_config": None if self.transfer is None else {"backend": self.transfer},
+            "scheduler_config": {"max_num_seqs": self.max_num_seqs},
+            "lora_config": None if self.adapters is None else {},
         }
         return {
             "/version": {"version": self.version},

@@ -78,7 +78,12 @@ def start_server(log: Path, *flags: str, port: int | None = None, program: Path 
             stderr=subprocess.STDOUT,
             start_new_session=True,
             cwd=log.parent,
-            env={**os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+            env={
+                **os.environ,
+                "VLLM_SERVER_DEV_MODE": "1",
+                "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+                "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+            },
         )
     return RunningServer(port, process, log)
 

@@ -273,7 +273,11 @@ async def test_a_branch_goes_to_the_server_that_its_root_is_on(fakes: Fakes) -> 
     assert sorted(fakes.requests) == [1, 6]
 
 
-async def test_a_server_is_sent_no_more_requests_at_a_time_than_it_has_places(fakes: Fakes) -> None:
+@pytest.mark.parametrize(("own", "ranks", "most"), [(None, 1, 3), (2, 2, 4)])
+async def test_a_server_is_sent_no_more_requests_at_a_time_than_it_takes(
+    fakes: Fakes, own: int | None, ranks: int, most: int
+) -> None:
+    fakes[0].max_num_seqs, fakes[0].ranks = own, ranks
     under_way, seen = [0], []
 
     async def counted(server: FakeVLLM, body: dict[str, Any]) -> Any:
@@ -286,7 +290,7 @@ async def test_a_server_is_sent_no_more_requests_at_a_time_than_it_has_places(fa
     fakes[0].respond = counted
     engine = fakes.open(fakes[0], places=3)
     await asyncio.gather(*(sample(engine) for _ in range(10)))
-    assert (len(seen), max(seen)) == (10, 3)
+    assert (len(seen), max(seen)) == (10, most)
 
 
 async def test_cancelling_a_line_and_closing_the_engine_close_the_connection(fakes: Fakes) -> None:
@@ -505,6 +509,37 @@ async def test_a_server_that_refuses_new_weights_leaves_all_at_the_old_ones(fake
     assert [fake.label for fake in fakes] == ["default", "default"]
     assert all("repl_rl_restore_checkpoint" in fake.events for fake in fakes)
     await sample(engine)
+
+
+def save_adapter(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "adapter_config.json").touch()
+
+
+async def test_adapters_are_asked_for_by_name_and_a_server_that_refuses_one_leaves_all_at_the_old_one(
+    fakes: Fakes,
+) -> None:
+    for fake in fakes:
+        fake.adapters = []
+    engine, follower = fakes.open(), fakes.open(follows=Weights("repl-rl-0", are_adapters=True))
+    await sample(engine)
+    for _ in range(2):
+        engine.load_adapter(save_adapter)
+    second = engine.weights.label
+    for status, says in ((500, "able to read the folder"), (404, "VLLM_ALLOW_RUNTIME_LORA_UPDATING")):
+        fakes[1].refused["/v1/load_lora_adapter"] = status
+        with pytest.raises(EngineError, match=rf"{fakes[1].url}.*{says}"):
+            engine.load_adapter(save_adapter)
+        fakes[1].refused.clear()
+        await until(lambda: up(engine) == [True, True])
+    assert engine.weights.label == second
+    assert [path.parent.name for path in fakes.folder.glob("*/*/*")] == [second]
+    assert all(fake.adapters and fake.adapters[-1] == second for fake in fakes)
+    await sample(engine)
+    follower.adopt(engine.weights)
+    await sample(follower)
+    asked = [request.get("model") for fake in fakes for request in fake.requests]
+    assert sorted(map(str, asked)) == sorted(["None", second, second])
 
 
 async def test_a_server_of_which_one_rank_has_not_loaded_its_weights_is_left_out(fakes: Fakes) -> None:

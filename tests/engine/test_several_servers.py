@@ -13,8 +13,10 @@ import pytest
 import tcp_transfer
 import torch
 from exactness import RecordingEngine, assert_exact
+from peft import LoraConfig, get_peft_model
 from real_rollouts import TEMPERATURE, assert_logprobs, line_difference, metric, opened, roll_out, sample
-from serving import servers, start_server
+from serving import CONTEXT_TOKENS, servers, start_server
+from small import small_trainer
 from transformers import AutoModelForCausalLM
 from waiting import until
 
@@ -73,6 +75,36 @@ async def test_every_rank_samples_with_new_weights(flag: str, vocabulary: Vocabu
                 await asyncio.gather(*(slot.sample_line([5, 5], 99, SamplingConfig()) for slot in slots[::2]))
             after = [metric(running[0], "vllm:prompt_tokens_total", rank) for rank in "01"]
         assert sum(now > was for now, was in zip(after, before, strict=True)) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.covers("a data-parallel vLLM server with LoRA", "it gets the adapter alone, and samples with it")
+async def test_a_server_gets_the_adapter_that_is_trained(vocabulary: Vocabulary, tmp_path: Path) -> None:
+    adapter = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"], task_type="CAUSAL_LM")
+    flags = ["--data-parallel-size=2", "--enable-lora", "--max-lora-rank=8", "--max-loras=1"]
+    with servers(tmp_path, 1, *flags) as running:
+        engine = {"context_tokens": CONTEXT_TOKENS, "servers": [running[0].url], "weights_folder": str(tmp_path / "w")}
+        trained = {"max_steps": 3, "learning_rate": 2e-2, "engine": engine}
+        with small_trainer(tmp_path, trainer={"peft_config": adapter}, **trained) as trainer:
+            await asyncio.to_thread(trainer.train)
+            drifts = [row["drift/logprob_max"] for row in trainer.state.log_history if "drift/logprob_max" in row]
+            assert len(drifts) == trainer.engine.version == 3
+            assert max(drifts) < 1e-3
+            await asyncio.to_thread(trainer.sync_weights)
+            [config] = (tmp_path / "w").glob("*/*/adapter_config.json")  # those before it are gone
+            assert config.parent.name == trainer.engine.weights.label
+            ids = vocabulary.encode_prompt(PROMPT)
+            lines = await asyncio.gather(*(sample(trainer.engine, ids, 40, 1.0) for _ in range(8)))
+            assert max(line_difference(trainer.model, ids, line) for line in lines) < 1e-3
+            with trainer.model.disable_adapter():
+                assert max(line_difference(trainer.model, ids, line) for line in lines) > 1e-2
+        with opened(running, vocabulary) as engine:
+            await assert_all_sample_with(engine, vocabulary, Scaled(1.0), at_once=4)
+            large = get_peft_model(Scaled(1.0).model, LoraConfig(r=16, target_modules=["q_proj"]))
+            with pytest.raises(EngineError, match=r"16 is greater than max_lora_rank 8"):
+                engine.load_adapter(large.save_pretrained)
+            await assert_all_sample_with(engine, vocabulary, Scaled(1.0), at_once=4)
 
 
 @pytest.mark.covers(

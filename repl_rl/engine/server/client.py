@@ -21,7 +21,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -114,8 +115,41 @@ class ServerClient:
         answer = await self.post("/collective_rpc", body, self.timeouts.weights_s)
         return list((answer or {}).get("results", ()))
 
+    async def load_adapter(self, name: str, folder: str) -> None:
+        """Serve PEFT's adapter in `folder` under a name. Raises ServerRefused with vLLM's reason if it can't."""
+        body = {"lora_name": name, "lora_path": folder}
+        try:
+            await self._call("POST", "/v1/load_lora_adapter", body, self.timeouts.weights_s, read=str)
+        except ServerSilent:
+            raise
+        except ServerUnreachable as error:
+            await self.get("/health")
+            raise ServerRefused(
+                f"{error}; the server has to be able to read the folder, and to take the rank"
+            ) from error
+        except ServerRefused as error:
+            if error.status != 404:
+                raise
+            raise ServerRefused(
+                f"{self.url} was started with --enable-lora and takes no adapters; start it with "
+                "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment as well"
+            ) from error
+
+    async def unload_adapter(self, name: str) -> None:
+        """Serve an adapter no longer, if it is served."""
+        with suppress(ServerRefused):
+            await self._call(
+                "POST", "/v1/unload_lora_adapter", {"lora_name": name}, self.timeouts.handshake_s, read=str
+            )
+
     async def _call(
-        self, method: str, path: str, body: Any, wait_s: float, headers: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        wait_s: float,
+        headers: Mapping[str, str] | None = None,
+        read: Callable[[str], Any] = json.loads,
     ) -> Any:
         where = f"{self.url}{path.partition('?')[0]}"
         timeout = aiohttp.ClientTimeout(total=wait_s, connect=self.timeouts.connect_s)
@@ -134,7 +168,7 @@ class ServerClient:
         if status >= 400:
             raise ServerRefused(f"{where}: HTTP {status}: {_message(text)}", status)
         try:
-            return json.loads(text) if text else None
+            return read(text) if text else None
         except ValueError as error:
             raise ServerRefused(
                 f"{where} does not answer in JSON, so it is not a vLLM server: {text[:80]!r}"
@@ -194,6 +228,10 @@ class ServerFacts:
     """`Vocabulary.digest` of the table by which it ends lines, or why it has none; None without our scheduler."""
     ranks: int = 1
     """Engines behind its URL, among which requests may choose; 1 if it doesn't say."""
+    most_requests: int | None = None
+    """That it holds in its batches, those of all its engines."""
+    takes_adapters: bool = False
+    """It was started with `--enable-lora`."""
 
 
 def takes_seeds(facts: ServerFacts) -> bool:
@@ -230,6 +268,8 @@ async def inspect(client: ServerClient, wanted: Wanted) -> ServerFacts:
             await client.post("/resume")
         dtype, parallel = config.get("model_config", {}).get("dtype"), config.get("parallel_config", {})
         has_own_urls = parallel.get("data_parallel_external_lb") or parallel.get("data_parallel_hybrid_lb")
+        ranks = 1 if has_own_urls else int(parallel.get("data_parallel_size", 1))
+        sequences = config.get("scheduler_config", {}).get("max_num_seqs")
         probe_logprob, stop_digest = await _probe(client, wanted)
         return ServerFacts(
             version=version,
@@ -245,7 +285,9 @@ async def inspect(client: ServerClient, wanted: Wanted) -> ServerFacts:
             cache_dtype=config.get("cache_config", {}).get("cache_dtype"),
             transfer=(config.get("weight_transfer_config") or {}).get("backend"),
             device=config.get("device_config", {}).get("device"),
-            ranks=1 if has_own_urls else int(parallel.get("data_parallel_size", 1)),
+            ranks=ranks,
+            most_requests=None if sequences is None else int(sequences) * ranks,
+            takes_adapters=config.get("lora_config") is not None,
         )
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise EngineError(f"{client.url} answers in a form that vLLM 0.32 does not have: {error!r}") from error
@@ -288,7 +330,8 @@ def check(url: str, facts: ServerFacts, wanted: Wanted) -> None:
 
 def agree(first: tuple[str, ServerFacts], url: str, facts: ServerFacts) -> None:
     """Raises EngineError if a server differs from the first one in what may change a sample."""
-    for name in ("version", "dtype", "quantization", "cache_dtype", "worker_extension", "transfer", "stop_digest"):
+    names = "version dtype quantization cache_dtype worker_extension transfer stop_digest takes_adapters"
+    for name in names.split():
         ours, theirs = getattr(first[1], name), getattr(facts, name)
         if ours != theirs:
             raise EngineError(
@@ -364,14 +407,17 @@ def line_request(
     end: Mapping[str, Any],
     label: str,
     seed: int | None = None,
+    adapter: str | None = None,
 ) -> dict[str, Any]:
     """The request body for one line. `label` names the weights; what was cached with other weights is not reused.
+    `adapter` is the name of the one to sample with.
 
     Without a `seed`, servers that were started alike answer alike: they all begin with the same random numbers.
     """
     return {
         "token_ids": list(ids),
         "cache_salt": label,
+        **({} if adapter is None else {"model": adapter}),
         "sampling_params": {
             **{name: getattr(sampling, name) for name in SAMPLING},
             "max_tokens": max_tokens,

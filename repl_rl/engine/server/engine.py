@@ -15,10 +15,11 @@ import asyncio
 import logging
 import os
 import secrets
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import aiohttp
@@ -149,7 +150,7 @@ class VLLMServerEngine:
                 f"{facts.worker_extension or 'no worker extension, or no development mode'}; start it with\n"
                 f"  {serve_command(self._wanted)}"
             )
-        if facts.quantization is not None:
+        if facts.quantization is not None and not facts.takes_adapters:
             raise ConfigError(
                 f"{url} serves weights that are quantised ({facts.quantization}), and new ones can't be loaded into "
                 "these; start it without --quantization, with a checkpoint that isn't quantised"
@@ -163,11 +164,7 @@ class VLLMServerEngine:
         servers were started for vLLM's transfer, and `named_weights.facts()` says what will come (`TensorFacts`), they
         are sent without files; if that fails, no server can be used until it is started again.
         """
-        self._raise_if_closed()
-        if self._follows is not None:
-            raise EngineError("this engine follows the weights of another one, and can't be given any itself")
-        self.require_weight_updates()
-        version = self.version + 1
+        version = self._next_version()
         facts = named_weights.facts() if self._transfer is not None and hasattr(named_weights, "facts") else None
         if self._transfer is None or facts is None:
             self._loop.run(self._fleet.give_all(self._folder.write(version, named_weights)))
@@ -176,10 +173,26 @@ class VLLMServerEngine:
         send = partial(self._transfer.send, facts=facts, named=named_weights)
         self._loop.run(self._fleet.give_together(weights, send))
 
+    @property
+    def takes_adapters(self) -> bool:
+        """Whether the servers were started with `--enable-lora`."""
+        return self.weights.are_adapters
+
+    def load_adapter(self, save: Callable[[Path], None]) -> None:
+        """As `load_weights`, for a PEFT adapter beside the checkpoint, which `save` writes to a folder."""
+        self._loop.run(self._fleet.give_all(self._folder.write_adapter(self._next_version(), save)))
+
     def adopt(self, weights: Weights) -> None:
         """Use the weights that another process of the same training run has given the servers."""
         self._raise_if_closed()
         self._loop.run(self._fleet.adopt(weights))
+
+    def _next_version(self) -> int:
+        self._raise_if_closed()
+        if self._follows is not None:
+            raise EngineError("this engine follows the weights of another one, and can't be given any itself")
+        self.require_weight_updates()
+        return self.version + 1
 
     def close(self) -> None:
         """Disconnect from the servers, which keep running. A second call does nothing."""
@@ -232,15 +245,16 @@ class VLLMServerEngine:
         self._end_of_line = line_end(facts, self._wanted.vocabulary)
         self._watching = [asyncio.create_task(self._fleet.watch(server)) for server in self.servers]
 
-    async def _inspect(self, client: ServerClient) -> tuple[str | None, int]:
-        """The label of a server's weights, and how many engines it has. Raises a ReplRLError if its model is wrong or
-        it differs from the others."""
+    async def _inspect(self, client: ServerClient) -> ServerFacts:
+        """Raises a ReplRLError if a server's model is wrong or it differs from the others."""
         facts = await inspect(client, self._wanted)
         check(client.url, facts, self._wanted)
-        self._first = self._first or (client.url, facts)
+        if self._first is None:
+            self._first = client.url, facts
+            self._fleet.weights = replace(self.weights, are_adapters=facts.takes_adapters)
         agree(self._first, client.url, facts)
         self._takes_seeds = self._takes_seeds and takes_seeds(facts)
-        return facts.label, facts.ranks
+        return facts
 
     async def _sample(
         self, slot: _ServerSlot, ids: list[int], max_tokens: int, sampling: SamplingConfig
@@ -266,7 +280,8 @@ class VLLMServerEngine:
                 async with server.requests, self._fleet.request():
                     asked = self.weights
                     own_seed = seed if self._takes_seeds else None
-                    body = line_request(ids, max_tokens, sampling, self._end_of_line, asked.label, own_seed)
+                    end, adapter = self._end_of_line, asked.adapter
+                    body = line_request(ids, max_tokens, sampling, end, asked.label, own_seed, adapter)
                     line, labels = read_answer(server.url, await _unless_gone(place, body), self._wanted.vocabulary)
                     used = self._fleet.usable(next(iter(labels)), asked) if len(labels) == 1 else None
                     if used is not None:

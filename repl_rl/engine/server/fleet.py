@@ -29,7 +29,14 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from repl_rl.engine.server.client import CHECKPOINT, ServerClient, ServerSilent, ServerTimeouts, ServerUnreachable
+from repl_rl.engine.server.client import (
+    CHECKPOINT,
+    ServerClient,
+    ServerFacts,
+    ServerSilent,
+    ServerTimeouts,
+    ServerUnreachable,
+)
 from repl_rl.errors import ConfigError, EngineError, ReplRLError
 from repl_rl.utils.folders import scratch_folder
 
@@ -50,7 +57,8 @@ none."""
 class Server:
     client: ServerClient
     requests: asyncio.Semaphore
-    """Bounds the requests that it is sent at a time."""
+    """Bounds the requests that it is sent at a time: those that it would hold in a batch. The others wait here, where
+    no time limit runs."""
     began_at: str
     """The URL that it began with."""
     up: bool = False
@@ -81,9 +89,9 @@ class Server:
 class Fleet:
     """Servers that hold the same weights; `weights` is what every answer has to be sampled with.
 
-    `most_requests` is how many one server is sent at a time. `inspect` is called on a server that answers again: it
-    returns the label of its weights and how many engines it has, or raises a ReplRLError if the server can't be used.
-    Without `locate`, servers stay at their URLs.
+    `most_requests` is how many one server is sent at a time if it does not say how many it takes. `inspect` is called on
+    a server that answers again; it raises a ReplRLError if the server can't be used. Without `locate`, servers stay at
+    their URLs.
     """
 
     def __init__(
@@ -91,7 +99,7 @@ class Fleet:
         clients: Sequence[ServerClient],
         most_requests: int,
         timeouts: ServerTimeouts,
-        inspect: Callable[[ServerClient], Awaitable[tuple[str | None, int]]],
+        inspect: Callable[[ServerClient], Awaitable[ServerFacts]],
         weights: Weights,
         follows: bool = False,
         locate: Locate | None = None,
@@ -99,6 +107,7 @@ class Fleet:
         """A fleet that `follows` gives servers no weights: another process does, and later ones are used as well."""
         self.servers = [Server(client, asyncio.Semaphore(most_requests), client.url) for client in clients]
         self.weights = weights
+        self._most_requests = most_requests
         self._follows = follows
         self._locate = locate
         self._timeouts = timeouts
@@ -151,7 +160,9 @@ class Fleet:
                     await self.find(server)
                 await server.client.get("/health")
                 if not server.up:
-                    label, server.ranks = await self._inspect(server.client)
+                    facts = await self._inspect(server.client)
+                    label, server.ranks = facts.label, facts.ranks
+                    server.requests = asyncio.Semaphore(facts.most_requests or self._most_requests)
                     if label is not None and self.usable(label, self.weights) is None:  # None: it doesn't say
                         server.waits = self.weights.is_sent and not self._follows
                         if server.waits or self._follows:
@@ -326,6 +337,8 @@ class Weights:
     """A name for all weights of one trainer."""
     version: int = 0
     files: tuple[str, ...] = ()
+    are_adapters: bool = False
+    """All but the first are PEFT adapters beside the checkpoint, each in a folder of its own."""
     is_sent: bool = False
     """They have been sent to the servers, and nothing here keeps them."""
 
@@ -334,16 +347,23 @@ class Weights:
         """By which a server names them with each token."""
         return f"{self.run}-{self.version}" if self.version else CHECKPOINT
 
+    @property
+    def adapter(self) -> str | None:
+        """The name of the adapter to sample with."""
+        return self.label if self.are_adapters and self.version else None
+
     def later(self, label: str) -> Weights | None:
         """The weights with this label, if they are later ones of the same trainer."""
         start, _, number = label.rpartition("-")
         is_later = start == self.run and number.isdecimal() and int(number) > self.version
-        return Weights(self.run, int(number)) if is_later else None
+        return replace(self, version=int(number), files=()) if is_later else None
 
     def remove_files(self) -> None:
         """Delete the files; no server will be asked to load them again."""
-        for path in self.files:
-            Path(path).unlink(missing_ok=True)
+        for path in map(Path, self.files):
+            path.unlink(missing_ok=True)
+            if self.are_adapters and path.parent.is_dir() and not any(path.parent.iterdir()):
+                path.parent.rmdir()
 
 
 class WeightsFolder:
@@ -369,10 +389,23 @@ class WeightsFolder:
             return replace(weights, files=tuple(_write(self._own, weights.label, tensors)))
         except (OSError, SafetensorError) as error:
             deque(tensors, maxlen=0)
-            raise ConfigError(
-                f"new weights can't be written to '{self._given or tempfile.gettempdir()}': {error}; name a folder "
-                "with room that trainer and servers share in engine.weights_folder"
-            ) from error
+            raise self._unwritable(error) from error
+
+    def write_adapter(self, version: int, save: Callable[[Path], None]) -> Weights:
+        """Let `save` write an adapter to a folder. Raises ConfigError if it can't."""
+        weights = Weights(self.run, version, are_adapters=True)
+        try:
+            folder = self._own / weights.label
+            save(folder)
+            return replace(weights, files=tuple(map(str, sorted(folder.iterdir()))))
+        except (OSError, SafetensorError) as error:
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: Exception) -> ConfigError:
+        return ConfigError(
+            f"new weights can't be written to '{self._given or tempfile.gettempdir()}': {error}; name a folder "
+            "with room that trainer and servers share in engine.weights_folder"
+        )
 
     @cached_property
     def _own(self) -> Path:
@@ -407,23 +440,36 @@ async def bring_to(client: ServerClient, weights: Weights) -> None:
     """
     try:
         await _begin(client, weights)
-        if weights.files:
-            answers = await client.worker_call("repl_rl_load_weights", files=list(weights.files))
-        else:
-            answers = await client.worker_call("repl_rl_restore_checkpoint")
-        if not answers:
-            raise EngineError(f"{client.url} has no worker that loads weights")
-        for answer in answers:
-            if not isinstance(answer, dict) or not answer.get("loaded"):
-                reason = answer.get("error", "it loaded no tensor") if isinstance(answer, dict) else repr(answer)
-                raise EngineError(
-                    f"{client.url} can't load {', '.join(weights.files) or 'its checkpoint'}: {reason}; if it can't "
-                    "read the file, name a folder that trainer and servers share in engine.weights_folder"
-                )
-        await client.worker_call("repl_rl_require_loaded")
+        await (_change_adapter if weights.are_adapters else _change_weights)(client, weights)
         await _finish(client, weights)
     finally:
         await client.post("/resume")
+
+
+async def _change_weights(client: ServerClient, weights: Weights) -> None:
+    if weights.files:
+        answers = await client.worker_call("repl_rl_load_weights", files=list(weights.files))
+    else:
+        answers = await client.worker_call("repl_rl_restore_checkpoint")
+    if not answers:
+        raise EngineError(f"{client.url} has no worker that loads weights")
+    for answer in answers:
+        if not isinstance(answer, dict) or not answer.get("loaded"):
+            reason = answer.get("error", "it loaded no tensor") if isinstance(answer, dict) else repr(answer)
+            raise EngineError(
+                f"{client.url} can't load {', '.join(weights.files) or 'its checkpoint'}: {reason}; if it can't "
+                "read the file, name a folder that trainer and servers share in engine.weights_folder"
+            )
+    await client.worker_call("repl_rl_require_loaded")
+
+
+async def _change_adapter(client: ServerClient, weights: Weights) -> None:
+    """Adapters have names of their own, because vLLM reloads one that it was told to replace for every batch."""
+    for known in (replace(weights, version=max(0, weights.version - 1)), weights):
+        if known.adapter is not None:
+            await client.unload_adapter(known.adapter)
+    if weights.adapter is not None:
+        await client.load_adapter(weights.adapter, str(Path(weights.files[0]).parent))
 
 
 async def _begin(client: ServerClient, weights: Weights) -> None:
