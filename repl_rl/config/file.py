@@ -84,6 +84,7 @@ class Config(Section):
             ("train.asynchronous", "engine.vllm.enable_sleep_mode"),
             "vLLM samples while the trainer computes, and would have no memory then",
         ),
+        (("train.asynchronous", "engine.vllm.tensor_parallel_size"), "shards sample in step; servers need not"),
     )
 
     @property

@@ -6,6 +6,7 @@ Built-in engines are found and made in the same way. docs/engines.md says what a
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable
 
 from repl_rl.config import EngineConfig, ModelConfig
@@ -19,7 +20,7 @@ from repl_rl.engine.environment import (
 )
 from repl_rl.engine.vocabulary import Vocabulary
 from repl_rl.errors import ConfigError
-from repl_rl.utils.distributed import process_rank
+from repl_rl.utils.distributed import process_count, process_rank
 from repl_rl.utils.import_path import imported
 
 EngineMaker = Callable[[str, Vocabulary, ModelConfig, EngineConfig, int], Engine]
@@ -32,6 +33,8 @@ ENGINES = {
     "transformers": "repl_rl.engine.transformers:TransformersEngine",
 }
 """The built-in engines, by name."""
+_SHARD = "repl_rl.engine.vllm.shards:VLLMShard"
+"""What the processes have that hold a shard of another one's."""
 
 
 _FEW_SESSIONS = 4
@@ -76,10 +79,18 @@ def make_engine(path: str, vocabulary: Vocabulary, model: ModelConfig, config: E
     """
     require_engine(config)
     backend = engine_backend(config)
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", process_count()))
+    if here % config.shards:
+        raise ConfigError(
+            f"engine.vllm: tensor_parallel_size {config.shards} is for so many trainer processes of one machine, which "
+            f"hold the model together, and there are {here} on this one; start others, or leave it out"
+        )
     if backend != "server":
         prepare_environment(config.kv_cache_gib)
         warn_of_slow_type(model.dtype)
-    engine = _maker(ENGINES.get(backend, backend))(path, vocabulary, model, config, seed + process_rank())
+    place = process_rank() % config.shards
+    maker = _maker(_SHARD if place else ENGINES.get(backend, backend))
+    engine = maker(path, vocabulary, model, config, seed + process_rank() - place)
     missing = [name for name in ("version", "slot", "close") if not hasattr(engine, name)]
     if missing:
         raise ConfigError(

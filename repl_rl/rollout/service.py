@@ -123,6 +123,11 @@ def load_engine(
 
     Raises DependencyError, SandboxError, ConfigError or ModelError before anything is loaded.
     """
+    if config.engine.shards > 1:
+        raise ConfigError(
+            f"engine.vllm: tensor_parallel_size {config.engine.shards} is for training; here, leave it out, or start "
+            "vLLM servers with --tensor-parallel-size and name them in engine.servers"
+        )
     extensions = check_rollouts(config, extensions)
     prepare_environment(config.engine.kv_cache_gib)
     path = resolve_model(config.model.path)

@@ -128,6 +128,11 @@ def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
     """
     config.sampling.require_gradient()
     require_trackers(config.train.report_to)
+    if config.train.processes % config.engine.shards:
+        raise ConfigError(
+            f"engine.vllm: tensor_parallel_size {config.engine.shards} is for so many trainer processes, which hold "
+            f"the model together, and train.processes is {config.train.processes}; set it to a multiple"
+        )
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if local > 1 and 0 < (gpus := gpus_here()[0]) < local:
         raise ConfigError(

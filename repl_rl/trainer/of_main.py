@@ -1,8 +1,9 @@
-"""Rollouts of all trainer processes, made by the main one, where workers or servers can have only one caller.
+"""Rollouts of several trainer processes, made by one of them, where workers, servers or an engine have only one caller.
 
 A cluster has one set of workers, and a server that samples while the trainer trains answers with weights that only the
 process that sent them knows of. So the main process asks for the tasks of all, as one process with the whole batch
-would, and gives each its share: groups stay whole, and seeds are the same.
+would, and gives each its share: groups stay whole, and seeds are the same. Where processes hold a model in shards
+(tensor parallelism), the first of each such team does so for its team.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from repl_rl.rollout.service import MakeRunner, start_service
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.trainer.arguments import ReplGRPOConfig
 from repl_rl.trajectory import Trajectory
-from repl_rl.utils.distributed import gather, is_main_process, process_count, share_of_main
+from repl_rl.utils.distributed import gather, is_main_process, process_count, process_rank, share_of_main
 
 
 def _is_for_all(args: ReplGRPOConfig, make_runner: MakeRunner | None) -> bool:
@@ -32,7 +33,7 @@ def _is_for_all(args: ReplGRPOConfig, make_runner: MakeRunner | None) -> bool:
 
 
 def engine_maker(args: ReplGRPOConfig, make_runner: MakeRunner | None, make_engine: EngineMaker) -> EngineMaker:
-    """`make_engine` where this process has an engine of its own."""
+    """`make_engine` where this process has an engine of its own, or a shard of one."""
     return make_engine if is_main_process() or not _is_for_all(args, make_runner) else EngineOfMain
 
 
@@ -62,20 +63,23 @@ class EngineOfMain:
 
 
 def start(engine: Engine, setup: RolloutSetup, args: ReplGRPOConfig, make_runner: MakeRunner | None) -> RolloutService:
-    """As `start_service`; if the main process rolls out for all, its service in all of them."""
-    own = None if isinstance(engine, EngineOfMain) else start_service(engine, setup, make_runner=make_runner)
-    return RolloutsOfMain(setup, own) if own is None or _is_for_all(args, make_runner) else own
+    """As `start_service`; if one process rolls out for several, its service in all of them."""
+    team = process_count() if _is_for_all(args, make_runner) else args.engine.shards
+    own = None if process_rank() % team else start_service(engine, setup, make_runner=make_runner)
+    return own if own is not None and team == 1 else RolloutsOfMain(setup, own, team)
 
 
 class RolloutsOfMain(RolloutService):
-    """The main process's service, `own`, for all processes, which call `roll_out` together; the others have None.
+    """The main process's service, `own`, for all processes, which call `roll_out` together; the others have None. Or
+    that of the first of each `team` of so many, for its team.
 
     `begin` is the main process's alone.
     """
 
-    def __init__(self, setup: RolloutSetup, own: RolloutService | None) -> None:
+    def __init__(self, setup: RolloutSetup, own: RolloutService | None, team: int) -> None:
         super().__init__(setup)
         self._own = own
+        self._team = team
         if own is not None:
             self.at_once = own.at_once
 
@@ -86,7 +90,7 @@ class RolloutsOfMain(RolloutService):
     def roll_out(self, batch: RolloutBatch, on_end: OnEnd = lambda index, trajectory: None) -> list[Trajectory]:
         """This process's share of the batches of all, whose sampling is the main one's. What fails there is raised in
         all of them. `on_end` is told of the main one's own trajectories."""
-        asked = gather([tuple(batch.tasks)])
+        asked = gather([tuple(batch.tasks)], self._team)
 
         def shares() -> list[list[Trajectory]]:
             assert self._own is not None
@@ -99,7 +103,7 @@ class RolloutsOfMain(RolloutService):
             ends = accumulate(map(len, asked))
             return [made[end - len(tasks) : end] for tasks, end in zip(asked, ends, strict=True)]
 
-        return share_of_main(shares)
+        return share_of_main(shares, self._team)
 
     def begin(self, batch: RolloutBatch, on_end: OnEnd = lambda index, trajectory: None) -> Future[list[Trajectory]]:
         assert self._own is not None

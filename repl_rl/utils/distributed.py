@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import cache
 from typing import Any, TypeVar
 
 from repl_rl.errors import ConfigError
@@ -60,35 +61,49 @@ def from_main(make: Callable[[], Value]) -> Value:
     return value  # type: ignore[no-any-return]
 
 
-def share_of_main(make: Callable[[], Sequence[Value]]) -> Value:
+def share_of_main(make: Callable[[], Sequence[Value]], team: int | None = None) -> Value:
     """Of the values that `make` returns in the main process, one for each process, this one's. What it raises there is
-    raised in all of them."""
-    if process_count() == 1:
+    raised in all of them. In each team of so many processes, the first one is what the main one is to all."""
+    team = team or process_count()
+    if team == 1:
         return make()[0]
     import torch.distributed
 
-    join()
+    group, place = _team(team), process_rank() % team
     shares: list[Value | Exception] = []
-    if is_main_process():
+    if place == 0:
         try:
             shares.extend(make())
         except Exception as error:  # noqa: BLE001 - the others wait for what comes
-            shares = [error] * process_count()
+            shares = [error] * team
     received: list[Any] = [None]
-    torch.distributed.scatter_object_list(received, shares or None)
+    torch.distributed.scatter_object_list(received, shares or None, group=group, group_src=0)
     if isinstance(received[0], Exception):
         raise received[0]
     return received[0]  # type: ignore[no-any-return]
 
 
-def gather(values: Sequence[Value]) -> list[Value]:
-    """The values of all processes, those of the main one first."""
-    if process_count() == 1:
+def gather(values: Sequence[Value], team: int | None = None) -> list[Value]:
+    """The values of all processes, or of this one's team of so many, by rank."""
+    team = team or process_count()
+    if team == 1:
         return list(values)
-    from accelerate.utils import gather_object
+    import torch.distributed
+
+    received: list[Any] = [None] * team
+    torch.distributed.all_gather_object(received, list(values), group=_team(team))
+    return [value for each in received for value in each]
+
+
+@cache
+def _team(size: int) -> Any:
+    """The process group of this process's team of so many; the first call is one that all processes make."""
+    import torch.distributed
 
     join()
-    return list(gather_object(list(values)))
+    if size == process_count():
+        return torch.distributed.group.WORLD
+    return torch.distributed.new_subgroups(size, backend="gloo")[0]
 
 
 def any_of_all(flag: bool) -> bool:

@@ -30,6 +30,10 @@ WHOLE_RUNS = [
     ),
     pytest.mark.covers("two processes with LoRA, and a vLLM server", "runs: evaluated, saved, resumed"),
     pytest.mark.covers(
+        "two processes that share vLLM's model (tensor parallelism), all weights or LoRA",
+        "runs: evaluated, saved, resumed; the first rolls out for both",
+    ),
+    pytest.mark.covers(
         "two processes with a Ray cluster, or with a vLLM server and `asynchronous`",
         "runs: evaluated, saved, resumed; the main process rolls out for both",
     ),
@@ -38,6 +42,7 @@ WHOLE_RUNS = [
 SHARDED = str(Path(__file__).parents[1] / "sharded.py")
 DDP = ["-m", "repl_rl.cli"]
 SMALL = CONFIGS["two processes"]
+SHARDS = {"tensor_parallel_size": 2}
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,10 @@ class Kind:
 KINDS = {
     "ddp": Kind(DDP),
     "ddp, vLLM in each": Kind(DDP, sections={"engine": {"backend": "vllm"}}),
+    "ddp, lora, vLLM in shards": Kind(
+        DDP, lora=True, sections={"engine": {"backend": "vllm", "vllm": SHARDS | {"enable_lora": True}}}
+    ),
+    "fsdp 2, vLLM in shards": Kind([SHARDED, "fsdp2"], sections={"engine": {"backend": "vllm", "vllm": SHARDS}}),
     "fsdp 2": Kind([SHARDED, "fsdp2"]),
     "fsdp 2, bfloat16": Kind([SHARDED, "fsdp2"], dtype="bfloat16"),
     "fsdp 2, lora": Kind([SHARDED, "fsdp2"], lora=True),

@@ -7,39 +7,32 @@ Not covered: servers (see the server engine), and vLLM's own multiprocess mode.
 
 from __future__ import annotations
 
-import gc
 import itertools
-import logging
 import math
-import warnings
+import secrets
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
-from weakref import WeakSet
 
 import torch
-from vllm import LLM, SamplingParams
-from vllm.lora.request import LoRARequest
-from vllm.platforms import current_platform
+from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.core.kv_cache_utils import get_max_concurrency_for_kv_cache_config
 
 from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig, SeededSampling
 from repl_rl.engine.base import SAMPLING, Finish, SampledLine, Versions, updated
-from repl_rl.engine.environment import engine_threads
 from repl_rl.engine.threaded import ThreadedEngine
-from repl_rl.engine.vllm.scheduler import AsyncLineScheduler, LineRequest, LineScheduler, stop_table
+from repl_rl.engine.vllm.llm import LocalLLM
+from repl_rl.engine.vllm.scheduler import LineRequest, LineScheduler, stop_table
+from repl_rl.engine.vllm.shards import Leader
 from repl_rl.engine.vocabulary import Vocabulary
 from repl_rl.errors import EngineError
-from repl_rl.models.find import loading
 from repl_rl.utils.admission import Admission, Room
-from repl_rl.utils.distributed import process_count
 
 _ATTEMPTS = 3
 """How often a line is requested if vLLM aborts it or fails."""
-_CPU_BLOCK_TOKENS = 32
-"""vLLM's default on a CPU is 128. A line whose blocks were given back may compute up to a block of tokens again."""
 
 
 @dataclass(eq=False, slots=True)
@@ -56,25 +49,21 @@ class LineSlot:
     logprobs: list[float] = field(default_factory=list)
 
 
-class VLLMEngine(ThreadedEngine[LineSlot]):
+class VLLMEngine(LocalLLM, ThreadedEngine[LineSlot]):
     """An `Engine` over `vllm.LLM`. Raises ModelError or ConfigError if the checkpoint can't be served as asked."""
 
     def __init__(
         self, path: str, vocabulary: Vocabulary, model: ModelConfig, config: EngineConfig, seed: int = 0
     ) -> None:
-        self.llm = load_llm(path, model.dtype, config, seed)
-        self.adapter: LoRARequest | None = None
-        """What lines are sampled with, beside the weights."""
+        LocalLLM.__init__(self, path, model, config, seed)
+        self.leader = Leader(self.llm)
         self.stepper = LineStepper(self, vocabulary, is_deterministic=config.deterministic)
         self._names = itertools.count()
-        (parameters,) = self.llm.apply_model(lambda model: sum(weights.numel() for weights in model.parameters()))
-        threads = None if torch.cuda.is_available() else engine_threads(parameters)
         vllm_config, scheduler = self.llm.llm_engine.vllm_config, self.stepper.scheduler
         sequences = get_max_concurrency_for_kv_cache_config(vllm_config, scheduler.kv_cache_config)
         capacity_tokens = int(sequences * vllm_config.model_config.max_model_len)
         admission = Admission(Room(capacity_tokens), learns=True)
-        super().__init__(self.stepper, "vLLM", admission, config.context_tokens, threads)
-        _open.add(self)
+        ThreadedEngine.__init__(self, self.stepper, "vLLM", admission, config.context_tokens, self.threads)
 
     def make_sequence(self, tokens: int) -> LineSlot:
         return LineSlot(f"slot-{next(self._names)}")
@@ -86,10 +75,10 @@ class VLLMEngine(ThreadedEngine[LineSlot]):
         stepper = self.stepper
         return stepper.asked_tokens, stepper.scheduler.computed_tokens - stepper.decoded_tokens
 
-    @property
-    def takes_adapters(self) -> bool:
-        """Whether vLLM was started with `enable_lora`."""
-        return self.llm.llm_engine.vllm_config.lora_config is not None
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        with super().paused(), self.leader.held():
+            yield
 
     def load_weights(self, named_weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Load weights, named as in the checkpoint. Lines under way go on with them from their next token on."""
@@ -99,78 +88,12 @@ class VLLMEngine(ThreadedEngine[LineSlot]):
                 torch.cuda.synchronize()
             self.update()
 
-    def reload(self, named_weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Load weights without counting a version. Only inside of `paused`.
-
-        vLLM packs weights again as its kernels want them, and keeps what it is given until it has all of a layer.
-        """
-        own = ((name, weight.clone()) for name, weight in named_weights)
-        self.llm.llm_engine.model_executor.driver_worker.reload_weights(weights_iterator=own)
-
-    def load_adapter(self, folder: str) -> None:
-        """Sample with PEFT's adapter in `folder` from now on. Raises what vLLM does for one that it doesn't support."""
-        load = LoRARequest("trained", 1, folder, load_inplace=True)
-        self.llm.llm_engine.model_executor.driver_worker.add_lora(load)
-        self.adapter = LoRARequest("trained", 1, folder)
-
     def close(self) -> None:
         if hasattr(self, "llm"):
             super().close()
-            _open.discard(self)
-            client = self.llm.llm_engine.engine_core
-            # vLLM's shutdown, now or by the garbage collector, takes down what all engines of this process share, and
-            # the process group, which is not its own where there are several processes.
-            if _open or process_count() > 1:
-                client._finalizer.detach()
-                client.engine_core.model_executor.shutdown()
-            else:
-                client.shutdown()
-            del self.stepper, self._stepper, self.llm, client
-            gc.collect()
-
-
-_open: WeakSet[VLLMEngine] = WeakSet()
-"""The engines of this process that are not closed."""
-
-
-def load_llm(path: str, dtype: str, config: EngineConfig, seed: int) -> LLM:
-    """Load the checkpoint at `path` with our scheduler, replaceable weights and, on a CPU, small blocks.
-
-    Raises ModelError with vLLM's reason.
-    """
-    on_cpu = not torch.cuda.is_available()
-    if on_cpu:
-        # oneDNN repacks linear weights when the model is built, and `load_weights` can't fill them afterwards.
-        import vllm._custom_ops as custom_ops
-
-        custom_ops._supports_onednn = False
-        # The sampler's few compiled functions need a C++ compiler and a cache that all processes of a user share; two
-        # installations of torch that fill it at once corrupt it. Eager functions cost nothing here.
-        type(current_platform).simple_compile_backend = "eager"
-    device: dict[str, Any] = {"gpu_memory_utilization": config.gpu_memory_utilization}
-    if on_cpu:
-        device = {"block_size": _CPU_BLOCK_TOKENS}
-    if process_count() > 1:  # this process has its own GPU (LOCAL_RANK) and whole engine; vLLM would take the first GPU
-        device["distributed_executor_backend"] = "external_launcher"
-    arguments: dict[str, Any] = {
-        "model": path,
-        "dtype": dtype,
-        "seed": seed,
-        "max_model_len": config.context_tokens,
-        "max_num_seqs": config.places,
-        "max_num_batched_tokens": max(4096, config.context_tokens),
-        "enforce_eager": on_cpu,
-        "enable_prefix_caching": not config.deterministic,
-        "logprobs_mode": "processed_logprobs",
-        "disable_log_stats": True,
-        "use_tqdm_on_load": False,
-        "scheduling_policy": "priority",  # with equal priorities: by arrival, and a line arrives when its slot did
-        "scheduler_cls": LineScheduler if on_cpu else AsyncLineScheduler,
-    }
-    logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # without a GPU, vLLM asks for Triton in vain
-    with loading(f"vLLM can't load {path!r}"), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "`torch.distributed.reduce_op` is deprecated", FutureWarning)
-        return LLM(**{**arguments, **device, **config.vllm})
+            self.leader.close()
+            del self.stepper, self._stepper
+            self.shut_down()
 
 
 class LineStepper:
@@ -206,9 +129,12 @@ class LineStepper:
 
     def add(self, slot: LineSlot, ids: list[int], max_tokens: int, sampling: SamplingConfig) -> None:
         params = _params(max_tokens, *(getattr(sampling, name) for name in SAMPLING))
-        if isinstance(sampling, SeededSampling):
+        seed = sampling.line_seed(len(ids)) if isinstance(sampling, SeededSampling) else None
+        if seed is None and self._engine.leader.has_others:
+            seed = secrets.randbits(63)  # each shard draws for itself, and all have to draw the same
+        if seed is not None:
             params = params.clone()
-            params.seed = sampling.line_seed(len(ids))
+            params.seed = seed
         self.asked_tokens += len(ids)
         if slot.arrival is None:
             slot.arrival = float(next(self._numbers))

@@ -1,0 +1,114 @@
+"""A `vllm.LLM` in this process, with weights that can be replaced."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import warnings
+from collections.abc import Iterable
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from vllm import LLM
+from vllm.lora.request import LoRARequest
+from vllm.platforms import current_platform
+
+from repl_rl.config import EngineConfig, ModelConfig
+from repl_rl.engine.environment import engine_threads
+from repl_rl.engine.vllm.scheduler import AsyncLineScheduler, LineScheduler
+from repl_rl.models.find import loading
+from repl_rl.utils.distributed import process_count
+
+_CPU_BLOCK_TOKENS = 32
+"""vLLM's default on a CPU is 128. A line whose blocks were given back may compute up to a block of tokens again."""
+
+
+class LocalLLM:
+    """Raises ModelError or ConfigError if the checkpoint can't be served as asked."""
+
+    def __init__(self, path: str, model: ModelConfig, config: EngineConfig, seed: int) -> None:
+        self.llm = load_llm(path, model.dtype, config, seed)
+        self.adapter: LoRARequest | None = None
+        """What lines are sampled with, beside the weights."""
+        (parameters,) = self.llm.apply_model(lambda model: sum(weights.numel() for weights in model.parameters()))
+        self.threads = None if torch.cuda.is_available() else engine_threads(parameters)
+        """The OpenMP threads to compute with; None: one per core, or a GPU."""
+        _open.add(self)
+
+    @property
+    def takes_adapters(self) -> bool:
+        """Whether vLLM was started with `enable_lora`."""
+        return self.llm.llm_engine.vllm_config.lora_config is not None
+
+    def reload(self, named_weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Load weights without counting a version. Only inside of `paused`.
+
+        vLLM packs weights again as its kernels want them, and keeps what it is given until it has all of a layer.
+        """
+        own = ((name, weight.clone()) for name, weight in named_weights)
+        self.llm.llm_engine.model_executor.driver_worker.reload_weights(weights_iterator=own)
+
+    def load_adapter(self, folder: str) -> None:
+        """Sample with PEFT's adapter in `folder` from now on. Raises what vLLM does for one that it doesn't support."""
+        load = LoRARequest("trained", 1, folder, load_inplace=True)
+        self.llm.llm_engine.model_executor.driver_worker.add_lora(load)
+        self.adapter = LoRARequest("trained", 1, folder)
+
+    def shut_down(self) -> None:
+        """Unload the model."""
+        _open.discard(self)
+        client = self.llm.llm_engine.engine_core
+        # vLLM's shutdown, now or by the garbage collector, takes down what all engines of this process share, and
+        # the process group, which is not its own where there are several processes.
+        if _open or process_count() > 1:
+            client._finalizer.detach()
+            client.engine_core.model_executor.shutdown()
+        else:
+            client.shutdown()
+        del self.llm, client
+        gc.collect()
+
+
+_open: WeakSet[LocalLLM] = WeakSet()
+"""Those of this process that are not shut down."""
+
+
+def load_llm(path: str, dtype: str, config: EngineConfig, seed: int) -> LLM:
+    """Load the checkpoint at `path` with our scheduler, replaceable weights and, on a CPU, small blocks.
+
+    Raises ModelError with vLLM's reason.
+    """
+    on_cpu = not torch.cuda.is_available()
+    if on_cpu:
+        # oneDNN repacks linear weights when the model is built, and `load_weights` can't fill them afterwards.
+        import vllm._custom_ops as custom_ops
+
+        custom_ops._supports_onednn = False
+        # The sampler's few compiled functions need a C++ compiler and a cache that all processes of a user share; two
+        # installations of torch that fill it at once corrupt it. Eager functions cost nothing here.
+        type(current_platform).simple_compile_backend = "eager"
+    device: dict[str, Any] = {"gpu_memory_utilization": config.gpu_memory_utilization}
+    if on_cpu:
+        device = {"block_size": _CPU_BLOCK_TOKENS}
+    if process_count() > 1:  # this process has its own GPU (LOCAL_RANK) and whole engine; vLLM would take the first GPU
+        device["distributed_executor_backend"] = "external_launcher"
+    arguments: dict[str, Any] = {
+        "model": path,
+        "dtype": dtype,
+        "seed": seed,
+        "max_model_len": config.context_tokens,
+        "max_num_seqs": config.places,
+        "max_num_batched_tokens": max(4096, config.context_tokens),
+        "enforce_eager": on_cpu,
+        "enable_prefix_caching": not config.deterministic,
+        "logprobs_mode": "processed_logprobs",
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+        "scheduling_policy": "priority",  # with equal priorities: by arrival, and a line arrives when its slot did
+        "scheduler_cls": LineScheduler if on_cpu else AsyncLineScheduler,
+    }
+    logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # without a GPU, vLLM asks for Triton in vain
+    with loading(f"vLLM can't load {path!r}"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`torch.distributed.reduce_op` is deprecated", FutureWarning)
+        return LLM(**{**arguments, **device, **config.vllm})
