@@ -1,4 +1,4 @@
-"""`repl-rl`: train, rollout, eval, view, replay, push, bench, doctor, nano. A ReplRLError is a message and exit code 2.
+"""`repl-rl`: train, rollout, play, eval, view, replay, push, bench, doctor, nano. A ReplRLError is a message and exit code 2.
 
 Each command's package names its arguments and runs it; what a command needs is imported when it runs.
 """
@@ -21,7 +21,7 @@ from rich.console import Console
 from repl_rl import __version__, bench
 from repl_rl.errors import ConfigError, ReplRLError
 from repl_rl.run import command as training
-from repl_rl.run import rollouts
+from repl_rl.run import play, rollouts
 from repl_rl.run.evaluation import command as evaluation
 from repl_rl.run.push import command as push
 from repl_rl.utils.distributed import is_main_process
@@ -94,6 +94,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     training.add_arguments(commands.add_parser("train", help="train a model"), shipped)
     rollouts.add_arguments(commands.add_parser("rollout", help="sample trajectories"), shipped)
+    play.add_arguments(commands.add_parser("play", help="type a session yourself, in the model's place"), shipped)
     compared = "solve rates on held-out problems, of one model or of several beside each other"
     evaluation.add_arguments(commands.add_parser("eval", help=compared), shipped)
     viewing.add_arguments(commands.add_parser("view", help="look at a run folder or a file of rollouts"))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -36,6 +36,7 @@ async def type_session(
     dialect: Dialect | None = None,
     model: str = "nano",
     kernels: KernelSource | None = None,
+    tools: Iterable[Any] = (),
     environment: Any = None,
     answer: Callable[[str], str] = lambda prompt: "",
     sessions: Mapping[str, str] | None = None,
@@ -43,14 +44,14 @@ async def type_session(
 ) -> Trajectory:
     """The trajectory of typing `text` as the answer to a task or question, with `model`'s vocabulary.
 
-    `dialect` is `python` unless one is given. Without `kernels`, a pool is opened for this session. `environment` is
-    what a config names or a trainer takes; if it asks a language model, as `rlm` does, `answer` answers. If it asks for
+    `dialect` is `python` unless one is given. Without `kernels`, a pool is opened for this session. `tools` and
+    `environment` are what a config names or a trainer takes; if it asks a language model, as `rlm` does, `answer` answers. If it asks for
     sessions, as far as the depth in `subcalls` goes, `sessions` says what is typed for each question. Raises what
     `Rollout.many` raises.
     """
     subcalls = subcalls or SubcallsConfig()
     prepare_environment()
-    extensions = make_extensions(environment=environment)
+    extensions = make_extensions(tools, environment=environment)
     stops = (dialect or PythonDialect()).stops
     vocabulary = load_vocabulary(resolve_model(model), stops)
     async with AsyncExitStack() as stack:

@@ -47,6 +47,15 @@ def test_a_typed_session_is_a_trajectory_with_its_ids_and_mask() -> None:
     assert set(trajectory.logprobs) == {0.0}
 
 
+def double(x: int) -> int:
+    """Twice x."""
+    return 2 * x
+
+
+def test_tools_are_there() -> None:
+    assert typed("Q", " double(21)\n", tools=[double]).lines[0].output == "42\n>>>"
+
+
 def test_behind_the_text_comes_the_end_of_text() -> None:
     trajectory = typed("What is 6 * 7?", " r = 6 * 7\n r")
     assert [line.text for line in trajectory.lines] == [" r = 6 * 7\n", " r"]

@@ -1,0 +1,219 @@
+"""`repl-rl play`: a person types in the model's place, and sees what it would be shown and what it would earn.
+
+The fastest way to try a reward config, a dialect, tools or an environment: everything is as in training but the policy.
+Sub-calls come to the person too. Importing this loads nothing heavy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import queue
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+from repl_rl.errors import ConfigError
+from repl_rl.trajectory import Line, StopReason, Task, Trajectory
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from repl_rl.config import Config, SamplingConfig
+    from repl_rl.engine import SampledLine, Vocabulary
+    from repl_rl.rewards import RewardTable
+    from repl_rl.rollout.events import Event
+    from repl_rl.rollout.setup import RolloutSetup
+
+Talk = queue.SimpleQueue["Callable[[], None] | None"]
+"""What the person's thread has to do next; None: the session is over."""
+
+
+def add_arguments(parser: argparse.ArgumentParser, config_help: str) -> None:
+    """Add the arguments of `repl-rl play`, and set `run` as its command."""
+    parser.add_argument("config", help=config_help)
+    parser.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override a value of the config")
+    parser.add_argument("--task", metavar="TEXT", help="the problem; without it, a held-out one of the config")
+    parser.add_argument("--answer", metavar="TEXT", help="the answer to --task, for its grade")
+    parser.add_argument("--problem", type=int, default=1, metavar="N", help="which held-out problem (default: 1)")
+    parser.set_defaults(command=run)
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    """Play one session, grade it and print it. Raises ConfigError for invalid options before anything starts."""
+    if options.problem < 1:
+        raise ConfigError(f"--problem {options.problem}: they are counted from 1")
+    if options.answer is not None and options.task is None:
+        raise ConfigError(f"--answer {options.answer!r} belongs to a --task; held-out problems have their own answers")
+    import readline  # noqa: F401 - lets lines be edited
+
+    from repl_rl.config import load_config
+    from repl_rl.rollout.score import reward_table, score
+    from repl_rl.tasks import grade
+    from repl_rl.view import print_trajectory
+
+    config = load_config(options.config, tuple(options.set))
+    task = _task(options, config)
+    table = reward_table(config.rewards, config.credit)
+    console.print(
+        "You are the model. Enter ends a line, Ctrl-D on an empty one your text, Ctrl-C the session.", style="dim"
+    )
+    trajectory = play(config, task, table, console)
+    if task.answer or trajectory.environment_reward is not None:
+        trajectory = score([task], [trajectory], grade, table)[0].trajectory
+    console.print()
+    print_trajectory(console, trajectory)
+    return 0
+
+
+def _task(options: argparse.Namespace, config: Config) -> Task:
+    from repl_rl.tasks import load_tasks, require_gradable
+
+    if options.task is None:
+        return load_tasks(config.tasks, "heldout", 0, options.problem)[-1]
+    task = Task("play", options.task, options.answer or "")
+    if options.answer is not None:
+        require_gradable([task])
+    return task
+
+
+def play(config: Config, task: Task, table: RewardTable, console: Console) -> Trajectory:
+    """A session that a person types at this terminal. No limit in seconds holds. Raises what a rollout raises."""
+    from repl_rl.engine.environment import prepare_environment
+    from repl_rl.models import resolve_model
+    from repl_rl.rollout.batch import RolloutBatch
+    from repl_rl.rollout.checks import check_rollouts
+    from repl_rl.rollout.loop import Rollout
+    from repl_rl.rollout.setup import RolloutSetup, make_pool
+    from repl_rl.utils.threads import BackgroundLoop
+
+    extensions = check_rollouts(config)
+    prepare_environment()
+    config = config.model_copy(
+        update={"budget": config.budget.model_copy(update={"seconds": math.inf, "finish_share": None})}
+    )
+    setup = RolloutSetup.for_model(config, resolve_model(config.model.path), extensions)
+    talk: Talk = queue.SimpleQueue()
+    person = Person(setup, table, console, talk)
+
+    async def made() -> Trajectory:
+        async with make_pool(config.kernel.model_copy(update={"size": config.subcalls.depth}), config.subcalls) as pool:
+            rolling = Rollout(person, pool, setup).as_completed(RolloutBatch([task]), person.hear)
+            async with aclosing(rolling) as ended:
+                [(_, trajectory)] = [each async for each in ended]
+        return trajectory
+
+    with BackgroundLoop() as loop:
+        making = loop.submit(made())
+        making.add_done_callback(lambda _: talk.put(None))
+        try:
+            while (next_one := talk.get()) is not None:
+                next_one()
+        finally:
+            making.cancel()
+        return making.result()
+
+
+class Person:
+    """An `Engine` whose lines a person types, in the thread that takes from `talk`."""
+
+    version = 0
+
+    def __init__(self, setup: RolloutSetup, table: RewardTable, console: Console, talk: Talk) -> None:
+        self.vocabulary = setup.vocabulary
+        self.talk = talk
+        self.console = console
+        self._table = table
+        self._prompt = ""
+        self._lines: list[Line] = []
+
+    @asynccontextmanager
+    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[PersonSlot]:
+        yield PersonSlot(self, depth)
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+    def hear(self, event: Event) -> None:
+        """What the session says of itself."""
+        from repl_rl.rollout.events import Began, Ran
+
+        if isinstance(event, Began):
+            self._prompt, self._prompt_ids = event.prompt, event.prompt_ids
+        elif isinstance(event, Ran):
+            self._lines[event.index :] = [event.line]
+
+    def last_line(self, ids: Sequence[int]) -> str:
+        """What became of the last line, if there is one and the session has not been compacted: kind, time, reward."""
+        first = len(self._prompt_ids)
+        if not self._lines or tuple(ids[:first]) != self._prompt_ids:
+            return ""
+        typed = set(chain.from_iterable(range(line.start, line.end) for line in self._lines))
+        length = len(ids) - first
+        so_far = Trajectory(
+            "play",
+            self._prompt,
+            self._prompt_ids,
+            tuple(ids[first:]),
+            tuple(index in typed for index in range(length)),
+            (0.0,) * length,
+            StopReason.EOS,
+            tuple(replace(line, reward=None) for line in self._lines),
+        )
+        line = self._table.score(so_far, 0.0).trajectory.lines[-1]
+        return f"{line.error_name or line.kind}, reward {line.reward:+.3g}"
+
+
+class PersonSlot:
+    """One session's lines, or those of a sub-call, typed by a person who sees the text of all that comes before."""
+
+    def __init__(self, person: Person, depth: int) -> None:
+        self._person = person
+        self._depth = depth
+        self._seen = 0
+
+    async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
+        import asyncio
+
+        asked: Future[SampledLine] = Future()
+        self._person.talk.put(lambda: self._ask(list(ids), max_tokens, asked))
+        return await asyncio.wrap_future(asked)
+
+    def _ask(self, ids: list[int], max_tokens: int, asked: Future[SampledLine]) -> None:
+        from repl_rl.rollout.scripted import typed_line
+        from repl_rl.utils.text import visible
+
+        person = self._person
+        shown = visible(person.vocabulary.decode(ids[self._seen :]))
+        if self._depth:
+            note = "" if self._seen else "a sub-call asks:"
+            shown += "\nanswer> "
+        else:
+            note = person.last_line(ids)
+        if note:
+            person.console.print(Text(note, style="dim"), justify="right")
+        begun, _, open_line = shown.rpartition("\n")
+        if begun:
+            person.console.print(Text(begun), soft_wrap=True)
+        typed, ends = self._typed(open_line)
+        line = typed_line(person.vocabulary, typed, ends, max_tokens)
+        self._seen = len(ids) + len(line.ids)
+        asked.set_result(line)
+
+    def _typed(self, prompt: str) -> tuple[str, bool]:
+        """Text up to a character that ends a turn of the dialect, or to Ctrl-D on a line of its own; whether it was
+        that."""
+        stops, typed = self._person.vocabulary.stops, ""
+        while not any(stop in typed.encode() for stop in stops):
+            try:
+                typed += input("" if typed else prompt) + "\n"
+            except EOFError:
+                return typed.removesuffix("\n"), True
+        end = min(typed.index(chr(stop)) for stop in stops if chr(stop) in typed)
+        return typed[: end + 1], False
