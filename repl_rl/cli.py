@@ -1,4 +1,4 @@
-"""`repl-rl`: train, rollout, play, eval, view, replay, push, bench, doctor, nano. A ReplRLError is a message and exit code 2.
+"""`repl-rl`: train, rollout, play, eval, view, replay, push, bench, doctor. A ReplRLError is a message and exit code 2.
 
 Each command's package names its arguments and runs it; what a command needs is imported when it runs.
 """

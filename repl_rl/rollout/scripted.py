@@ -45,9 +45,9 @@ async def type_session(
     """The trajectory of typing `text` as the answer to a task or question, with `model`'s vocabulary.
 
     `dialect` is `python` unless one is given. Without `kernels`, a pool is opened for this session. `tools` and
-    `environment` are what a config names or a trainer takes; if it asks a language model, as `rlm` does, `answer` answers. If it asks for
-    sessions, as far as the depth in `subcalls` goes, `sessions` says what is typed for each question. Raises what
-    `Rollout.many` raises.
+    `environment` are what a config names or a trainer takes; if the environment asks a language model, as `rlm` does,
+    `answer` answers. If it asks for sessions, as far as the depth in `subcalls` goes, `sessions` says what is typed for
+    each question. Raises what `Rollout.many` raises.
     """
     subcalls = subcalls or SubcallsConfig()
     prepare_environment()

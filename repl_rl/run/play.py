@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 import queue
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -23,10 +23,9 @@ from repl_rl.errors import ConfigError
 from repl_rl.trajectory import Line, StopReason, Task, Trajectory
 
 if TYPE_CHECKING:
-    import asyncio
 
     from repl_rl.config import Config, SamplingConfig
-    from repl_rl.engine import SampledLine, Vocabulary
+    from repl_rl.engine import SampledLine
     from repl_rl.rewards import RewardTable
     from repl_rl.rollout.events import Event
     from repl_rl.rollout.setup import RolloutSetup

@@ -89,9 +89,9 @@ class Server:
 class Fleet:
     """Servers that hold the same weights; `weights` is what every answer has to be sampled with.
 
-    `most_requests` is how many one server is sent at a time if it does not say how many it takes. `inspect` is called on
-    a server that answers again; it raises a ReplRLError if the server can't be used. Without `locate`, servers stay at
-    their URLs.
+    `most_requests` is how many one server is sent at a time if it does not say how many it takes. `inspect` is called
+    on a server that answers again; it raises a ReplRLError if the server can't be used. Without `locate`, servers stay
+    at their URLs.
     """
 
     def __init__(
