@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 import queue
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -23,7 +23,6 @@ from repl_rl.errors import ConfigError
 from repl_rl.trajectory import Line, StopReason, Task, Trajectory
 
 if TYPE_CHECKING:
-
     from repl_rl.config import Config, SamplingConfig
     from repl_rl.engine import SampledLine
     from repl_rl.rewards import RewardTable
