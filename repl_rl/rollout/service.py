@@ -31,6 +31,7 @@ from repl_rl.rollout.checks import check_rollouts
 from repl_rl.rollout.episode import make_prompt
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.setup import Extensions, RolloutSetup, load_extensions, make_pool
+from repl_rl.rollout.state import Prompt
 from repl_rl.rollout.worker import RolloutWorker
 from repl_rl.trajectory import Task, Trajectory
 from repl_rl.utils.threads import BackgroundLoop
@@ -194,12 +195,12 @@ def _close_what_was_loaded(loading: Future[tuple[Engine, RolloutSetup]]) -> None
         engine.close()
 
 
-def prompt_tokens(config: Config, tasks: Sequence[Task]) -> Iterator[int]:
-    """The lengths of the tasks' prompts, in tokens. Loads the tokenizer only. Raises ModelError or ConfigError."""
+def prompts(config: Config, tasks: Sequence[Task]) -> Iterator[Prompt]:
+    """What the model reads first of each task. Loads the tokenizer only. Raises ModelError or ConfigError."""
     setup = RolloutSetup.for_model(config, resolve_model(config.model.path))
     dialect = setup.dialect_with(setup.extensions.toolbox.tools)
     for task in tasks:
-        yield len(make_prompt(dialect, setup.vocabulary, task.question, setup.chat, task.history).ids)
+        yield make_prompt(dialect, setup.vocabulary, task.question, setup.chat, task.history)
 
 
 class AttachedKernels:

@@ -11,6 +11,7 @@ Memory is estimated by formula. Not covered: whether servers answer.
 from __future__ import annotations
 
 import math
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -30,10 +31,13 @@ from repl_rl.files import open_file
 from repl_rl.kernel.memory import available_mb, default_budget_mb
 from repl_rl.models.find import config_of_model
 from repl_rl.models.nano import NANO_PATH
+from repl_rl.rollout.service import prompts
 from repl_rl.rollout.setup import environment_of, limits_of
 from repl_rl.run.held_out import longest_prompt
+from repl_rl.run.in_words import credit_in_words, idle_settings, rewards_in_words
 from repl_rl.run.training import Inputs, check_inputs, choose_run, training_arguments
 from repl_rl.utils.distributed import launcher
+from repl_rl.utils.text import visible
 
 _SESSION_MB = 4.2
 """Private memory of a forked session, and of a stock Jupyter kernel, as measured in BENCHMARKS.md."""
@@ -61,6 +65,8 @@ class DryRun:
 
     rows: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
+    prompt: str | None = None
+    """The first one, as the model reads it; None if it isn't known."""
 
 
 def dry_run(
@@ -101,14 +107,17 @@ def dry_run(
     ]
     trajectories = config.train.prompts_per_step * config.train.group_size
     tokens, lines = trajectories * config.budget.tokens, trajectories * config.budget.lines
-    longest, prompts = _prompts(config, inputs, notes)
+    longest, lengths, prompt = _prompts(config, inputs, notes)
+    notes += idle_settings(config, gpus)
     shapes = shapes_of(config.model.path, Path(inputs.model_path))
     rows = (
         ("model", _model(config, inputs, shapes, notes)),
-        ("prompts", prompts),
+        ("prompts", lengths),
         ("memory", _memory(config, shapes, longest, gpu_gib, notes)),
         ("engine", _engine(config)),
         ("convention", "; ".join([f"dialect {config.dialect.name}", *filter(None, brought)])),
+        ("rewards", rewards_in_words(config.rewards)),
+        ("advantages", credit_in_words(config.credit)),
         ("GPUs", _gpu_needs(config, gpus, arguments, notes)),
         ("a step", _step(config)),
         ("tokens of a step", f"at most {tokens:,} of completion, outputs included, in at most {lines:,} lines"),
@@ -117,11 +126,11 @@ def dry_run(
         ("trackers", _trackers(config, folder.path)),
         ("files", files),
     )
-    return DryRun(rows, tuple(notes))
+    return DryRun(rows, tuple(notes), prompt)
 
 
 def print_dry_run(console: Console, made: DryRun) -> None:
-    """Print every row, then the notes; without a terminal each is one line."""
+    """Print every row, the first prompt, then the notes; without a terminal each row is one line."""
     width = max(len(name) for name, _ in made.rows) + 2
     if console.is_terminal:
         table = Table(box=None, pad_edge=False, show_header=False)
@@ -131,6 +140,9 @@ def print_dry_run(console: Console, made: DryRun) -> None:
     else:
         for name, text in made.rows:
             console.print(Text(f"{name:<{width}}{text}"), soft_wrap=True)
+    if made.prompt is not None:
+        console.print(Text("the first prompt, as the model reads it:", style="bold"))
+        console.print(Text(textwrap.indent(visible(made.prompt), "| ", lambda line: True), style="dim"), soft_wrap=True)
     for note in made.notes:
         console.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
 
@@ -288,13 +300,13 @@ def _stored_shapes(folder: Path) -> Shapes:
     return shapes
 
 
-def _prompts(config: Config, inputs: Inputs, notes: list[str]) -> tuple[int | None, str]:
-    """The length of the longest prompt, None if it isn't known, and a text with the budgets, in tokens. Raises
-    ConfigError if it fills the context."""
+def _prompts(config: Config, inputs: Inputs, notes: list[str]) -> tuple[int | None, str, str | None]:
+    """The length of the longest prompt, a text with the budgets, in tokens, and the first prompt; None for what isn't
+    known. Raises ConfigError if it fills the context."""
     context, budget = config.engine.context_tokens, config.budget.tokens
     tasks = [*inputs.train_tasks, *inputs.heldout_tasks]
     if not tasks or not Path(inputs.model_path).is_dir():
-        return None, f"context of {context:,} tokens, of which a completion takes {budget:,} at most"
+        return None, f"context of {context:,} tokens, of which a completion takes {budget:,} at most", None
     longest = longest_prompt(config, tasks)
     if context - longest < budget:
         notes.append(
@@ -307,9 +319,12 @@ def _prompts(config: Config, inputs: Inputs, notes: list[str]) -> tuple[int | No
             f"one output of digits, cut to dialect.max_output_chars ({shown:,}), takes {digits:,} tokens of this model "
             f"and budget.tokens is {budget:,}: the session ends without an answer; lower the first, or raise the other"
         )
-    return longest, (
-        f"{longest} tokens at most, beside {budget} of completion, in a context of {context}; an output of {shown:,} "
-        f"characters is up to {digits:,} tokens"
+    first = next(prompts(config, tasks[:1]))
+    return (
+        longest,
+        f"{longest} tokens at most ({len(first.ids)} the first), beside {budget} of completion, in a context of "
+        f"{context}; an output of {shown:,} characters is up to {digits:,} tokens",
+        first.text,
     )
 
 

@@ -13,7 +13,7 @@ from repl_rl.rewards import RewardTable
 from repl_rl.rollout.batch import OnEnd, RolloutService
 from repl_rl.rollout.metrics import solve_rates
 from repl_rl.rollout.score import score
-from repl_rl.rollout.service import prompt_tokens
+from repl_rl.rollout.service import prompts
 from repl_rl.tasks import grade, load_tasks
 from repl_rl.trajectory import Task, Trajectory
 from repl_rl.utils.distributed import gather, process_count, process_rank
@@ -26,7 +26,7 @@ def heldout_tasks(config: Config) -> list[Task]:
 
 def longest_prompt(config: Config, tasks: Sequence[Task], whose: str = "") -> int:
     """Tokens of the longest prompt. Raises ConfigError, with `whose` in front, if it leaves no room in the context."""
-    longest, context = max(prompt_tokens(config, tasks)), config.engine.context_tokens
+    longest, context = max(len(prompt.ids) for prompt in prompts(config, tasks)), config.engine.context_tokens
     if longest >= context:
         raise ConfigError(
             f"{whose}the longest prompt has {longest} tokens and engine.context_tokens is {context}; raise it, or "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 import queue
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -23,14 +23,16 @@ from repl_rl.errors import ConfigError
 from repl_rl.trajectory import Line, StopReason, Task, Trajectory
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from repl_rl.config import Config, SamplingConfig
     from repl_rl.engine import SampledLine
     from repl_rl.rewards import RewardTable
     from repl_rl.rollout.events import Event
     from repl_rl.rollout.setup import RolloutSetup
 
-Talk = queue.SimpleQueue["Callable[[], None] | None"]
-"""What the person's thread has to do next; None: the session is over."""
+    Talk = queue.SimpleQueue[Callable[[], None] | None]
+    """What the person's thread has to do next; None: the session is over."""
 
 
 def add_arguments(parser: argparse.ArgumentParser, config_help: str) -> None:

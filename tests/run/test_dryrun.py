@@ -8,17 +8,19 @@ import re
 import shlex
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from repl_rl.cli import main
-from repl_rl.config import load_config, shipped_configs
+from repl_rl.config import load_config, parse_config, shipped_configs
 from repl_rl.engine.server.client import Wanted, serve_command
 from repl_rl.engine.vocabulary import load_vocabulary
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.run import dryrun
 from repl_rl.run.folder import RunFolder
+from repl_rl.run.in_words import idle_settings
 from repl_rl.run.training import training_arguments
 from repl_rl.utils.folders import resource_folder
 
@@ -54,7 +56,35 @@ def test_every_shipped_config_passes_a_dry_run(name: str, tmp_path: Path, capsys
     assert f"{config.train.prompts_per_step} problems x {config.train.group_size} = {per_step} trajectories" in shown
     assert f"at most {per_step * config.budget.tokens:,} of completion" in shown
     assert f"runs/{name}/: config.yaml" in shown
+    assert not list(idle_settings(config, gpus=0)) + list(idle_settings(config, gpus=8))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_shows_the_first_prompt_and_says_what_is_paid(capsys: pytest.CaptureFixture[str]) -> None:
+    limited = "{preset: gentle, kinds: {comment: 0.02}, shaping: {weight: {start: 1, end: 0, steps: 9}}}"
+    code, shown = dry_run(capsys, "quickstart", "--set", f"rewards={limited}", "--set", "credit.gamma=0.9")
+    assert code == 0
+    assert re.search(r"the first prompt, as the model reads it: \| Python 3\..* \| >>> # [^|]+ \| >>>", shown)
+    assert "rewards +1 for a right answer; a line: -0.05 syntax_error" in shown
+    assert "gains times 0.5 at each repetition; gains of a session at most 0.2; losses at most 0.25; times 1, " in shown
+    assert "less the others' mean from the same line number on; discounted by 0.9 a line" in shown
+    assert "note: rewards.kinds.comment is never paid: what runs nothing gains nothing" in shown
+
+
+@pytest.mark.parametrize(
+    ("sections", "gpus", "says"),
+    [
+        ({"rewards": {"shaping": {"decay": 0.5}}}, 0, "limits what lines earn, and none earns anything"),
+        ({"rewards": {"preset": "strict", "shaping": {"weight": 0}}}, 0, "shaping.weight is 0"),
+        ({"engine": {"weights_folder": "/x"}}, 0, "engine.weights_folder is for servers"),
+        ({"engine": {"kv_cache_gib": 8}}, 1, "engine.kv_cache_gib is for CPUs"),
+        ({"engine": {"servers": ["http://a:1"], "gpu_memory_utilization": 0.5}}, 1, "a server has a flag of that name"),
+        ({"train": {"report_rollouts": 4}}, 0, "nobody is told"),
+    ],
+)
+def test_settings_that_do_nothing_are_named(sections: dict[str, Any], gpus: int, says: str) -> None:
+    [said] = idle_settings(parse_config(sections), gpus)
+    assert says in said
 
 
 def test_trl_takes_what_a_dry_run_does_not_show_it(tmp_path: Path) -> None:
