@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from metric_names import unexplained
+
 from repl_rl import ReplGRPOConfig, ReplGRPOTrainer
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.tasks import make_tasks
@@ -49,7 +51,8 @@ def small_trainer(
     model: str = str(NANO_PATH),
     **settings: Any,
 ) -> Iterator[ReplGRPOTrainer]:
-    """A trainer on nano or another model, closed after the block. `trainer` holds its further arguments.
+    """A trainer on nano or another model, closed after the block. `trainer` holds its further arguments. What it has
+    logged by then, docs/metrics.md has to explain.
 
     Without tasks, it gets 16.
     """
@@ -57,6 +60,7 @@ def small_trainer(
     made = ReplGRPOTrainer(model, small_args(folder, **settings), tasks, **(trainer or {}))
     try:
         yield made
+        assert not unexplained(name for row in made.state.log_history for name in row)
     finally:
         made.close()
 
