@@ -6,6 +6,7 @@ import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -18,6 +19,8 @@ from repl_rl.trajectory import StopReason, Task, Trajectory
 
 OnEnd = Callable[[int, Trajectory], object]
 """Called in another thread as each trajectory of a batch ends, with its index."""
+Watched = Callable[[int], AbstractContextManager[Callable[[], object]]]
+"""Takes the number of trajectories of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,8 @@ class RolloutService(ABC):
         """How many trajectories may be under way."""
         self.loop_share = 0.0
         """CPU time of the line loop over the wall time of the last batch. Near 1, everything waits for the loop."""
+        self.watched: Watched = lambda count: nullcontext(lambda: None)
+        """Opened around each batch of `roll_out`; what it yields is called as each trajectory ends."""
 
     @property
     def workers(self) -> Sequence[Mapping[str, Any]]:
@@ -84,12 +89,18 @@ class RolloutService(ABC):
 
     def roll_out(self, batch: RolloutBatch, on_end: OnEnd = lambda index, trajectory: None) -> list[Trajectory]:
         """As `generate`, for a batch that the caller has made."""
-        rolling = self.begin(batch, on_end)
-        try:
-            trajectories = rolling.result()
-        except KeyboardInterrupt:
-            rolling.cancel()
-            raise
+        with self.watched(len(batch.tasks)) as one_more:
+
+            def ended(index: int, trajectory: Trajectory) -> None:
+                one_more()
+                on_end(index, trajectory)
+
+            rolling = self.begin(batch, ended)
+            try:
+                trajectories = rolling.result()
+            except KeyboardInterrupt:
+                rolling.cancel()
+                raise
         refuse_if_all_aborted(trajectories)
         return trajectories
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -29,6 +30,25 @@ class RecordSteps(TrainerCallback):  # type: ignore[misc]
         row = {"kind": "train", "step": state.global_step, "seconds": round(elapsed, 3), **numbers}
         for listener in self._listeners:
             listener(row)
+
+
+class TellOfPasses(TrainerCallback):  # type: ignore[misc]
+    """Shows how many of a step's backward passes are done, where there are several."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._step = ExitStack()
+
+    def on_step_begin(self, args: TrainingArguments, state: Any, control: Any, **named: Any) -> None:
+        passes = args.gradient_accumulation_steps
+        if passes > 1:
+            self._one_more = self._step.enter_context(self._progress.part("passes of the step", passes))
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+        self._one_more()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+        self._step.close()
 
 
 class WarnOnce:

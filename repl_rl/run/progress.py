@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from repl_rl.view.words import duration
+
+_LINE_EVERY_S = 30.0
 _STEP_LINE = (
     "step {step:>4}  solved {solve_rate:6.1%}  reward {reward:+.3f}  lines {lines_per_trajectory:4.1f}  "
     "errors {error_rate:5.1%}  {tokens_per_s:5.0f} tok/s  {seconds:6.1f} s"
@@ -68,11 +72,29 @@ class Progress:
     @contextmanager
     def steps(self, total: int) -> Iterator[None]:
         """Show the bar of a training run while the block runs."""
-        columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-        with Bar(*columns, console=self.console, disable=not self.console.is_terminal) as bar:
-            self._bar, self._task = bar, bar.add_task("train", total=total)
+        with self._new_bar(disable=not self.console.is_terminal) as bar:
+            self._bar, self._task = bar, bar.add_task("step", total=total)
             yield
         self._bar = self._task = None
+
+    @contextmanager
+    def part(self, text: str, total: int) -> Iterator[Callable[[], None]]:
+        """Show how many of `total` are done while the block runs, and how long the rest will take: a bar on a terminal,
+        elsewhere a line now and then. What is yielded counts one more, and may be called in any thread."""
+        if self.console.is_terminal:
+            with nullcontext(self._bar) if self._bar else self._new_bar(transient=True) as bar:
+                task = bar.add_task(text, total=total)
+                try:
+                    yield lambda: bar.advance(task)
+                finally:
+                    bar.refresh()
+                    bar.remove_task(task)
+        else:
+            yield _Lines(self.say, text, total).one_more
+
+    def _new_bar(self, **options: Any) -> Bar:
+        columns = ("{task.description}", MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        return Bar(*columns, console=self.console, **options)
 
     def step(self, row: dict[str, Any]) -> None:
         """Report a finished training step, given its row of metrics.jsonl."""
@@ -86,3 +108,20 @@ class Progress:
             f"held-out at step {row['step']}: {row['solve_rate']:.1%} of {row['problems']} problems solved "
             f"({row['seconds']:.0f} s)"
         )
+
+
+class _Lines:
+    """Says how far a part is, where no bar can."""
+
+    def __init__(self, say: Callable[[str], None], text: str, total: int) -> None:
+        self._say, self._text, self._total = say, text, total
+        self._done = 0
+        self._began = self._said = time.monotonic()
+
+    def one_more(self) -> None:
+        self._done += 1
+        now = time.monotonic()
+        if now - self._said >= _LINE_EVERY_S and self._done < self._total:
+            self._said = now
+            left = (now - self._began) / self._done * (self._total - self._done)
+            self._say(f"  {self._text}: {self._done} of {self._total}, about {duration(left)} left")

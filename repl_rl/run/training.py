@@ -174,6 +174,7 @@ def train(prepared: Prepared, progress: Progress, **extra: Any) -> TrainingOutco
         with progress.stage("loading the model, vLLM and the first kernels"):
             trainer = open_trainer(prepared, **arguments | extra)
         stack.callback(trainer.close)
+        trainer.service.watched = partial(progress.part, "sessions")
         if registry is not None:
             metrics = ServeMetrics(trainer.service, prepared.folder.path.name)
             listeners.append(metrics.step)
@@ -296,10 +297,10 @@ def _evaluate(
     if known is not None:
         return known
     tasks = prepared.inputs.heldout_tasks
-    with progress.stage(f"{len(tasks)} held-out problems at step {step}"):
-        trainer.sync_weights()
-        sampling = prepared.config.eval_sampling.seeded(f"{prepared.config.seed}/heldout/0")
-        numbers, trajectories = evaluate(trainer.service, tasks, prepared.inputs.table, sampling, step=step)
+    progress.say(f"{len(tasks)} held-out problems at step {step} ...")
+    trainer.sync_weights()
+    sampling = prepared.config.eval_sampling.seeded(f"{prepared.config.seed}/heldout/0")
+    numbers, trajectories = evaluate(trainer.service, tasks, prepared.inputs.table, sampling, step=step)
     row = {"kind": "eval", "step": step, **numbers, "settings": settings}
     if is_main_process():
         prepared.folder.keep_evaluation(step, row, trajectories)
@@ -314,7 +315,8 @@ def _fit(
     """Train, telling the listeners of each step's row, and return False if `train.max_minutes` ended it, else True."""
     from transformers import PrinterCallback
 
-    from repl_rl.run.callbacks import FollowArguments, RecordSteps, StopEarly, WarnOnce, flat_groups, missing_trees
+    from repl_rl.run import callbacks
+    from repl_rl.run.callbacks import RecordSteps, StopEarly, WarnOnce, flat_groups, missing_trees
 
     if prepared.checkpoint is not None:
         if is_main_process():
@@ -329,7 +331,8 @@ def _fit(
     warnings = [WarnOnce(trouble, config.steps, progress).step for trouble in troubles]
     trainer.add_callback(RecordSteps(*listeners, *warnings))
     trainer.add_callback(stop)
-    trainer.add_callback(FollowArguments())
+    trainer.add_callback(callbacks.FollowArguments())
+    trainer.add_callback(callbacks.TellOfPasses(progress))
     said = "stopping after this step, with a checkpoint; press Ctrl-C again to stop at once"
     with progress.steps(config.steps), progress.interrupts(said, stop.request):
         trainer.train(resume_from_checkpoint=None if prepared.checkpoint is None else str(prepared.checkpoint))

@@ -94,6 +94,7 @@ class RolloutsOfMain(RolloutService):
 
         def shares() -> list[list[Trajectory]]:
             assert self._own is not None
+            self._own.watched = self.watched
             count = len(batch.tasks)
             tasks = [task for tasks in asked for task in tasks]
             made = self._own.roll_out(

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from repl_rl.run.callbacks import StopEarly, WarnOnce, flat_groups, missing_trees
+from repl_rl.run import progress
+from repl_rl.run.callbacks import StopEarly, TellOfPasses, WarnOnce, flat_groups, missing_trees
 from repl_rl.run.progress import Progress
 
 WARNING = (
@@ -78,3 +81,32 @@ def test_a_step_is_one_line_however_narrow_the_console() -> None:
     assert file.getvalue() == (
         "step   12  solved  50.0%  reward +0.400  lines  3.0  errors 25.0%   1234 tok/s     9.0 s\n"
     )
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_part_says_how_far_it_is(is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_LINE_EVERY_S", 0.0)
+    file = io.StringIO()
+    shown = Progress(Console(file=file, force_terminal=is_terminal, width=100))
+    with shown.steps(9), shown.part("sessions", 3) as one_more:
+        for _ in range(2):
+            one_more()
+        if is_terminal:
+            shown._bar.refresh()  # type: ignore[union-attr]
+    said = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue())
+    line = "^  sessions: {} of 3, about .* left$"
+    expected = "sessions 2/3 ━+" if is_terminal else f"{line.format(1)}\n{line.format(2)}"
+    assert re.search(expected, said, re.MULTILINE)
+
+
+def test_passes_of_a_step_are_counted_where_there_are_several() -> None:
+    file = io.StringIO()
+    told = TellOfPasses(Progress(Console(file=file, force_terminal=True, width=100)))
+    for passes in (1, 3):
+        arguments = SimpleNamespace(gradient_accumulation_steps=passes)
+        told.on_step_begin(arguments, None, None)  # type: ignore[arg-type]
+        for _ in range(passes - 1):
+            told.on_substep_end(arguments, None, None)
+        told.on_step_end(arguments, None, None)
+    assert "passes of the step" in file.getvalue()
+    assert "2/3" in file.getvalue()

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def test_trajectories_are_those_of_rollouts_in_this_process(vocabulary: Vocabulary) -> None:
-    made, temperatures = [], list[float]()
+    made, temperatures, watched = [], list[float](), list[int]()
 
     async def note(prompt: str, turn: int, sampling: SamplingConfig) -> None:
         temperatures.append(sampling.temperature)
@@ -71,6 +71,7 @@ def test_trajectories_are_those_of_rollouts_in_this_process(vocabulary: Vocabula
         engine.version = 3
         with open_service(engine, vocabulary, apart) as service:
             told: dict[int, Trajectory] = {}
+            service.watched = lambda count: nullcontext(lambda: watched.append(count))
             first = service.generate(TASKS, SamplingConfig(temperature=0.25), on_end=told.__setitem__)
             assert [told[index] for index in range(len(TASKS))] == first
             engine.version = 4
@@ -83,6 +84,7 @@ def test_trajectories_are_those_of_rollouts_in_this_process(vocabulary: Vocabula
             assert 0 < service.loop_share <= 1
     here, there = made
     assert here == there
+    assert watched == 2 * [*[len(TASKS)] * len(TASKS), 1]
     assert [each["task_id"] for each in there] == ["t1", "t2", "t3", "t4", "t1"]
     assert [each["answer"] for each in there] == [("7",), ("14",), ("21",), ("28",), ("7",)]
     assert [each["version"] for each in there] == [3, 3, 3, 3, 4]
