@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -12,24 +11,6 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from repl_rl.run.progress import Progress
 from repl_rl.utils.distributed import any_of_all
-
-
-class RecordSteps(TrainerCallback):  # type: ignore[misc]
-    """Makes a row of metrics.jsonl of each step's logs, and tells the listeners of it."""
-
-    def __init__(self, *listeners: Callable[[dict[str, Any]], None]) -> None:
-        self._listeners = listeners
-        self._started = time.perf_counter()
-
-    def on_log(self, args: Any, state: TrainerState, control: Any, **named: Any) -> None:
-        logs = named["logs"]
-        if "reward" not in logs or not state.is_world_process_zero:
-            return
-        numbers = {key: value for key, value in logs.items() if isinstance(value, int | float) and math.isfinite(value)}
-        elapsed = time.perf_counter() - self._started
-        row = {"kind": "train", "step": state.global_step, "seconds": round(elapsed, 3), **numbers}
-        for listener in self._listeners:
-            listener(row)
 
 
 class TellOfPasses(TrainerCallback):  # type: ignore[misc]

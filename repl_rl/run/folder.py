@@ -19,7 +19,8 @@ from filelock import FileLock, Timeout
 
 from repl_rl.config import Config, dump_config, load_config
 from repl_rl.errors import ConfigError, RunError
-from repl_rl.files import lines_of, open_file, read_file, replace_file
+from repl_rl.files import open_file, read_file, replace_file
+from repl_rl.trainer.kept import RunFiles
 from repl_rl.trajectory import Trajectory, write_jsonl
 from repl_rl.utils.text import visible
 
@@ -31,22 +32,12 @@ _STATE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class RunFolder:
+class RunFolder(RunFiles):
     """The paths of a run, and the reading and writing of its small files."""
-
-    path: Path
 
     @property
     def config_path(self) -> Path:
         return self.path / "config.yaml"
-
-    @property
-    def metrics_path(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def rollouts(self) -> Path:
-        return self.path / "rollouts"
 
     @property
     def checkpoints(self) -> Path:
@@ -147,31 +138,6 @@ class RunFolder:
     def keep_config(self, config: Config) -> None:
         """Store the config, atomically replacing an earlier one."""
         replace_file(self.config_path, dump_config(config))
-
-    def append(self, row: dict[str, Any]) -> None:
-        """Add a row to metrics.jsonl."""
-        with self.metrics_path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """The rows of metrics.jsonl; a line that a crash cut off is left out."""
-        if not self.metrics_path.exists():
-            return
-        with self._opened(self.metrics_path) as file:
-            for line in lines_of(file):
-                with suppress(ValueError, RecursionError):
-                    row = json.loads(line)
-                    if isinstance(row, dict) and isinstance(row.get("step"), int) and "kind" in row:
-                        yield row
-
-    def forget_after(self, step: int) -> None:
-        """Drop what was written after the checkpoint of `step`: a resumed run repeats those steps."""
-        kept = [row for row in self.rows() if row["step"] <= step]
-        replace_file(self.metrics_path, "".join(json.dumps(row) + "\n" for row in kept))
-        for path in self.rollouts.glob("step_*.jsonl"):
-            if int(path.stem.removeprefix("step_")) > step:
-                path.unlink()
-                shutil.rmtree(path.with_suffix(".images"), ignore_errors=True)
 
     def keep_evaluation(self, step: int, row: dict[str, Any], trajectories: Sequence[Trajectory]) -> None:
         """Store held-out rollouts, then their row."""

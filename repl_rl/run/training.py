@@ -316,7 +316,8 @@ def _fit(
     from transformers import PrinterCallback
 
     from repl_rl.run import callbacks
-    from repl_rl.run.callbacks import RecordSteps, StopEarly, WarnOnce, flat_groups, missing_trees
+    from repl_rl.run.callbacks import StopEarly, WarnOnce, flat_groups, missing_trees
+    from repl_rl.trainer.logged import RecordSteps
 
     if prepared.checkpoint is not None:
         if is_main_process():

@@ -100,7 +100,10 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
     """The section `branch`; None forks nothing."""
     chat: bool | None = None
     rollout_dir: str | None = None
-    """Folder for `step_00012.jsonl` files; None keeps no rollouts."""
+    """Folder for `step_00012.jsonl` files; None, where `keep_run` says."""
+    keep_run: bool = True
+    """Keep rollouts and metrics in `output_dir/run_001`, which `repl-rl view` reads; the next training's is `run_002`.
+    Only without `rollout_dir`."""
     sampler_dtype: str | None = None
     """Type of the engine's weights (float32, bfloat16, float16); None is that of the weights that are trained."""
     asynchronous: Any = None

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import TrainerCallback, TrainerState
 
 from repl_rl.errors import TrainingError
 from repl_rl.rollout.batch import RolloutService
 from repl_rl.rollout.metrics import batch_metrics
 from repl_rl.tools import tool_metrics
+from repl_rl.trainer.arguments import ReplGRPOConfig
+from repl_rl.trainer.kept import RunFiles
 from repl_rl.trajectory import Trajectory
-from repl_rl.utils.distributed import gather
+from repl_rl.utils.distributed import from_main, gather
 
 
 class StepLog:
@@ -127,6 +132,35 @@ class StepLog:
             else:
                 self._metrics[name].append(value)
         self._drift = parts
+
+
+class RecordSteps(TrainerCallback):  # type: ignore[misc]
+    """Makes a row of metrics.jsonl of each step's logs, and tells the listeners of it."""
+
+    def __init__(self, *listeners: Callable[[dict[str, Any]], None]) -> None:
+        self._listeners = listeners
+        self._started = time.perf_counter()
+
+    def on_log(self, args: Any, state: TrainerState, control: Any, **named: Any) -> None:
+        logs = named["logs"]
+        if "reward" not in logs or not state.is_world_process_zero:
+            return
+        numbers = {key: value for key, value in logs.items() if isinstance(value, int | float) and math.isfinite(value)}
+        elapsed = time.perf_counter() - self._started
+        row = {"kind": "train", "step": state.global_step, "seconds": round(elapsed, 3), **numbers}
+        for listener in self._listeners:
+            listener(row)
+
+
+class KeepRun(RecordSteps):
+    """Writes what `repl-rl view` reads into a folder of its own in the trainer's `output_dir`."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda row: self._files.append(row))
+
+    def on_train_begin(self, args: ReplGRPOConfig, state: TrainerState, control: Any, **named: Any) -> None:
+        self._files = from_main(lambda: RunFiles.within(Path(args.output_dir), state.global_step))
+        args.rollout_dir = str(self._files.rollouts)
 
 
 def _spread(values: torch.Tensor) -> torch.Tensor:

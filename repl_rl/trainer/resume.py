@@ -34,6 +34,7 @@ from repl_rl.credit.critic import Critic
 from repl_rl.engine import Engine, SharedEngine
 from repl_rl.files import open_file
 from repl_rl.rollout.batch import RolloutService
+from repl_rl.trainer.logged import KeepRun
 from repl_rl.trainer.of_main import RolloutsOfMain
 from repl_rl.trainer.queued import TrainerQueue
 
@@ -46,6 +47,8 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
+        if self.args.keep_run and self.args.rollout_dir is None:
+            self.add_callback(KeepRun())
         self._sampled: Counter[tuple[int, str]] = Counter()
         """The number of batches by step and mode, kept only for the step in progress."""
         self.critic = Critic()

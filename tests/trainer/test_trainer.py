@@ -20,8 +20,10 @@ from repl_rl.errors import ConfigError, TrainingError
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rewards import ScoredTrajectory
 from repl_rl.rollout.scheduler import Cut
+from repl_rl.trainer.kept import RunFiles
 from repl_rl.trainer.rows import Row, component_sum
 from repl_rl.trajectory import Line, LineKind, StopReason
+from repl_rl.view.run import read_run
 
 pytestmark = pytest.mark.more
 
@@ -208,3 +210,18 @@ def test_a_data_set_without_its_columns_or_rows_is_refused(folder: Path) -> None
         ReplGRPOTrainer(str(NANO_PATH), args, [])
     with pytest.raises(ConfigError, match=r"What is 1 .*is not a task: give Task\(id"):
         ReplGRPOTrainer(str(NANO_PATH), args, [{"prompt": "What is 1 + 1?"}])
+
+
+def test_a_trainer_made_in_python_keeps_a_run_that_view_reads_and_goes_on_with_it(tmp_path: Path) -> None:
+    kept = {"rollout_dir": None, "save_strategy": "steps", "save_steps": 1}
+    with small_trainer(tmp_path, max_steps=2, **kept) as trainer:
+        trainer.train()
+    run = read_run(tmp_path / "run_001")
+    assert [row["step"] for row in run.train] == [1, 2]
+    assert [len(each.trajectories) for each in run.rollouts] == [8, 8]
+    (tmp_path / "checkpoint-2").rename(tmp_path / "later")
+    with small_trainer(tmp_path, max_steps=2, **kept) as trainer:
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert [row["step"] for row in read_run(tmp_path / "run_001").train] == [1, 2]
+    assert RunFiles.within(tmp_path, step=0).path.name == "run_002"
+    assert RunFiles.within(tmp_path, step=1).path.name == "run_002"

@@ -1,0 +1,70 @@
+"""The files of a run that a trainer writes, and that `repl-rl view` reads. Importing this loads nothing heavy."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from repl_rl.files import lines_of, open_file, replace_file
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """`metrics.jsonl`, with a row for each step, and a file of rollouts for each."""
+
+    path: Path
+
+    @classmethod
+    def within(cls, folder: Path, step: int) -> RunFiles:
+        """Of a training in `folder` that begins at `step`: a new folder `run_001`, or the last one, without the steps
+        that will come again."""
+        runs = sorted(folder.glob("run_[0-9][0-9][0-9]*"), key=lambda path: (len(path.name), path.name))
+        if step and runs:
+            files = cls(runs[-1])
+            files.forget_after(step)
+            return files
+        number = 1 + (int(runs[-1].name.removeprefix("run_")) if runs else 0)
+        path = folder / f"run_{number:03d}"
+        path.mkdir(parents=True)
+        return cls(path)
+
+    @property
+    def metrics_path(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def rollouts(self) -> Path:
+        return self.path / "rollouts"
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Add a row to metrics.jsonl."""
+        with self.metrics_path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The rows of metrics.jsonl; a line that a crash cut off is left out."""
+        if not self.metrics_path.exists():
+            return
+        with self._opened(self.metrics_path) as file:
+            for line in lines_of(file):
+                with suppress(ValueError, RecursionError):
+                    row = json.loads(line)
+                    if isinstance(row, dict) and isinstance(row.get("step"), int) and "kind" in row:
+                        yield row
+
+    def _opened(self, path: Path) -> AbstractContextManager[BinaryIO]:
+        return open_file(path)
+
+    def forget_after(self, step: int) -> None:
+        """Drop what was written after the checkpoint of `step`: a resumed run repeats those steps."""
+        kept = [row for row in self.rows() if row["step"] <= step]
+        replace_file(self.metrics_path, "".join(json.dumps(row) + "\n" for row in kept))
+        for path in self.rollouts.glob("step_*.jsonl"):
+            if int(path.stem.removeprefix("step_")) > step:
+                path.unlink()
+                shutil.rmtree(path.with_suffix(".images"), ignore_errors=True)
