@@ -12,15 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from repl_rl.config import BudgetConfig, DialectConfig, load_config
-from repl_rl.engine import load_vocabulary
-from repl_rl.kernel import KernelPool
-from repl_rl.models.nano import NANO_PATH
-from repl_rl.rollout.loop import Rollout
-from repl_rl.rollout.scripted import ScriptedPolicy
-from repl_rl.rollout.setup import Extensions, RolloutSetup
+from repl_rl.config import load_config
+from repl_rl.rollout.scripted import type_session
 from repl_rl.tasks import environment_of, grade, make_tasks
-from repl_rl.tools.environments import environment_factory
 from repl_rl.trajectory import Task, Trajectory
 from studies.branching.policy import lock_habits
 from studies.branching.study import ARMS, CONFIG, exact_advantages, overrides
@@ -82,17 +76,7 @@ def test_arms_differ_in_trees_and_credit_alone() -> None:
 
 async def typed(task: Task, lines: list[str]) -> Trajectory:
     """The session in which these lines are typed."""
-    vocabulary = load_vocabulary(str(NANO_PATH))
-    setup = RolloutSetup(
-        vocabulary,
-        DialectConfig(),
-        context_tokens=20_000,
-        budget=BudgetConfig(lines=60, tokens=10_000, line_tokens=500),
-        extensions=Extensions(environment=environment_factory(environment_of([task.family]))),
-    )
-    async with KernelPool(1) as pool:
-        [made] = await Rollout(ScriptedPolicy(vocabulary, "".join(lines)), pool, setup).many([task])
-        return made
+    return await type_session(task, "".join(lines), environment=environment_of([task.family]))
 
 
 def solution(world: str, task: Task) -> list[str]:

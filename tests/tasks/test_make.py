@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -145,12 +144,6 @@ def test_neither_tasks_nor_numbers_load_sympy():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=600)
     assert done.stdout == "[]\n"
-
-
-@pytest.fixture
-def own_families(tmp_path, monkeypatch):
-    shutil.copy(HERE / "own_families.py.txt", tmp_path / "own_families.py")
-    monkeypatch.syspath_prepend(tmp_path)
 
 
 @pytest.mark.more
