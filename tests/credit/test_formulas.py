@@ -78,15 +78,6 @@ def test_void_trajectories_change_nothing_for_the_others(
     assert line_advantages([made for made, _ in members], [values for _, values in members], credit) == expected
 
 
-@given(BATCHES, configs())
-def test_no_advantage_exceeds_the_clip(batch: Batch, credit: Any) -> None:
-    groups, rewards = [[of_lines(typed) for typed in group] for group in batch], [rewards_of(group) for group in batch]
-    free, clipped = (
-        flat(batch_line_advantages(groups, rewards, credit.model_copy(update={"clip": clip}))) for clip in (None, 0.25)
-    )
-    assert clipped == [value if abs(value) <= 0.25 else math.copysign(0.25, value) for value in free]
-
-
 @given(BATCHES, configs(), st.integers(1, 3))
 def test_processes_that_share_a_batch_find_what_one_finds(batch: Batch, credit: Any, first: int) -> None:
     """The lines of the other process are added to this one's, in either order."""
