@@ -51,17 +51,6 @@ def test_an_estimator_is_its_formula(estimator: str, batch: Batch, data: st.Data
             assert values == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
-@given(GROUPS, configs(), st.randoms(use_true_random=False))
-def test_the_order_of_a_group_changes_nothing(group: list[list[Typed]], credit: Any, random: Any) -> None:
-    order = list(range(len(group)))
-    random.shuffle(order)
-    result = line_advantages([of_lines(typed) for typed in group], rewards_of(group), credit)
-    moved = [group[index] for index in order]
-    shuffled = line_advantages([of_lines(typed) for typed in moved], rewards_of(moved), credit)
-    for values, index in zip(shuffled, order, strict=True):
-        assert values == pytest.approx(result[index], rel=1e-8, abs=1e-8)
-
-
 @given(GROUPS, configs(), st.lists(st.tuples(st.integers(0, 6), st.sampled_from(["aborted", "cut", "empty"]))))
 def test_void_trajectories_change_nothing_for_the_others(
     group: list[list[Typed]], credit: Any, voids: list[tuple[int, str]]

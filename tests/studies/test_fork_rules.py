@@ -6,14 +6,11 @@ from collections.abc import Callable, Sequence
 
 import pytest
 from growing import TASK, Policy, grow, lines_so_far, texts, typing
-from kernel_fakes import FakeKernelPool
+from scripted import rollout_of
 from vocabularies import nano
 
 from repl_rl.config import BranchConfig, BudgetConfig, parse_config
-from repl_rl.dialect import PythonDialect
 from repl_rl.errors import ConfigError, RewardError
-from repl_rl.rollout.loop import Rollout
-from repl_rl.rollout.setup import Extensions, RolloutSetup
 from repl_rl.trajectory import Task, Trajectory, whole_session
 
 pytestmark = pytest.mark.slow
@@ -98,10 +95,7 @@ async def test_a_grader_that_fails_where_outcomes_decide_is_named() -> None:
     def strict(task: Task, answer: Sequence[str] | None) -> float:
         raise ValueError("no grade")
 
-    setup = RolloutSetup(
-        nano(), PythonDialect(None), context_tokens=4096, at_once=8, extensions=Extensions(grader=strict)
-    )
-    rollout = Rollout(Policy(nano(), typing(" submit_final_answer(1)\n")), FakeKernelPool(), setup)
+    rollout = rollout_of(Policy(nano(), typing(" submit_final_answer(1)\n")), at_once=8, grader=strict)
     with pytest.raises(RewardError, match="grader 'strict' raised ValueError: no grade"):
         await rollout.many([TASK] * 6, branch=CONTRAST)
 

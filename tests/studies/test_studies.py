@@ -15,7 +15,7 @@ import yaml
 from repl_rl.config import load_config
 from repl_rl.rollout.scripted import type_session
 from repl_rl.tasks import environment_of, grade, make_tasks
-from repl_rl.trajectory import Task, Trajectory
+from repl_rl.trajectory import Task
 from studies.branching.policy import lock_habits
 from studies.branching.study import ARMS, CONFIG, exact_advantages, overrides
 from studies.branching.worlds import bughunt, table
@@ -74,11 +74,6 @@ def test_arms_differ_in_trees_and_credit_alone() -> None:
             assert config.model_copy(update=same) == configs["rloo"].model_copy(update=same)
 
 
-async def typed(task: Task, lines: list[str]) -> Trajectory:
-    """The session in which these lines are typed."""
-    return await type_session(task, "".join(lines), environment=environment_of([task.family]))
-
-
 def solution(world: str, task: Task) -> list[str]:
     """The lines that solve a task, without the last one."""
     if world == "table":
@@ -105,7 +100,10 @@ def solution(world: str, task: Task) -> list[str]:
 async def test_a_world_is_solved_in_as_many_lines_as_its_name_says(world: str, submitted: str) -> None:
     [task] = make_tasks(f"studies.branching.worlds.{world}:{world}-10", 1, seed=2, split="train")
     lines = [*solution(world, task), f" submit_final_answer({submitted})\n"]
-    solved, given_up = await typed(task, lines), await typed(task, lines[-1:])
+    environment = environment_of([task.family])
+    solved, given_up = [
+        await type_session(task, "".join(typed), environment=environment) for typed in (lines, lines[-1:])
+    ]
     assert len(solved.lines) == len(lines) <= 10
     assert not any(line.error_name for line in solved.lines)
     if world in ("lock", "maze"):
