@@ -193,13 +193,11 @@ def test_a_line_has_tokens(start: int, end: int) -> None:
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", ["logprobs", "outcome_reward", *TIMES, "reward", "advantage", "line duration_s"])
 def test_numbers_that_are_not_finite_are_not_written(tmp_path: Path, name: str, number: float) -> None:
-    first, last = trajectory().lines
-    if name == "logprobs":
-        faulty = trajectory(logprobs=(0.0, number, 0.0, 0.0, 0.0))
-    elif name in ("outcome_reward", *TIMES):
-        faulty = trajectory(**{name: number})
+    if name in ("logprobs", "outcome_reward", *TIMES):
+        faulty = trajectory(**{name: (0.0, number, 0.0, 0.0, 0.0) if name == "logprobs" else number})
     else:
         changes: dict[str, Any] = {name.removeprefix("line "): number}
+        first, last = trajectory().lines
         faulty = trajectory(lines=(first, dataclasses.replace(last, **changes)))
     with pytest.raises(ValueError, match="task 't' holds a number that is not finite"):
         write_jsonl(tmp_path / "x.jsonl", [faulty])
