@@ -25,6 +25,7 @@ from repl_rl.kernel import ExecResult
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.scripted import typed_line
 from repl_rl.rollout.setup import RolloutSetup, make_extensions
+from repl_rl.tasks import grade
 from repl_rl.tools.tool import Where
 from repl_rl.utils.admission import Admission, Room
 
@@ -151,6 +152,7 @@ def rollout_of(
     environment: Any = None,
     sampler: Any = None,
     guests: Iterable[Any] = (),
+    grader: Any = grade,
     **setup: Any,
 ) -> Rollout:
     """Rollouts at this engine, in kernels that isolate nothing if no others are given."""
@@ -160,7 +162,7 @@ def rollout_of(
         context_tokens=context_tokens,
         budget=budget if isinstance(budget, BudgetConfig) else BudgetConfig(**(budget or {})),
         subcalls=SubcallsConfig(**(subcalls or {})),
-        extensions=make_extensions(tools, where, environment, sampler, guests=guests),
+        extensions=make_extensions(tools, where, environment, sampler, grader, guests),
         **setup,
     )
     return Rollout(engine, kernels or FakeKernelPool(), made)

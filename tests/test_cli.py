@@ -16,10 +16,7 @@ from repl_rl.cli import main
 
 REFUSED = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text(encoding="utf-8"))
 REWARDS = """
-import math
 def too_few(trajectory): return [0.0]
-def not_a_number(trajectory): return [math.nan] * len(trajectory.lines)
-def raises(trajectory): return trajectory.no_such_thing
 def hangs(trajectory): import time; time.sleep(20)
 """
 

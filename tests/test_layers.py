@@ -164,6 +164,13 @@ def test_import_repl_rl_loads_nothing_heavy() -> None:
     assert done.stdout == "[] Trajectory\n['errors', 'files', 'trajectory']\n"
 
 
+@pytest.mark.parametrize(("program", "heavy"), PLAN["light"].items())
+def test_what_needs_nothing_heavy_loads_none_of_it(program: str, heavy: str) -> None:
+    shown = f"{program}\nimport sys; print(sorted(set({heavy.split()}) & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", shown], capture_output=True, text=True, check=True, timeout=600)
+    assert done.stdout == "[]\n"
+
+
 def test_lazy_attributes_are_those_that_are_announced() -> None:
     data = {"Group", "Line", "LineKind", "Message", "StopReason", "Task", "ToolCall", "Trajectory"}
     assert set(repl_rl._LAZY) | data | {"read_jsonl", "write_jsonl"} == set(repl_rl.__all__)

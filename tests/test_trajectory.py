@@ -71,6 +71,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         sampled_mask += [False] * draw(st.integers(0, 3))
     length = len(sampled_mask)
     places = draw(st.lists(st.integers(1, length - 1), unique=True, max_size=3)) if length > 1 else []
+    answer = draw(st.none() | st.lists(ANY_TEXT, max_size=3).map(tuple))
     made = st.builds(
         Trajectory,
         task_id=ANY_TEXT,
@@ -81,7 +82,8 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         logprobs=st.tuples(*[FINITE] * length),
         stop_reason=st.sampled_from(StopReason),
         lines=st.just(tuple(lines)),
-        answer=st.none() | st.lists(ANY_TEXT, max_size=3).map(tuple),
+        answer=st.just(answer),
+        answer_forms=st.none() | st.tuples(*[st.none() | ANY_TEXT] * len(answer or ())),
         outcome_reward=st.none() | FINITE,
         version=st.integers(0, 1000),
         updates=st.just(tuple((place, draw(st.integers(0, 1000))) for place in sorted(places))),
@@ -191,13 +193,11 @@ def test_a_line_has_tokens(start: int, end: int) -> None:
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", ["logprobs", "outcome_reward", *TIMES, "reward", "advantage", "line duration_s"])
 def test_numbers_that_are_not_finite_are_not_written(tmp_path: Path, name: str, number: float) -> None:
-    first, last = trajectory().lines
-    if name == "logprobs":
-        faulty = trajectory(logprobs=(0.0, number, 0.0, 0.0, 0.0))
-    elif name in ("outcome_reward", *TIMES):
-        faulty = trajectory(**{name: number})
+    if name in ("logprobs", "outcome_reward", *TIMES):
+        faulty = trajectory(**{name: (0.0, number, 0.0, 0.0, 0.0) if name == "logprobs" else number})
     else:
         changes: dict[str, Any] = {name.removeprefix("line "): number}
+        first, last = trajectory().lines
         faulty = trajectory(lines=(first, dataclasses.replace(last, **changes)))
     with pytest.raises(ValueError, match="task 't' holds a number that is not finite"):
         write_jsonl(tmp_path / "x.jsonl", [faulty])
@@ -309,9 +309,3 @@ def test_own_time_is_what_the_waits_leave() -> None:
     assert trajectory(duration_s=10.0, engine_s=4.0, kernel_s=2.5, queue_s=1.5).own_s == 2.0
     assert trajectory(duration_s=10.0).own_s == 10.0
     assert trajectory(duration_s=1.0, engine_s=0.5, kernel_s=0.75).own_s == 0.0
-
-
-def test_forms_of_answers_are_read_back(tmp_path: Path) -> None:
-    made = trajectory(answer=("x + 1", "5"), answer_forms=("Add(Symbol('x'), Integer(1))", None))
-    write_jsonl(tmp_path / "made.jsonl", [made])
-    assert list(read_jsonl(tmp_path / "made.jsonl")) == [made]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -35,20 +34,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_dry_run_finds_what_is_beside_the_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", str(folder / "my.yaml"), "--dry-run", "--set", "eval.problems=2"]) == 0
     assert "tokens of a step" in capsys.readouterr().out
-
-
-def test_what_is_nowhere_is_named_with_where_was_looked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "beside_the_yaml.py").unlink()
-    script = f"import sys\nfrom repl_rl.cli import main\nsys.exit(main(['train', {str(folder / 'my.yaml')!r}]))\n"
-    done = subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    message = " ".join(done.stderr.split())
-    assert message.startswith(
-        "repl-rl: rewards.functions: 'beside_the_yaml:short' can't be imported (No module named 'beside_the_yaml'): "
-        "looked in "
-    )
-    assert f"{Path.cwd()} (the working folder), {folder} (the folder of the YAML file)" in message
-    assert message.endswith(" and the installed packages")
 
 
 def test_a_run_that_is_resumed_looks_there_again(folder: Path) -> None:

@@ -51,17 +51,6 @@ def test_an_estimator_is_its_formula(estimator: str, batch: Batch, data: st.Data
             assert values == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
-@given(GROUPS, configs(), st.randoms(use_true_random=False))
-def test_the_order_of_a_group_changes_nothing(group: list[list[Typed]], credit: Any, random: Any) -> None:
-    order = list(range(len(group)))
-    random.shuffle(order)
-    result = line_advantages([of_lines(typed) for typed in group], rewards_of(group), credit)
-    moved = [group[index] for index in order]
-    shuffled = line_advantages([of_lines(typed) for typed in moved], rewards_of(moved), credit)
-    for values, index in zip(shuffled, order, strict=True):
-        assert values == pytest.approx(result[index], rel=1e-8, abs=1e-8)
-
-
 @given(GROUPS, configs(), st.lists(st.tuples(st.integers(0, 6), st.sampled_from(["aborted", "cut", "empty"]))))
 def test_void_trajectories_change_nothing_for_the_others(
     group: list[list[Typed]], credit: Any, voids: list[tuple[int, str]]
@@ -76,15 +65,6 @@ def test_void_trajectories_change_nothing_for_the_others(
         members.insert(index, (of_lines(typed, stop), [one.reward for one in typed]))
         expected.insert(index, [0.0] * len(typed))
     assert line_advantages([made for made, _ in members], [values for _, values in members], credit) == expected
-
-
-@given(BATCHES, configs())
-def test_no_advantage_exceeds_the_clip(batch: Batch, credit: Any) -> None:
-    groups, rewards = [[of_lines(typed) for typed in group] for group in batch], [rewards_of(group) for group in batch]
-    free, clipped = (
-        flat(batch_line_advantages(groups, rewards, credit.model_copy(update={"clip": clip}))) for clip in (None, 0.25)
-    )
-    assert clipped == [value if abs(value) <= 0.25 else math.copysign(0.25, value) for value in free]
 
 
 @given(BATCHES, configs(), st.integers(1, 3))

@@ -26,16 +26,12 @@ def test_nothing_of_home_folders_or_of_what_is_installed_by_hand_is_there(typed:
 
 
 def test_nothing_of_repl_rl_can_be_found(typed: Typed) -> None:
-    name, inside, _, _, left, distribution = typed(
-        "import repl_rl.trajectory",
-        "from repl_rl import tasks",
+    _, _, left, distribution = typed(
         "import sys, pathlib, importlib.metadata",
         "covered = [p for d in sys.path if d for p in pathlib.Path(d).glob('*repl_rl*')]",
         "[str(p) for p in covered if (any(p.iterdir()) if p.is_dir() else p.read_bytes())]",
         "importlib.metadata.version('repl-rl')",
     )
-    assert name.error_name == "ModuleNotFoundError"
-    assert inside.error_name in ("ModuleNotFoundError", "ImportError")
     assert value(left) == "[]"
     assert distribution.error_name == "PackageNotFoundError" or value(distribution) == ""
 

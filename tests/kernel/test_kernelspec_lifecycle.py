@@ -123,7 +123,6 @@ INTERNET = "import socket; socket.socket(socket.AF_INET)"
         *(
             pytest.param("none", *each, marks=pytest.mark.slow)
             for each in (
-                (["python", "-c", NO_LICENCE], "'bad' ended as it started; it printed: no licence"),
                 (["python", "-c", THINKING], "'bad' did not answer within 5 s.*thinking"),
                 (["/nowhere/kernel"], "'bad' could not be launched: .*nowhere"),
             )

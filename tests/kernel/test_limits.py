@@ -13,7 +13,7 @@ import yaml
 from kernel.conftest import HASTY, Typed, in_pool
 
 from repl_rl.errors import ConfigError
-from repl_rl.kernel import ExecStatus, HostCall, HostReply, KernelPool, Limits, Profile
+from repl_rl.kernel import ExecStatus, HostCall, HostReply, KernelPool, Limits
 
 
 def test_an_endless_loop_is_interrupted_and_the_state_survives(typed_in_haste: Typed) -> None:
@@ -96,12 +96,6 @@ def test_a_limit_that_no_kernel_can_live_with_is_refused(name: str, value: float
 def test_an_unknown_limit_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match="'memory' is not a kernel limit; did you mean 'memory_mb'"):
         Limits.from_mapping({"memory": 5})
-
-
-def test_an_unknown_profile_is_refused_with_the_nearest_name() -> None:
-    said = r"no sandbox profile 'defualt' in .*; did you mean 'default'\?; or give a .toml file"
-    with pytest.raises(ConfigError, match=said):
-        Profile.load("defualt")
 
 
 def test_a_pool_without_kernels_is_refused() -> None:

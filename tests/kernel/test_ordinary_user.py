@@ -1,24 +1,30 @@
-"""The same walls without root: where root runs the tests, those of the walls run once more as somebody else."""
+"""The same walls without root: where root runs the tests, these and the attacks run once more as somebody else."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
+import shlex
 
 import pytest
 from kernel.again import assert_passes_without_root, without_root
 
-MODULES = ("test_isolation.py", "test_limits.py", "test_ordinary_user.py")
-SLOW_MODULES = ("test_budget.py", "test_forks.py", "test_guest_kernels.py")
+QUICK = "-k 'not refused' -m 'not slow'"
 
 
 @without_root
-@pytest.mark.more
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("modules", [MODULES, pytest.param(SLOW_MODULES, marks=pytest.mark.slow)], ids=" ".join)
-def test_the_walls_stand_without_root(modules: tuple[str, ...]) -> None:
-    paths = [str(Path(__file__).with_name(module)) for module in modules]
-    assert_passes_without_root("-k", "not refused", "-m", "not slow", *paths)
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        pytest.param(QUICK, "test_isolation.py test_limits.py test_ordinary_user.py", marks=pytest.mark.more),
+        pytest.param(QUICK, "test_budget.py test_forks.py test_guest_kernels.py", marks=pytest.mark.slow),
+        pytest.param("", "attacks/test_attack_privileges.py", marks=pytest.mark.more),
+        pytest.param("--ignore tests/kernel/attacks/test_attack_from_r.py", "attacks", marks=pytest.mark.slow),
+        pytest.param("", "attacks/test_attack_from_r.py", marks=pytest.mark.slow),
+    ],
+)
+def test_the_walls_stand_without_root(options: str, names: str) -> None:
+    assert_passes_without_root(*shlex.split(options), *(f"tests/kernel/{name}" for name in names.split()))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root runs this through the test above")

@@ -15,10 +15,6 @@ def fed(*chunks: bytes, limit_bytes: int = LIMIT) -> HeadAndTail:
     return kept
 
 
-def test_what_fits_is_kept_whole() -> None:
-    assert fed(b"hello ", b"world!").take() == ("hello world!", 0)
-
-
 def test_of_more_the_two_ends_are_kept() -> None:
     assert fed(b"first-", b"x" * 100, b"-later").take() == ("first-\n... [100 bytes left out] ...\n-later", 100)
 

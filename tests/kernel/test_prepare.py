@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 import yaml
 from kernel.conftest import HASTY, LIMITS, in_one_session, in_pool, sessions, told, typed_in, typed_into
@@ -74,17 +72,6 @@ async def test_set_up_code_that_fails_says_what_it_printed(setup: str, said: str
 async def test_host_tools_are_refused_where_they_cannot_work(source: KernelSource) -> None:
     with pytest.raises(KernelStartError, match=r"host tools need `kernel\.backend: fork`"):
         await prepared(source, "import repl_tools; repl_tools.host_proxy('search', 'search(query: str)', 'Find.')")
-
-
-async def test_functions_travel_as_pickles(source: KernelSource) -> None:
-    offset = 5
-    pickled = base64.b64encode(cloudpickle.dumps(lambda n: n + offset)).decode()
-    setup = (
-        "import base64, cloudpickle, repl_tools\n"
-        f"repl_tools.register(cloudpickle.loads(base64.b64decode('{pickled}')), 'add_five')"
-    )
-    [result] = await prepared(source, setup, "print(add_five(37))")
-    assert result.output == "42\n"
 
 
 async def test_a_session_is_prepared_before_its_first_cell(pool: KernelPool) -> None:

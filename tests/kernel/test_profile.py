@@ -13,12 +13,12 @@ from kernel.conftest import LIMITS, in_one_session
 from kernel.kernelspecs import STOCK
 
 import repl_rl
-from repl_rl.config import Config, load_config, parse_config
+from repl_rl.config import Config, load_config
 from repl_rl.errors import ConfigError, SandboxError
 from repl_rl.kernel import KernelPool, Limits, Profile, landlock
 from repl_rl.kernel.jupyter.backend import KernelspecBackend
 from repl_rl.kernel.sandbox import SandboxKind
-from repl_rl.rollout.setup import limits_of, make_pool
+from repl_rl.rollout.setup import limits_of
 from repl_rl.run.folder import new_run
 from repl_rl.run.resume import open_run
 
@@ -100,18 +100,6 @@ def test_a_run_with_a_relative_path_resumes_from_anywhere(
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
     resumed: Config = open_run(run.path, None)[1]
     assert limits_of(resumed.kernel).line_s == 3.0
-
-
-def test_a_missing_profile_is_one_message_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError) as caught:
-        make_pool(parse_config({}, ("kernel.profile=./mien.toml",)).kernel)
-    assert str(caught.value) == (
-        f"there is no sandbox profile {tmp_path}/mien.toml; a path is looked up in the working folder, and then beside "
-        "the YAML file that names it"
-    )
 
 
 @pytest.mark.parametrize("case", REFUSED["not_shown"], ids=lambda case: case["text"])

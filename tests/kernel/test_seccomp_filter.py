@@ -94,7 +94,8 @@ def test_a_foreign_architecture_is_killed(machine: str, may_fork: bool, arch: in
 def test_arguments_decide(machine: str, case: dict[str, Any]) -> None:
     for may_fork, verdict in zip((True, False), case["verdicts"], strict=True):
         program, number = FILTER.build(machine, may_fork), numbers(machine)[case["call"]]
-        for arguments in case["arguments"]:
+        for x, given in itertools.product(case.get("x", [None]), case["arguments"]):
+            arguments = [x if each == "x" else each for each in given]
             assert evaluate(program, MACHINES[machine], number, *arguments) == verdict, arguments
 
 

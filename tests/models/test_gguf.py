@@ -29,11 +29,9 @@ def write_model(file: Path, kind: str = "qwen2", head: str = "rounded") -> Path:
     """A small random model; its head is the embeddings rounded once more, one of its own, or left out."""
     random_ = np.random.default_rng(0)
     writer = GGUFWriter(file, kind)
-    for name, value in (("block_count", LAYERS), ("context_length", 64), ("embedding_length", HIDDEN)):
+    sizes = {"block_count": LAYERS, "context_length": 64, "embedding_length": HIDDEN, "feed_forward_length": INNER}
+    for name, value in (sizes | {"attention.head_count": HEADS, "attention.head_count_kv": STORED}).items():
         writer.add_uint32(f"{kind}.{name}", value)
-    for name, value in (("feed_forward_length", INNER), ("attention.head_count", HEADS)):
-        writer.add_uint32(f"{kind}.{name}", value)
-    writer.add_uint32(f"{kind}.attention.head_count_kv", STORED)
     writer.add_float32(f"{kind}.attention.layer_norm_rms_epsilon", 1e-6)
     writer.add_float32(f"{kind}.rope.freq_base", 10_000.0)
     writer.add_tokenizer_model("gpt2")
@@ -46,23 +44,19 @@ def write_model(file: Path, kind: str = "qwen2", head: str = "rounded") -> Path:
     writer.add_add_bos_token(False)
     writer.add_chat_template("{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}")
 
+    def add(name: str, values: np.ndarray, form: GGMLQuantizationType = GGMLQuantizationType.Q8_0) -> None:
+        writer.add_tensor(f"{name}.weight", quantize(values, form), raw_dtype=form)
+
     def matrix(name: str, *shape: int) -> None:
-        values = random_.normal(0, 0.2, shape).astype(np.float32)
-        writer.add_tensor(
-            f"{name}.weight", quantize(values, GGMLQuantizationType.Q8_0), raw_dtype=GGMLQuantizationType.Q8_0
-        )
+        add(name, random_.normal(0, 0.2, shape).astype(np.float32))
 
     def vector(name: str, size: int, centre: float) -> None:
         writer.add_tensor(name, random_.normal(centre, 0.2, size).astype(np.float32))
 
     embeddings = random_.normal(0, 0.5, (len(TOKENS), HIDDEN)).astype(np.float32)
-    writer.add_tensor(
-        "token_embd.weight", quantize(embeddings, GGMLQuantizationType.Q5_0), raw_dtype=GGMLQuantizationType.Q5_0
-    )
+    add("token_embd", embeddings, GGMLQuantizationType.Q5_0)
     if head == "rounded":
-        writer.add_tensor(
-            "output.weight", quantize(embeddings, GGMLQuantizationType.Q8_0), raw_dtype=GGMLQuantizationType.Q8_0
-        )
+        add("output", embeddings)
     elif head == "own":
         matrix("output", len(TOKENS), HIDDEN)
     vector("output_norm.weight", HIDDEN, 1)

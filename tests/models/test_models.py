@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.cli import main
 from repl_rl.errors import ModelError
 from repl_rl.models import find_model, resolve_model
 from repl_rl.models.nano import NANO_PATH
@@ -45,18 +44,6 @@ def test_a_local_path_is_never_asked_of_the_hub(path: str) -> None:
         f"there is no folder {path!r}: give a checkpoint folder, a .gguf file, a hub id (owner/name), or nano or "
         "nano-conventions or nano-rlm or qwen2.5-coder-0.5b or qwen2.5-coder-1.5b or gemma-270m"
     )
-
-
-def test_a_run_with_a_model_that_is_not_there_ends_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["train", "quickstart", "--set", "model.path=./nope", "--runs", "runs"]) == 2
-    assert " ".join(capsys.readouterr().err.split()) == (
-        "repl-rl: there is no folder './nope': give a checkpoint folder, a .gguf file, a hub id (owner/name), or nano "
-        "or nano-conventions or nano-rlm or qwen2.5-coder-0.5b or qwen2.5-coder-1.5b or gemma-270m"
-    )
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_gemma_is_found_and_taken_as_it_is(cache: Path) -> None:

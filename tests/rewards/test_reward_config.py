@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import yaml
-from pages import PAGES, blocks
 
 from repl_rl.config import Config, dump_config, load_config, parse_config, shipped_configs
 from repl_rl.config.rewards import shipped_presets
@@ -54,14 +53,6 @@ def test_overrides_on_the_command_line_keep_the_preset() -> None:
     config = parse_config({"rewards": "gentle"}, ("rewards.outcome=2",)).rewards
     assert (config.preset, config.outcome) == ("gentle", 2.0)
     assert parse_config({"rewards": {"outcome": 2}}, ("rewards=strict",)) == parse_config({"rewards": "strict"})
-
-
-@pytest.mark.parametrize("page", ["rewards.md", "README.md"])
-def test_the_examples_that_people_copy_are_configs(page: str) -> None:
-    [text] = [path.read_text(encoding="utf-8") for path in PAGES if path.name == page]
-    config = parse_config(yaml.safe_load(next(block for block in blocks(text, "yaml") if "rewards:" in block)))
-    assert config.rewards.preset == "gentle"
-    assert config.rewards.rules[0].name == "looks"
 
 
 @pytest.mark.parametrize("name", shipped_presets())

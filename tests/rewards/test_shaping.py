@@ -126,13 +126,6 @@ def test_caps_and_clips_hold_whatever_is_paid(
 
 
 @given(components_and_past())
-def test_without_limits_nothing_changes(case: tuple[dict[str, list[float]], History]) -> None:
-    components, past = case
-    unchanged = shaped(components, past, ShapingConfig(), 1.0, 0)
-    assert unchanged == {name: tuple(values) for name, values in components.items()}
-
-
-@given(components_and_past())
 def test_sharing_keeps_the_sum(case: tuple[dict[str, list[float]], History]) -> None:
     components, past = case
     shared = split_over_cells(components["a"], past.starts)

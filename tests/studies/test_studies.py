@@ -12,16 +12,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from repl_rl.config import BudgetConfig, DialectConfig, load_config
-from repl_rl.engine import load_vocabulary
-from repl_rl.kernel import KernelPool
-from repl_rl.models.nano import NANO_PATH
-from repl_rl.rollout.loop import Rollout
-from repl_rl.rollout.scripted import ScriptedPolicy
-from repl_rl.rollout.setup import Extensions, RolloutSetup
+from repl_rl.config import load_config
+from repl_rl.rollout.scripted import type_session
 from repl_rl.tasks import environment_of, grade, make_tasks
-from repl_rl.tools.environments import environment_factory
-from repl_rl.trajectory import Task, Trajectory
+from repl_rl.trajectory import Task
 from studies.branching.policy import lock_habits
 from studies.branching.study import ARMS, CONFIG, exact_advantages, overrides
 from studies.branching.worlds import bughunt, table
@@ -80,21 +74,6 @@ def test_arms_differ_in_trees_and_credit_alone() -> None:
             assert config.model_copy(update=same) == configs["rloo"].model_copy(update=same)
 
 
-async def typed(task: Task, lines: list[str]) -> Trajectory:
-    """The session in which these lines are typed."""
-    vocabulary = load_vocabulary(str(NANO_PATH))
-    setup = RolloutSetup(
-        vocabulary,
-        DialectConfig(),
-        context_tokens=20_000,
-        budget=BudgetConfig(lines=60, tokens=10_000, line_tokens=500),
-        extensions=Extensions(environment=environment_factory(environment_of([task.family]))),
-    )
-    async with KernelPool(1) as pool:
-        [made] = await Rollout(ScriptedPolicy(vocabulary, "".join(lines)), pool, setup).many([task])
-        return made
-
-
 def solution(world: str, task: Task) -> list[str]:
     """The lines that solve a task, without the last one."""
     if world == "table":
@@ -121,7 +100,10 @@ def solution(world: str, task: Task) -> list[str]:
 async def test_a_world_is_solved_in_as_many_lines_as_its_name_says(world: str, submitted: str) -> None:
     [task] = make_tasks(f"studies.branching.worlds.{world}:{world}-10", 1, seed=2, split="train")
     lines = [*solution(world, task), f" submit_final_answer({submitted})\n"]
-    solved, given_up = await typed(task, lines), await typed(task, lines[-1:])
+    environment = environment_of([task.family])
+    solved, given_up = [
+        await type_session(task, "".join(typed), environment=environment) for typed in (lines, lines[-1:])
+    ]
     assert len(solved.lines) == len(lines) <= 10
     assert not any(line.error_name for line in solved.lines)
     if world in ("lock", "maze"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,13 @@ from pathlib import Path
 import pytest
 
 GYM = Path(__file__).parents[2] / ".venv" / "reasoning_gym"
+
+
+@pytest.fixture
+def own_families(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Families of a user's own are in the path."""
+    shutil.copy(Path(__file__).with_name("own_families.py.txt"), tmp_path / "own_families.py")
+    monkeypatch.syspath_prepend(tmp_path)
 
 
 @pytest.fixture(scope="module")

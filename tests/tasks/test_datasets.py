@@ -211,12 +211,14 @@ def test_folders_that_do_not_fit_are_named(tmp_path):
         _load(tmp_path, dataset="gsm8k")
 
 
-@pytest.mark.parametrize("key", ["dataset", "folder"])
-def test_one_file_is_a_data_set(tmp_path, key):
-    """It goes by its own name, and a share of it is held out."""
-    path = tmp_path / "sums.jsonl"
-    _write(path, ROWS)
-    config = TasksConfig(**{key: str(path)}, answer_pattern=r"####\s*(.+)")
+@pytest.mark.parametrize(
+    ("key", "path"), [("dataset", "{}/sums.jsonl"), ("folder", "{}/sums.jsonl"), ("dataset", "./sums.jsonl")]
+)
+def test_one_file_is_a_data_set(tmp_path, monkeypatch, key, path):
+    """It goes by its own name, or by that of its preset, and a share of it is held out."""
+    monkeypatch.chdir(tmp_path)
+    _write(tmp_path / "sums.jsonl", ROWS)
+    config = TasksConfig(**{key: path.format(tmp_path)}, answer_pattern=r"####\s*(.+)")
     assert not config.is_from_hub
     train, heldout = (load_tasks(config, split, 0, 1000) for split in ("train", "heldout"))
     assert {task.id for task in [*train, *heldout]} == {f"sums-train-{number}" for number in range(40)}
@@ -224,16 +226,8 @@ def test_one_file_is_a_data_set(tmp_path, key):
         (row["question"], str(number + 1000)) for number, row in enumerate(ROWS)
     }
     assert {task.family for task in train} == {"sums"}
-
-
-def test_one_file_in_the_working_directory_and_a_preset(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    _write(tmp_path / "mine.jsonl", ROWS)
-    tasks = _load("mine.jsonl", dataset="gsm8k", heldout=0.5)
-    assert {task.id.rpartition("-")[0] for task in tasks} == {"gsm8k-train"}
-    assert (
-        load_tasks(TasksConfig(dataset="./mine.jsonl", answer_pattern=r"#### (.+)"), "train", 0, 1)[0].id[:5] == "mine-"
-    )
+    of_preset = _load("sums.jsonl", dataset="gsm8k", heldout=0.5)
+    assert {task.id.rpartition("-")[0] for task in of_preset} == {"gsm8k-train"}
 
 
 def test_the_name_of_one_file_says_which_split_it_is(tmp_path):

@@ -12,18 +12,15 @@ from typing import Any
 
 import pytest
 import yaml
+from scripted import rollout_of
+from vocabularies import nano
 
-from repl_rl.config import BranchConfig, BudgetConfig, DialectConfig
-from repl_rl.engine import load_vocabulary
+from repl_rl.config import BranchConfig
 from repl_rl.kernel import KernelPool, Limits
-from repl_rl.models.nano import NANO_PATH
-from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.scripted import ScriptedPolicy
-from repl_rl.rollout.setup import Extensions, RolloutSetup
 from repl_rl.tasks import grade, make_tasks
 from repl_rl.tasks import puzzles as gym
 from repl_rl.tasks.make import KNOWN
-from repl_rl.tools.environments import environment_factory
 from repl_rl.trajectory import Task, Trajectory
 
 FAMILIES = list(gym.PUZZLE_FAMILIES)
@@ -32,16 +29,10 @@ NO_MOVES = yaml.safe_load(Path(__file__).with_name("gym_forms.yaml").read_text(e
 
 async def typed(task: Task, lines: list[str], config: BranchConfig | None = None) -> list[Trajectory]:
     """The session, or the trees, in which these lines are typed."""
-    vocabulary = load_vocabulary(str(NANO_PATH))
-    setup = RolloutSetup(
-        vocabulary,
-        DialectConfig(),
-        context_tokens=20_000,
-        budget=BudgetConfig(lines=60, tokens=10_000, line_tokens=500),
-        extensions=Extensions(environment=environment_factory(KNOWN[task.family].environment)),
-    )
+    given: dict[str, Any] = {"context_tokens": 20_000, "budget": {"lines": 60, "tokens": 10_000, "line_tokens": 500}}
+    given["environment"] = KNOWN[task.family].environment
     async with KernelPool(4, Limits(line_s=60.0)) as pool:
-        rollout = Rollout(ScriptedPolicy(vocabulary, "".join(lines)), pool, setup)
+        rollout = rollout_of(ScriptedPolicy(nano(), "".join(lines)), pool, **given)
         return await rollout.many([task] * (config.group_size if config else 1), branch=config)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -88,12 +86,6 @@ def test_no_problem_is_on_both_sides(name: str, draws: int, request: pytest.Fixt
     assert not train & heldout
     assert train
     assert heldout  # the smallest families have six problems
-
-
-@pytest.fixture
-def own_families(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copy(Path(__file__).with_name("own_families.py.txt"), tmp_path / "own_families.py")
-    monkeypatch.syspath_prepend(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["coins", "later", "said", "piles", "rests"])

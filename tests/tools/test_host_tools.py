@@ -51,11 +51,6 @@ def test_what_goes_in_comes_out(a: int, b: int) -> None:
     assert ask(multiply, a, b=b) == HostReply(value=a * b)
 
 
-def test_async_tools_and_defaults() -> None:
-    assert ask(search, "a") == HostReply(value=["a 0", "a 1", "a 2"])
-    assert ask(search, query="b", most=1) == HostReply(value=["b 0"])
-
-
 def test_plain_tools_run_in_a_thread_and_async_ones_on_the_loop() -> None:
     def plain() -> str:
         """Where."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -103,12 +101,3 @@ def test_what_a_call_in_json_can_not_name_has_no_schema() -> None:
         _ = positional.schema
     with pytest.raises(ToolError, match="tool 'pair' has no JSON schema"):
         _ = untold.schema
-
-
-def test_importing_tools_and_environments_loads_nothing_heavy() -> None:
-    program = (
-        "import sys, repl_rl.tools, repl_rl.tools.environments\n"
-        "print(sorted({'torch', 'transformers', 'trl', 'vllm', 'cloudpickle', 'numpy'} & sys.modules.keys()))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=600)
-    assert done.stdout == "[]\n"

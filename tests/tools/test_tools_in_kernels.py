@@ -57,13 +57,6 @@ def test_functions_of_a_users_modules_in_the_sandbox(backend: str) -> None:
     assert "multiply(a: int, b: int) -> int\n    Multiply two numbers.\n" in shown.output.replace("'", "")
 
 
-@pytest.mark.more
-def test_a_stock_kernel_has_the_functions_and_tells_of_no_calls() -> None:
-    box = Toolbox(as_tools([multiply]), {"start": 5})
-    [result] = session(box, "multiply(6, start)", backend="python3", sandbox="none")
-    assert (result.output, result.calls) == ("30\n", ())
-
-
 class Color(enum.Enum):
     RED = "red"
     BLUE = "blue"

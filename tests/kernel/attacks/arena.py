@@ -86,33 +86,14 @@ PATIENCE_S = 30.0
 ANY = "any"
 
 
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """What the result of a cell is to be. The patterns are for its output without white space around it."""
-
-    status: tuple[str, ...]
-    output: str
-    text: str | None
-    error: tuple[str, ...] | None
-    answer: tuple[str, ...] | str | None
-
-    @classmethod
-    def of(cls, words: dict[str, Any]) -> Expected:
-        answer, error = words.get("answer"), words.get("error")
-        return cls(
-            status=_tuple(words.get("status", "ok")),
-            output=words.get("output", ".*"),
-            text=words.get("text"),
-            error=None if error is None else _tuple(error),
-            answer=answer if answer in (None, ANY) else _tuple(answer),
-        )
-
-    def check(self, result: ExecResult) -> None:
-        assert result.status in self.status, result
-        assert re.fullmatch(self.output, result.output.strip(), re.DOTALL), result.output
-        assert self.text is None or result.output == self.text
-        assert self.error is None or result.error_name in self.error, result
-        assert self.answer in (result.answer, ANY)
+def check(words: dict[str, Any], result: ExecResult) -> None:
+    """That a result is as `words` say. Their pattern is for its output without white space around it."""
+    assert result.status in _tuple(words.get("status", "ok")), result
+    assert re.fullmatch(words.get("output", ".*"), result.output.strip(), re.DOTALL), result.output
+    assert words.get("text", result.output) == result.output
+    assert "error" not in words or result.error_name in _tuple(words["error"]), result
+    answer = words.get("answer")
+    assert answer == ANY or result.answer == (None if answer is None else _tuple(answer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +104,8 @@ class Attack:
     cells: tuple[str, ...]
     kinds: tuple[SandboxKind, ...]
     limits: str
-    first: Expected | None
-    last: Expected
+    first: dict[str, Any] | None
+    last: dict[str, Any]
     is_soon_over: bool
     log: str
     next_session: str
@@ -132,13 +113,13 @@ class Attack:
     @property
     def times_out(self) -> bool:
         """Whether one of its lines may."""
-        return any(TIMEOUT in each.status for each in (self.first, self.last) if each is not None)
+        return any(TIMEOUT in _tuple(each.get("status", ())) for each in (self.first or {}, self.last))
 
     def check(self, results: list[ExecResult]) -> None:
         if self.first is not None:
-            self.first.check(results[0])
-        self.last.check(results[-1])
-        assert self.last.answer == ANY or all(result.answer is None for result in results[1:-1])
+            check(self.first, results[0])
+        check(self.last, results[-1])
+        assert self.last.get("answer") == ANY or all(result.answer is None for result in results[1:-1])
         for result in results:
             assert result.status is not ExecStatus.INCOMPLETE
             assert len(result.output) < LIMITS.output_bytes + 100
@@ -175,14 +156,14 @@ def values() -> dict[str, object]:
 def _of_group(group: str, of_all: dict[str, Any]) -> Iterator[Attack]:
     for name, own in of_all["attacks"].items():
         words = of_all | (own if isinstance(own, dict) else {"type": own})
-        first, limits = words.get("first"), words.get("limits", "usual")
+        limits = words.get("limits", "usual")
         yield Attack(
             f"{group}-{name}",
             cells=_tuple(words["type"]) + _tuple(words.get("then", ())),
             kinds=(words["sandbox"],) if "sandbox" in words else BOTH,
             limits=limits,
-            first=None if first is None else Expected.of(first),
-            last=Expected.of(words),
+            first=words.get("first"),
+            last=words,
             is_soon_over=words.get("soon", limits != "usual"),
             log=words.get("log", ""),
             next_session=words.get("next_session", ""),

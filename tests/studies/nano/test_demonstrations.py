@@ -6,16 +6,11 @@ import pytest
 
 from repl_rl.config import DialectConfig
 from repl_rl.dialect import make_dialect
-from repl_rl.tasks import FAMILIES, grade, make_tasks, split_of
+from repl_rl.tasks import FAMILIES, grade, make_tasks
 from studies.nano.demonstrations import IDIOMS
 from studies.nano.sessions import load_interpreter, make_sessions
 
 ALL_IDIOMS = [(family, idiom) for family, idioms in IDIOMS.items() for idiom in idioms]
-
-
-@pytest.fixture(scope="module")
-def sessions():
-    return make_sessions(600, seed=5)
 
 
 def _answer(idiom, operands):
@@ -50,22 +45,6 @@ def test_without_its_import_an_idiom_raises_name_error(family, idiom):
     operands = make_tasks([family], 1, 0, "train")[0].metadata["operands"]
     outcome = load_interpreter().PythonInterpreter().run(idiom.expression.format(*operands))
     assert outcome.error_name == "NameError"
-
-
-def test_sessions_use_training_problems_only(sessions):
-    assert {split_of(record.task.family, record.task.metadata["operands"]) for record in sessions} == {"train"}
-
-
-def test_sessions_run_again_show_the_same(sessions):
-    """From nothing but what was typed."""
-    for record in sessions[:200]:
-        reader, interpreter = make_dialect(DialectConfig()).reader(), load_interpreter().PythonInterpreter()
-        typed = [segment.text for segment in record.segments if segment.sampled]
-        outputs = []
-        for text in typed:
-            output = "".join(interpreter.run(cell.source).output for cell in reader.read(text).cells)
-            outputs.append(output + reader.next_prompt())
-        assert outputs[:-1] == [segment.text for segment in record.segments[1:] if not segment.sampled]
 
 
 def test_nanos_sessions_are_those_that_it_was_built_from():

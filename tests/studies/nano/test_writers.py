@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import yaml
-from kernel_fakes import FakeKernelPool
+from scripted import FakeEngine, rollout_of
 
-from repl_rl.config import BudgetConfig, DialectConfig, SamplingConfig
+from repl_rl.config import DialectConfig, SamplingConfig
 from repl_rl.dialect import make_dialect
 from repl_rl.engine import Finish, SampledLine, Vocabulary, load_vocabulary
 from repl_rl.models.nano import CONVENTIONS_PATH
-from repl_rl.rollout.loop import Rollout
-from repl_rl.rollout.setup import RolloutSetup, dialect_for
 from repl_rl.tasks import FAMILIES, grade, make_tasks, split_of
 from repl_rl.trajectory import Trajectory
 from studies.nano.build import Example, example_of
@@ -38,26 +35,18 @@ def by_dialect() -> dict[str, list[SessionRecord]]:
     }
 
 
-class Typist:
+class Typist(FakeEngine):
     """Types recorded sessions: in a prompt's session, turn n is its n-th sampled segment."""
 
-    version = 0
-
     def __init__(self, vocabulary: Vocabulary, examples: Sequence[Example], turns: Sequence[list[list[int]]]) -> None:
-        self._ends = vocabulary.eos_ids
+        self.vocabulary = vocabulary
         self._sessions = [(tuple(example.ids.tolist()), turn) for example, turn in zip(examples, turns, strict=True)]
-
-    @asynccontextmanager
-    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[Typist]:
-        yield self
 
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
         (turns,) = [turns for whole, turns in self._sessions if whole[: len(ids)] == tuple(ids)]
         turn = turns.pop(0)
-        return SampledLine(tuple(turn), (-0.5,) * len(turn), Finish.EOS if turn[-1] in self._ends else Finish.NEWLINE)
-
-    def close(self) -> None:
-        pass
+        has_ended = turn[-1] in self.vocabulary.eos_ids
+        return SampledLine(tuple(turn), (-0.5,) * len(turn), Finish.EOS if has_ended else Finish.NEWLINE)
 
 
 def typed_in(record: SessionRecord) -> str:
@@ -75,17 +64,11 @@ async def roll_out(name: str, records: Sequence[SessionRecord], examples: Sequen
     ]
     assert all(not set(turn[:-1]) & (vocabulary.stop_ids | vocabulary.eos_ids) for each in turns for turn in each)
     assert all(turn[-1] in vocabulary.stop_ids | vocabulary.eos_ids for each in turns for turn in each)
-    dialect = dialect_for(vocabulary, DialectConfig(name=texts_of(name)))
-    rollout = Rollout(
+    rollout = rollout_of(
         Typist(vocabulary, examples, turns),
-        FakeKernelPool(),
-        RolloutSetup(
-            vocabulary,
-            dialect,
-            context_tokens=1024,
-            budget=BudgetConfig(line_tokens=300, lines=50, tokens=900),
-            chat=True,
-        ),
+        dialect=texts_of(name),
+        budget={"line_tokens": 300, "lines": 50, "tokens": 900},
+        chat=True,
     )
     return await rollout.many([record.task for record in records])
 
