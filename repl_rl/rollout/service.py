@@ -168,19 +168,19 @@ async def open_rollout(
     """
     config = config_of(config, overrides)
     extensions = load_extensions(config)
-    thread = ThreadPoolExecutor(1, thread_name_prefix="repl-rl-loading")
-    loading = thread.submit(load_engine, config, extensions, sessions=sessions)
-    thread.shutdown(wait=False)
-    try:
-        engine, setup = await asyncio.wrap_future(loading)
-    except asyncio.CancelledError:
-        loading.add_done_callback(_close_what_was_loaded)
-        raise
-    try:
-        async with make_pool(config.kernel, config.subcalls) as pool:
+    async with make_pool(config.kernel, config.subcalls, warm=sessions) as pool:  # comes up while the model loads
+        thread = ThreadPoolExecutor(1, thread_name_prefix="repl-rl-loading")
+        loading = thread.submit(load_engine, config, extensions, sessions=sessions)
+        thread.shutdown(wait=False)
+        try:
+            engine, setup = await asyncio.wrap_future(loading)
+        except asyncio.CancelledError:
+            loading.add_done_callback(_close_what_was_loaded)
+            raise
+        try:
             yield Rollout(engine, pool, setup)
-    finally:
-        engine.close()
+        finally:
+            engine.close()
 
 
 def _close_what_was_loaded(loading: Future[tuple[Engine, RolloutSetup]]) -> None:
