@@ -163,8 +163,9 @@ async def open_rollout(
     """Load the model into an engine, start kernels, and yield the `Rollout` of both; all are gone after the block.
 
     `config` and `overrides` are as for `config_of`, `sessions` as for `load_engine`. The model loads in a thread, so
-    that the event loop goes on, and kernels come up meanwhile: their budget is of the memory that was there before. If this is cancelled while the model loads, it ends at once, and the thread closes what
-    it has loaded. Raises what `config_of` and `load_engine` raise.
+    that the event loop goes on, and kernels come up meanwhile: their budget is of the memory that was there before. If
+    this is cancelled while the model loads, it ends at once, and the thread closes what it has loaded. Raises what
+    `config_of` and `load_engine` raise.
     """
     config = config_of(config, overrides)
     extensions = load_extensions(config)
