@@ -3,6 +3,7 @@
 The trajectory is one of eight of Qwen2.5-Coder-0.5B-Instruct (seed 0), chosen because it shows an error and its repair:
 
     repl-rl rollout --model qwen2.5-coder-0.5b --set model.dtype=bfloat16 --set rewards.preset=gentle -n 8 \\
+        --set 'sampling={temperature: 1}' \\
         --task "Determine the value of q that satisfies: 1196*q + 48 = 7224" --answer 6 --out FILE.jsonl
 
 It is drawn as `repl-rl view FILE` prints it, without the system message.

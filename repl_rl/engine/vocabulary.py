@@ -17,12 +17,10 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from repl_rl.errors import ConfigError, ModelError
-from repl_rl.files import read_file
-from repl_rl.models.find import loading
+from repl_rl.models.find import generation_settings, loading
 from repl_rl.models.nano import SHIPPED
 
 _NEWLINE_PROBE = 'x = f("a")\n\nfor i in y:\n    pass\n'
@@ -164,15 +162,7 @@ def load_vocabulary(path: str, stops: bytes = b"\n", template_kwargs: Mapping[st
 
 def _ends(path: str) -> list[int]:
     """The end-of-text ids that the checkpoint's generation settings name."""
-    file = Path(path) / "generation_config.json"
-    if file.is_file():
-        eos = json.loads(read_file(file)).get("eos_token_id")
-    elif Path(path).exists():
-        return []
-    else:
-        from transformers import GenerationConfig
-
-        eos = GenerationConfig.from_pretrained(path).eos_token_id
+    eos = generation_settings(path).get("eos_token_id")
     ends = [eos] if isinstance(eos, int) else list(eos or [])
     if not all(isinstance(each, int) for each in ends):
         raise ValueError(f"eos_token_id of its generation settings is {eos!r}, which are not ids")
@@ -212,7 +202,7 @@ def _speller(tokenizer: Any) -> Callable[[str, int], bytes]:
         elif part["type"] == "Metaspace":
             replaced[part["replacement"]] = " "
     if "ByteLevel" in kinds:
-        beside = added.keys() - tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False).values()
+        beside = {index for index in added if tokenizer.backend_tokenizer.model.id_to_token(index) is None}
         return lambda token, index: token.encode() if index in beside else _from_byte_level(token)
     if kinds & {"ByteFallback", "Metaspace"} or "▁" in replaced:
         special = {index for index, token in added.items() if token.special}

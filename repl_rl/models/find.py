@@ -15,6 +15,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from repl_rl.config import SamplingConfig
 from repl_rl.errors import ModelError, ReplRLError
 from repl_rl.files import open_file, read_file
 from repl_rl.models import gguf
@@ -117,6 +118,32 @@ def config_of_model(path: str) -> dict[str, Any] | None:
         return config.get("text_config") or config
     except (OSError, ValueError, RecursionError, AttributeError) as error:
         raise ModelError(f"{file} can't be read: {error}; save the model again") from error
+
+
+def generation_settings(path: str) -> dict[str, Any]:
+    """What the `generation_config.json` of a checkpoint folder or hub id says; {} for a folder without one."""
+    file = Path(path) / "generation_config.json"
+    if file.is_file():
+        found: dict[str, Any] = json.loads(read_file(file))
+        return found
+    if Path(path).exists():
+        return {}
+    from transformers import GenerationConfig
+
+    return dict(GenerationConfig.from_pretrained(path).to_dict())
+
+
+def own_sampling(path: str) -> dict[str, Any]:
+    """How a model's generation settings say to sample it, by the names of the section `sampling`, as `vllm serve` takes
+    them. Of packaged models they are known here, since a GGUF file holds none. Raises ModelError."""
+    found = find_model(path)
+    if path in PACKAGED:
+        return dict(PACKAGED[path].sampling)
+    if gguf.is_file(path):
+        return {}
+    with loading(f"the generation settings of {path!r} can't be read"):
+        settings = generation_settings(found)
+        return {name: settings[name] for name in SamplingConfig.model_fields if settings.get(name) is not None}
 
 
 @contextmanager

@@ -12,8 +12,8 @@ import hashlib
 import os
 import shutil
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, distribution, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -43,6 +43,8 @@ class Packaged:
     """Of all parts, joined in order."""
     license: str
     """As the hub spells it."""
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    """As its makers sample it, by the names of the section `sampling`."""
 
     @property
     def packages(self) -> tuple[str, ...]:
@@ -61,6 +63,7 @@ class Packaged:
             return False
 
 
+_QWEN = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.1}
 PACKAGED = {
     "qwen2.5-coder-0.5b": Packaged(
         "Qwen/Qwen2.5-Coder-0.5B-Instruct",
@@ -69,6 +72,7 @@ PACKAGED = {
         "0.9.0",
         "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
         "apache-2.0",
+        _QWEN,
     ),
     "qwen2.5-coder-1.5b": Packaged(
         "Qwen/Qwen2.5-Coder-1.5B-Instruct",
@@ -77,6 +81,7 @@ PACKAGED = {
         "0.2.0",
         "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
         "apache-2.0",
+        _QWEN,
     ),
     "gemma-270m": Packaged(
         "google/gemma-3-270m",

@@ -169,24 +169,25 @@ async def open_rollout(
     """Load the model into an engine, start kernels, and yield the `Rollout` of both; all are gone after the block.
 
     `config` and `overrides` are as for `config_of`, `sessions` as for `load_engine`. The model loads in a thread, so
-    that the event loop goes on. If this is cancelled while the model loads, it ends at once, and the thread closes what
-    it has loaded. Raises what `config_of` and `load_engine` raise.
+    that the event loop goes on, and kernels come up meanwhile: their budget is of the memory that was there before. If
+    this is cancelled while the model loads, it ends at once, and the thread closes what it has loaded. Raises what
+    `config_of` and `load_engine` raise.
     """
     config = config_of(config, overrides)
     extensions = load_extensions(config)
-    thread = ThreadPoolExecutor(1, thread_name_prefix="repl-rl-loading")
-    loading = thread.submit(load_engine, config, extensions, sessions=sessions)
-    thread.shutdown(wait=False)
-    try:
-        engine, setup = await asyncio.wrap_future(loading)
-    except asyncio.CancelledError:
-        loading.add_done_callback(_close_what_was_loaded)
-        raise
-    try:
-        async with make_pool(config.kernel, config.subcalls) as pool:
+    async with make_pool(config.kernel, config.subcalls, warm=sessions) as pool:  # comes up while the model loads
+        thread = ThreadPoolExecutor(1, thread_name_prefix="repl-rl-loading")
+        loading = thread.submit(load_engine, config, extensions, sessions=sessions)
+        thread.shutdown(wait=False)
+        try:
+            engine, setup = await asyncio.wrap_future(loading)
+        except asyncio.CancelledError:
+            loading.add_done_callback(_close_what_was_loaded)
+            raise
+        try:
             yield Rollout(engine, pool, setup)
-    finally:
-        engine.close()
+        finally:
+            engine.close()
 
 
 def _close_what_was_loaded(loading: Future[tuple[Engine, RolloutSetup]]) -> None:

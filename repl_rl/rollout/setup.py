@@ -272,14 +272,16 @@ def limits_of(config: KernelConfig) -> Limits:
     )
 
 
-def make_pool(config: KernelConfig, subcalls: SubcallsConfig | None = None) -> KernelPool:
-    """The pool that a config describes, for sessions that may ask for sessions as `subcalls` says."""
+def make_pool(config: KernelConfig, subcalls: SubcallsConfig | None = None, warm: int | None = None) -> KernelPool:
+    """The pool that a config describes, for sessions that may ask for sessions as `subcalls` says. `warm` kernels are
+    started ahead of need; None: as many as the pool holds."""
     return KernelPool(
         size=config.size,
         limits=limits_of(config),
         backend=config.backend,
         sandbox=config.sandbox,
         profile=config.profile,
+        warm=warm,
         memory_mb=config.budget_mb,
         depth=0 if subcalls is None else subcalls.depth - 1,
     )

@@ -316,8 +316,9 @@ def _prompts(config: Config, inputs: Inputs, notes: list[str]) -> tuple[int | No
     shown, digits = config.dialect.max_output_chars, _output_tokens(config, inputs)
     if digits >= budget:
         notes.append(
-            f"one output of digits, cut to dialect.max_output_chars ({shown:,}), takes {digits:,} tokens of this model "
-            f"and budget.tokens is {budget:,}: the session ends without an answer; lower the first, or raise the other"
+            f"an output of {shown:,} digits, which dialect.max_output_chars lets through, takes {digits:,} tokens of "
+            f"this model, and budget.tokens is {budget:,}: a session that prints one ends there, without an answer; if "
+            "your problems print that much, lower the first or raise the other"
         )
     first = next(prompts(config, tasks[:1]))
     return (

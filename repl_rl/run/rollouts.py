@@ -51,7 +51,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         raise ConfigError(f"--answer {options.answer!r} belongs to a --task; held-out problems have their own answers")
     if options.out is not None:
         require_file("--out", options.out)
-    config = _config(options)
+    config = _config(options, console)
     from repl_rl.rollout.score import credit, reward_table, score
     from repl_rl.rollout.service import open_service
     from repl_rl.run.progress import Progress
@@ -104,9 +104,11 @@ def run(options: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _config(options: argparse.Namespace) -> Config:
-    """The config, with a run's folder as its model replaced by the run's newest checkpoint."""
+def _config(options: argparse.Namespace, console: Console) -> Config:
+    """The config, with a run's folder as its model replaced by the run's newest checkpoint. Without a config, the model
+    is sampled as its own generation settings say, and this is printed."""
     from repl_rl.config import load_config, parse_config
+    from repl_rl.models.find import own_sampling
     from repl_rl.run.evaluation.plan import checkpoint_of
 
     overrides, source = list(options.set), options.config
@@ -116,7 +118,14 @@ def _config(options: argparse.Namespace) -> Config:
         overrides.append(f"model.path={options.model}")
         own = Path(options.model).expanduser() / "config.yaml"
         source = str(own) if source is None and own.is_file() else source
-    config = parse_config({}, tuple(overrides)) if source is None else load_config(source, tuple(overrides))
+    if source is None:
+        settings = own_sampling(checkpoint_of(options.model))
+        config = parse_config({"sampling": settings}, tuple(overrides))
+        if taken := [f"{name} {value}" for name, value in settings.items() if getattr(config.sampling, name) == value]:
+            said = f"{', '.join(taken)}: the model's generation settings, unless --set sampling... says otherwise"
+            console.print(said, highlight=False, soft_wrap=True)
+    else:
+        config = load_config(source, tuple(overrides))
     model = config.model.model_copy(update={"path": checkpoint_of(config.model.path)})
     return config.model_copy(update={"model": model})
 

@@ -18,11 +18,13 @@ import repl_rl
 from repl_rl.config import Config, load_config, parse_config
 from repl_rl.engine import Vocabulary, load_vocabulary
 from repl_rl.errors import ConfigError
+from repl_rl.kernel import KernelPool
 from repl_rl.models.nano import NANO_PATH
+from repl_rl.rollout import service
 from repl_rl.rollout.episode import make_prompt
 from repl_rl.rollout.events import Ended
 from repl_rl.rollout.service import config_of, open_rollout
-from repl_rl.rollout.setup import Extensions, RolloutSetup
+from repl_rl.rollout.setup import Extensions, RolloutSetup, make_pool
 from repl_rl.trainer import ReplGRPOConfig
 from repl_rl.trajectory import StopReason, Task
 
@@ -130,18 +132,25 @@ def loading(monkeypatch: pytest.MonkeyPatch) -> Loading:
     return loading
 
 
-async def test_the_loop_goes_on_while_the_model_loads(loading: Loading) -> None:
+async def test_the_loop_goes_on_while_the_model_loads_and_the_kernels_come_up(
+    loading: Loading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pools: list[KernelPool] = []
+    monkeypatch.setattr(service, "make_pool", lambda *a, **k: pools.append(make_pool(*a, **k)) or pools[0])
+
     async def go() -> None:
-        async with open_rollout("nano", QUICK) as rollout:
+        async with open_rollout("nano", ("engine.context_tokens=512",), sessions=1) as rollout:
             [trajectory] = await rollout.many([TASK])
             assert trajectory.answer == ("42",)
             assert not loading.engines[0].is_closed.is_set()
 
     opening = asyncio.ensure_future(go())
     await until_async(loading.has_begun.is_set)
+    await until_async(lambda: pools[0].stats.alive)
     loading.may_end.set()
     await opening
     assert loading.engines[0].is_closed.is_set()
+    assert pools[0].stats.started < 8, "one for the session, one in reserve, and not as many as there may be"
 
 
 async def test_what_fails_in_the_block_closes_the_engine(loading: Loading) -> None:

@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from repl_rl.cli import main, make_parser
+from repl_rl.config import SamplingConfig
 from repl_rl.errors import KernelError
 from repl_rl.rollout import service
 from repl_rl.rollout.batch import OnEnd
@@ -61,6 +62,32 @@ def test_a_terminal_shows_one_session_as_it_happens_and_then_what_it_earned() ->
     assert whole.count("What is 1 + 1?") == 1
     assert "graded 0" in whole
     assert whole.endswith("docs/faq.md says what helps\n")
+
+
+def test_without_a_config_a_model_is_sampled_as_its_own_settings_say(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken: list[SamplingConfig] = []
+
+    class Service:
+        def generate(self, tasks: Sequence[Task], sampling: SamplingConfig, on_end: OnEnd) -> None:
+            taken.append(sampling)
+            raise KernelError("it was killed")
+
+    monkeypatch.setattr(service, "open_service", lambda *_, **__: nullcontext(Service()))
+    settings = {"eos_token_id": 0, "temperature": 0.7, "top_p": None, "top_k": 20, "repetition_penalty": 1.1}
+    Path("model/generation_config.json").write_text(json.dumps(settings))
+    asked = ["--task", "x", "-n", "2"]
+    assert main(["rollout", "--model", "model", *asked, "--set", "sampling.top_k=5"]) == 2
+    said = "temperature 0.7, repetition_penalty 1.1: the model's generation settings, unless --set"
+    assert capsys.readouterr().out.startswith(said)
+    assert main(["rollout", "sample.yaml", "--model", "model", *asked]) == 2
+    assert main(["rollout", "--model", "qwen2.5-coder-0.5b", *asked]) == 2
+    assert [(each.temperature, each.top_p, each.top_k, each.repetition_penalty) for each in taken] == [
+        (0.7, 1.0, 5, 1.1),
+        (1.0, 1.0, 0, 1.0),
+        (0.7, 0.8, 20, 1.1),
+    ]
 
 
 @pytest.mark.parametrize(("failure", "code"), [(KeyboardInterrupt(), 130), (KernelError("it was killed"), 2)])

@@ -188,7 +188,16 @@ class RowModel:
             for pad, length in zip(padding, lengths, strict=True)
         ]
         self.rows.aim(slice(first_row, first_row + len(ids)), torch.tensor(positions, device=self.device))
-        return self._last_logits(ids, self.rows)
+        with torch.no_grad():
+            output = self._model(
+                input_ids=torch.tensor(ids, device=self.device),
+                position_ids=self.rows.get_query_offset(),
+                past_key_values=self.rows,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        logits: torch.Tensor = output.logits[:, -1]
+        return logits
 
     def load_weights(self, named_weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Copy weights in, by the parameter's name. Raises EngineError for a name or shape that is not the model's."""
@@ -204,16 +213,6 @@ class RowModel:
         """Release weights and rows; no pass runs after it. A second call does nothing."""
         self._model, self._parameters, self.rows = None, {}, KVRows()
 
-    def _last_logits(self, ids: Sequence[Sequence[int]], rows: KVRows | None) -> torch.Tensor:
-        """Logits (B, V) after the last of `ids` (B, Q)."""
-        cache = {} if rows is None else {"past_key_values": rows, "position_ids": rows.get_query_offset()}
-        with torch.no_grad():
-            output = self._model(
-                input_ids=torch.tensor(ids, device=self.device), use_cache=rows is not None, logits_to_keep=1, **cache
-            )
-        logits: torch.Tensor = output.logits[:, -1]
-        return logits
-
     def _prove(self, tolerance: float) -> int:
         """Check the rows against plain forward passes; returns the bytes per token.
 
@@ -226,7 +225,9 @@ class RowModel:
             raise ValueError(f"it needs {config._attn_implementation!r} attention, and rows need 'sdpa'")
         vocabulary_size = config.get_text_config().vocab_size
         sequences = [[(7 * n) % vocabulary_size for n in range(length)] for length in _PROBE_LENGTHS]
-        expected = torch.cat([self._last_logits([ids], None) for ids in sequences])
+        with torch.no_grad():  # of the longer one, which begins with the other
+            logits = self._model(input_ids=torch.tensor(sequences[-1:], device=self.device), use_cache=False).logits[0]
+        expected = logits[[length - 1 for length in _PROBE_LENGTHS]]
         self._model.set_attn_implementation(ROWS_ATTENTION)
         self.rows.reserve(len(sequences), max(_PROBE_LENGTHS))
         self.next_logits(0, [ids[: len(ids) // 2] for ids in sequences], [0] * len(sequences))
