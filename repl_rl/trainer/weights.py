@@ -56,12 +56,12 @@ def _merged(layer: Any) -> Iterator[None]:
 def _layer_of(model: Any, name: str) -> Any:
     """PEFT's layer with the adapter of a parameter, or None. Parameters of one module (the experts' two tensors) have a
     layer each, one around the other."""
-    module, is_adapted, own = name.rpartition(".base_layer.")
-    while is_adapted:
+    module, _, own = name.rpartition(".base_layer.")
+    while module:
         layer = model.get_submodule(module)
         if getattr(layer, "parameter_name", own) == own:
             return layer
-        is_adapted, module = module.endswith(".base_layer"), module.removesuffix(".base_layer")
+        module = module.removesuffix(".base_layer") if module.endswith(".base_layer") else ""
     return None
 
 

@@ -31,7 +31,7 @@ from repl_rl.engine.environment import engine_threads
 from repl_rl.engine.threaded import ThreadedEngine
 from repl_rl.engine.vllm.scheduler import AsyncLineScheduler, LineRequest, LineScheduler, stop_table
 from repl_rl.engine.vocabulary import Vocabulary
-from repl_rl.errors import EngineError
+from repl_rl.errors import ConfigError, EngineError
 from repl_rl.models.find import loading
 from repl_rl.utils.admission import Admission, Room
 from repl_rl.utils.distributed import process_count
@@ -108,9 +108,15 @@ class VLLMEngine(ThreadedEngine[LineSlot]):
         self.llm.llm_engine.model_executor.driver_worker.reload_weights(weights_iterator=own)
 
     def load_adapter(self, folder: str) -> None:
-        """Sample with PEFT's adapter in `folder` from now on. Raises what vLLM does for one that it doesn't support."""
+        """Sample with PEFT's adapter in `folder` from now on. Raises ConfigError for one that vLLM doesn't support."""
         load = LoRARequest("trained", 1, folder, load_inplace=True)
-        self.llm.llm_engine.model_executor.driver_worker.add_lora(load)
+        try:
+            self.llm.llm_engine.model_executor.driver_worker.add_lora(load)
+        except ValueError as error:
+            raise ConfigError(
+                f"vLLM can't sample with this adapter ({error}); leave engine.vllm: {{enable_lora: ...}} out, and it "
+                "gets merged weights"
+            ) from error
         self.adapter = LoRARequest("trained", 1, folder)
 
     def close(self) -> None:
