@@ -51,7 +51,7 @@ def require_adapter(config: Config, is_dry: bool = False) -> Adapted | None:
         if adapted.parameters:
             raise _merge(f"tensors that are not linear layers: {', '.join(adapted.parameters)}")
         if not is_dry and not has_gpu_driver():
-            raise _merge("beside experts, it needs a GPU for any")
+            raise _merge("of a model with experts, it takes adapters on a GPU only")
     return adapted
 
 
