@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from metric_names import unexplained
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from repl_rl import ReplGRPOConfig, ReplGRPOTrainer
 from repl_rl.models.nano import NANO_PATH
@@ -63,6 +67,19 @@ def small_trainer(
         assert not unexplained(name for row in made.state.log_history for name in row)
     finally:
         made.close()
+
+
+def with_experts(folder: Path) -> str:
+    """A random mixture of experts with nano's tokenizer, whose head is not its embedding."""
+    shutil.copytree(NANO_PATH, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    vocabulary = json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 32, "moe_intermediate_size": 16, "head_dim": 32}
+    heads: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1}
+    experts: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "output_router_logits": True}
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(vocab_size=vocabulary, initializer_range=0.2, **sizes, **heads, **experts)
+    Qwen3MoeForCausalLM(config).save_pretrained(folder)
+    return str(folder)
 
 
 def rows_of(trainer: ReplGRPOTrainer) -> list[dict[str, float]]:

@@ -90,10 +90,10 @@ class TrainConfig(Section):
     of 1e-6 are mostly rounded away. `trl: {optim: stable_adamw}` keeps what is (Kahan sums), in 10 bytes."""
     lora: dict[str, Any] | None = None
     """Train adapters instead of all weights, with these arguments of PEFT's LoraConfig (`r`, `lora_alpha`,
-    `target_modules`, ...; `{}`: PEFT's defaults, on all linear layers). The adapters are float32; `dtype` is
-    that of the frozen weights. The engine gets merged weights, and so does the run's `model` folder. With
-    `engine.vllm: {enable_lora: true, max_lora_rank: ...}`, vLLM in this process gets the adapter itself, and so do
-    servers that were started for it (docs/engines.md)."""
+    `target_modules`, ...; `{}`: PEFT's defaults, on all linear layers, and experts if PEFT knows them). The adapters
+    are float32; `dtype` is that of the frozen weights. The engine gets merged weights, and so does the run's `model`
+    folder. With `engine.vllm: {enable_lora: true, max_lora_rank: ...}`, vLLM in this process gets the adapter itself,
+    and so do servers that were started for it (docs/engines.md)."""
     processes: int = Field(1, ge=1)
     """Trainer processes, one for each GPU; `accelerate launch --num_processes` starts more than one."""
     micro_batch: int | None = Field(None, ge=1)

@@ -31,6 +31,7 @@ from repl_rl.files import open_file
 from repl_rl.kernel.memory import available_mb, default_budget_mb
 from repl_rl.models.find import config_of_model
 from repl_rl.models.nano import NANO_PATH
+from repl_rl.models.skeleton import skeleton
 from repl_rl.rollout.service import prompts
 from repl_rl.rollout.setup import environment_of, limits_of
 from repl_rl.run.held_out import longest_prompt
@@ -52,6 +53,8 @@ _LIBRARIES_GIB = 0.8
 _COPIES_OF_LARGEST = 3
 """Beside the parameters themselves, of the largest, mostly the embedding: the head's gradient in float32, and AdamW's
 two temporaries."""
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""Keys that a `config.json` of a model with routers has one of."""
 Shapes = dict[str, list[int]]
 """A model's parameters by name."""
 
@@ -167,6 +170,10 @@ def _problems(config: Config, inputs: Inputs, notes: list[str]) -> str:
 
 def _model(config: Config, inputs: Inputs, shapes: Shapes, notes: list[str]) -> str:
     path, dtype = Path(inputs.model_path), config.model.dtype
+    _note_layers(config, inputs, notes)
+    trained = f"trained in {config.train.dtype}"
+    if inputs.adapted is not None:
+        trained = f"frozen in {config.train.dtype}, with adapters on {inputs.adapted.share:.1%} of them"
     if not path.is_dir():
         name, whence, how = str(path), "from the hub", "fetched from the hub"
         if path.is_absolute():
@@ -176,16 +183,27 @@ def _model(config: Config, inputs: Inputs, shapes: Shapes, notes: list[str]) -> 
             + ("its tokenizer and its prompts were not checked" if shapes else "nothing of it was checked")
         )
         size = f"{sum(map(math.prod, shapes.values())) / 1e6:,.1f} million parameters, " if shapes else ""
-        return f"{name}, {whence}: {size}sampled in {dtype}, trained in {config.train.dtype}"
-    layers = set((config_of_model(config.model.path) or {}).get("layer_types") or ())
+        return f"{name}, {whence}: {size}sampled in {dtype}, {trained}"
+    parameters = sum(map(math.prod, shapes.values()))
+    name = "nano, of this package" if path == NANO_PATH else str(path)
+    return f"{name}: {parameters / 1e6:,.1f} million parameters, sampled in {dtype}, {trained}"
+
+
+def _note_layers(config: Config, inputs: Inputs, notes: list[str]) -> None:
+    model = config_of_model(config.model.path) or {}
+    layers = set(model.get("layer_types") or ())
     if recurrent := sorted(layers - {"full_attention", "sliding_attention", "chunked_attention"}):
         notes.append(
             f"this model has recurrent layers ({', '.join(recurrent)}): vLLM keeps their state at block boundaries, "
             "and each line computes the tokens since the last one again; engine.vllm.mamba_block_size makes these fewer"
         )
-    parameters = sum(map(math.prod, shapes.values()))
-    name = "nano, of this package" if path == NANO_PATH else str(path)
-    return f"{name}: {parameters / 1e6:,.1f} million parameters, sampled in {dtype}, trained in {config.train.dtype}"
+    if config.model.dtype != "float32" and any(model.get(key) for key in _EXPERTS):
+        notes.append(
+            f"in {config.model.dtype}, the routers of sampler and trainer choose other experts for some tokens, where "
+            "rounding decides: drift/logprob_max shows it, and importance weights bound what it does to the gradient"
+        )
+    if inputs.adapted is not None and inputs.adapted.frozen_experts:
+        notes.append(f"train.lora leaves the experts frozen: {', '.join(inputs.adapted.frozen_experts)}")
 
 
 def _memory(config: Config, shapes: Shapes, prompt_tokens: int | None, gpu_gib: float, notes: list[str]) -> str:
@@ -211,7 +229,8 @@ def _memory(config: Config, shapes: Shapes, prompt_tokens: int | None, gpu_gib: 
     trained = parameters * (_TRAINED + (train.trl.get("optim") == KAHAN)) * _BYTES[train.dtype]
     if train.lora is not None:
         rank = train.lora.get("r", 8)
-        adapted = sum(rank * sum(shape) for name, shape in shapes.items() if len(shape) == 2 and ".layers." in name)
+        layers_of = [shape for name, shape in shapes.items() if len(shape) > 1 and ".layers." in name]
+        adapted = sum(rank * math.prod(shape[:-2]) * sum(shape[-2:]) for shape in layers_of)
         trained = parameters * _BYTES[train.dtype] + adapted * _TRAINED * _BYTES["float32"]
     copies = parameters * passes if passes < _BYTES[train.dtype] else 0  # autocast keeps them through a pass
     longest = min(config.engine.context_tokens, (prompt_tokens or 0) + config.budget.tokens)
@@ -272,17 +291,8 @@ def shapes_of(path: str, folder: Path) -> Shapes:
     """
     if folder.is_dir():
         return _stored_shapes(folder)
-    if (known := config_of_model(path)) is None:
-        return {}
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**known))
-    except (ValueError, TypeError, KeyError, AttributeError):  # a kind that this transformers does not know
-        return {}
-    return {name: list(weight.shape) for name, weight in model.named_parameters()}
+    model = skeleton(path)
+    return {} if model is None else {name: list(weight.shape) for name, weight in model.named_parameters()}
 
 
 def _stored_shapes(folder: Path) -> Shapes:

@@ -12,22 +12,24 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from repl_rl.config import Config, TrainConfig
+from repl_rl.config import Config
 from repl_rl.config.train import KAHAN
 from repl_rl.engine.environment import gpus_here, prepare_environment
 from repl_rl.errors import ConfigError, DependencyError
 from repl_rl.models import find_model, resolve_model
+from repl_rl.models.skeleton import Adapted, config_alone, require_one_loss
 from repl_rl.rewards import RewardTable
 from repl_rl.rollout.checks import check_rollouts
 from repl_rl.rollout.score import reward_table
 from repl_rl.rollout.setup import Extensions, environment_of
 from repl_rl.run.folder import RunFolder, checkpoint_step, free_folder, new_run
 from repl_rl.run.held_out import evaluate
+from repl_rl.run.lora import lora_config, require_adapter
 from repl_rl.run.prometheus import ServeMetrics, serve
 from repl_rl.run.resume import open_run, what_changes
 from repl_rl.run.trackers import Trackers, open_trackers, require_trackers
@@ -35,7 +37,6 @@ from repl_rl.tasks import load_splits
 from repl_rl.trajectory import Task
 from repl_rl.utils.distributed import WAIT_S, from_main, is_main_process, join, require_processes
 from repl_rl.utils.folders import require_folder
-from repl_rl.utils.text import nearest
 
 if TYPE_CHECKING:
     from repl_rl.run.progress import Progress
@@ -52,6 +53,8 @@ class Inputs:
     heldout_tasks: list[Task]
     table: RewardTable
     extensions: Extensions
+    adapted: Adapted | None
+    """What `train.lora` reaches; None without one, or where that is not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +144,14 @@ def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
         )
     model_path, extensions = find_model(config.model.path), check_rollouts(config)
     table = reward_table(config.rewards, config.credit)
-    _require_adapter(config)
+    adapted = require_adapter(config, is_dry=not asks_hub)
     if config.train.trl.get("optim") == KAHAN and importlib.util.find_spec("optimi") is None:
         raise DependencyError(f"train.trl.optim: {KAHAN} is torch-optimi's; bring it with: pip install torch-optimi")
+    tokens = config.train.micro_batch_tokens
+    if tokens is not None and (architecture := config_alone(config.model.path)) is not None:
+        require_one_loss(architecture, tokens, config.train.trl.get("router_aux_loss_coef"))
     if config.tasks.is_from_hub and not asks_hub:
-        return Inputs(model_path, [], [], table, extensions)
+        return Inputs(model_path, [], [], table, extensions, adapted)
     train_tasks, heldout = load_splits(
         config.tasks, ("train", config.seed, config.tasks.train), ("heldout", 0, config.eval.problems)
     )
@@ -154,7 +160,7 @@ def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
             f"there are {len(train_tasks)} different problems to train on, and a step takes train.prompts_per_step "
             f"{config.train.prompts_per_step}; lower that, raise tasks.train ({config.tasks.train}), or add problems"
         )
-    return Inputs(model_path, train_tasks, heldout, table, extensions)
+    return Inputs(model_path, train_tasks, heldout, table, extensions, adapted)
 
 
 def train(prepared: Prepared, progress: Progress, **extra: Any) -> TrainingOutcome:
@@ -239,45 +245,6 @@ def open_trainer(prepared: Prepared, **extra: Any) -> ReplGRPOTrainer:
         peft_config=lora_config(config.train),
         **extra,
     )
-
-
-def lora_config(config: TrainConfig) -> Any:
-    """PEFT's LoraConfig for `train.lora`; None without one. Raises DependencyError, or ConfigError for what PEFT
-    refuses."""
-    if config.lora is None:
-        return None
-    if importlib.util.find_spec("peft") is None:
-        raise DependencyError("train.lora needs PEFT; in the checkout, bring it with: pip install -e '.[lora]'")
-    from peft import LoraConfig
-
-    known = [field.name for field in fields(LoraConfig)]
-    for name in config.lora:
-        if name not in known:
-            raise ConfigError(f"train.lora: PEFT's LoraConfig has no argument {name!r}; {nearest(name, known)}")
-    try:
-        return LoraConfig(**{"task_type": "CAUSAL_LM", "target_modules": "all-linear", **config.lora})
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"train.lora: PEFT refuses these arguments: {error}") from error
-
-
-def _require_adapter(config: Config) -> None:
-    """Raises ConfigError if there is an adapter that PEFT or vLLM refuses, or vLLM waits for one in vain."""
-    adapter, options = lora_config(config.train), config.engine.vllm
-    if not options.get("enable_lora"):
-        return
-    if adapter is None:
-        raise ConfigError("engine.vllm: enable_lora is for adapters, and none are trained; set train.lora as well")
-    from vllm.config.lora import LoRAConfig
-    from vllm.lora.peft_helper import PEFTHelper
-
-    limits = {"max_lora_rank": options["max_lora_rank"]} if "max_lora_rank" in options else {}
-    try:
-        PEFTHelper.from_dict(adapter.to_dict()).validate_legal(LoRAConfig(**limits))
-    except ValueError as error:
-        raise ConfigError(
-            f"train.lora: vLLM can't sample with this adapter ({error}); leave engine.vllm: {{enable_lora: ...}} out, "
-            "and it gets merged weights"
-        ) from error
 
 
 def training_arguments(config: Config, folder: RunFolder, **extra: Any) -> ReplGRPOConfig:

@@ -128,7 +128,7 @@ def off(trial: Trial, config: Config) -> list[str]:
     if not trial.drift_mean <= _MOST_DRIFT[trial.dtype]:
         troubles.append(
             f"sampler and trainer differ by {trial.drift_mean:.2g} nats a token: see the FAQ on drift, and "
-            "leave engine.vllm: {kv_cache_dtype: ...} out"
+            "leave engine.vllm: {kv_cache_dtype: ...} out; in bfloat16, routers of experts choose differently, too"
         )
     if trial.moved < _LEAST_MOVED:
         troubles.append(

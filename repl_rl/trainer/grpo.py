@@ -32,6 +32,7 @@ from repl_rl.engine.factory import EngineMaker
 from repl_rl.errors import ConfigError
 from repl_rl.kernel import KernelPool, KernelSource
 from repl_rl.models.find import loading
+from repl_rl.models.skeleton import require_trainable
 from repl_rl.rewards import RewardFunction, ScoredTrajectory
 from repl_rl.rollout.batch import RolloutBatch
 from repl_rl.rollout.checks import check_rollouts
@@ -132,6 +133,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         graded = not extra and owner is None and grader is grade
         set_seed(args.seed)  # new adapters begin at random
         with loading(f"the model at {path!r} can't be loaded", "from_pretrained"):
+            require_trainable(model, args.micro_batch_tokens, args.router_aux_loss_coef, kwargs.get("peft_config"))
             super().__init__(
                 model=model,
                 args=args,

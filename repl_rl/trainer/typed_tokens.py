@@ -20,7 +20,6 @@ from torch.nn.functional import pad
 from trl import GRPOTrainer
 from trl.distributed import DistributedBackend
 
-from repl_rl.errors import ConfigError
 from repl_rl.trainer.logged import StepLog
 from repl_rl.trainer.packed import TypedForward, computed, divide
 from repl_rl.trainer.step import typed_of
@@ -60,11 +59,6 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         self.step_log = StepLog(self)
         self._batch: _Batch | None = None
         self._most_tokens: int = getattr(self.args, "micro_batch_tokens", None) or 0
-        if self._most_tokens and self.aux_loss_enabled:
-            raise ConfigError(
-                f"micro_batch_tokens={self._most_tokens} with the auxiliary loss of this model's router, which is one "
-                "of a whole batch: leave that out (train.trl: {router_aux_loss_coef: 0}), or set micro_batch"
-            )
         models = [self.accelerator.unwrap_model(model) for model in (self.model, self.ref_model) if model is not None]
         weights = [weight for model in models for weight in model.parameters()]
         with DistributedBackend(self.accelerator).gather_params(weights), self.accelerator.autocast():

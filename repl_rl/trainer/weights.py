@@ -56,6 +56,18 @@ def _merged(layer: Any) -> Iterator[None]:
             weight.data.copy_(before)
 
 
+def _layer_of(model: Any, name: str) -> Any:
+    """PEFT's layer with the adapter of a parameter, or None. Parameters of one module (the experts' two tensors) have a
+    layer each, one around the other."""
+    module, _, own = name.rpartition(".base_layer.")
+    while module:
+        layer = model.get_submodule(module)
+        if getattr(layer, "parameter_name", own) == own:
+            return layer
+        module = module.removesuffix(".base_layer") if module.endswith(".base_layer") else ""
+    return None
+
+
 class EngineGeneration(VLLMGeneration):  # type: ignore[misc]
     """TRL's weight sync (including FSDP, DeepSpeed and PEFT) into an engine that already exists.
 
@@ -193,7 +205,6 @@ class EngineGeneration(VLLMGeneration):  # type: ignore[misc]
         for name, weight in model.named_parameters():
             if prefix is not None and (prefix in name or "original_module" in name):
                 continue
-            module, is_adapted, _ = name.rpartition(".base_layer.")
-            layer = model.get_submodule(module) if is_adapted and prefix is not None else None
+            layer = None if prefix is None else _layer_of(model, name)
             plain = name if prefix is None else name.removeprefix("base_model.model.").replace(".base_layer", "")
             yield self._fix_param_name_to_vllm(plain, extra_prefixes=["modules_to_save.default."]), weight, layer

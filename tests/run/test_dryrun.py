@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from small import with_experts
 
 from repl_rl.cli import main
 from repl_rl.config import load_config, parse_config, shipped_configs
@@ -148,6 +149,40 @@ def test_recurrent_layers_are_noted(tmp_path: Path) -> None:
         ).notes
         assert any("recurrent layers" in each for each in found) == (note is not None)
         assert note is None or any(note in each for each in found)
+
+
+def test_of_a_mixture_of_experts_it_says_what_adapters_reach_and_refuses_what_can_not_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(with_experts(tmp_path / "experts"))
+    on_it = ["quickstart", "--set", f"model.path={folder}", "--set", "model.dtype=bfloat16", "--set"]
+    beside = ["--set", "engine.vllm={enable_lora: true}"]
+    parameters = sum(map(math.prod, dryrun.shapes_of(str(folder), folder).values()))
+    for lora, count, note in (
+        ("{}", 4 * 3 * 16 * 32 + 4 * 32 + 6 * 32 * 32, None),  # experts, router, attention
+        ("{target_modules: [q_proj]}", 32 * 64, "train.lora leaves the experts frozen: mlp.experts.down_proj, mlp."),
+    ):
+        code, shown = dry_run(capsys, *on_it, f"train.lora={lora}")
+        assert code == 0
+        assert f"with adapters on {count / parameters:.1%} of them" in shown
+        assert "routers of sampler and trainer choose other experts" in shown
+        assert ("train.lora leaves" in shown) == (note is not None)
+        assert note is None or note in shown
+    assert dry_run(capsys, *on_it, "train.lora={target_modules: [q_proj]}", *beside)[0] == 0
+    said = {
+        "train.lora={}": "tensors that are not linear layers: mlp.experts.down_proj, mlp.experts.gate_up_proj,",
+        "train.micro_batch_tokens=64": "micro_batch_tokens=64 with the auxiliary loss of this model's router",
+        "train.lora={lora_dropout: 0.1}": "does not work with lora_dropout",
+    }
+    for override, text in said.items():
+        code, shown = dry_run(capsys, *on_it, override, *(beside if "{}" in override else ()))
+        assert (code, text in shown) == (2, True), shown
+    known = json.loads((folder / "config.json").read_text())  # PEFT does not know that kind's experts
+    (folder / "config.json").write_text(json.dumps(known | {"model_type": "qwen2_moe"}))
+    code, shown = dry_run(capsys, *on_it, "train.lora={}")
+    assert code == 2
+    assert "of this model's weights frozen, its experts" in shown
+    assert "target_parameters: [mlp.experts.down_proj, mlp.experts.gate_up_proj]" in shown
 
 
 def test_what_is_trained_and_how_decides_about_memory() -> None:

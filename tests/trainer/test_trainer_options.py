@@ -11,7 +11,7 @@ import pytest
 import torch
 from peft import LoraConfig
 from recorded import RecordedTrainer, first_is_right, make_tasks_named, recorded, recorded_trainer
-from small import rows_of, small_trainer
+from small import rows_of, small_trainer, with_experts
 from transformers import AutoModelForCausalLM
 
 from repl_rl import ReplGRPOTrainer, read_jsonl
@@ -86,6 +86,30 @@ def test_lora_trains_the_adapter_alone_and_the_engine_samples_with_it(
         with trainer.model.disable_adapter():
             plain = trainer.model(input_ids=probe).logits
     assert (adapted - plain).abs().max() > 1e-2, "the adapter says enough for the drift to show its absence"
+
+
+@pytest.mark.covers(
+    "a mixture of experts, LoRA, vLLM", "experts and router are adapted; each step is sampled with its own weights"
+)
+@pytest.mark.filterwarnings("ignore:The following .* keys did not match any targeted module:RuntimeWarning")
+def test_experts_are_adapted_and_vllm_and_what_is_saved_have_them(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    engine = {"context_tokens": 384, "places": 16}
+    trainer = make_trainer({"peft_config": lora()}, model=with_experts(tmp_path / "experts"), engine=engine)
+    randomize(trainer.model)
+    before = weights_of(trainer.model)
+    assert max(row["drift/logprob_max"] for row in steps_of(trainer)) < 1e-3
+    moved = {name for name, value in trainer.model.named_parameters() if not torch.equal(value, before[name])}
+    assert {name.split(".mlp.")[1] for name in moved if ".mlp." in name} == {
+        f"{module}.lora_{side}.default.weight"
+        for module in ("experts", "experts.base_layer", "gate")
+        for side in ("A", "B")
+    }
+    assert all("lora_" in name for name in moved)
+    trainer.save_whole(tmp_path / "model")
+    saved, probe = AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval(), torch.arange(1, 40)[None]
+    trainer.model.eval()
+    with torch.no_grad():
+        assert torch.allclose(saved(input_ids=probe).logits, trainer.model(input_ids=probe).logits, atol=1e-3)
 
 
 @pytest.mark.covers("LoRA on weights in bfloat16", "200 syncs leave them as they were, to the bit")

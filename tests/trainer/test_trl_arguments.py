@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +17,8 @@ import pytest
 import torch
 import yaml
 from recorded import RecordedTrainer, make_tasks_named, recorded, recorded_trainer
-from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from small import with_experts
+from transformers import AutoModelForCausalLM
 from trl import GRPOConfig
 from trl.trainer import grpo_trainer
 
@@ -45,18 +45,6 @@ class Watched(RecordedTrainer):
 
 def uneven(task: Task, index: int) -> Trajectory:
     return recorded(task, index, is_right=index == 0, lines=2 + (len(task.id) + index) % 3)
-
-
-def with_experts(folder: Path) -> str:
-    """A random mixture of experts with nano's tokenizer, whose head is not its embedding."""
-    shutil.copytree(NANO_PATH, folder, ignore=shutil.ignore_patterns("*.safetensors"))
-    vocabulary = json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocab_size"]
-    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 32, "moe_intermediate_size": 16, "head_dim": 16}
-    heads: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1}
-    experts: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "output_router_logits": True}
-    torch.manual_seed(0)
-    Qwen3MoeForCausalLM(Qwen3MoeConfig(vocab_size=vocabulary, **sizes, **heads, **experts)).save_pretrained(folder)
-    return str(folder)
 
 
 def with_dropout() -> Any:
@@ -170,6 +158,7 @@ def test_a_routers_loss_pads_and_that_is_said(tmp_path: Path, caplog: pytest.Log
     assert "router" not in caplog.text
     assert not recorded_trainer(tmp_path, uneven, make_tasks_named("a"), model=model).packs
     assert "router_aux_loss_coef: 0" in caplog.text
+    (Path(model) / "model.safetensors").unlink()  # it is refused before they are loaded
     with pytest.raises(ConfigError, match=r"micro_batch_tokens=64 with the auxiliary loss .*router_aux_loss_coef: 0"):
         recorded_trainer(tmp_path, uneven, make_tasks_named("a"), model=model, micro_batch_tokens=64)
 

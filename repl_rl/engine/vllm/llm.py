@@ -17,6 +17,7 @@ from vllm.platforms import current_platform
 from repl_rl.config import EngineConfig, ModelConfig
 from repl_rl.engine.environment import engine_threads
 from repl_rl.engine.vllm.scheduler import AsyncLineScheduler, LineScheduler
+from repl_rl.errors import ConfigError
 from repl_rl.models.find import loading
 from repl_rl.utils.distributed import process_count
 
@@ -50,9 +51,15 @@ class LocalLLM:
         self.llm.llm_engine.model_executor.driver_worker.reload_weights(weights_iterator=own)
 
     def load_adapter(self, folder: str) -> None:
-        """Sample with PEFT's adapter in `folder` from now on. Raises what vLLM does for one that it doesn't support."""
+        """Sample with PEFT's adapter in `folder` from now on. Raises ConfigError for one that vLLM doesn't support."""
         load = LoRARequest("trained", 1, folder, load_inplace=True)
-        self.llm.llm_engine.model_executor.driver_worker.add_lora(load)
+        try:
+            self.llm.llm_engine.model_executor.driver_worker.add_lora(load)
+        except ValueError as error:
+            raise ConfigError(
+                f"vLLM can't sample with this adapter ({error}); leave engine.vllm: {{enable_lora: ...}} out, and it "
+                "gets merged weights"
+            ) from error
         self.adapter = LoRARequest("trained", 1, folder)
 
     def shut_down(self) -> None:

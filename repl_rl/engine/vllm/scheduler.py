@@ -244,8 +244,24 @@ def allow_seeds_on_cpu() -> None:
     GPUModelRunner._bookkeeping_sync = with_seeds
 
 
+def repack_experts_on_cpu() -> None:
+    """Let experts follow a reload of weights. vLLM packs them for the CPU's kernel when it makes that, and leaves them
+    unpacked when it finds it made. Now it is made anew."""
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+
+    setup: Any = UnquantizedFusedMoEMethod._setup_kernel
+
+    @functools.wraps(setup)
+    def anew(method: Any, *arguments: Any, **named: Any) -> None:
+        method.moe_kernel = None
+        setup(method, *arguments, **named)
+
+    UnquantizedFusedMoEMethod._setup_kernel = anew
+
+
 if current_platform.is_cpu():
     allow_seeds_on_cpu()
+    repack_experts_on_cpu()
 
 ServerLineScheduler = _ServerScheduler if current_platform.is_cpu() else _AsyncServerScheduler
 """For `vllm serve --scheduler-cls`."""

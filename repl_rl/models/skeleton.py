@@ -1,0 +1,121 @@
+"""What follows from a model's config alone, before its weights are loaded: its layers, and what adapters reach of them.
+
+A router chooses the experts of each token. transformers keeps the experts of a layer in two tensors, which are no
+linear layers; PEFT knows of some models that these were linear layers once, and adapts them with `all-linear`.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+from repl_rl.errors import ConfigError
+from repl_rl.models.find import config_of_model
+
+_UNKNOWN_KIND = (ValueError, TypeError, KeyError, AttributeError)
+
+
+@dataclass(frozen=True, slots=True)
+class Adapted:
+    """What LoRA reaches of a model."""
+
+    share: float
+    """Of the model's weights."""
+    parameters: tuple[str, ...]
+    """Adapted tensors that are no layer of their own (experts, routers), named as in one layer of the model."""
+    frozen_experts: tuple[str, ...]
+    """Experts without adapters, named in the same way."""
+
+
+def config_alone(path: str) -> Any:
+    """transformers' config of the model; None where it is not here, or of a kind that this transformers does not know.
+    Raises ModelError."""
+    if (known := config_of_model(path)) is None:
+        return None
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.for_model(**known)
+    except _UNKNOWN_KIND:
+        return None
+
+
+def skeleton(path: str) -> Any:
+    """The model without weights, on torch's meta device; None where `config_alone` is. Raises ModelError."""
+    if (config := config_alone(path)) is None:
+        return None
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config)
+    except _UNKNOWN_KIND:
+        return None
+
+
+def require_trainable(model: Any, tokens: int | None, coefficient: float | None, adapter: Any) -> None:
+    """`require_one_loss` and, with an adapter, `require_adapted`, of a model or of the name of one to load."""
+    from transformers import AutoConfig
+
+    require_one_loss(AutoConfig.from_pretrained(model) if isinstance(model, str) else model.config, tokens, coefficient)
+    if isinstance(model, str) and getattr(adapter, "peft_type", None) == "LORA":
+        require_adapted(model, adapter)
+
+
+def require_adapted(path: str, adapter: Any) -> Adapted | None:
+    """What PEFT's LoraConfig reaches of the model at `path`; None if that is not known before it is loaded.
+
+    Raises ConfigError if PEFT refuses the model, and if `all-linear` would leave its experts frozen.
+    """
+    if (model := skeleton(path)) is None:
+        return None
+    import torch
+    from peft import get_peft_model
+
+    weights = dict(model.named_parameters())
+    adapter = copy.deepcopy(adapter)
+    is_every_layer = adapter.target_modules == "all-linear" and not adapter.target_parameters
+    adapter.init_lora_weights = False
+    try:
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tuner = get_peft_model(model, adapter).base_model
+    except (ValueError, TypeError) as error:
+        if (
+            type(error).__name__ == "NoMatchingPeftModuleError"
+        ):  # the loaded model may have more than the language model
+            return None
+        raise ConfigError(f"train.lora: PEFT refuses these arguments for this model: {error}") from error
+    parameters = set(tuner.targeted_parameter_names)
+    names = parameters | {f"{name}.weight" for name in tuner.targeted_module_names}
+    share = sum(weights[name].numel() for name in names & weights.keys()) / sum(map(torch.numel, weights.values()))
+    experts = {name for name, weight in weights.items() if "expert" in name and weight.dim() == 3}
+    frozen = experts - names
+    if frozen and is_every_layer:
+        of_experts = sum(weights[name].numel() for name in frozen) / sum(map(torch.numel, weights.values()))
+        raise ConfigError(
+            f"train.lora: all-linear leaves {of_experts:.1%} of this model's weights frozen, its experts, because they "
+            f"are no linear layers; adapt them too with target_parameters: [{', '.join(_in_a_layer(frozen))}], or name "
+            "in target_modules what is to be adapted"
+        )
+    return Adapted(share, _in_a_layer(parameters), _in_a_layer(frozen))
+
+
+def require_one_loss(config: Any, tokens: int | None, coefficient: float | None) -> None:
+    """Raises ConfigError for passes of so many tokens with the auxiliary loss of a router, which is one of a whole
+    batch. `config` is transformers' of the model; a coefficient of None is the model's own, as in TRL."""
+    config = config.get_text_config()
+    own = getattr(config, "router_aux_loss_coef", 0.0) if coefficient is None else coefficient
+    if tokens is not None and own and hasattr(config, "output_router_logits"):
+        raise ConfigError(
+            f"micro_batch_tokens={tokens} with the auxiliary loss of this model's router, which is one "
+            "of a whole batch: leave that out (train.trl: {router_aux_loss_coef: 0}), or set micro_batch"
+        )
+
+
+def _in_a_layer(names: set[str]) -> tuple[str, ...]:
+    return tuple(sorted({re.sub(r"^.*?\.\d+\.", "", name) for name in names}))
