@@ -165,9 +165,12 @@ class RewardTable:
             if not (amount or earned[index]):
                 continue
             source = self._entry(line)[0] if name == "table" and earned[index] else name
+            if amount == earned[index]:
+                parts.append(RewardPart(source, amount))
+                continue
             left = [(limit, after[name][index]) for limit, after in limited]
             limits = tuple(now for (_, before), now in pairwise(left) if now[1] != before)
-            parts.append(RewardPart(source, amount, *((earned[index], limits) if limits else ())))
+            parts.append(RewardPart(source, amount, earned[index], limits))
         return tuple(parts)
 
     def _entry(self, line: Line) -> tuple[str, float]:
