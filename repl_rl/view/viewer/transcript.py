@@ -87,6 +87,7 @@ def state_changes(lines: Sequence[Line]) -> list[bool | None]:
 def _line(trajectory: Trajectory, index: int, images: Sequence[str]) -> dict[str, Any]:
     line = trajectory.lines[index]
     count = line.end - line.start
+    parts = [msgspec.structs.asdict(part) for part in line.reward_parts[:MOST_PARTS]]
     logprob = line_logprob(trajectory, line)
     return {
         "index": index,
@@ -95,7 +96,6 @@ def _line(trajectory: Trajectory, index: int, images: Sequence[str]) -> dict[str
         "error_name": line.error_name,
         "fault": line.kind in FAULTS,
         "reward": line.reward,
-        "reward_parts": [msgspec.structs.asdict(part) for part in line.reward_parts[:MOST_PARTS]],
         "advantage": line.advantage,
         "logprob_sum": logprob,
         "logprob_mean": logprob / count,
@@ -115,6 +115,7 @@ def _line(trajectory: Trajectory, index: int, images: Sequence[str]) -> dict[str
         "subcalls_left_out": max(0, len(line.subcalls) - MOST_SUBCALLS),
         "images": list(images),
         "images_left_out": len(line.images) - len(images),
+        **({"reward_parts": parts} if parts else {}),
     }
 
 

@@ -35,7 +35,7 @@
   const part = ({ source, amount, earned, limits }) => `${source} ${view.signed(amount)}`
     + (limits.length ? ` (${[`earned ${view.signed(earned)}`, ...limits.map(([name, left]) => `after ${name} ${view.signed(left)}`)].join(", ")})` : "");
 
-  const paid = (line) => line.reward_parts.length > 0 && h("div", { class: "paid" }, h("p", { class: "soft" }, `Reward ${view.signed(line.reward)}:`),
+  const paid = (line) => line.reward_parts && h("div", { class: "paid" }, h("p", { class: "soft" }, `Reward ${view.signed(line.reward)}:`),
     h("ul", {}, line.reward_parts.map((each) => h("li", {}, part(each)))));
 
   // What the line asked a language model; what was asked about that in turn is indented.
