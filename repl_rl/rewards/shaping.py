@@ -8,45 +8,67 @@ gain.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from repl_rl.config.rewards import ShapingConfig
 from repl_rl.rewards.history import History
 
 Components = Mapping[str, Sequence[float]]
+Stages = list[tuple[str, dict[str, tuple[float, ...]]]]
+"""The components before and after each limit, and the limit's name."""
 
 
-def shaped(
-    components: Components, past: History, config: ShapingConfig, gamma: float, step: int
-) -> dict[str, tuple[float, ...]]:
-    """The components after novelty, decay, blocks, clip, caps, weight and mode, in this order.
+def shaped(components: Components, past: History, config: ShapingConfig, gamma: float, step: int) -> Stages:
+    """The components as they are (the first, under ""), and after each limit that is set, under its name in the config:
+    novelty, decay, blocks, clip, caps, weight and mode, in this order. What is paid is the last of them.
 
     `gamma` is the discount of the returns, `step` the training step, counted from 0.
     """
-    held = {
-        name: tuple(  # novelty and decay leave losses as they are
-            value if value <= 0.0 else 0.0 if config.novelty and stale else value * config.decay**earlier
-            for value, stale, earlier in zip(values, past.stale, past.earlier, strict=True)
+    held = {name: tuple(values) for name, values in components.items()}
+    after = [("", held)]
+
+    def limit(name: str, change: Callable[[tuple[float, ...]], Iterable[float]]) -> None:
+        after.append((name, {each: tuple(change(values)) for each, values in after[-1][1].items()}))
+
+    # Novelty and decay leave losses as they are.
+    if config.novelty:
+        limit("novelty", lambda values: (0.0 if v > 0.0 and s else v for v, s in zip(values, past.stale, strict=True)))
+    if config.decay != 1.0:
+        limit(
+            "decay",
+            lambda values: (
+                value * config.decay**earlier if value > 0.0 else value
+                for value, earlier in zip(values, past.earlier, strict=True)
+            ),
         )
-        for name, values in components.items()
-    }
     if config.blocks == "split":
-        held = {name: split_over_cells(values, past.starts) for name, values in held.items()}
+        limit("blocks", lambda values: split_over_cells(values, past.starts))
+    held, weight = after[-1][1], config.weight.at(step)
     gains, losses = _totals(held, 1.0), _totals(held, -1.0)
-    low, high = config.clip or (-math.inf, math.inf)
-    paid = _within_cap([min(gain, high) for gain in gains], config.caps.gain)
-    taken = _within_cap([min(loss, -low) for loss in losses], config.caps.loss)
-    weight = config.weight.at(step)
-    up = [weight * _share(part, whole) for part, whole in zip(paid, gains, strict=True)]
-    down = [weight * _share(part, whole) for part, whole in zip(taken, losses, strict=True)]
-    held = {
-        name: tuple(value * (a if value > 0.0 else b) for value, a, b in zip(values, up, down, strict=True))
-        for name, values in held.items()
-    }
+    paid, taken = gains, losses
+
+    def scale(name: str, factor: float = 1.0) -> None:
+        up = [factor * _share(part, whole) for part, whole in zip(paid, gains, strict=True)]
+        down = [factor * _share(part, whole) for part, whole in zip(taken, losses, strict=True)]
+        scaled = {
+            each: tuple(value * (a if value > 0.0 else b) for value, a, b in zip(values, up, down, strict=True))
+            for each, values in held.items()
+        }
+        after.append((name, scaled))
+
+    if config.clip is not None:
+        low, high = config.clip
+        paid, taken = [min(gain, high) for gain in gains], [min(loss, -low) for loss in losses]
+        scale("clip")
+    if config.caps.gain is not None or config.caps.loss is not None:
+        paid, taken = _within_cap(paid, config.caps.gain), _within_cap(taken, config.caps.loss)
+        scale("caps")
+    if weight != 1.0:
+        scale("weight", weight)
     if config.mode == "potential":
-        return {name: potential_differences(values, gamma) for name, values in held.items()}
-    return held
+        limit("mode", lambda values: potential_differences(values, gamma))
+    return after
 
 
 def potential_differences(potentials: Sequence[float], gamma: float) -> tuple[float, ...]:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 from repl_rl.config import RewardsConfig
@@ -18,8 +19,8 @@ from repl_rl.config.rewards import BUILTIN_EXCEPTIONS, RewardRule, repeated, rep
 from repl_rl.errors import ConfigError, RewardError
 from repl_rl.rewards.functions import RewardFunction, call_function, load_function, name_of
 from repl_rl.rewards.history import History, history, no_history
-from repl_rl.rewards.shaping import shaped
-from repl_rl.trajectory import Line, LineKind, RecordedCell, StopReason, Trajectory
+from repl_rl.rewards.shaping import Stages, shaped
+from repl_rl.trajectory import Line, LineKind, RecordedCell, RewardPart, StopReason, Trajectory
 
 BROAD = frozenset({"Exception", "BaseException"})
 """Classes that only cover lines of the kind `exception`: syntax errors and time-outs have kinds of their own."""
@@ -102,11 +103,12 @@ class ScoredTrajectory:
         return tuple(line.reward or 0.0 for line in self.trajectory.lines)
 
     def with_bonus(self, bonus: float) -> ScoredTrajectory:
-        """A copy with `bonus` added to the last line's reward."""
+        """A copy with `bonus`, from reward functions of TRL's kind, added to the last line's reward."""
         if not bonus or not self.trajectory.lines:
             return self
         *head, last = self.trajectory.lines
-        paid = replace(last, reward=(last.reward or 0.0) + bonus)
+        parts = (*last.reward_parts, RewardPart("reward_funcs", bonus))
+        paid = replace(last, reward=math.fsum(part.amount for part in parts), reward_parts=parts)
         trajectory = replace(self.trajectory, lines=(*head, paid))
         return replace(self, trajectory=trajectory, outcome=(self.outcome or 0.0) + bonus)
 
@@ -143,16 +145,37 @@ class RewardTable:
             raise RewardError(f"the grader returned {grade} for task {trajectory.task_id!r}; return a finite number")
         lines, config = trajectory.lines, self._config
         past = (history if self._looks_back else no_history)(lines)
-        shaping: dict[str, tuple[float, ...]] = {"table": tuple(map(self._of_line, lines))}
+        shaping: dict[str, tuple[float, ...]] = {"table": tuple(self._entry(line)[1] for line in lines)}
         shaping |= {rule.name: rule_rewards(rule, lines, past) for rule in config.rules}
         shaping |= {name_of(each): call_function(each, trajectory, config.function_s) for each in self._functions}
         outcome = (0.0,) * (len(lines) - 1) + (config.outcome * grade,) * bool(lines)
-        components = {"outcome": outcome, **shaped(shaping, past, config.shaping, self._gamma, step)}
-        totals = [math.fsum(values) for values in zip(*components.values(), strict=True)]
-        rewarded = tuple(replace(line, reward=total) for line, total in zip(lines, totals, strict=True))
+        limited = shaped(shaping, past, config.shaping, self._gamma, step)
+        components = {"outcome": outcome, **limited[-1][1]}
+        rewarded = tuple(
+            replace(line, reward=math.fsum(values), reward_parts=self._parts(index, line, values, limited))
+            for index, (line, *values) in enumerate(zip(lines, *components.values(), strict=True))
+        )
         paid = config.outcome * grade if config.outcome and lines else None
         return ScoredTrajectory(replace(trajectory, lines=rewarded, outcome_reward=grade), components, paid)
 
-    def _of_line(self, line: Line) -> float:
-        named = (self._exceptions[name] for name in classes_of(line) if name in self._exceptions)
-        return next(named, self._config.kinds.get(line.kind, 0.0))
+    def _parts(self, index: int, line: Line, paid: Sequence[float], limited: Stages) -> tuple[RewardPart, ...]:
+        """What each component gave a line: `paid`, the outcome first, with what the limits left in between."""
+        parts = [RewardPart("outcome", paid[0])] if paid[0] else []
+        for (name, earned), amount in zip(limited[0][1].items(), paid[1:], strict=True):
+            if not (amount or earned[index]):
+                continue
+            source = self._entry(line)[0] if name == "table" and earned[index] else name
+            if amount == earned[index]:
+                parts.append(RewardPart(source, amount))
+                continue
+            left = [(limit, after[name][index]) for limit, after in limited]
+            limits = tuple(now for (_, before), now in pairwise(left) if now[1] != before)
+            parts.append(RewardPart(source, amount, earned[index], limits))
+        return tuple(parts)
+
+    def _entry(self, line: Line) -> tuple[str, float]:
+        """The table's entry for a line, as the config names it, and what it is worth."""
+        for name in classes_of(line):
+            if name in self._exceptions:
+                return f"exceptions.{name}", self._exceptions[name]
+        return f"kinds.{line.kind}", self._config.kinds.get(line.kind, 0.0)

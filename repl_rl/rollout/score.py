@@ -17,7 +17,7 @@ from repl_rl.rewards.functions import name_of
 from repl_rl.rewards.table import PROBE
 from repl_rl.rollout.metrics import credit_metrics
 from repl_rl.rollout.setup import Grader
-from repl_rl.tasks import grade, grade_many
+from repl_rl.tasks import Verdict, grade, judge_many
 from repl_rl.trajectory import Task, Trajectory, whole_session
 from repl_rl.utils.distributed import gather
 from repl_rl.utils.import_path import place_of
@@ -61,23 +61,26 @@ def score(
     A branch is scored as the whole session, its parent's lines before its own, and keeps what its own lines earned;
     `group_size` says how many consecutive trajectories are a group, in which its parent is found.
     If an environment paid a reward, that is the grade. A void trajectory's grade is 0. Our own grader judges several at
-    once; other graders are called one by one. Raises RewardError if a grader raises or returns anything but a number.
+    once; other graders are called one by one. Raises RewardError if a grader raises or returns something else than
+    `Grader` says.
     """
     pairs = list(zip(tasks, trajectories, strict=True))
-    asked = [(task, trajectory) for task, trajectory in pairs if _known_grade(trajectory) is None]
+    asked = [(task, trajectory) for task, trajectory in pairs if _known_verdict(trajectory) is None]
     if grader is grade:
         answers, forms = [each.answer for _, each in asked], [each.answer_forms for _, each in asked]
-        found = iter(grade_many([task for task, _ in asked], answers, forms))
+        found = iter(judge_many([task for task, _ in asked], answers, forms))
     else:
         found = iter([graded_by(grader, task, trajectory) for task, trajectory in asked])
     size = group_size or len(trajectories)
     scored = []
     for index, (task, trajectory) in enumerate(pairs):
-        value = next(found) if (known := _known_grade(trajectory)) is None else known
+        verdict = _known_verdict(trajectory) or next(found)
         group = trajectories[index - index % size : index - index % size + size]
         right = task.answer.strip()
         shown = tuple(bool(right) and line.shown.strip() == right for line in trajectory.lines)
-        scored.append(replace(_scored(trajectory, group, value, table, step), shown=shown))
+        item = _scored(trajectory, group, verdict.grade, table, step)
+        told = replace(item.trajectory, reference=task.answer or None, grade_reason=verdict.reason or None)
+        scored.append(replace(item, trajectory=told, shown=shown))
     return scored
 
 
@@ -89,15 +92,15 @@ def _scored(
     scored = table.score(whole_session(trajectory, group), value, step)
     before = len(scored.trajectory.lines) - len(trajectory.lines)
     rewarded = [
-        replace(line, reward=paid.reward)
+        replace(line, reward=paid.reward, reward_parts=paid.reward_parts)
         for line, paid in zip(trajectory.lines, scored.trajectory.lines[before:], strict=True)
     ]
     own = replace(trajectory, lines=tuple(rewarded), outcome_reward=scored.trajectory.outcome_reward)
     return replace(scored, trajectory=own, components={name: paid[before:] for name, paid in scored.components.items()})
 
 
-def graded_by(grader: Grader, task: Task, trajectory: Trajectory) -> float:
-    """What a grader gives for a trajectory's answer. A user's grader may raise and return anything.
+def graded_by(grader: Grader, task: Task, trajectory: Trajectory) -> Verdict:
+    """What a grader says of a trajectory's answer. A user's grader may raise and return anything.
 
     One with a parameter `forms` also gets the forms of the submitted values, where a function is its source.
     """
@@ -114,17 +117,23 @@ def graded_by(grader: Grader, task: Task, trajectory: Trajectory) -> float:
             f"grader {name_of(grader)!r} raised {type(error).__name__}: {error} ({where and f'{where}, '}on task "
             f"{task.id!r})"
         ) from error
+    value, reason = found if isinstance(found, tuple) and len(found) == 2 else (found, "")
     try:
-        return float(found)
+        if isinstance(reason, str):
+            return Verdict(float(value), reason)
     except (TypeError, ValueError):
-        raise RewardError(
-            f"grader {name_of(grader)!r} returned {found!r:.200} on task {task.id!r}; it has to be "
-            "(task, answer) -> float, where answer is a tuple of texts, or None without a submission"
-        ) from None
+        pass
+    raise RewardError(
+        f"grader {name_of(grader)!r} returned {found!r:.200} on task {task.id!r}; it has to be "
+        "(task, answer) -> float, or -> (float, reason), where answer is a tuple of texts, or None without a submission"
+    )
 
 
-def _known_grade(trajectory: Trajectory) -> float | None:
-    return 0.0 if trajectory.is_void else trajectory.environment_reward
+def _known_verdict(trajectory: Trajectory) -> Verdict | None:
+    if trajectory.is_void:
+        return Verdict(0.0, "the session is void")
+    paid = trajectory.environment_reward
+    return None if paid is None else Verdict(paid, "what the environment paid")
 
 
 def credit(

@@ -30,9 +30,10 @@ from repl_rl.tools.tool import Where
 from repl_rl.tools.toolbox import culprit
 from repl_rl.utils.import_path import imported
 
-Grader = Callable[..., float]
+Grader = Callable[..., float | tuple[float, str]]
 """`(task, answer) -> float`, where `answer` is a tuple of texts, or None without a submission. A third parameter, named
-`forms`, gets `Trajectory.answer_forms`. Runs outside of the sandbox."""
+`forms`, gets `Trajectory.answer_forms`. It may return a pair: the grade, and the reason for it, which is recorded with
+the trajectory. Runs outside of the sandbox."""
 
 
 @dataclass(frozen=True)

@@ -279,7 +279,7 @@ class Trees:
             return None
         if trajectory.environment_reward is not None:
             return trajectory.environment_reward
-        return await asyncio.to_thread(graded_by, self._grader, task, trajectory)
+        return (await asyncio.to_thread(graded_by, self._grader, task, trajectory)).grade
 
     def _is_branch(self, index: int) -> bool:
         return index % self.config.group_size >= self.config.roots

@@ -138,6 +138,20 @@ class RecordedCell:
     `write_jsonl` writes, the names of files beside it."""
 
 
+class RewardPart(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one source of rewards gave a line. The amounts of a line's parts add up to its reward (`math.fsum`).
+
+    `source` is what the config calls it: `outcome`, `kinds.syntax_error` or `exceptions.NameError` (`table` where only
+    a limit brought it to this line), the name of a rule or of a function; or `reward_funcs`. With `limits`, `earned` is
+    what it would have given, and each limit of the shaping that changed this stands there with what it left.
+    """
+
+    source: str
+    amount: float
+    earned: float | None = None
+    limits: tuple[tuple[str, float], ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """One turn of the policy: the tokens `completion_ids[start:end]`, all of them sampled.
@@ -168,6 +182,8 @@ class Line:
     cells: tuple[RecordedCell, ...] = ()
     """What ran in the line, in order. Nothing for a line that was running when the machinery failed or the trajectory
     was cut. Rewards for novelty and notebooks go by the cells, so a loop of your own has to record them."""
+    reward_parts: tuple[RewardPart, ...] = ()
+    """What `reward` is made of. A record leaves it out where there is nothing."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.end:
@@ -281,6 +297,10 @@ class Trajectory(_Displayed):
     answer_forms: tuple[str | None, ...] | None = None
     compactions: tuple[Compaction, ...] = ()
     """Where its transcript was compacted, in order. `parts` are what was sampled with one prompt each."""
+    reference: str | None = None
+    """The reference answer that it was graded with. It is put here after the session, which never sees it."""
+    grade_reason: str | None = None
+    """Why the grade is what it is, in the grader's words."""
 
     def __post_init__(self) -> None:
         length = len(self.completion_ids)
@@ -411,6 +431,9 @@ class Trajectory(_Displayed):
             json.dumps(record, allow_nan=False)
         except ValueError as error:
             raise ValueError(f"trajectory of task {self.task_id!r} holds a number that is not finite") from error
+        for line in record["lines"]:
+            if not line["reward_parts"]:
+                del line["reward_parts"]
         return record
 
     @classmethod

@@ -266,8 +266,10 @@ def _card(
     facts = {
         "stopped": trajectory.stop_reason.replace("_", " "),
         "answer": None if trajectory.answer is None else short(", ".join(trajectory.answer), TEXT_CHARS),
+        "reference": None if trajectory.reference is None else short(trajectory.reference, TEXT_CHARS),
         "failure": None if trajectory.error is None else short(trajectory.error, TEXT_CHARS),
         "graded": None if graded is None else f"{graded:g}",
+        "why": trajectory.grade_reason and short(trajectory.grade_reason, TEXT_CHARS),
         "reward": None if reward is None else signed(reward),
         "lines": f"{len(trajectory.lines):,}" + (f", ✗ {counted(faults, 'error')}" if faults else ""),
         "tokens": f"{trajectory.sampled_tokens:,} typed, {masked:,} interpreter's",

@@ -183,16 +183,22 @@ def solved_of(group: Sequence[Trajectory]) -> str:
 
 
 def ending(trajectory: Trajectory) -> str:
-    """Why it stopped, what it answered and what that was worth, in one row."""
+    """Why it stopped, what it answered and what that was worth, in one row; in a second one why, if that is known."""
     reward = total_reward(trajectory)
     parts = [f"stopped: {trajectory.stop_reason.replace('_', ' ')}"]
     if trajectory.answer is not None:
         parts.append(f"answer: {one_line(short(', '.join(trajectory.answer), TEXT_CHARS))}")
-    if trajectory.outcome_reward is not None:
-        parts.append(f"graded {trajectory.outcome_reward:g}")
+    if trajectory.reference is not None:
+        parts.append(f"reference: {one_line(short(trajectory.reference, TEXT_CHARS))}")
+    graded = None if trajectory.outcome_reward is None else f"graded {trajectory.outcome_reward:g}"
+    if graded and not trajectory.grade_reason:
+        parts.append(graded)
     if trajectory.error is not None:
         parts.append(f"failure: {one_line(short(trajectory.error, TEXT_CHARS))}")
     if reward is not None:
         parts.append(f"reward {signed(reward)}")
     lines, tokens = counted(len(trajectory.lines), "line"), counted(trajectory.sampled_tokens, "token")
-    return visible("  ".join([*parts, f"{lines}, {tokens}, {duration(trajectory.duration_s)}"]))
+    told = "  ".join([*parts, f"{lines}, {tokens}, {duration(trajectory.duration_s)}"])
+    if graded and trajectory.grade_reason:
+        told += f"\n{graded}: {one_line(short(trajectory.grade_reason, TEXT_CHARS))}"
+    return visible(told)

@@ -24,7 +24,7 @@ FRESH = no_history([line()] * 4)
 
 
 def held(values: tuple[float, ...], past: History = FRESH, step: int = 0, **shaping: Any) -> tuple[float, ...]:
-    return shaped({"a": values}, past, ShapingConfig(**shaping), 1.0, step)["a"]
+    return shaped({"a": values}, past, ShapingConfig(**shaping), 1.0, step)[-1][1]["a"]
 
 
 @pytest.mark.parametrize(("shaping", "expected"), CASES["limits"], ids=str)
@@ -38,7 +38,7 @@ def test_a_gain_can_not_be_made_up_beyond_the_cap_by_losing_first() -> None:
 
 def test_what_several_components_lose_to_a_limit_is_shared_by_their_size() -> None:
     both = {"a": (3.0, 0.0), "b": (1.0, -2.0)}
-    limited = shaped(both, no_history([line()] * 2), ShapingConfig(clip=(-1.0, 2.0)), 1.0, 0)
+    limited = shaped(both, no_history([line()] * 2), ShapingConfig(clip=(-1.0, 2.0)), 1.0, 0)[-1][1]
     assert limited == {"a": (1.5, 0.0), "b": (0.5, -1.0)}
 
 
@@ -117,7 +117,7 @@ def test_caps_and_clips_hold_whatever_is_paid(
     config = ShapingConfig(
         caps={"gain": gain, "loss": loss}, clip=(-3.0, 2.0), weight=weight, blocks=blocks, novelty=novelty, decay=0.5
     )
-    limited = shaped(components, past, config, 1.0, 0)
+    limited = shaped(components, past, config, 1.0, 0)[-1][1]
     everything = [value for values in limited.values() for value in values]
     assert math.fsum(value for value in everything if value > 0) <= weight * gain + 1e-9
     assert math.fsum(value for value in everything if value < 0) >= -weight * loss - 1e-9

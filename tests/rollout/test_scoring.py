@@ -75,8 +75,8 @@ def says_nothing(task: Task, answer: Sequence[str] | None) -> Any:
         ),
         (
             says_nothing,
-            "grader 'says_nothing' returned None on task 't'; it has to be (task, answer) -> float, where answer is a "
-            "tuple of texts, or None without a submission",
+            "grader 'says_nothing' returned None on task 't'; it has to be (task, answer) -> float, or -> (float, "
+            "reason), where answer is a tuple of texts, or None without a submission",
         ),
     ],
 )
@@ -88,6 +88,21 @@ def test_a_grader_that_breaks_is_named(grader: Any, message: str) -> None:
 
 def doubles(task: Task, answer: Sequence[str] | None, forms: Sequence[str | None] | None = None) -> float:
     return 0.5 if forms == ("lambda x: 2 * x",) else 0.0
+
+
+def test_each_verdict_has_its_reason() -> None:
+    """A pair is a grade with its reason, of a user's grader as of ours."""
+    paid, void = replace(answering("7"), environment_reward=0.5), answering("7", stop_reason=StopReason.ABORTED)
+    scored = score([TASK] * 3, [answering("42.0"), paid, void], grade, TABLE)
+    scored += score([TASK], [answering("41")], lambda task, answer: (0.75, f"{answer[0]} is close"), TABLE)
+    assert [(each.trajectory.outcome_reward, each.trajectory.grade_reason) for each in scored] == [
+        (1.0, "answer read as 42.0, reference read as 42: equal"),
+        (0.5, "what the environment paid"),
+        (0.0, "the session is void"),
+        (0.75, "41 is close"),
+    ]
+    with pytest.raises(RewardError, match=r"returned \(1.0, None\) on task"):
+        score([TASK], [answering("42")], lambda task, answer: (1.0, None), TABLE)
 
 
 def test_a_grader_that_asks_gets_the_forms_and_ours_reads_them() -> None:

@@ -108,6 +108,18 @@ def test_rows_hold_what_few_trajectories_have(here: Path) -> None:
     assert (line.calls[0].error_name, line.subcalls[0].tokens, line.cells[0].output) == ("ValueError", 7, "1\n")
 
 
+def test_reference_answers_are_published_of_training_alone(here: Path) -> None:
+    for path in (here / "run/rollouts/step_00001.jsonl", here / "run/eval/step_00002.jsonl"):
+        records = [json.loads(line) | {"reference": "the-key", "grade_reason": "not the-key"} for line in path.open()]
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert main(["push", "run", "--to", "./out"]) == 0
+    first = Trajectory.from_dict(table_rows(here / "out/rollouts", "train")[0])
+    assert (first.reference, first.grade_reason) == ("the-key", "not the-key")
+    heldout = here / "out/rollouts/data/heldout-00000-of-00001.parquet"
+    assert {row["reference"] for row in table_rows(here / "out/rollouts", "heldout")} == {None}
+    assert b"the-key" not in heldout.read_bytes()
+
+
 def test_what_is_the_machines_own_stays_here(here: Path) -> None:
     text = (here / "run/config.yaml").read_text()
     text = text.replace("path: model", f"path: {here / 'model'}").replace("trl: {}", "trl: {hub_token: hf_secret}")

@@ -2,13 +2,15 @@
 
 A row has the fields of a `Trajectory`, so `Trajectory.from_dict(row)` reads it, and four more: the step, the transcript
 as one text, the reward of all lines together, and whether it was solved. Images that sessions drew are left out, and
-the machine's own, such as what failed there. Lone surrogates, which Parquet can't hold, are written as escapes.
+the machine's own, such as what failed there; and of held-out problems, the reference answers and the reasons of grades,
+which name them: published beside their questions, they would spoil these as a test. Lone surrogates, which Parquet
+can't hold, are written as escapes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import UnionType
@@ -88,6 +90,8 @@ def write_rollouts(run: Path, folder: Path, notes: list[str]) -> dict[str, int]:
             for step in sorted(files):
                 trajectories = list(read_jsonl(files[step], notes, inside=run))
                 images += sum(len(line.images) for trajectory in trajectories for line in trajectory.lines)
+                if split == "heldout":
+                    trajectories = [replace(one, reference=None, grade_reason=None) for one in trajectories]
                 table = pyarrow.Table.from_pylist([row_of(one, step) for one in trajectories], schema)
                 writer.write_table(table)
                 rows[split] += len(trajectories)

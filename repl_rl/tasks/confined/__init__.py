@@ -1,4 +1,5 @@
-"""Yes or no from functions that read what strangers wrote, called in processes that can do nothing but compute.
+"""Yes or no, and why, from functions that read what strangers wrote. They are called in processes that can do nothing
+but compute.
 
     ask([("repl_rl.tasks.grading.compare:equal", ["1/2", ["0.5"]])])    # [True]
 
@@ -42,13 +43,16 @@ class Confined:
         A function that raises says no. `search` are folders to import from, besides this process's PYTHONPATH. Raises
         RewardError if the program does not come up, or ends twice: a broken machine never becomes a reward.
         """
+        return [verdict for verdict, _ in self.ask_why(calls, search)]
+
+    def ask_why(self, calls: Sequence[Call], search: Sequence[str] = ()) -> list[tuple[bool | None, str]]:
+        """As `ask`, each with its reason: the `reason` of what the function returned, or what it raised; else ""."""
         request = json.dumps({"calls": calls, "search": list(search)}).encode()
         with self._turn:
             for _ in range(2):
                 try:
                     self._pipe.send_bytes(request)
-                    verdicts: list[bool | None] = json.loads(self._pipe.recv_bytes())
-                    return verdicts
+                    return [(verdict, reason) for verdict, reason in json.loads(self._pipe.recv_bytes())]
                 except (EOFError, OSError):
                     self.close()
                     self._start()
@@ -93,9 +97,18 @@ _first = threading.Lock()
 
 def ask(calls: Sequence[Call], search: Sequence[str] = ()) -> list[bool | None]:
     """`Confined.ask` of this process's program, which ends with the process. A forked child starts one of its own."""
+    return _of_this_process().ask(calls, search)
+
+
+def ask_why(calls: Sequence[Call], search: Sequence[str] = ()) -> list[tuple[bool | None, str]]:
+    """`Confined.ask_why` of this process's program."""
+    return _of_this_process().ask_why(calls, search)
+
+
+def _of_this_process() -> Confined:
     global current
     with _first:
         if current is None or current.owner != os.getpid():
             current = Confined()
             atexit.register(current.close)
-    return current.ask(calls, search)
+    return current

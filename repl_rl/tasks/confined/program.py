@@ -1,4 +1,5 @@
-"""The program that `ask` calls: calls as JSON over the pipe whose descriptor is its argument, verdicts as JSON.
+"""The program that `ask` calls: calls as JSON over the pipe whose descriptor is its argument, verdicts with their
+reasons as JSON.
 
 Modules are imported here, where calls share them; a module that has a function `warm` gets it called once. The calls
 themselves run in forks: with limits on time and memory, and behind walls that keep them from files, processes and
@@ -20,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
+from mmap import mmap
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -27,7 +29,9 @@ from repl_rl.utils.folders import resource_folder
 
 _MEMORY_BYTES = 2 << 30
 _CPU_S = 2
-_NO_VERDICT = b"\2"
+_SLOT_BYTES = 1024
+"""Shared memory for each call: a byte that says how far it has come, and the reason in UTF-8."""
+_BEGUN, _NO_VERDICT, _NO, _YES = range(1, 5)
 _WALL_S = 60
 """Far above the limit of processor time, so that a loaded machine does not change verdicts."""
 _FEW_CALLS, _PARTS = 16, 8
@@ -66,58 +70,70 @@ def _function(name: str) -> Callable[..., bool]:
     return function
 
 
-def _answer(calls: Sequence[Sequence[Any]], pipe: int, wall: Callable[[], None]) -> None:
-    """Write a byte for each call, one after another. If this process ends early, the next call is what ended it."""
+def _answer(calls: Sequence[Sequence[Any]], slots: mmap, wall: Callable[[], None]) -> None:
+    """Fill a slot for each call, one after another. If this process ends early, the call that was begun is what ended
+    it. A verdict stands before its reason is made, so that nothing that goes wrong in a reason changes it."""
     with suppress(OSError):
         wall()
-    for name, arguments in calls:
+    for start, (name, arguments) in zip(range(0, len(slots), _SLOT_BYTES), calls, strict=True):
+        slots[start] = _BEGUN
         used = resource.getrusage(resource.RUSAGE_SELF)
         soft = int(used.ru_utime + used.ru_stime) + 1 + _CPU_S
         resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
         signal.alarm(_WALL_S)
         try:
-            verdict = bool(_function(name)(*arguments))
+            found: Any = _function(name)(*arguments)
+            slots[start] = _YES if found else _NO
         except MemoryError:  # what is left of this process is not worth much
-            os.write(pipe, _NO_VERDICT)
+            slots[start] = _NO_VERDICT
             return
-        except Exception:  # noqa: BLE001  # sympy raises all sorts on hostile text, and all of it means no
-            verdict = False
-        os.write(pipe, bytes([verdict]))
+        except Exception as error:  # noqa: BLE001  # sympy raises all sorts on hostile text, and all of it means no
+            slots[start], found = _NO, error
+        try:
+            raised = isinstance(found, Exception)
+            reason = f"the answer can't be judged: {found}" if raised else getattr(found, "reason", "")
+            text = reason.encode(errors="replace")[: _SLOT_BYTES - 1]
+            slots[start + 1 : start + 1 + len(text)] = text
+        except MemoryError:
+            return
+        except Exception:  # noqa: BLE001
+            continue
 
 
-def _verdicts(calls: Sequence[Sequence[Any]], wall: Callable[[], None]) -> list[bool | None]:
+def _verdicts(calls: Sequence[Sequence[Any]], wall: Callable[[], None]) -> list[tuple[bool | None, str]]:
     """Share the calls among forks, as many at once as there are cores.
 
     A call that ends its fork in another way than by its limits is asked once more: memory may have been short.
     """
-    verdicts: list[bool | None] = [None] * len(calls)
+    verdicts: list[tuple[bool | None, str]] = [(None, "")] * len(calls)
     cores = os.cpu_count() or 1
     size = max(min(_FEW_CALLS, len(calls) // cores + 1), len(calls) // (cores * _PARTS))
     waiting = deque((range(first, min(first + size, len(calls))), 0) for first in range(0, len(calls), size))
     """Parts of the calls, and how often the first one has ended its fork."""
-    running: dict[int, tuple[range, int, int]] = {}
+    running: dict[int, tuple[range, int, mmap]] = {}
     for name in {name for name, _ in calls}:
         _function(name)
     while waiting or running:
         while waiting and len(running) < cores:
             part, ended = waiting.popleft()
-            reader, writer = os.pipe()
+            slots = mmap(-1, len(part) * _SLOT_BYTES)
             if not (pid := os.fork()):
                 try:
-                    _answer([calls[index] for index in part], writer, wall)
+                    _answer([calls[index] for index in part], slots, wall)
                 finally:
                     os._exit(0)
-            os.close(writer)
-            running[pid] = part, ended, reader
+            running[pid] = part, ended, slots
         pid, status = os.wait()
-        part, ended, reader = running.pop(pid)
-        answered = os.read(reader, len(part))
-        os.close(reader)
-        for index, verdict in zip(part, answered, strict=False):
-            verdicts[index] = None if verdict == _NO_VERDICT[0] else bool(verdict)
-        left = part[len(answered) :]
-        ended = 1 if answered else ended + 1
-        overran = os.waitstatus_to_exitcode(status) in (-signal.SIGXCPU, -signal.SIGALRM)
+        part, ended, slots = running.pop(pid)
+        states = slots[::_SLOT_BYTES]
+        answered = sum(state > _BEGUN for state in states)
+        for place, index in enumerate(part[:answered]):
+            state, *reason = slots[place * _SLOT_BYTES : (place + 1) * _SLOT_BYTES].rstrip(b"\0")
+            verdicts[index] = None if state == _NO_VERDICT else state == _YES, bytes(reason).decode(errors="ignore")
+        slots.close()
+        left, is_begun = part[answered:], _BEGUN in states
+        ended = int(is_begun) if answered else ended + 1
+        overran = is_begun and os.waitstatus_to_exitcode(status) in (-signal.SIGXCPU, -signal.SIGALRM)
         if overran or ended == 2:
             left, ended = left[1:], 0
         if left:

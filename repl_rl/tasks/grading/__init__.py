@@ -15,8 +15,9 @@ from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from pathlib import Path
 
-from repl_rl.tasks.confined import Call, ask
+from repl_rl.tasks.confined import Call, ask, ask_why
 from repl_rl.tasks.families import FAMILIES
+from repl_rl.tasks.grading.reasons import Verdict, reading
 from repl_rl.tasks.gym import PREFIX, home
 from repl_rl.tasks.make import KNOWN
 from repl_rl.trajectory import Task
@@ -37,7 +38,7 @@ Question = tuple[str, tuple[str, ...], str, tuple[int, ...]]
 """Reference, what was submitted, and the family and operands of a problem that its family decides."""
 Forms = Sequence[str | None] | None
 
-_verdicts: dict[Question, float] = {}
+_verdicts: dict[Question, Verdict] = {}
 """A cache, because a group of trajectories often gives the same answer many times."""
 
 
@@ -55,20 +56,40 @@ def grade_many(
     tasks: Sequence[Task], answers: Sequence[Sequence[str] | None], forms: Sequence[Forms] | None = None
 ) -> list[float]:
     """`grade` for each pair, several at once."""
+    return [verdict.grade for verdict in judge_many(tasks, answers, forms)]
+
+
+def judge_many(
+    tasks: Sequence[Task], answers: Sequence[Sequence[str] | None], forms: Sequence[Forms] | None = None
+) -> list[Verdict]:
+    """As `grade_many`, with a sentence on how each side was read and what came of it."""
     forms = [None] * len(answers) if forms is None else forms
     first = [_at_once(task, answer, form) for task, answer, form in zip(tasks, answers, forms, strict=True)]
-    open_ = list(dict.fromkeys(item for item in first if not isinstance(item, float) and item not in _verdicts))
+    questions = [item for item in first if not isinstance(item, Verdict)]
+    known = {item: _verdicts[item] for item in questions if item in _verdicts}
+    open_ = [item for item in dict.fromkeys(questions) if item not in known]
     families = {family for _, _, family, _ in open_ if family}
     search = [home()] if any(KNOWN[family].needs_gym for family in families) else []
     if any(":" in family for family in families):  # families by import path are found where this process finds them
         search += [str(Path(folder).resolve()) for folder in sys.path]
-    verdicts = ask([_call(*item) for item in open_], search) if open_ else []
-    fresh = {item: float(verdict or 0) for item, verdict in zip(open_, verdicts, strict=True)}
-    grades = [item if isinstance(item, float) else fresh.get(item, _verdicts.get(item, 0.0)) for item in first]
+    answered = ask_why([_call(*item) for item in open_], search) if open_ else []
+    fresh = {item: _verdict_of(item, *each) for item, each in zip(open_, answered, strict=True)}
+    known |= fresh
+    verdicts = [item if isinstance(item, Verdict) else known[item] for item in first]
     if len(_verdicts) > _REMEMBERED:
         _verdicts.clear()
     _verdicts.update(fresh)
-    return grades
+    return verdicts
+
+
+def _verdict_of(question: Question, verdict: bool | None, reason: str) -> Verdict:
+    """From what a confined process said."""
+    _, _, family, _ = question
+    if verdict is None:
+        reason = "judging the answer took too much time or memory"
+    elif family and not reason:
+        reason = f"the family {family} {'accepts' if verdict else 'does not accept'} it"
+    return Verdict(float(verdict or 0), reason)
 
 
 def unreadable(tasks: Iterable[Task]) -> list[Task]:
@@ -85,31 +106,39 @@ def unreadable(tasks: Iterable[Task]) -> list[Task]:
     ]
 
 
-def _at_once(task: Task, answer: Sequence[str] | None, forms: Forms) -> float | Question:
+def _at_once(task: Task, answer: Sequence[str] | None, forms: Forms) -> Verdict | Question:
     """A verdict, or the question for a confined process."""
-    if answer is None or isinstance(answer, str) or not 1 <= len(answer) <= _MAX_VALUES:
-        return 0.0
-    if not all(isinstance(text, str) for text in answer):
-        return 0.0
+    if not answer or isinstance(answer, str):
+        return Verdict(0.0, "no answer was submitted")
+    if len(answer) > _MAX_VALUES or not all(isinstance(text, str) for text in answer):
+        return Verdict(0.0, f"an answer is 1 to {_MAX_VALUES} texts")
     expected = task.answer.strip()
     most_chars = _MAX_CHARS + 4 * len(expected)
+    too_long = Verdict(0.0, f"the answer is longer than {most_chars:,} characters")
     is_too_long = sum(map(len, answer)) > most_chars
     if task.metadata.get("graded_as") == "text":
-        text = string_of(answer[0]) if len(answer) == 1 and not is_too_long else None
-        return float(text is not None and text.split() == expected.split())
+        if is_too_long:
+            return too_long
+        text = string_of(answer[0]) if len(answer) == 1 else None
+        if text is None:
+            return Verdict(0.0, "the answer is not a text, and the reference is one")
+        is_same = text.split() == expected.split()
+        return Verdict(float(is_same), reading(text, expected, is_same))
     if _decides(task):
-        return 0.0 if is_too_long else ("", tuple(answer), str(task.family), tuple(task.metadata["operands"]))
+        return too_long if is_too_long else ("", tuple(answer), str(task.family), tuple(task.metadata["operands"]))
     if forms is not None and len(forms) == len(answer):
         # Each value is read from its form if it has one, else from its `repr`, and never from both: a session that
         # sends one answer as the form and another one as the `repr` has submitted one of them.
         answer = [text if form is None else form for text, form in zip(answer, forms, strict=True)]
     verdict = _same_number_or_text(answer[0], expected) if len(answer) == 1 else None
     if verdict is not None:
-        return float(verdict)
+        return Verdict(float(verdict), reading(answer[0], expected, verdict))
+    if not expected:
+        return Verdict(0.0, "the task has no reference answer")
     is_text = len(answer) == 1 and answer[0][:1] in ("'", '"')
-    if (task.family in FAMILIES and not is_text) or not expected or sum(map(len, answer)) > most_chars:
-        return 0.0
-    return expected, tuple(answer), "", ()
+    if task.family in FAMILIES and not is_text:
+        return Verdict(0.0, reading(", ".join(answer), expected, False))
+    return too_long if sum(map(len, answer)) > most_chars else (expected, tuple(answer), "", ())
 
 
 def _decides(task: Task) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -18,6 +19,7 @@ from sympy.core.relational import Relational
 from sympy.core.symbol import Str
 
 from repl_rl.tasks.grading.python_text import read_python
+from repl_rl.tasks.grading.reasons import reading
 from repl_rl.tasks.grading.text import as_set, read_text, require_readable
 from repl_rl.tasks.grading.units import converted
 from repl_rl.tasks.grading.values import (
@@ -30,6 +32,7 @@ from repl_rl.tasks.grading.values import (
     is_plain,
     is_worked_out,
     worked,
+    written,
 )
 
 _DIGITS = 50
@@ -43,10 +46,27 @@ _LETTERS = {sympy.Symbol("E"): sympy.E, sympy.Symbol("I"): sympy.I}
 """A choice by its letter, and what the name stands for in sympy."""
 
 
-def equal(answer: str, submitted: Sequence[str] | None) -> bool:
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A verdict, which is what it is true or false for; `reason` says how both sides were read."""
+
+    are_equal: bool
+    submitted: Value
+    reference: Value
+
+    def __bool__(self) -> bool:
+        return self.are_equal
+
+    @property
+    def reason(self) -> str:
+        return reading(written(self.submitted), written(self.reference), self.are_equal)
+
+
+def equal(answer: str, submitted: Sequence[str] | None) -> Compared:
     """Whether what was submitted equals the reference answer; with None, whether the reference can be read at all."""
     reference = read_text(answer)
-    return same(reference, reference if submitted is None else read_submission(submitted))
+    value = reference if submitted is None else read_submission(submitted)
+    return Compared(same(reference, value), value, reference)
 
 
 def warm() -> None:

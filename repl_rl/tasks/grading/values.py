@@ -59,6 +59,20 @@ Value: TypeAlias = Any
 """`sympy.Basic | Collection | Named | Quantity`. Words are `sympy.core.symbol.Str` in lower case."""
 
 
+def written(value: Value) -> str:
+    """A value as it was read, in sympy's notation, with what that has no notation for."""
+    match value:
+        case Collection(items=items, brackets=brackets):
+            return f"{brackets[:1]}{', '.join(map(written, items))}{brackets[1:]}"
+        case Named(name=name, value=inner):
+            return f"{name} = {written(inner)}"
+        case Quantity(value=inner, unit=unit):
+            return f"{written(inner)} {unit}"
+        case Percent(args=(number,)):
+            return f"{number}%"
+    return str(sympy.sstr(value, full_prec=False))
+
+
 def is_plain(value: Value) -> bool:
     """Whether it is written out as a number: 3, -1/2, 0.25, 1.5e3. Not 2**10, which is still to be worked out."""
     match value:

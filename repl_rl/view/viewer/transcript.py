@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+import msgspec
+
 from repl_rl.credit.return_to_go import discounted_returns
 from repl_rl.trajectory import Line, Trajectory
 from repl_rl.view.tokens import load_token_texts, texts_fit, token_rows
@@ -22,6 +24,8 @@ MOST_IMAGE_BYTES = 2_000_000
 """Of the images of one answer, in base64."""
 MOST_SUBCALLS = 50
 """How many sub-calls of a line are shown."""
+MOST_PARTS = 50
+"""How many parts of a line's reward are shown."""
 _TITLE_CHARS = 80
 _SUBCALL_CHARS = 1000
 _TIMES = ("engine_s", "kernel_s", "queue_s", "own_s", "duration_s")
@@ -43,6 +47,8 @@ def transcript(trajectory: Trajectory, gamma: float, first: int = 0, count: int 
     drawn = dict(zip(shown, images, strict=True))
     return {
         "answer": trajectory.answer,
+        "reference": trajectory.reference,
+        "grade_reason": trajectory.grade_reason,
         "error": trajectory.error,
         "branch": None if trajectory.branch is None else dataclasses.asdict(trajectory.branch),
         "times": {name: getattr(trajectory, name) for name in _TIMES},
@@ -81,6 +87,7 @@ def state_changes(lines: Sequence[Line]) -> list[bool | None]:
 def _line(trajectory: Trajectory, index: int, images: Sequence[str]) -> dict[str, Any]:
     line = trajectory.lines[index]
     count = line.end - line.start
+    parts = [msgspec.structs.asdict(part) for part in line.reward_parts[:MOST_PARTS]]
     logprob = line_logprob(trajectory, line)
     return {
         "index": index,
@@ -108,6 +115,7 @@ def _line(trajectory: Trajectory, index: int, images: Sequence[str]) -> dict[str
         "subcalls_left_out": max(0, len(line.subcalls) - MOST_SUBCALLS),
         "images": list(images),
         "images_left_out": len(line.images) - len(images),
+        **({"reward_parts": parts} if parts else {}),
     }
 
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from playwright.sync_api import Page, expect
 
-from repl_rl.trajectory import LineKind, SubCall, ToolCall, Trajectory, write_jsonl
+from repl_rl.trajectory import LineKind, RewardPart, SubCall, ToolCall, Trajectory, write_jsonl
 from repl_rl.view.viewer.api import RunApi
 from repl_rl.view.viewer.export import export
 from tests.view.browser.conftest import Visit
@@ -37,7 +37,9 @@ def evil_trajectory(number: int) -> Trajectory:
     made = make_trajectory(f"{payload}-train-{number}", EVIL, typed, answer=(EVIL, payload), grade=1.0)
     call = ToolCall(EVIL, payload, 0.1)
     asked = SubCall(EVIL, payload, error_name=payload)
-    return replace(made, lines=(replace(made.lines[0], calls=(call,), subcalls=(asked,)), made.lines[1]), error=EVIL)
+    parts = (RewardPart(EVIL, 0.5, 1.0, ((payload, 0.5),)),)
+    first = replace(made.lines[0], calls=(call,), subcalls=(asked,), reward_parts=parts)
+    return replace(made, lines=(first, made.lines[1]), error=EVIL, reference=EVIL, grade_reason=EVIL)
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +115,7 @@ def look_into(page: Page) -> None:
         page.locator("#pane .row.acted .mark").first.click()
         expect(page.locator(".strip .token").first).to_be_visible()
         assert CANARY in page.locator(".strip > p").first.inner_text()
+        assert CANARY in page.locator(".strip .paid").inner_text()
         assert CANARY in page.locator("#pane .verdict").inner_text()
         harmless(page)
         page.keyboard.press("g")

@@ -14,7 +14,7 @@
     ["/", "search a task or question", () => view.filters.focus()],
     ["?", "this list", () => dialog()],
   ];
-  const OTHERS = [["Escape", "close the trajectory"], ["Enter", "open the chosen row, or the tokens of the chosen line"], ["↑ ↓", "from line to line of a transcript"]];
+  const OTHERS = [["Escape", "close the trajectory"], ["Enter", "open the chosen row, or the tokens and the reward of the chosen line"], ["↑ ↓", "from line to line of a transcript"]];
 
   const dialog = () => { if (!at("keys").open) at("keys").showModal(); };
 

@@ -69,7 +69,8 @@
     const { row } = data;
     fill(parts.title, row.task_id);
     fill(parts.verdict, view.verdict(row.status), h("span", {}, "reward ", h("b", {}, view.number(row.reward))), h("span", {}, "stopped by ", h("b", {}, view.words(row.stop_reason))),
-      data.answer && h("span", {}, "answer ", h("code", {}, data.answer.join(", ") || "(nothing)")), data.error && h("span", { class: "bad" }, "failure ", h("code", {}, data.error)));
+      data.answer && h("span", {}, "answer ", h("code", {}, data.answer.join(", ") || "(nothing)")), data.reference !== null && h("span", {}, "reference ", h("code", {}, data.reference)),
+      data.grade_reason && h("span", {}, `graded ${view.number(row.outcome)}: ${data.grade_reason}`), data.error && h("span", { class: "bad" }, "failure ", h("code", {}, data.error)));
     fill(parts.question, data.question);
     fill(parts.facts, [`${row.split} step ${row.step}`, `#${row.position} in its file`, row.family && `family ${row.family}`, `weights ${row.version}`, view.count(row.lines, "line", "lines"), view.count(row.tokens, "token", "tokens"), times(data)].filter(Boolean).join(" · "));
   };
@@ -77,7 +78,7 @@
   const drawModes = () => fill(parts.modes, MODES.map(([mode, name, key]) => view.state.link({ mode, line: "", with: "" }, { title: `key ${key}`, ...(view.state.now.mode === mode ? { "aria-current": "page" } : {}) }, name)));
 
   const LEGEND = [["typed", "›", "typed by the model"], ["interpreter", "‹", "written by the interpreter"], ["prompt", "¶", "the prompt"]];
-  const legend = () => h("p", { class: "legend" }, LEGEND.map(([origin, mark, text]) => h("span", { class: origin }, h("b", { class: "mark" }, mark), ` ${text}`)), h("span", {}, "A click on a line shows its tokens."));
+  const legend = () => h("p", { class: "legend" }, LEGEND.map(([origin, mark, text]) => h("span", { class: origin }, h("b", { class: "mark" }, mark), ` ${text}`)), h("span", {}, "A click on a line shows its tokens, and what its reward is made of."));
 
   const drawBody = () => {
     const { id, transcript } = loaded;

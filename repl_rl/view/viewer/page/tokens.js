@@ -31,6 +31,13 @@
       state, calls.length ? `called ${calls.join(", ")}` : null].filter(Boolean).join("; ") + ".";
   };
 
+  // What the reward is made of, and what the limits of the shaping left of each part.
+  const part = ({ source, amount, earned, limits }) => `${source} ${view.signed(amount)}`
+    + (limits.length ? ` (${[`earned ${view.signed(earned)}`, ...limits.map(([name, left]) => `after ${name} ${view.signed(left)}`)].join(", ")})` : "");
+
+  const paid = (line) => line.reward_parts && h("div", { class: "paid" }, h("p", { class: "soft" }, `Reward ${view.signed(line.reward)}:`),
+    h("ul", {}, line.reward_parts.map((each) => h("li", {}, part(each)))));
+
   // What the line asked a language model; what was asked about that in turn is indented.
   const asked = (line) => line.subcalls.length > 0 && h("div", { class: "asked" },
     h("p", { class: "soft" }, `Asked ${view.count(line.subcalls.length + line.subcalls_left_out, "question", "questions")}:`),
@@ -43,10 +50,11 @@
     line.subcalls_left_out > 0 && h("p", { class: "soft" }, `${view.count(line.subcalls_left_out, "question", "questions")} not shown here`));
 
   view.tokens = {
+    part,
     // An element that fills itself; `line` is the line's record.
     strip: (source, id, line, elementId) => {
       const body = h("div", { class: "soft" }, "Loading the tokens.");
-      const element = h("div", { class: "strip", id: elementId, role: "region", "aria-label": `Tokens of line ${line.index}` }, h("p", {}, sentence(line)), asked(line), body);
+      const element = h("div", { class: "strip", id: elementId, role: "region", "aria-label": `Tokens of line ${line.index}` }, h("p", {}, sentence(line)), paid(line), asked(line), body);
       source.tokens(id, line.index).then(
         ({ tokens }) => {
           const masked = tokens.some((token) => !token.sampled);

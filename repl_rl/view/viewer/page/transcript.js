@@ -21,7 +21,7 @@
 
   const worth = (line) => h("div", { class: "worth" },
     h("button", { type: "button", class: `kind ${kindClass(line)}`, "aria-expanded": "false", data: { line: String(line.index) }, title: `line ${line.index}: show its tokens` }, kindOf(line)),
-    value("reward", view.number(line.reward), tone(line.reward)), value("to go", view.number(line.return_to_go)),
+    value("reward", view.number(line.reward), tone(line.reward), line.reward_parts && line.reward_parts.map(view.tokens.part).join("; ")), value("to go", view.number(line.return_to_go)),
     value("adv.", view.signed(line.advantage), tone(line.advantage)),
     value("logp", view.logprob(line.logprob_sum), "", `${view.logprob(line.logprob_mean)} a token over ${view.count(line.tokens, "token", "tokens")}`),
     value("time", view.time(line.duration_s), "time"), called(line));
