@@ -317,13 +317,14 @@ async def test_a_session_that_can_have_no_memory_is_refused_and_its_place_is_fre
     assert [call.error_name for call in trajectory.lines[2].subcalls] == ["aborted"]
 
 
-async def test_seeds_of_sessions_are_their_own(pool: KernelPool) -> None:
+async def test_seeds_of_sessions_and_answers_are_their_own(pool: KernelPool) -> None:
     seeds: list[str] = []
-    script: Script = {"Begin": ["FINAL(rlm_query_batched(['One', 'One']))\n"], "One": ["FINAL(llm_query('x'))\n"]}
+    one = ["llm_query_batched(['x', 'y'])\n", "FINAL(llm_query('z'))\n"]
+    script: Script = {"Begin": ["FINAL(rlm_query_batched(['One', 'One']))\n"], "One": one}
     engine = engine_of(script, note=lambda sampling: seeds.append(sampling.seed))
     await asking(engine, pool, depth=2, at_once=1).many([TASK], SeededSampling(seed="s"))
-    first = ["s/0", "s/0/sub-call 0", "s/0/sub-call 0/sub-call 0"]
-    assert seeds == [*first, "s/0/sub-call 1", "s/0/sub-call 1/sub-call 0"]
+    of_session = ("", "/sub-call 0", "/sub-call 1", "", "/sub-call 2")
+    assert seeds == ["s/0", *(f"s/0/sub-call {number}{each}" for number in (0, 1) for each in of_session)]
 
 
 def test_records_of_sessions_are_written_and_read(play: Play, tmp_path: Any) -> None:

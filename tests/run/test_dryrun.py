@@ -7,6 +7,7 @@ import math
 import re
 import shlex
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from repl_rl.run.training import training_arguments
 from repl_rl.utils.folders import resource_folder
 
 pytestmark = pytest.mark.more
+Shown = Callable[..., str]
 
 
 @pytest.fixture(autouse=True)
@@ -33,10 +35,10 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def dry_run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    code = main(["train", *arguments, "--dry-run"])
-    captured = capsys.readouterr()
-    return code, " ".join((captured.out + captured.err).split())
+@pytest.fixture
+def shown(said: Callable[..., str]) -> Callable[..., str]:
+    """What a dry run says, with single spaces."""
+    return lambda *arguments, code=0: " ".join(said("train", *arguments, "--dry-run", code=code).split())
 
 
 @pytest.mark.parametrize(
@@ -46,14 +48,12 @@ def dry_run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
         for name in shipped_configs()
     ],
 )
-def test_every_shipped_config_passes_a_dry_run(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = load_config(name)
-    code, shown = dry_run(capsys, name)
-    assert code == 0, shown
+def test_every_shipped_config_passes_a_dry_run(name: str, tmp_path: Path, shown: Shown) -> None:
+    config, text = load_config(name), shown(name)
     per_step = config.train.prompts_per_step * config.train.group_size
-    assert f"{config.train.prompts_per_step} problems x {config.train.group_size} = {per_step} trajectories" in shown
-    assert f"at most {per_step * config.budget.tokens:,} of completion" in shown
-    assert f"runs/{name}/: config.yaml" in shown
+    assert f"{config.train.prompts_per_step} problems x {config.train.group_size} = {per_step} trajectories" in text
+    assert f"at most {per_step * config.budget.tokens:,} of completion" in text
+    assert f"runs/{name}/: config.yaml" in text
     assert list(tmp_path.iterdir()) == []
 
 
@@ -67,11 +67,9 @@ def test_trl_takes_what_a_dry_run_does_not_show_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "texts"), yaml.safe_load(Path(__file__).with_name("dry_runs.yaml").read_text(encoding="utf-8")).items()
 )
-def test_what_it_says(command: str, texts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, shown = dry_run(capsys, *shlex.split(command))
-    assert code == 0
-    shown = shown.replace(str(tmp_path), "~")
-    assert [text for text in texts if text not in shown] == []
+def test_what_it_says(command: str, texts: list[str], tmp_path: Path, shown: Shown) -> None:
+    whole = shown(*shlex.split(command)).replace(str(tmp_path), "~")
+    assert [text for text in texts if text not in whole] == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -91,11 +89,10 @@ def rate(day: int) -> float:
 """
 
 
-def test_where_tools_run_is_said_of_each_as_its_decorator_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_tools_run_is_said_of_each_as_its_decorator_says(shown: Shown) -> None:
     Path("own_tools.py").write_text(OWN_TOOLS)
-    code, shown = dry_run(capsys, "quickstart", "--set", "tools.functions=[own_tools:weather, own_tools:rate]")
-    assert "dialect python; tools weather (host), rate (sandbox)" in shown
-    assert code == 0
+    text = shown("quickstart", "--set", "tools.functions=[own_tools:weather, own_tools:rate]")
+    assert "dialect python; tools weather (host), rate (sandbox)" in text
 
 
 def test_what_is_known_of_models_on_the_hub_is_what_transformers_makes_of_them() -> None:
@@ -145,36 +142,32 @@ def test_what_does_not_fit_a_gpu_is_noted(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("gpus", [0, 8])
 def test_gpus_are_counted_and_missing_ones_are_no_failure(
-    gpus: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    gpus: int, monkeypatch: pytest.MonkeyPatch, shown: Shown
 ) -> None:
     monkeypatch.setattr(dryrun, "gpus_here", lambda: (gpus, 80.0 * bool(gpus)))
     monkeypatch.setattr(dryrun, "training_arguments", lambda *arguments, **named: None)
-    code, shown = dry_run(capsys, "gpu-8")
-    assert code == 0
-    assert f"8 needed, one for each trainer process; {gpus} here" in shown
-    assert ("can't be trained here" in shown) == (gpus < 8)
+    text = shown("gpu-8")
+    assert f"8 needed, one for each trainer process; {gpus} here" in text
+    assert ("can't be trained here" in text) == (gpus < 8)
 
 
-def test_a_checkpoint_without_weights_or_with_broken_ones_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_without_weights_or_with_broken_ones_is_refused(tmp_path: Path, shown: Shown) -> None:
     folder = tmp_path / "model"
     shutil.copytree(NANO_PATH, folder)
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:4])
     arguments = ["quickstart", "--set", f"model.path={folder}"]
-    assert "model.safetensors can't be read as safetensors" in dry_run(capsys, *arguments)[1]
+    assert "model.safetensors can't be read as safetensors" in shown(*arguments, code=2)
     weights.unlink()
-    code, shown = dry_run(capsys, *arguments)
-    assert code == 2
-    assert "holds no *.safetensors file, so no weights; save the model with save_pretrained" in shown
+    text = shown(*arguments, code=2)
+    assert "holds no *.safetensors file, so no weights; save the model with save_pretrained" in text
 
 
 GSM8K_ROWS = [{"question": f"What is {n} apples and {n}?", "answer": f"{n}+{n}\n#### {2 * n}"} for n in range(2, 7)]
 
 
 def test_the_problems_of_a_data_set_in_a_folder_are_read_and_checked(
-    tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+    tmp_path_factory: pytest.TempPathFactory, shown: Shown
 ) -> None:
     broken = [*GSM8K_ROWS, {"question": "How many?", "answer": "nobody knows"}]
     for rows, code, text in (
@@ -185,10 +178,9 @@ def test_the_problems_of_a_data_set_in_a_folder_are_read_and_checked(
         for split in ("train", "test"):
             (folder / split).mkdir()
             (folder / split / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        found, shown = dry_run(
-            capsys, "qwen3-1.7b-gsm8k", "--set", f"tasks.folder={folder}", "--set", "train.prompts_per_step=4"
-        )
-        assert (found, text in shown, "fetched from the hub, or its cache" in shown) == (code, True, False), shown
+        own = ("--set", f"tasks.folder={folder}", "--set", "train.prompts_per_step=4")
+        whole = shown("qwen3-1.7b-gsm8k", *own, code=code)
+        assert (text in whole, "fetched from the hub, or its cache" in whole) == (True, False), whole
 
 
 @pytest.mark.parametrize("name", ["qwen3-4b-gsm8k", "qwen3-32b-lora"])

@@ -10,6 +10,8 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -19,12 +21,12 @@ import torch
 from commands import begin, finish
 from safetensors.torch import load_file
 
-from repl_rl.cli import main
 from repl_rl.config import load_config
 from repl_rl.errors import KernelError, RunError
 from repl_rl.run import training
 from repl_rl.run.folder import RunFolder, new_run
 
+Said = Callable[..., str]
 HOLDING = "import sys; from pathlib import Path; from repl_rl.run.folder import RunFolder\n"
 HOLDING += "with RunFolder(Path(sys.argv[1])).locked(): print('held', flush=True); sys.stdin.read()"
 
@@ -89,27 +91,21 @@ def test_what_a_file_system_can_not_promise_is_said(
 
 
 @pytest.mark.parametrize("more", [[], ["--dry-run"]])
-def test_a_run_in_use_is_not_resumed(folder: RunFolder, more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_in_use_is_not_resumed(folder: RunFolder, more: list[str], said: Said) -> None:
     with folder.locked():
-        assert main(["train", "--resume", str(folder.path), *more]) == 2
-    assert f"{folder.path} is in use by process {os.getpid()} on" in capsys.readouterr().err
-
-
-def shown_by(capsys: pytest.CaptureFixture[str], *more: str) -> str:
-    assert main(["train", "--resume", "run", *more]) == 0
-    return " ".join(capsys.readouterr().out.split())
+        shown = said("train", "--resume", str(folder.path), *more, code=2)
+    assert f"{folder.path} is in use by process {os.getpid()} on" in shown
 
 
 @pytest.mark.more
-def test_a_finished_run_is_measured_where_that_is_missing_and_not_trained(
-    stored: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_finished_run_is_measured_where_that_is_missing_and_not_trained(stored: Path, said: Said) -> None:
+    resumed = partial(said, "train", "--resume", "run")
     run, steps = stored / "run", [1, 2]
     metrics = run / "metrics.jsonl"
     rows = metrics.read_text().splitlines(keepends=True)
     metrics.write_text("".join(rows[:-1]))  # as Ctrl-C in the last evaluation leaves it
-    assert "0 of 2 steps remain; what is missing would be measured and saved" in shown_by(capsys, "--dry-run")
-    assert "no step remains, and only what is missing is measured" in shown_by(capsys)
+    assert "0 of 2 steps remain; what is missing would be measured and saved" in resumed("--dry-run")
+    assert "no step remains, and only what is missing is measured" in resumed()
     kept = [json.loads(row) for row in metrics.read_text().splitlines()]
     assert [row["step"] for row in kept if row["kind"] == "train"] == steps
     assert kept[-1]["solve_rate"] == json.loads(rows[-1])["solve_rate"]
@@ -117,16 +113,16 @@ def test_a_finished_run_is_measured_where_that_is_missing_and_not_trained(
     assert all(torch.equal(trained[name], saved[name]) for name in trained)
 
     files = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-    assert "the run is finished, and nothing would be done" in shown_by(capsys, "--dry-run")
-    assert "run is finished: its 2 steps are trained, measured and saved" in shown_by(capsys)
+    assert "the run is finished, and nothing would be done" in resumed("--dry-run")
+    assert "run is finished: its 2 steps are trained, measured and saved" in resumed()
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == files
 
-    shown = shown_by(capsys, "--set", "eval.problems=3")
+    shown = resumed("--set", "eval.problems=3")
     assert "3 held-out problems at step 0" in shown
     assert "3 held-out problems at step 2" in shown
     kept = [json.loads(row) for row in metrics.read_text().splitlines()]
     assert [row["step"] for row in kept if row["kind"] == "train"] == steps
-    assert "is finished" in shown_by(capsys)
+    assert "is finished" in resumed()
 
 
 @pytest.mark.more
@@ -145,7 +141,7 @@ def test_an_interrupt_while_the_model_loads_is_said_at_once_and_takes_the_folder
 
 @pytest.mark.more
 @pytest.mark.parametrize(
-    ("trouble", "said"),
+    ("trouble", "message"),
     [
         (KernelError("the process that runs the rollouts was killed (Killed)"), "was killed (Killed)"),
         (OSError(errno.ENOSPC, "No space left on device"), "a disk is full: that of runs/stored, or of"),
@@ -153,24 +149,19 @@ def test_an_interrupt_while_the_model_loads_is_said_at_once_and_takes_the_folder
     ],
 )
 def test_trouble_in_a_run_ends_with_what_is_saved_and_how_to_go_on(
-    trouble: Exception,
-    said: str | None,
-    stored: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    trouble: Exception, message: str | None, stored: Path, monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:
     def train(prepared: training.Prepared, progress: object) -> None:
         prepared.folder.append({"kind": "eval", "step": 0})
         raise trouble
 
     monkeypatch.setattr(training, "train", train)
-    if said is None:
+    if message is None:
         with pytest.raises(KeyError, match="a bug"):
-            main(["train", "sample.yaml"])
+            said("train", "sample.yaml")
         return
-    assert main(["train", "sample.yaml"]) == 2
-    printed = capsys.readouterr().err
-    assert said in printed
+    printed = said("train", "sample.yaml", code=2)
+    assert message in printed
     assert printed.endswith(
         "\nThe run is saved up to step 0. Once that is mended, go on with: repl-rl train --resume runs/stored\n"
     )

@@ -22,6 +22,8 @@ from repl_rl import Trajectory, read_jsonl
 from repl_rl.cli import main
 from repl_rl.config import load_config
 
+Said = Callable[..., str]
+
 
 @pytest.fixture
 def here(stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -49,10 +51,9 @@ def table_rows(folder: Path, split: str) -> list[dict[str, Any]]:
     return list(data)
 
 
-def test_a_folder_gets_model_card_and_rollouts(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_gets_model_card_and_rollouts(here: Path, said: Said) -> None:
     (here / "run" / "model" / "training_args.bin").write_bytes(b"pickled")
-    assert main(["push", "run", "--to", "./out/pushed/"]) == 0
-    assert "8 rollouts in split train" in capsys.readouterr().out
+    assert "8 rollouts in split train" in said("push", "run", "--to", "./out/pushed/")
     pushed = here / "out" / "pushed"
     assert sorted(path.name for path in here.glob("*")) == ["model", "out", "run", "sample.yaml", "step_00003.jsonl"]
     assert {str(path.relative_to(pushed)) for path in pushed.rglob("*") if path.is_file()} == {
@@ -149,34 +150,28 @@ def test_hostile_text_stays_in_its_place(here: Path) -> None:
         ("./sample.yaml", "is a file; give another folder"),
     ],
 )
-def test_bad_places_are_refused_before_anything_is_written(
-    here: Path, capsys: pytest.CaptureFixture[str], to: str, message: str
-) -> None:
+def test_bad_places_are_refused_before_anything_is_written(here: Path, said: Said, to: str, message: str) -> None:
     before = sorted(here.rglob("*"))
-    assert main(["push", "run", "--to", to]) == 2
-    assert message in capsys.readouterr().err
+    assert message in said("push", "run", "--to", to, code=2)
     assert sorted(here.rglob("*")) == before
 
 
-def test_a_run_without_a_model_says_how_to_get_one(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_a_model_says_how_to_get_one(here: Path, said: Said) -> None:
     shutil.rmtree(here / "run/model")
-    assert main(["push", "run", "--to", "./out"]) == 2
-    message = capsys.readouterr().err
+    message = said("push", "run", "--to", "./out", code=2)
     assert "run has no model to push" in message
     assert "newest checkpoint is of step 2 of 2" in message
     assert "repl-rl train --resume run" in message
     assert not (here / "out").exists()
-    assert main(["push", "model", "--to", "./out"]) == 2
-    assert "model is not a run" in capsys.readouterr().err
+    assert "model is not a run" in said("push", "model", "--to", "./out", code=2)
 
 
-def test_a_run_without_rollouts_gives_a_model_alone(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_rollouts_gives_a_model_alone(here: Path, said: Said) -> None:
     shutil.rmtree(here / "run/rollouts")
     shutil.rmtree(here / "run/eval")
-    assert main(["push", "run", "--to", "./out"]) == 0
-    said = capsys.readouterr().out
-    assert "holds no rollouts" in said
-    assert "pushed to out/model\n" in said
+    shown = said("push", "run", "--to", "./out")
+    assert "holds no rollouts" in shown
+    assert "pushed to out/model\n" in shown
     assert [path.name for path in (here / "out").iterdir()] == ["model"]
     assert "A rollout" not in (here / "out/model/README.md").read_text()
 

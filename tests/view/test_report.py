@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from repl_rl.cli import main
 from repl_rl.errors import DependencyError, RunError
 from repl_rl.run import training
 from repl_rl.trajectory import LineKind, write_jsonl
@@ -61,7 +61,7 @@ def test_what_keeps_a_report_from_being_written_is_one_of_our_errors(
 
 
 def test_a_training_whose_report_fails_ends_as_it_would_have(
-    run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch, said: Callable[..., str]
 ) -> None:
     (run_folder / "report.html").mkdir()
     run = read_run(run_folder)
@@ -69,11 +69,9 @@ def test_a_training_whose_report_fails_ends_as_it_would_have(
     outcome = SimpleNamespace(step=3, before=run.before, after=run.after, train_seconds=60.0)
     monkeypatch.setattr(training, "prepare", lambda *_: nullcontext(SimpleNamespace(folder=folder, notes=())))
     monkeypatch.setattr(training, "train", lambda *_: outcome)
-    assert main(["train", "quickstart"]) == 0
-    assert "trained in 1.0 minutes; report: not written: " in capsys.readouterr().out
+    assert "trained in 1.0 minutes; report: not written: " in said("train", "quickstart")
     outcome.after = None
-    assert main(["train", "quickstart"]) == 130
-    assert "go on with: repl-rl train --resume" in capsys.readouterr().out
+    assert "go on with: repl-rl train --resume" in said("train", "quickstart", code=130)
 
 
 def test_the_head_says_what_training_did_and_a_small_run_is_below_it_as_a_whole(run_folder: Path) -> None:
