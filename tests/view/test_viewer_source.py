@@ -32,11 +32,6 @@ def opened(folder: Path) -> RunApi:
     return source
 
 
-def bare(folder: Path, *trajectories: Trajectory) -> Path:
-    write_jsonl(folder / "rollouts" / "step_00001.jsonl", trajectories)
-    return folder
-
-
 def test_the_revision_changes_with_what_is_told_and_only_then(run_folder: Path) -> None:
     source = opened(run_folder)
     seen = [source.run()["revision"]]
