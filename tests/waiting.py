@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import time
 from collections.abc import Callable
 
 DEADLINE_S = 300.0
 
 
-def until(true: Callable[[], object], seconds: float = DEADLINE_S) -> None:
+def until(
+    true: Callable[[], object], seconds: float = DEADLINE_S, process: subprocess.Popen[str] | None = None
+) -> None:
+    """The process has to be alive meanwhile."""
     deadline = time.monotonic() + seconds
     while not true():
+        assert process is None or process.poll() is None, process and process.communicate()
         assert time.monotonic() < deadline, "it did not come about in time"
         time.sleep(0.02)
 
