@@ -45,11 +45,6 @@ def test_a_chat_model_gets_the_banner_as_prefill() -> None:
     assert PythonDialect(DialectConfig(system="S", examples=0)).chat_prompt("Q").messages[0]["content"] == "S"
 
 
-def test_more_examples_than_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"dialect.examples is 99, but prompts/python.yaml holds \d+"):
-        make_dialect(DialectConfig(examples=99))
-
-
 def test_short_prompts_are_found_where_they_ship_and_never_instead_of_a_file_of_the_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

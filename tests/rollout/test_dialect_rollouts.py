@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,19 +29,8 @@ QUESTION = "Find the remainder of 7**2024 divided by 1000."
 GUIDE = (Path(__file__).parents[2] / "docs" / "dialects.md").read_text()
 
 
-@dataclass(frozen=True)
-class Told:
-    """What a policy types, turn by turn, the session that comes of it, and what ran: sources and outputs."""
-
-    typed: list[str]
-    text: str
-    kinds: list[str]
-    answer: str
-    cells: list[list[str]]
-
-
 _READ = yaml.safe_load(Path(__file__).with_name("dialect_sessions.yaml").read_text(encoding="utf-8"))
-SESSIONS = {name: Told(**values) for name, values in _READ.items()}
+SESSIONS = {name: SimpleNamespace(**values) for name, values in _READ.items()}
 
 
 Roll = Callable[..., Trajectory]

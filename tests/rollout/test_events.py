@@ -9,22 +9,10 @@ from dataclasses import replace
 
 import pytest
 import vocabularies
-from hypothesis import given
-from hypothesis import strategies as st
+from exactness import trajectory_in
 from scripted import LOGPROB, Gate, ScriptedEngine, rollout_of
 from small import without_times
-from test_three_views import (
-    AMPLE,
-    BUDGETS,
-    CONTEXT_TOKENS,
-    LAST_RESULTS,
-    OK,
-    RESULTS,
-    RecordingKernels,
-    TypingSlot,
-    ids_of,
-    sampled_ids,
-)
+from test_three_views import AMPLE, CONTEXT_TOKENS, OK, RecordingKernels, TypingSlot, ids_of
 
 from repl_rl.engine import Vocabulary
 from repl_rl.errors import ConfigError, EngineError, KernelStartError
@@ -48,26 +36,6 @@ def listen(rollout: Rollout) -> list[Event]:
     return asyncio.run(hear(rollout, []))
 
 
-def trajectory_in(events: Sequence[Event]) -> Trajectory:
-    """The one that ends them, checked against everything that was told before it."""
-    began, *between, ended = events
-    assert isinstance(ended, Ended)
-    trajectory = ended.trajectory
-    assert began == Began(TASK, trajectory.prompt, trajectory.prompt_ids)
-    ran = {event.index: event.line for event in between if isinstance(event, Ran)}
-    assert [ran[index] for index in sorted(ran)] == list(trajectory.lines)
-    sampled = [event for event in between if isinstance(event, Sampled)]
-    assert [event.index for event in sampled] == list(range(len(trajectory.lines)))
-    for event, line in zip(sampled, trajectory.lines, strict=True):
-        assert event.ids == trajectory.completion_ids[line.start : line.end]
-        assert event.logprobs == trajectory.logprobs[line.start : line.end]
-        assert between.index(event) < next(n for n, other in enumerate(between) if other == Ran(event.index, line))
-    assert [event.text for event in sampled[:-1]] == [line.text for line in trajectory.lines[:-1]]
-    if sampled:  # half a character that is left over belongs to the last line, and is known at the end
-        assert trajectory.lines[-1].text in (sampled[-1].text, sampled[-1].text + "\ufffd")
-    return trajectory
-
-
 def test_the_events_of_a_session_by_hand(vocabulary: Vocabulary) -> None:
     """A batch of the task makes the same trajectory, and a finished trajectory tells what it told as it ran."""
     events = listen(rollout_of(ScriptedEngine(vocabulary, LINES)))
@@ -82,21 +50,6 @@ def test_the_events_of_a_session_by_hand(vocabulary: Vocabulary) -> None:
     [batch] = asyncio.run(rollout_of(ScriptedEngine(vocabulary, LINES)).many([TASK]))
     assert without_times(trajectory) == without_times(batch)
     assert list(events_of(TASK, trajectory)) == events
-
-
-@given(data=st.data())
-def test_whatever_is_sampled_and_whatever_fails_the_events_are_the_trajectory(data: st.DataObject) -> None:
-    gpt2 = vocabularies.gpt2_like()
-    results = data.draw(st.lists(st.sampled_from(RESULTS), min_size=1, max_size=4))
-    last = data.draw(st.lists(st.sampled_from(LAST_RESULTS), max_size=1))
-    kernels = RecordingKernels([*results * 2, *last] if last else results)
-    slot = TypingSlot(gpt2, data.draw(sampled_ids("gpt2_like")))
-    trajectory = trajectory_in(
-        listen(rollout_of(slot, kernels, budget=data.draw(BUDGETS), context_tokens=CONTEXT_TOKENS))
-    )
-    assert [trajectory.completion_ids[line.start : line.end] for line in trajectory.lines] == [
-        line.ids for line in slot.sampled
-    ]
 
 
 async def test_a_line_is_told_before_its_code_runs(vocabulary: Vocabulary) -> None:

@@ -73,26 +73,9 @@ def test_what_it_says(command: str, texts: list[str], tmp_path: Path, shown: Sho
     assert list(tmp_path.iterdir()) == []
 
 
-OWN_TOOLS = """
-from repl_rl import tool
-
-
-@tool(where="host")
-def weather(city: str) -> str:
-    'Weather of a city.'
-    return city
-
-
-def rate(day: int) -> float:
-    'Rate of a day.'
-    return 1.0
-"""
-
-
 def test_where_tools_run_is_said_of_each_as_its_decorator_says(shown: Shown) -> None:
-    Path("own_tools.py").write_text(OWN_TOOLS)
-    text = shown("quickstart", "--set", "tools.functions=[own_tools:weather, own_tools:rate]")
-    assert "dialect python; tools weather (host), rate (sandbox)" in text
+    text = shown("quickstart", "--set", "tools.functions=[rollout.test_episode:look_up, scripted:multiply]")
+    assert "dialect python; tools look_up (host), multiply (sandbox)" in text
 
 
 def test_what_is_known_of_models_on_the_hub_is_what_transformers_makes_of_them() -> None:

@@ -8,14 +8,13 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from integrations.chat_server import JsonHandler, serving
 from run.conftest import STORED
 
 from repl_rl import Trajectory, read_jsonl
@@ -212,7 +211,7 @@ def test_a_run_of_adapters_gives_merged_weights_and_the_adapter(here: Path, tmp_
     assert said_by("load_adapter", here, tmp_path) == ["True"]
 
 
-class Hub(BaseHTTPRequestHandler):
+class Hub(JsonHandler):
     """The part of the hub's interface that an upload uses. Commits are kept as they came, by repository."""
 
     made: list[tuple[str, str, bool]] = []  # noqa: RUF012
@@ -246,29 +245,13 @@ class Hub(BaseHTTPRequestHandler):
         else:
             self.answer({"errors": [], "warnings": []})
 
-    def answer(self, content: Any, status: int = 200) -> None:
-        data = json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
 
 @pytest.fixture
 def hub() -> Iterator[str]:
     Hub.made.clear()
     Hub.commits.clear()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(Hub) as address:
+        yield address
 
 
 def push_to(hub: str, here: Path, token: str, *more: str) -> subprocess.CompletedProcess[str]:

@@ -93,15 +93,6 @@ def test_a_run_leaves_what_it_promises(whole_run: Path) -> None:
         assert all(line.reward is not None and line.advantage is not None for t in trajectories for line in t.lines)
 
 
-def test_groups_share_a_problem_and_their_advantages_are_centred(whole_run: Path) -> None:
-    trajectories = rollouts(whole_run, 1)
-    for start in range(0, 16, 4):
-        group = trajectories[start : start + 4]
-        assert len({trajectory.task_id for trajectory in group}) == 1
-        of_first_lines = [trajectory.lines[0].advantage or 0.0 for trajectory in group]
-        assert sum(of_first_lines) == pytest.approx(0.0, abs=1e-9)
-
-
 @pytest.mark.covers(
     "one process, vLLM in it", "runs: trained, evaluated, saved; each step is sampled with its own weights"
 )

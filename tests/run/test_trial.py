@@ -73,10 +73,6 @@ def test_a_run_that_fails_is_said_in_its_own_words(said: Said) -> None:
     assert "transformers, float32: there is no folder './no'" in said("doctor", "--train", *options, code=1)
 
 
-def test_options_without_train_are_refused(said: Said) -> None:
-    assert "give --train with them" in said("doctor", "--config", "quickstart", code=2)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,18 +18,13 @@ from repl_rl.view.viewer.api import RunApi
 from repl_rl.view.viewer.indexer import update
 from tests.view.conftest import STEPS, failed_trajectory, make_trajectory, solved_trajectory
 
-Shown = Callable[..., str]
+Said = Callable[..., str]
 
 
-@pytest.fixture
-def shown(said: Shown) -> Shown:
-    return partial(said, "view")
-
-
-def test_a_file_is_printed_or_summed_up(run_folder: Path, shown: Shown) -> None:
+def test_a_file_is_printed_or_summed_up(run_folder: Path, said: Said) -> None:
     file = str(run_folder / "rollouts" / "step_00001.jsonl")
-    assert shown(file).endswith("3 trajectories, 1 of 3 graded ones solved\n")
-    assert shown(file, "--summary").splitlines() == [
+    assert said("view", file).endswith("3 trajectories, 1 of 3 graded ones solved\n")
+    assert said("view", file, "--summary").splitlines() == [
         "rollouts: 3 of 1 task",
         "solved: 1 of 3 graded (33.3%)",
         "lines per rollout: 3.7 on average, 2 to 7",
@@ -41,7 +35,7 @@ def test_a_file_is_printed_or_summed_up(run_folder: Path, shown: Shown) -> None:
     ]
 
 
-def test_an_evaluation_of_several_models_is_told_of_each(tmp_path: Path, shown: Shown) -> None:
+def test_an_evaluation_of_several_models_is_told_of_each(tmp_path: Path, said: Said) -> None:
     file = tmp_path / "eval.jsonl"
     for model, dialect, solved, count in (
         ("nano", "python", 3, 4),
@@ -55,8 +49,8 @@ def test_an_evaluation_of_several_models_is_told_of_each(tmp_path: Path, shown: 
         "nano, fenced: 4 trajectories, 0 of 4 graded ones solved",
         "other, python: 2 trajectories, 1 of 2 graded ones solved",
     ]
-    assert shown(str(file)).splitlines()[-3:] == told
-    rows = shown(str(file), "--summary").splitlines()
+    assert said("view", str(file)).splitlines()[-3:] == told
+    rows = said("view", str(file), "--summary").splitlines()
     assert [rows[rows.index(f"nano, {dialect}") + 3] for dialect in ("python", "fenced")] == [
         "solved: 3 of 4 graded (75.0%)",
         "solved: 0 of 4 graded (0.0%)",
@@ -66,8 +60,8 @@ def test_an_evaluation_of_several_models_is_told_of_each(tmp_path: Path, shown: 
     assert sorted(api.run()["summary"]) == sorted(f"eval.jsonl: {each}" for each in told)
 
 
-def test_a_summary_of_a_run_ends_with_the_rollouts_of_its_last_step(run_folder: Path, shown: Shown) -> None:
-    rows = shown(str(run_folder), "--summary").splitlines()
+def test_a_summary_of_a_run_ends_with_the_rollouts_of_its_last_step(run_folder: Path, said: Said) -> None:
+    rows = said("view", str(run_folder), "--summary").splitlines()
     start = rows.index(f"step {STEPS}:")
     assert rows[start + 1 : start + 4] == [
         "  rollouts: 3 of 2 tasks",
@@ -99,7 +93,7 @@ def test_a_summary_says_why_sessions_gave_no_answer_and_where_the_remedies_are()
 
 @pytest.mark.parametrize("options", [[], ["--summary"], ["--export"], ["--serve", "--no-browser"]])
 def test_what_is_empty_is_not_there_or_holds_runs(
-    run_folder: Path, tmp_path: Path, options: list[str], shown: Shown
+    run_folder: Path, tmp_path: Path, options: list[str], said: Said
 ) -> None:
     empty = run_folder / "empty.jsonl"
     empty.touch()
@@ -108,49 +102,51 @@ def test_what_is_empty_is_not_there_or_holds_runs(
         (run_folder / "absent", "nothing to view at"),
         (tmp_path, "it holds runs, name one of them: quickstart"),
     ):
-        assert message in shown(str(target), *options, code=2)
+        assert message in said("view", str(target), *options, code=2)
     assert not list(run_folder.glob("*.html"))
 
 
 @pytest.mark.parametrize(("text", "reason"), [("\n\n", ""), ("hello\n", " that can be read: x.jsonl: 1 line is left")])
-def test_a_file_without_a_trajectory_is_said(tmp_path: Path, shown: Shown, text: str, reason: str) -> None:
+def test_a_file_without_a_trajectory_is_said(tmp_path: Path, said: Said, text: str, reason: str) -> None:
     (tmp_path / "x.jsonl").write_text(text)
-    message = shown(str(tmp_path / "x.jsonl"), code=2)
-    assert message.startswith(f"repl-rl: {tmp_path}/x.jsonl holds no trajectory{reason}")
+    for options in ((), ("--export",)):
+        message = said("view", str(tmp_path / "x.jsonl"), *options, code=2)
+        assert message.startswith(f"repl-rl: {tmp_path}/x.jsonl holds no trajectory{reason}")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.jsonl"]
 
 
 def test_an_export_lies_in_the_run_beside_the_file_or_where_it_is_wanted(
-    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: Shown
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     file = run_folder / "eval" / f"step_{STEPS:05d}.jsonl"
-    for arguments, said, page in (
+    for arguments, message, page in (
         ([str(run_folder), "--export"], "30 of 30 trajectories", run_folder / "viewer.html"),
         ([str(run_folder), "--export", str(tmp_path / "x.html"), "--most", "3"], "3 of 30", tmp_path / "x.html"),
         ([str(file), "--export"], "12 of 12 trajectories", file.with_suffix(".html")),
     ):
-        assert said in shown(*arguments)
+        assert message in said("view", *arguments)
         assert page.stat().st_size > 4_000_000
 
 
-def test_an_export_does_not_replace_what_it_is_of(run_folder: Path, shown: Shown) -> None:
+def test_an_export_does_not_replace_what_it_is_of(run_folder: Path, said: Said) -> None:
     page = run_folder / "report.html"
     page.write_text("kept")
     for arguments in ([str(page), "--export"], [str(page), "--export", str(page)]):
-        assert "is the file to view itself; give another name" in shown(*arguments, code=2)
+        assert "is the file to view itself; give another name" in said("view", *arguments, code=2)
     assert page.read_text() == "kept"
 
 
-def test_a_summary_needs_no_report(run_folder: Path, shown: Shown) -> None:
+def test_a_summary_needs_no_report(run_folder: Path, said: Said) -> None:
     (run_folder / "report.html").mkdir()
-    text = shown(str(run_folder), "--summary")
+    text = said("view", str(run_folder), "--summary")
     assert text.startswith("quickstart: 24 steps on nano")
     assert "note: the report is not written:" in text
     assert "report.html can't be written: Is a directory" in text
     assert not (run_folder / "report.html.part").exists()
 
 
-def test_options_that_mean_nothing_and_a_port_that_is_taken(run_folder: Path, shown: Shown) -> None:
+def test_options_that_mean_nothing_and_a_port_that_is_taken(run_folder: Path, said: Said) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -161,7 +157,7 @@ def test_options_that_mean_nothing_and_a_port_that_is_taken(run_folder: Path, sh
             (["--port", "99999"], "port 99999 can't be had: there is no such port; give another, or leave out --port"),
             (["--port", port], f"port {port} can't be had: "),
         ):
-            text = shown(str(run_folder), *options, code=2)
+            text = said("view", str(run_folder), *options, code=2)
             assert message in text
     assert text.endswith("give another, or leave out --port\n")
 

@@ -12,16 +12,12 @@ from typing import Any
 
 import nbformat
 import pytest
-from scripted import ScriptedEngine
+from scripted import ScriptedEngine, rollout_of
 from view.conftest import solved_trajectory
 from vocabularies import nano
 
-from repl_rl.config import DialectConfig
 from repl_rl.errors import RunError
-from repl_rl.kernel import KernelPool
 from repl_rl.kernel.limits import Limits
-from repl_rl.rollout.loop import Rollout
-from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.trajectory import RecordedCell, StopReason, Task, Trajectory, read_jsonl, write_jsonl
 from repl_rl.utils.threads import BackgroundLoop
 from repl_rl.view.replay.notebooks import read_notebooks
@@ -120,7 +116,9 @@ def test_a_dialect_of_ones_own_travels_with_the_rollout(
     (home / "own_calculator.py").write_text(re.findall(r"^```python\n(.*?)^```$", GUIDE, re.M | re.S)[-1])
     monkeypatch.setattr(sys, "path", [str(home), *sys.path])
     typed = ["6 * 7\n", "7 / 0\n", "submit_final_answer(42)\n"]
-    write_jsonl(path, loop.run(rolled_out(kernel_pools(Limits(line_s=60)), "own_calculator:Calculator", typed)))
+    pool = kernel_pools(Limits(line_s=60))
+    rollout = rollout_of(ScriptedEngine(nano(), typed), pool, dialect="own_calculator:Calculator")
+    write_jsonl(path, loop.run(rollout.many([Task("t", "What is 6 * 7?", "42")])))
     [trajectory] = read_jsonl(path)
     assert (trajectory.dialect, trajectory.answer) == ("own_calculator:Calculator", ("42",))
     assert "1 notebook, 3 cells: 1 equal, 0 differ" in said("replay", str(path))
@@ -143,15 +141,3 @@ def test_a_dialect_of_ones_own_travels_with_the_rollout(
         "dialect=)\n"
     )
     assert read_notebooks([path], dialect="python")[0][0].notebook.metadata.repl_rl.dialect == "python"
-
-
-async def rolled_out(pool: KernelPool, dialect: str, typed: list[str]) -> list[Trajectory]:
-    """What a policy makes that types these lines in this dialect."""
-    setup = RolloutSetup(nano(), DialectConfig(name=dialect), context_tokens=1024)
-    tasks = [Task("t", "What is 6 * 7?", "42")]
-    return await Rollout(ScriptedEngine(nano(), lambda prompt: typed), pool, setup).many(tasks)
-
-
-def test_useless_options_are_refused_beforehand(tmp_path: Path, said: Said) -> None:
-    assert "-n 0: give at least one trajectory" in said("replay", "x.jsonl", "-n", "0", code=2)
-    assert "can't be written: Is a directory" in said("replay", "x.jsonl", "--json", str(tmp_path), code=2)
