@@ -109,9 +109,10 @@ def test_what_is_empty_is_not_there_or_holds_runs(
 @pytest.mark.parametrize(("text", "reason"), [("\n\n", ""), ("hello\n", " that can be read: x.jsonl: 1 line is left")])
 def test_a_file_without_a_trajectory_is_said(tmp_path: Path, said: Said, text: str, reason: str) -> None:
     (tmp_path / "x.jsonl").write_text(text)
-    for options in ((), ("--export",)):
-        message = said("view", str(tmp_path / "x.jsonl"), *options, code=2)
-        assert message.startswith(f"repl-rl: {tmp_path}/x.jsonl holds no trajectory{reason}")
+    file = str(tmp_path / "x.jsonl")
+    assert said("view", file, code=2).startswith(f"repl-rl: {file} holds no trajectory{reason}")
+    if reason:
+        assert f"{file} holds no trajectory that can be read: x.jsonl: " in said("view", file, "--export", code=2)
     assert [path.name for path in tmp_path.iterdir()] == ["x.jsonl"]
 
 
