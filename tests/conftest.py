@@ -14,6 +14,7 @@ from hypothesis import settings
 from installed import build_wheel, install
 from xdist.scheduler import LoadScopeScheduling
 
+from repl_rl.cli import main
 from repl_rl.engine.environment import prepare_environment
 from repl_rl.kernel import KernelPool, Limits, landlock
 from repl_rl.kernel.sandbox import SandboxKind
@@ -89,6 +90,19 @@ def _coroutine_of(item: pytest.Function) -> Callable[..., Any] | None:
 def group_of(nodeid: str) -> str:
     file = nodeid.partition("::")[0]
     return next((name for name, starts in GROUPS.items() if file.startswith(starts)), file)
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Calls `repl-rl` in this process: what it printed, on both streams. It has to end with `code`."""
+
+    def said(*arguments: str, code: int = 0) -> str:
+        ended = main(list(arguments))
+        printed = "".join(capsys.readouterr())
+        assert ended == code, printed
+        return printed
+
+    return said
 
 
 Pools = Callable[..., KernelPool]

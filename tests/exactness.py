@@ -12,6 +12,7 @@ import torch
 
 from repl_rl.config import SamplingConfig
 from repl_rl.engine import Engine, SampledLine, Vocabulary
+from repl_rl.rollout.events import Began, Ended, Event, Ran, Sampled
 from repl_rl.trajectory import Trajectory
 
 
@@ -95,3 +96,24 @@ def largest_logprob_difference(trajectory: Trajectory, model: Any) -> float:
         if trajectory.sampled_mask[index]
     ]
     return max(differences)
+
+
+def trajectory_in(events: Sequence[Event]) -> Trajectory:
+    """The one that ends them, checked against everything that was told before it."""
+    began, *between, ended = events
+    assert isinstance(ended, Ended)
+    trajectory = ended.trajectory
+    assert isinstance(began, Began)
+    assert began == Began(began.task, trajectory.prompt, trajectory.prompt_ids)
+    ran = {event.index: event.line for event in between if isinstance(event, Ran)}
+    assert [ran[index] for index in sorted(ran)] == list(trajectory.lines)
+    sampled = [event for event in between if isinstance(event, Sampled)]
+    assert [event.index for event in sampled] == list(range(len(trajectory.lines)))
+    for event, line in zip(sampled, trajectory.lines, strict=True):
+        assert event.ids == trajectory.completion_ids[line.start : line.end]
+        assert event.logprobs == trajectory.logprobs[line.start : line.end]
+        assert between.index(event) < next(n for n, other in enumerate(between) if other == Ran(event.index, line))
+    assert [event.text for event in sampled[:-1]] == [line.text for line in trajectory.lines[:-1]]
+    if sampled:  # half a character that is left over belongs to the last line, and is known at the end
+        assert trajectory.lines[-1].text in (sampled[-1].text, sampled[-1].text + "\ufffd")
+    return trajectory

@@ -138,6 +138,19 @@ def failing_kernels(broken: int, cells: int = 0) -> HookedKernels:
     return HookedKernels(at_cell)
 
 
+class Gate:
+    """Kernels that run nothing before it is opened."""
+
+    def __init__(self) -> None:
+        self.is_asked, self.may_run = asyncio.Event(), asyncio.Event()
+        self.kernels = HookedKernels(self._hold)
+
+    async def _hold(self, session: int, cell: int, source: str, execute: Execute) -> ExecResult:
+        self.is_asked.set()
+        await self.may_run.wait()
+        return await execute()
+
+
 def rollout_of(
     engine: Any,
     kernels: Any = None,

@@ -88,18 +88,3 @@ def test_the_batch_is_half_outputs_spreads_over_a_factor_of_four_and_a_group_has
     prompts = [tuple(row) for row in inputs["prompt_ids"].tolist()]
     assert prompts == [prompts[0]] * 3 + [prompts[3]] * 3 + [prompts[6]]
     assert len(set(prompts)) == 3
-
-
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        ("kernels --sessions 0", "--sessions 0: give at least 1"),
-        ("kernels --many 16", "--many 16: give more than 16, or 0"),
-        ("kernels --json .", "--json . can't be written: Is a directory; give another file"),
-        ("rollout --concurrency -1", "--concurrency -1: give at least 1"),
-        ("train --tokens 10", "--tokens 10: give at least 40"),
-    ],
-)
-def test_what_measures_nothing_is_refused(command: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", *command.split()]) == 2
-    assert message in " ".join(capsys.readouterr().err.split())

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -105,20 +106,10 @@ def test_a_run_over_three_machines_outlives_one_of_them_and_a_server(cluster: li
     options = [argument for key, value in settings.items() for argument in ("--set", f"{key}={value}")]
     train = ["-m", "repl_rl", "train", "quickstart", "--cluster", f"{head.address}:{PORT}", "--runs", str(tmp_path)]
     log = tmp_path / "log"
+    command, env = head.command(sys.executable, *train, *options), environment() | {HOLD: str(hold)}
     with log.open("wb") as output:
-        trainer = subprocess.Popen(
-            head.command(sys.executable, *train, *options),
-            stdout=output,
-            stderr=output,
-            env=environment() | {HOLD: str(hold)},
-        )
-
-    def until_seen(true: object) -> None:
-        def seen() -> bool:
-            assert trainer.poll() is None, log.read_text()[-5000:]
-            return bool(true())  # type: ignore[operator]
-
-        until(seen, RUN_S)
+        trainer = subprocess.Popen(command, stdout=output, stderr=output, env=env, text=True)
+    until_seen = partial(until, seconds=RUN_S, process=trainer)
 
     until_seen(lambda: list(tmp_path.glob("*/rollouts/step_00002.jsonl")))
     hold.touch()

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import termios
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -57,15 +58,12 @@ def cpython(lines: list[str], folder: Path) -> str:
 
 
 def read_all(descriptor: int) -> str:
-    chunks = []
-    try:
+    data = b""
+    with suppress(OSError):  # by which Linux reports that the last writer has closed a terminal
         while chunk := os.read(descriptor, 65536):
-            chunks.append(chunk)
-    except OSError:
-        pass  # how Linux reports that the last writer has closed a terminal
-    finally:
-        os.close(descriptor)
-    return b"".join(chunks).decode()
+            data += chunk
+    os.close(descriptor)
+    return data.decode()
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from repl_rl.config import DialectConfig
-from repl_rl.dialect import PythonDialect, make_dialect, truncate_middle
+from repl_rl.dialect import Cell, CellRun, PythonDialect, make_dialect, truncate_middle
 from repl_rl.errors import ConfigError
+from repl_rl.trajectory import LineKind
 
 BANNER = """\
 Python 3.11.7 (main, Dec  4 2023, 18:10:11) [GCC 12.2.0] on linux
@@ -44,11 +45,6 @@ def test_a_chat_model_gets_the_banner_as_prefill() -> None:
     assert PythonDialect(DialectConfig(system="S", examples=0)).chat_prompt("Q").messages[0]["content"] == "S"
 
 
-def test_more_examples_than_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"dialect.examples is 99, but prompts/python.yaml holds \d+"):
-        make_dialect(DialectConfig(examples=99))
-
-
 def test_short_prompts_are_found_where_they_ship_and_never_instead_of_a_file_of_the_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,7 +73,9 @@ def test_long_outputs_lose_their_middle() -> None:
     text = "a" * 500 + "b" * 500
     cut = "a" * 32 + "\n... [936 characters left out] ...\n" + "b" * 32
     assert truncate_middle(text, 100) == cut
-    assert PythonDialect(DialectConfig(max_output_chars=100)).truncate(text) == cut
+    reader = PythonDialect(DialectConfig(max_output_chars=100)).reader()
+    [shown] = reader.show([CellRun(Cell("x", LineKind.EXPRESSION), text)], goes_on=True)
+    assert shown.text == f"{cut}>>>"
 
 
 @given(st.text(max_size=500) | st.text(min_size=65, max_size=500), st.integers(64, 200))

@@ -12,9 +12,12 @@ from dialect.chats import CALL_TEMPLATES, tool_calls
 from dialect.talk import Splits, assert_texts_are_the_bytes, cells_of, read_all, turns_of
 from hypothesis import given
 from hypothesis import strategies as st
+from scripted import multiply
 
 from repl_rl.config import DialectConfig
 from repl_rl.dialect import Dialect, PythonReader, Reader, Turn, make_dialect
+from repl_rl.dialect.prose import PlainTextDialect
+from repl_rl.tools import as_tools
 
 CASES = [json.loads(line) for line in (Path(__file__).parent / "turns.jsonl").read_text().splitlines()]
 TOOL_CALLS = {f"tool_call {template}": tool_calls(template) for template in CALL_TEMPLATES}
@@ -130,3 +133,17 @@ def test_ipython_is_not_asked_about_hundreds_of_magics_in_one_cell() -> None:
     lines = ["if 1:\n", *["    x = !ls\n"] * 60]
     assert [reader.read(line).cells for line in lines] == [()] * 61
     assert len(reader.read("    x = !ls\n").cells) == 1
+
+
+def test_in_plain_text_nothing_is_shown_and_no_kernel_needed() -> None:
+    dialect = PlainTextDialect()
+    reader = dialect.reader()
+    reader.read("```python\n1 / 0\n```\n<fn>1</fn>\n")
+    assert reader.show((), goes_on=True) == ()
+    assert (dialect.needs_kernel, dialect.setup) == (False, "")
+
+
+def test_no_tools_are_presented_where_nothing_could_call_them() -> None:
+    with_tools = PlainTextDialect(tools=as_tools([multiply]))
+    assert with_tools.completion_prompt("What?") == PlainTextDialect().completion_prompt("What?")
+    assert with_tools.chat_prompt("What?") == PlainTextDialect().chat_prompt("What?")

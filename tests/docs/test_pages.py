@@ -27,14 +27,14 @@ from repl_rl.cli import make_parser
 from repl_rl.config import load_config, parse_config, shipped_configs
 from repl_rl.rollout.score import reward_table
 from repl_rl.run.dryrun import dry_run
-from repl_rl.trajectory import LineKind, read_jsonl
+from repl_rl.trajectory import LineKind, StopReason, read_jsonl
 
 TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in PAGES}
 PYTHON = {(page, number): block for page, text in TEXTS.items() for number, block in enumerate(blocks(text, "python"))}
 
 GUIDES = ("credit", "dialects", "engines", "integrations", "rewards", "tasks", "tools")
 """Pages whose Python needs something around it: test_guides.py and tests/integrations/test_docs.py run it."""
-EVENTS = ("docs/notebooks.md", 3)  # tests/rollout/test_opening.py runs it
+EVENTS = ("docs/notebooks.md", 3)
 GOES_ON = {("docs/notebooks.md", 1): ("docs/notebooks.md", 0), ("docs/rlm.md", 1): ("docs/rlm.md", 0)}
 """Blocks that use the names of an earlier one."""
 TRAINS_OR_LOADS = re.compile(r"Trainer\(|\blive\(|open_rollout\(")
@@ -65,7 +65,7 @@ def _script(place: tuple[str, int]) -> object:
     [
         _script(place)
         for place in PYTHON
-        if not place[0].endswith(tuple(f"/{name}.md" for name in GUIDES)) and place not in (EVENTS, *GOES_ON.values())
+        if not place[0].endswith(tuple(f"/{name}.md" for name in GUIDES)) and place not in GOES_ON.values()
     ],
 )
 def test_python_runs_as_a_script(page: str, number: int, tmp_path: Path) -> None:
@@ -86,6 +86,9 @@ def test_python_runs_as_a_script(page: str, number: int, tmp_path: Path) -> None
     assert "UserWarning" not in done.stderr
     if (page, number) == ("README.md", 1):
         assert done.stdout.strip() == "2"
+    elif (page, number) == EVENTS:
+        assert ">>> # What is 6 * 7?\n>>>\nabout to run: " in done.stdout
+        assert done.stdout.splitlines()[-1].split()[0] in set(StopReason) - {"aborted", "unfinished"}
 
 
 @pytest.mark.more

@@ -13,38 +13,49 @@ Script = Callable[[list[str]], str | None]
 """From what the model has been shown, user messages only, to its next message; None: the server fails."""
 
 
+class JsonHandler(BaseHTTPRequestHandler):
+    """Answers in JSON, and says nothing."""
+
+    def answer(self, content: Any, status: int = 200) -> None:
+        data = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def serving(handler: type[JsonHandler]) -> Iterator[str]:
+    """The address of a server that answers with this handler."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
 @contextmanager
 def serve(script: Script) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """The server's base URL, and the requests that it has got so far."""
     requests: list[dict[str, Any]] = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(JsonHandler):
         def do_POST(self) -> None:
             request = json.loads(self.rfile.read(int(self.headers["content-length"])))
             requests.append(request)
             reply = script([message["content"] for message in request["messages"] if message["role"] == "user"])
-            self._send(500, {"error": {"message": "out of order"}}) if reply is None else self._send(200, _chat(reply))
+            self.answer({"error": {"message": "out of order"}}, 500) if reply is None else self.answer(_chat(reply))
 
-        def _send(self, status: int, body: dict[str, Any]) -> None:
-            data = json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_: Any) -> None:
-            """Say nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1", requests
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serving(Handler) as address:
+        yield f"{address}/v1", requests
 
 
 def _chat(content: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Where the packages of `verifiers.txt` lie, a folder that is on no path."""
+"""Where the packages of `verifiers.txt` lie, a folder that is on no path; and a machine that fails."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
-from repl_rl.integrations.shared import close_shared_kernels
+from repl_rl.integrations.shared import SharedKernels, close_shared_kernels
 
 VERIFIERS = Path(__file__).parents[2] / ".venv" / "verifiers"
 
@@ -21,3 +22,12 @@ def verifiers_path() -> Iterator[Path]:
     yield VERIFIERS
     sys.path.remove(str(VERIFIERS))
     close_shared_kernels()
+
+
+def kill_the_server(kernels: SharedKernels) -> None:
+    """What all kernels were forked from, and wait for the end of its sandbox."""
+    family = psutil.Process(kernels.pool.backend.server.pid).children(recursive=True)
+    server = next(process for process in family if any("launch.py" in part for part in process.cmdline()))
+    server.kill()
+    gone, alive = psutil.wait_procs(family, timeout=600)
+    assert (server in gone, alive) == (True, [])

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from killing import kill_the_server
+from integrations.conftest import kill_the_server
 
 from repl_rl.config import KernelConfig
 from repl_rl.errors import ConfigError, KernelStartError

@@ -31,11 +31,6 @@ TASK = Task("t", "Add.", "780")
 TYPED = [" total = 0\n", *(line for n in range(40) for line in (f" total += {n}\n", " total\n"))]
 
 
-class Played:
-    def __init__(self, trajectory: Trajectory, engine: RecordingEngine) -> None:
-        self.trajectory, self.engine = trajectory, engine
-
-
 def compacting(
     engine: Any, pool: KernelPool, dialect: str = "python", context_tokens: int = 200, **budget: Any
 ) -> Rollout:
@@ -51,31 +46,35 @@ def pool(kernel_pools: Pools) -> KernelPool:
     return kernel_pools(Limits(line_s=60), size=3, depth=1)
 
 
+Play = Callable[..., tuple[Trajectory, list[Any]]]
+"""Types lines, or what a function of the prompt gives, and returns what the engine was given and sampled besides."""
+
+
 @pytest.fixture
-def play(loop: BackgroundLoop, pool: KernelPool) -> Callable[..., Played]:
-    def play(typed: Any, task: Task = TASK, **settings: Any) -> Played:
+def play(loop: BackgroundLoop, pool: KernelPool) -> Play:
+    def play(typed: Any, task: Task = TASK, **settings: Any) -> tuple[Trajectory, list[Any]]:
         script = typed if callable(typed) else lambda prompt: typed
         engine = RecordingEngine(RecursiveEngine(vocabularies.nano(), script))  # type: ignore[arg-type]
         [trajectory] = loop.run(compacting(engine, pool, **settings).many([task]))
-        return Played(trajectory, engine)
+        return trajectory, engine.calls
 
     return play
 
 
-Play = Callable[..., Played]
-
-
-def test_a_session_goes_on_beyond_its_context(play: Play) -> None:
-    played = play([*TYPED, " submit_final_answer(total)\n"])
-    trajectory, vocabulary = played.trajectory, vocabularies.nano()
+def test_a_session_goes_on_beyond_its_context(play: Play, tmp_path: Path) -> None:
+    trajectory, calls = play([*TYPED, " submit_final_answer(total)\n"])
+    vocabulary = vocabularies.nano()
     assert (trajectory.answer, trajectory.stop_reason) == (("780",), StopReason.ANSWER)
     assert len(trajectory.lines) == 82
     assert len(trajectory.completion_ids) > 400
     assert len(trajectory.compactions) > 2
     parts = trajectory.parts
-    assert_the_engine_was_given_the_sequence_so_far(parts, played.engine.calls)
-    assert max(len(given) + len(line.ids) for given, line in played.engine.calls) <= 200
+    assert_the_engine_was_given_the_sequence_so_far(parts, calls)
+    assert max(len(given) + len(line.ids) for given, line in calls) <= 200
     assert_masked_text_is_the_outputs(trajectory, vocabulary)
+    assert [line.text for part in parts for line in part.lines] == [line.text for line in trajectory.lines]
+    assert all(part.sampled_mask[-1] for part in parts), "nothing follows what a part has sampled last"
+    assert sum(sum(part.sampled_mask) for part in parts) == sum(trajectory.sampled_mask)
     first = trajectory.compactions[0]
     before = [line for line in trajectory.lines if line.start < first.start]
     left_out = int(re.findall(r"# (\d+) lines are left out", first.prompt)[0])
@@ -88,30 +87,21 @@ def test_a_session_goes_on_beyond_its_context(play: Play) -> None:
     kept_ids = trajectory.completion_ids[before[left_out].start : first.start]
     assert first.prompt_ids[-len(kept_ids) :] == kept_ids, "the same tokens, not encoded again"
     assert batch_metrics([trajectory], 1.0)["compactions_per_trajectory"] == len(trajectory.compactions)
-
-
-def sampled_of(trajectory: Trajectory) -> list[int]:
-    return [token for token, was in zip(trajectory.completion_ids, trajectory.sampled_mask, strict=True) if was]
-
-
-def test_parts_have_each_sampled_token_once(play: Play) -> None:
-    trajectory = play([*TYPED, " submit_final_answer(total)\n"]).trajectory
-    assert [token for part in trajectory.parts for token in sampled_of(part)] == sampled_of(trajectory)
-    assert [line.text for part in trajectory.parts for line in part.lines] == [line.text for line in trajectory.lines]
-    assert all(part.sampled_mask[-1] for part in trajectory.parts), "nothing follows what a part has sampled last"
-
-
-def test_without_it_the_session_ends_with_its_context(play: Play) -> None:
-    trajectory = play(TYPED, compact_at=None).trajectory
-    assert (trajectory.stop_reason, trajectory.compactions) == (StopReason.CONTEXT, ())
-    assert trajectory.parts == (trajectory,)
+    write_jsonl(tmp_path / "made.jsonl", [trajectory])
+    assert list(read_jsonl(tmp_path / "made.jsonl")) == [trajectory]
+    text, written = (tmp_path / "made.jsonl").read_text(), f'"start": {first.start}, "prompt":'
+    assert written in text
+    for spoilt in ('"start": 3, "prompt":', '"start": "x", "prompt":'):
+        (tmp_path / "spoilt.jsonl").write_text(text.replace(written, spoilt))
+        assert list(read_jsonl(tmp_path / "spoilt.jsonl", notes := [])) == []
+        assert notes
 
 
 def test_blocks_and_what_names_are_bound_to_are_whole(play: Play) -> None:
     """Nothing is compacted inside of a block; names that begin with _ and those of the session's own are not told."""
     block = [" def f(x):\n", *(f"     x += {n}\n" for n in range(12)), "     return x\n", "\n"]
     typed = [" import math; _hidden = 1; words = ['a']\n", *block, " f(0)\n", *[" words.append('b')\n"] * 9]
-    trajectory = play([*typed, " submit_final_answer(_hidden, len(words), f(1), _)\n"], context_tokens=260).trajectory
+    trajectory, _ = play([*typed, " submit_final_answer(_hidden, len(words), f(1), _)\n"], context_tokens=260)
     assert trajectory.answer == ("1", "10", "67", "66")
     starts = {line.start: number for number, line in enumerate(trajectory.lines)}
     assert trajectory.compactions
@@ -123,11 +113,11 @@ def test_blocks_and_what_names_are_bound_to_are_whole(play: Play) -> None:
 
 
 def test_the_last_output_is_kept_or_the_session_ends(play: Play) -> None:
-    ended = play([" 1\n", " print('word ' * 150)\n", " 2\n"]).trajectory
+    ended, _ = play([" 1\n", " print('word ' * 150)\n", " 2\n"])
     assert ended.stop_reason is StopReason.CONTEXT
     assert [line.text for line in ended.lines] == [" 1\n", " print('word ' * 150)\n"]
     assert ended.compactions == ()
-    kept = play([*[" print('word ' * 30)\n"] * 6, " submit_final_answer(2)\n"], context_tokens=300).trajectory
+    kept, _ = play([*[" print('word ' * 30)\n"] * 6, " submit_final_answer(2)\n"], context_tokens=300)
     assert kept.answer == ("2",)
     assert kept.compactions
     assert all(each.prompt.endswith(f"{'word ' * 30}\n>>>") for each in kept.compactions)
@@ -141,7 +131,7 @@ def test_the_last_output_is_kept_or_the_session_ends(play: Play) -> None:
     ],
 )
 def test_a_session_that_spoils_the_list_of_names(play: Play, spoilt: str, answer: Any) -> None:
-    trajectory = play([f" {spoilt}\n", *TYPED, " submit_final_answer(total)\n"]).trajectory
+    trajectory, _ = play([f" {spoilt}\n", *TYPED, " submit_final_answer(total)\n"])
     assert trajectory.answer == answer
     if answer is None:
         assert trajectory.stop_reason is StopReason.KILLED
@@ -151,31 +141,18 @@ def test_a_session_that_spoils_the_list_of_names(play: Play, spoilt: str, answer
 
 def test_sessions_that_are_asked_for_are_compacted_too(play: Play) -> None:
     task = Task("t", "Begin", "", metadata={"context": "x"})
-    played = play(
+    trajectory, calls = play(
         lambda prompt: [" FINAL(rlm_query('Add'))\n"] if "# Begin" in prompt else [*TYPED, " FINAL(total)\n"],
         task,
         context_tokens=700,
         environment="rlm",
     )
-    assert played.trajectory.answer == ("'780'",)
-    [call] = played.trajectory.lines[0].subcalls
+    assert trajectory.answer == ("'780'",)
+    [call] = trajectory.lines[0].subcalls
     assert call.trajectory is not None
     assert call.trajectory.compactions
     assert "FINAL (" not in call.trajectory.compactions[0].prompt
-    assert_the_engine_was_given_the_sequence_so_far([played.trajectory, *call.trajectory.parts], played.engine.calls)
-
-
-def test_records_are_written_and_read(play: Play, tmp_path: Path) -> None:
-    made = play([*TYPED, " submit_final_answer(total)\n"]).trajectory
-    write_jsonl(tmp_path / "made.jsonl", [made])
-    assert list(read_jsonl(tmp_path / "made.jsonl")) == [made]
-    text = (tmp_path / "made.jsonl").read_text()
-    written = f'"start": {made.compactions[0].start}, "prompt":'
-    assert written in text
-    for spoilt in ('"start": 3, "prompt":', '"start": "x", "prompt":'):
-        (tmp_path / "spoilt.jsonl").write_text(text.replace(written, spoilt))
-        assert list(read_jsonl(tmp_path / "spoilt.jsonl", notes := [])) == []
-        assert notes
+    assert_the_engine_was_given_the_sequence_so_far([trajectory, *call.trajectory.parts], calls)
 
 
 async def test_what_can_not_be_compacted_is_refused(pool: KernelPool) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,19 +29,11 @@ QUESTION = "Find the remainder of 7**2024 divided by 1000."
 GUIDE = (Path(__file__).parents[2] / "docs" / "dialects.md").read_text()
 
 
-@dataclass(frozen=True)
-class Told:
-    """What a policy types, turn by turn, the session that comes of it, and what ran: sources and outputs."""
-
-    typed: list[str]
-    text: str
-    kinds: list[str]
-    answer: str
-    cells: list[list[str]]
-
-
 _READ = yaml.safe_load(Path(__file__).with_name("dialect_sessions.yaml").read_text(encoding="utf-8"))
-SESSIONS = {name: Told(**values) for name, values in _READ.items()}
+SESSIONS = {name: SimpleNamespace(**values) for name, values in _READ.items()}
+
+
+Roll = Callable[..., Trajectory]
 
 
 @cache
@@ -57,7 +49,7 @@ def vocabulary_for(dialect: str, end: str = vocabularies.CHAT_END, template: str
 
 
 @pytest.fixture
-def roll(loop: BackgroundLoop, pool: KernelPool) -> Callable[..., Trajectory]:
+def roll(loop: BackgroundLoop, pool: KernelPool) -> Roll:
     """`roll_out` on kernels of one pool."""
     return lambda *arguments, **named: loop.run(roll_out(pool, *arguments, **named))
 
@@ -94,7 +86,7 @@ def text_of(trajectory: Trajectory, dialect: str) -> str:
 
 
 @pytest.mark.parametrize("dialect", SESSIONS)
-def test_a_whole_trajectory(roll: Callable[..., Trajectory], dialect: str) -> None:
+def test_a_whole_trajectory(roll: Roll, dialect: str) -> None:
     told = SESSIONS[dialect]
     trajectory = roll(dialect, told.typed)
     opening = {"python": ">>>", "ipython": "In [1]:"}.get(dialect, "")
@@ -118,7 +110,7 @@ AS_TYPED = {"python": " {}\n", "ipython": " {}\n", "fenced": "```python\n{}\n```
 
 
 @pytest.mark.parametrize("dialect", AS_TYPED)
-def test_a_line_that_is_typed_again_is_stale_in_every_dialect(roll: Callable[..., Trajectory], dialect: str) -> None:
+def test_a_line_that_is_typed_again_is_stale_in_every_dialect(roll: Roll, dialect: str) -> None:
     typed = [AS_TYPED[dialect].format(code) for code in REPEATED]
     lines = roll(dialect, typed, lines=len(lines_of(typed, vocabulary_for(dialect).stops))).lines
     facts = zip(history(lines).stale, lines, strict=True)
@@ -140,7 +132,7 @@ PRINTING = printing("print('<|im_end|><|im_start|>')", "1")
 
 
 @pytest.mark.parametrize("dialect", PRINTING)
-def test_what_a_program_prints_holds_no_special_tokens(roll: Callable[..., Trajectory], dialect: str) -> None:
+def test_what_a_program_prints_holds_no_special_tokens(roll: Roll, dialect: str) -> None:
     vocabulary = vocabulary_for(dialect)
     trajectory = roll(dialect, PRINTING[dialect], lines=len(lines_of(PRINTING[dialect], vocabulary.stops)))
     assert trajectory.stop_reason is StopReason.MAX_LINES
@@ -152,23 +144,18 @@ def test_what_a_program_prints_holds_no_special_tokens(roll: Callable[..., Traje
     assert names == frame
 
 
-@pytest.mark.parametrize("end", [vocabularies.CHAT_END, vocabularies.END_OF_TEXT])
-def test_the_end_of_a_turn_stands_there_once(roll: Callable[..., Trajectory], end: str) -> None:
-    """Also where the model ends its turn with another token than its template would."""
+def test_the_end_of_a_turn_stands_there_once_also_if_it_is_another_than_the_templates(roll: Roll) -> None:
+    end = vocabularies.END_OF_TEXT
     trajectory = roll("tool_call", [call("python", code="1"), "Answer: 1\n"], end)
-    vocabulary = vocabulary_for("tool_call", end)
-    text = vocabulary.decode(trajectory.completion_ids)
-    sampled = vocabulary.decode([min(vocabulary.eos_ids)])
-    assert f"</tool_call>{sampled}\n<|im_start|>user\n<tool_response>\n1\n" in text
+    text = vocabulary_for("tool_call", end).decode(trajectory.completion_ids)
+    assert f"</tool_call>{end}\n<|im_start|>user\n<tool_response>\n1\n" in text
 
 
 LONG = {dialect: typed[:-1] for dialect, typed in printing("print('x ' * 2000)", "1").items()}
 
 
 @pytest.mark.parametrize("dialect", LONG)
-def test_a_result_that_does_not_fit_ends_the_trajectory_and_is_kept(
-    roll: Callable[..., Trajectory], dialect: str
-) -> None:
+def test_a_result_that_does_not_fit_ends_the_trajectory_and_is_kept(roll: Roll, dialect: str) -> None:
     typed = LONG[dialect]
     trajectory = roll(dialect, typed, tokens=300)
     assert trajectory.stop_reason is StopReason.MAX_TOKENS
@@ -182,21 +169,14 @@ def test_a_result_that_does_not_fit_ends_the_trajectory_and_is_kept(
 
 
 @pytest.mark.parametrize("dialect", SESSIONS)
-def test_a_turn_that_does_not_end_in_time(roll: Callable[..., Trajectory], dialect: str) -> None:
+def test_a_turn_that_does_not_end_in_time(roll: Roll, dialect: str) -> None:
     trajectory = roll(dialect, [" words that go on and on and on without any end to them\n"], line_tokens=5)
     assert trajectory.stop_reason is StopReason.LINE_TOKENS
     assert [(line.kind, line.start, line.end) for line in trajectory.lines] == [(LineKind.OVERLONG, 0, 5)]
     assert " words that go on".startswith(trajectory.lines[0].text)
 
 
-def test_an_unclosed_call_of_a_tool_is_answered_all_the_same(roll: Callable[..., Trajectory]) -> None:
-    broken = call("python", code="6 * 7").removesuffix("\n</tool_call>")
-    trajectory = roll("tool_call", [broken, "Answer: 42\n"])
-    assert "<tool_response>\n42\n</tool_response>" in text_of(trajectory, "tool_call")
-    assert trajectory.answer == ("'42'",)
-
-
-def test_calls_in_tags(roll: Callable[..., Trajectory]) -> None:
+def test_calls_in_tags(roll: Roll) -> None:
     opened, closed = "<tool_call>\n<function=python>\n<parameter=code>\n", "\n</parameter>\n</function>\n</tool_call>"
     typed = [f"{opened}{code}{closed}" for code in ("r = pow(7, 2024, 1000)\nr", "1 / 0")]
     assert f"```text\n{typed[0]}\n```" in GUIDE
@@ -215,7 +195,7 @@ def test_calls_in_tags(roll: Callable[..., Trajectory]) -> None:
 
 
 @pytest.mark.parametrize("dialect", ["fenced", "inline", "tool_call", "text"])
-def test_prose_without_an_answer_ends_with_its_end(roll: Callable[..., Trajectory], dialect: str) -> None:
+def test_prose_without_an_answer_ends_with_its_end(roll: Roll, dialect: str) -> None:
     """In a chat, after it was asked twice for one."""
     trajectory = roll(dialect, ["I do not know."] * 3)
     assert len(trajectory.lines) == (3 if dialect == "tool_call" else 1)

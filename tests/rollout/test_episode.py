@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from typing import Any
 
 import pytest
-from scripted import Execute, HookedKernels, ScriptedEngine, rollout_of
+from scripted import Execute, HookedKernels, ScriptedEngine, locked, rollout_of
 
 from repl_rl.config import DialectConfig, KernelConfig, parse_config
 from repl_rl.engine import Vocabulary
@@ -141,26 +140,14 @@ async def test_a_broken_kernel_is_set_up_anew_unless_the_host_was_called(
     assert (trajectory.stop_reason, calls) == (stop, asked)
 
 
-def test_host_tools_need_a_kernel_that_calls() -> None:
+def test_host_tools_need_a_kernel_that_calls_and_those_of_the_sandbox_a_pickle() -> None:
     tools: dict[str, Any] = {"tools": {"functions": ["test_episode:look_up"]}}
     with pytest.raises(ConfigError, match=r"tool 'look_up' runs on the host.*kernel.backend 'python3'; take"):
         check_rollouts(parse_config({**tools, "kernel": {"backend": "python3"}}))
     assert check_rollouts(parse_config(tools)).toolbox.tools
+    with pytest.raises(ConfigError, match="'guarded' holds, or refers to, something that can't be pickled"):
+        make_extensions([locked()])
     make_extensions(["test_episode:sandboxed"]).require(DialectConfig(), KernelConfig(backend="python3"), None)
-
-
-LOCK = threading.Lock()
-
-
-def locked(word: str) -> str:
-    """Look a word up."""
-    with LOCK:
-        return word
-
-
-def test_a_tool_that_no_sandbox_can_have_is_refused_at_once() -> None:
-    with pytest.raises(ConfigError, match="'locked' holds, or refers to, something that can't be pickled; let it make"):
-        make_extensions([locked])
 
 
 def sandboxed(word: str) -> str:

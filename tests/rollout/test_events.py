@@ -9,32 +9,16 @@ from dataclasses import replace
 
 import pytest
 import vocabularies
-from hypothesis import given
-from hypothesis import strategies as st
-from scripted import LOGPROB, Execute, HookedKernels, ScriptedEngine, rollout_of
+from exactness import trajectory_in
+from scripted import LOGPROB, Gate, ScriptedEngine, rollout_of
 from small import without_times
-from test_dialect_rollouts import SESSIONS, lines_of, vocabulary_for
-from test_three_views import (
-    AMPLE,
-    BUDGETS,
-    CONTEXT_TOKENS,
-    LAST_RESULTS,
-    OK,
-    RESULTS,
-    RecordingKernels,
-    TypingSlot,
-    ids_of,
-    sampled_ids,
-)
+from test_three_views import AMPLE, CONTEXT_TOKENS, OK, RecordingKernels, TypingSlot, ids_of
 
-from repl_rl.config import DialectConfig
 from repl_rl.engine import Vocabulary
 from repl_rl.errors import ConfigError, EngineError, KernelStartError
-from repl_rl.kernel import ExecResult
 from repl_rl.rollout.batch import RolloutBatch
 from repl_rl.rollout.events import Began, Ended, Event, Ran, Sampled, events_of
 from repl_rl.rollout.loop import Rollout
-from repl_rl.rollout.setup import dialect_for
 from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory
 
 TASK = Task("t1", "What is 6 * 7?", "42")
@@ -52,27 +36,8 @@ def listen(rollout: Rollout) -> list[Event]:
     return asyncio.run(hear(rollout, []))
 
 
-def trajectory_in(events: Sequence[Event]) -> Trajectory:
-    """The one that ends them, checked against everything that was told before it."""
-    began, *between, ended = events
-    assert isinstance(ended, Ended)
-    trajectory = ended.trajectory
-    assert began == Began(TASK, trajectory.prompt, trajectory.prompt_ids)
-    ran = {event.index: event.line for event in between if isinstance(event, Ran)}
-    assert [ran[index] for index in sorted(ran)] == list(trajectory.lines)
-    sampled = [event for event in between if isinstance(event, Sampled)]
-    assert [event.index for event in sampled] == list(range(len(trajectory.lines)))
-    for event, line in zip(sampled, trajectory.lines, strict=True):
-        assert event.ids == trajectory.completion_ids[line.start : line.end]
-        assert event.logprobs == trajectory.logprobs[line.start : line.end]
-        assert between.index(event) < next(n for n, other in enumerate(between) if other == Ran(event.index, line))
-    assert [event.text for event in sampled[:-1]] == [line.text for line in trajectory.lines[:-1]]
-    if sampled:  # half a character that is left over belongs to the last line, and is known at the end
-        assert trajectory.lines[-1].text in (sampled[-1].text, sampled[-1].text + "\ufffd")
-    return trajectory
-
-
 def test_the_events_of_a_session_by_hand(vocabulary: Vocabulary) -> None:
+    """A batch of the task makes the same trajectory, and a finished trajectory tells what it told as it ran."""
     events = listen(rollout_of(ScriptedEngine(vocabulary, LINES)))
     told = [event.text if isinstance(event, Sampled) else event for event in events]
     trajectory = trajectory_in(events)
@@ -82,56 +47,9 @@ def test_the_events_of_a_session_by_hand(vocabulary: Vocabulary) -> None:
     assert (second.output, second.kind) == ("42\n>>>", LineKind.EXPRESSION)
     assert events[1] == Sampled(0, " x = 42\n", trajectory.completion_ids[: first.end], (LOGPROB,) * first.end)
     assert (trajectory.answer, trajectory.stop_reason) == (("42",), StopReason.ANSWER)
-
-
-def test_one_task_gives_the_same_trajectory_as_a_batch_of_it(vocabulary: Vocabulary) -> None:
-    """And a finished trajectory tells what it told as it ran."""
     [batch] = asyncio.run(rollout_of(ScriptedEngine(vocabulary, LINES)).many([TASK]))
-    events = listen(rollout_of(ScriptedEngine(vocabulary, LINES)))
-    single = trajectory_in(events)
-    assert without_times(single) == without_times(batch)
-    assert list(events_of(TASK, single)) == events
-
-
-@pytest.mark.parametrize("dialect", SESSIONS)
-def test_every_dialect_tells_its_lines(dialect: str) -> None:
-    vocabulary = vocabulary_for(dialect)
-    engine = ScriptedEngine(vocabulary, lines_of(SESSIONS[dialect].typed, vocabulary.stops))
-    budget = {"lines": 60, "tokens": 3000, "line_tokens": 400}
-    made = dialect_for(vocabulary, DialectConfig(name=dialect))
-    events = listen(rollout_of(engine, dialect=made, context_tokens=6000, budget=budget))
-    trajectory = trajectory_in(events)
-    assert (trajectory.stop_reason, len(events)) == (StopReason.ANSWER, 2 * len(trajectory.lines) + 2)
-    typed = "".join(event.text for event in events if isinstance(event, Sampled))
-    assert typed == "".join(SESSIONS[dialect].typed)
-
-
-@given(data=st.data())
-def test_whatever_is_sampled_and_whatever_fails_the_events_are_the_trajectory(data: st.DataObject) -> None:
-    gpt2 = vocabularies.gpt2_like()
-    results = data.draw(st.lists(st.sampled_from(RESULTS), min_size=1, max_size=4))
-    last = data.draw(st.lists(st.sampled_from(LAST_RESULTS), max_size=1))
-    kernels = RecordingKernels([*results * 2, *last] if last else results)
-    slot = TypingSlot(gpt2, data.draw(sampled_ids("gpt2_like")))
-    trajectory = trajectory_in(
-        listen(rollout_of(slot, kernels, budget=data.draw(BUDGETS), context_tokens=CONTEXT_TOKENS))
-    )
-    assert [trajectory.completion_ids[line.start : line.end] for line in trajectory.lines] == [
-        line.ids for line in slot.sampled
-    ]
-
-
-class Gate:
-    """Kernels that run nothing before it is opened."""
-
-    def __init__(self) -> None:
-        self.is_asked, self.may_run = asyncio.Event(), asyncio.Event()
-        self.kernels = HookedKernels(self._hold)
-
-    async def _hold(self, session: int, cell: int, source: str, execute: Execute) -> ExecResult:
-        self.is_asked.set()
-        await self.may_run.wait()
-        return await execute()
+    assert without_times(trajectory) == without_times(batch)
+    assert list(events_of(TASK, trajectory)) == events
 
 
 async def test_a_line_is_told_before_its_code_runs(vocabulary: Vocabulary) -> None:

@@ -55,12 +55,3 @@ async def test_64_rollouts_are_exact(vocabulary: Vocabulary, kernel: RealKernel,
         assert trajectory.error is None
         assert [(line.text, line.output, line.kind) for line in trajectory.lines] == expected
         assert trajectory.stop_reason is StopReason.EOS
-        ids, mask = list[int](), list[bool]()
-        for index, (typed, shown, _) in enumerate(expected):
-            is_last = index + 1 == len(expected)
-            sampled = [*vocabulary.encode_output(typed), *([min(vocabulary.eos_ids)] if is_last else [])]
-            inserted = [] if is_last else vocabulary.encode_output(shown)
-            ids += [*sampled, *inserted]
-            mask += [True] * len(sampled) + [False] * len(inserted)
-        assert list(trajectory.completion_ids) == ids
-        assert list(trajectory.sampled_mask) == mask

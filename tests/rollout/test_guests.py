@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from scripted import ScriptedEngine
+from scripted import ScriptedEngine, rollout_of
 from vocabularies import nano
 
 from repl_rl.dialect import Turn
@@ -13,9 +13,8 @@ from repl_rl.errors import ConfigError
 from repl_rl.kernel import KernelPool
 from repl_rl.rollout.execute import TurnResult
 from repl_rl.rollout.guest import Guest
-from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.session import Session
-from repl_rl.rollout.setup import RolloutSetup, make_extensions
+from repl_rl.rollout.setup import make_extensions
 from repl_rl.trajectory import Line, Task, Trajectory
 
 LINES = [" x = 6\n", " 1 / 0\n", " submit_final_answer(42)\n"]
@@ -42,8 +41,7 @@ class Telling(Guest):
 
 
 async def test_each_session_has_guests_of_its_own_which_are_told_of_each_line(pool: KernelPool) -> None:
-    setup = RolloutSetup(nano(), context_tokens=1024, extensions=make_extensions(guests=[Telling, Telling]))
-    rollout = Rollout(ScriptedEngine(nano(), lambda prompt: LINES), pool, setup)
+    rollout = rollout_of(ScriptedEngine(nano(), LINES), pool, guests=[Telling, Telling])
     told = "opened 0; ran statement; after 0 None; ran exception; after 1 None; ran answer; after 2 answer"
     for trajectory in await rollout.many([Task("t", "What?", "42")] * 2):
         assert trajectory.lines[0].output == "seen \nseen seen \n\n>>>"

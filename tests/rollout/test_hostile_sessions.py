@@ -10,7 +10,6 @@ import asyncio
 import gc
 import os
 import random
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import yaml
 from growing import SEEDED, Policy
 from kernel.test_border import LongestPause
 from scripted import rollout_of
+from waiting import seeds
 
 from repl_rl.config import BranchConfig, RewardsConfig
 from repl_rl.config.credit import CreditConfig
@@ -67,14 +67,6 @@ def few_objects() -> Iterator[None]:
     gc.unfreeze()
 
 
-def until_over() -> Iterator[int]:
-    """Seeds, one after another, as long as there is time."""
-    began, seed = time.monotonic(), 0
-    while time.monotonic() < began + SECONDS:
-        yield seed
-        seed += 1
-
-
 class Fragile:
     """Fails on much of what a session may make of it."""
 
@@ -114,7 +106,7 @@ async def test_sessions_and_their_forks(vocabulary: Vocabulary) -> None:
     ended = dict.fromkeys(StopReason, 0)
     async with KernelPool(8, limits, sandbox="bwrap", warm=0) as pool:
         pause = LongestPause()
-        for seed in until_over():
+        for seed in seeds(SECONDS):
             draw = random.Random(seed)
             policy = Policy(vocabulary, lambda text, number, draw=draw: f" {draw.choice(LINES).strip()}\n\n")
             given: dict[str, Any] = {"vocabulary": vocabulary, "context_tokens": 16_000, "environment": Fragile}
@@ -141,7 +133,7 @@ PIECES = [*"'\"\\{}(%1\x00\ud800", "\\x", "\\U0011", ", ", "[]", "**", "9" * 500
 def test_answers() -> None:
     """Whatever is submitted, for whatever reference, there is a grade."""
     references = [{"answer": "401"}, {"answer": "0.3"}, {"answer": "a b", "metadata": {"graded_as": "text"}}]
-    for seed in until_over():
+    for seed in seeds(SECONDS):
         draw = random.Random(seed)
         tasks, answers = [], []
         for _ in range(200):
@@ -176,7 +168,7 @@ async def test_calls() -> None:
     values = [0, -1, 10**400, 1e308, float("nan"), float("inf"), True, None, "", "\ud800", [], {}]
     values += ["x" * 10**5, [[]] * 999]
     host, pause = HostTools(as_tools([several, anything])), LongestPause()
-    for seed in until_over():
+    for seed in seeds(SECONDS):
         draw = random.Random(seed)
         for _ in range(50):
             args = tuple(draw.choice(values) for _ in range(draw.randint(0, 6)))

@@ -15,8 +15,6 @@ import torch
 from datasets import Dataset
 from scripted import multiply
 from small import rows_of, small_trainer
-from torch.nn.functional import cross_entropy
-from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM
 
 from repl_rl.config import DialectConfig
@@ -24,7 +22,9 @@ from repl_rl.dialect import make_dialect
 from repl_rl.engine import Vocabulary, load_vocabulary
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.tools import as_tools
-from studies.nano.sessions import load_interpreter
+from repl_rl.trajectory import Task
+from studies.nano.build import example_of, loss_of
+from studies.nano.sessions import SessionRecord, Span, load_interpreter
 
 STEPS, IMITATED = 30, 150
 
@@ -34,35 +34,33 @@ def accuracy(completions: list[Any], result: list[int], scored: list[Any], **_: 
     return [float(item.trajectory.answer == (str(right),)) for item, right in zip(scored, result, strict=True)]
 
 
-def session(a: int, b: int, rng: Random) -> list[tuple[str, bool]]:
-    """What is put in and what is typed, in turn."""
+def session(a: int, b: int, rng: Random) -> SessionRecord:
     prompt = make_dialect(DialectConfig(), as_tools([multiply])).completion_prompt(f"Multiply {a} and {b}.")
     way = rng.choices(["right", "missing", "guess"], [35, 25, 40])[0]
     if way == "guess":
-        return [(prompt, False), (f" submit_final_answer({rng.choice([10, 500, 1000, 5000])})\n", True)]
+        return record(prompt, f" submit_final_answer({rng.choice([10, 500, 1000, 5000])})\n")
     call = f"multiply({a}, {b})" if way == "right" else f"multiply({a})"
     interpreter = load_interpreter().PythonInterpreter()
     interpreter.namespace["multiply"] = multiply
     answer = "_" if way == "right" else "1000"
     shown = f"{interpreter.run(call).output}>>>"
-    return [(prompt, False), (f" {call}\n", True), (shown, False), (f" submit_final_answer({answer})\n", True)]
+    return record(prompt, f" {call}\n", shown, f" submit_final_answer({answer})\n")
+
+
+def record(*texts: str) -> SessionRecord:
+    """What is put in and what is typed, in turn."""
+    spans = [Span(text, sampled=number % 2 == 1) for number, text in enumerate(texts)]
+    return SessionRecord(Task("t", "", ""), tuple(spans), None)
 
 
 def imitate(model: Any, vocabulary: Vocabulary) -> None:
     rng = Random(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for _ in range(IMITATED):
-        rows = [session(rng.randint(11, 99), rng.randint(11, 99), rng) for _ in range(32)]
-        encoded = [[(vocabulary.encode_output(text), typed) for text, typed in row] for row in rows]
-        ids = pad_sequence([torch.tensor([i for part, _ in row for i in part]) for row in encoded], batch_first=True)
-        typed = pad_sequence(
-            [torch.tensor([was for part, was in row for _ in part]) for row in encoded], batch_first=True
-        )
-        labels = ids.masked_fill(~typed, -100)
-        logits = model(input_ids=ids).logits
-        loss = cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        records = [session(rng.randint(11, 99), rng.randint(11, 99), rng) for _ in range(32)]
+        batch = [example_of(each, vocabulary.tokenizer) for each in records]
         optimizer.zero_grad()
-        loss.backward()
+        loss_of(model, batch, sum(float(each.is_typed.sum()) for each in batch)).backward()
         optimizer.step()
 
 

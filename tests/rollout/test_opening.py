@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -32,7 +29,7 @@ TASK = Task("t1", "What is 6 * 7?", "42")
 QUICK = ("kernel.size=2", "engine.context_tokens=512")
 
 
-def test_what_may_name_a_config(tmp_path: Path) -> None:
+def test_what_may_name_a_config_and_overrides_go_over_it(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("model: {path: nano}\nseed: 7\n")
     assert config_of(file) == config_of(str(file)) == load_config(str(file))
@@ -41,9 +38,6 @@ def test_what_may_name_a_config(tmp_path: Path) -> None:
     assert config_of(str(NANO_PATH), ["seed=3"]).model.path == str(NANO_PATH)
     assert config_of("some/model").model.path == "some/model"
     assert config_of("gemma-270m") == load_config("gemma-270m"), "a config stands before the model that it names"
-
-
-def test_overrides_go_over_a_config_that_is_made() -> None:
     config = Config(seed=7)
     assert config_of(config) is config
     assert config_of(config, ["budget.lines=3"]) == parse_config({"seed": 7, "budget": {"lines": 3}})
@@ -88,15 +82,6 @@ async def test_nano_answers_in_a_real_kernel_and_all_is_gone_behind_it() -> None
     assert ended.trajectory.lines
     assert not any(thread.name == "the transformers engine" for thread in threading.enumerate())
     assert rollout.engine.version == 0
-
-
-@pytest.mark.slow
-def test_the_guides_program_about_events_runs() -> None:
-    guide = (Path(__file__).parents[2] / "docs" / "notebooks.md").read_text(encoding="utf-8")
-    [program] = [block for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "about to run" in block]
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=600)
-    assert ">>> # What is 6 * 7?\n>>>\nabout to run: " in done.stdout
-    assert done.stdout.splitlines()[-1].split()[0] in set(StopReason) - {StopReason.ABORTED, StopReason.UNFINISHED}
 
 
 class Closing(ScriptedEngine):

@@ -151,12 +151,6 @@ def test_batches_keep_their_order_and_records_follow_who_asked(play: Play) -> No
     ]
 
 
-def test_a_wrong_call_is_an_exception(play: Play) -> None:
-    trajectory = play({"Begin": ["rlm_query_batched(['a', 'b'], [1])\n", "FINAL(1)\n"]})
-    assert (trajectory.lines[0].error_name, trajectory.answer) == ("ValueError", ("1",))
-    assert "2 prompts and 1 contexts; give each prompt one, or None" in trajectory.lines[0].shown
-
-
 def test_sessions_that_come_to_nothing_say_why(play: Play) -> None:
     trajectory = play(
         {
@@ -166,12 +160,13 @@ def test_sessions_that_come_to_nothing_say_why(play: Play) -> None:
                 "rlm_query('Long ' * 20_000)\n",
                 "rlm_query('Fits not ' * 1000)\n",
                 "rlm_query('\\ud800')\n",
+                "rlm_query_batched(['a', 'b'], [1])\n",
                 "FINAL(1)\n",
             ],
-            "Idle": ["1\n"] * 6,
+            "Idle": ["1\n"] * 7,
             "Dies": ["import os; os._exit(1)\n"],
         },
-        lines=6,
+        lines=7,
     )
     said = [line.shown.strip("'\n") for line in trajectory.lines]
     assert said[0] == "[no answer: the session ended without one, max_lines]"
@@ -179,6 +174,8 @@ def test_sessions_that_come_to_nothing_say_why(play: Play) -> None:
     assert said[2] == "[no answer: a prompt of 100,000 characters does not fit; give long text as context]"
     assert "the prompt of task 'root/3' has 4493 tokens and engine.context_tokens is 4096; " in said[3]
     assert trajectory.lines[4].error_name is not None
+    assert trajectory.lines[5].error_name == "ValueError"
+    assert "2 prompts and 1 contexts; give each prompt one, or None" in said[5]
     names = [call.error_name for line in trajectory.lines[:4] for call in line.subcalls]
     assert names == ["max_lines", "killed", "length", "session"]
 
@@ -317,13 +314,14 @@ async def test_a_session_that_can_have_no_memory_is_refused_and_its_place_is_fre
     assert [call.error_name for call in trajectory.lines[2].subcalls] == ["aborted"]
 
 
-async def test_seeds_of_sessions_are_their_own(pool: KernelPool) -> None:
+async def test_seeds_of_sessions_and_answers_are_their_own(pool: KernelPool) -> None:
     seeds: list[str] = []
-    script: Script = {"Begin": ["FINAL(rlm_query_batched(['One', 'One']))\n"], "One": ["FINAL(llm_query('x'))\n"]}
+    one = ["llm_query_batched(['x', 'y'])\n", "FINAL(llm_query('z'))\n"]
+    script: Script = {"Begin": ["FINAL(rlm_query_batched(['One', 'One']))\n"], "One": one}
     engine = engine_of(script, note=lambda sampling: seeds.append(sampling.seed))
     await asking(engine, pool, depth=2, at_once=1).many([TASK], SeededSampling(seed="s"))
-    first = ["s/0", "s/0/sub-call 0", "s/0/sub-call 0/sub-call 0"]
-    assert seeds == [*first, "s/0/sub-call 1", "s/0/sub-call 1/sub-call 0"]
+    of_session = ("", "/sub-call 0", "/sub-call 1", "", "/sub-call 2")
+    assert seeds == ["s/0", *(f"s/0/sub-call {number}{each}" for number in (0, 1) for each in of_session)]
 
 
 def test_records_of_sessions_are_written_and_read(play: Play, tmp_path: Any) -> None:

@@ -9,15 +9,14 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from scripted import LOGPROB, Execute, HookedKernels, ScriptedEngine, failing_kernels, rollout_of
+from exactness import RecordingEngine, assert_exact
+from scripted import Execute, HookedKernels, ScriptedEngine, failing_kernels, rollout_of
 
-from repl_rl.config import DialectConfig
 from repl_rl.dialect import Cell, CellRun
 from repl_rl.engine import Vocabulary
 from repl_rl.errors import ConfigError, KernelError
@@ -56,25 +55,12 @@ def roll(vocabulary: Vocabulary) -> Roll:
     """The trajectory of a policy that types these lines."""
 
     def roll(lines: Sequence[str], kernels: Any = None, **setup: Any) -> Trajectory:
-        engine = ScriptedEngine(vocabulary, lines)
+        engine = RecordingEngine(ScriptedEngine(vocabulary, lines))
         [trajectory] = asyncio.run(rollout_of(engine, kernels, **setup).many([TASK]))
-        assert_three_views_agree(trajectory, engine)
+        assert_exact([trajectory], engine, vocabulary)
         return trajectory
 
     return roll
-
-
-def assert_three_views_agree(trajectory: Trajectory, engine: ScriptedEngine) -> None:
-    """The ids, the lines, and what the engine was given are one thing."""
-    lines = trajectory.lines
-    starts = [trajectory.prompt_ids + trajectory.completion_ids[: line.start] for line in lines]
-    assert engine.given == [list(ids) for ids in starts]
-    for line, following in pairwise(lines):
-        between = trajectory.completion_ids[line.end : following.start]
-        assert tuple(between) == engine.vocabulary.encode_output(line.output)
-    assert lines[-1].end == len(trajectory.completion_ids)
-    expected = [LOGPROB if was else 0.0 for was in trajectory.sampled_mask]
-    assert list(trajectory.logprobs) == expected
 
 
 async def test_a_stock_client_looks_into_a_rollout_and_changes_it_and_stays_after_it(vocabulary: Vocabulary) -> None:
@@ -175,29 +161,21 @@ def test_what_shows_the_same_again_and_changes_nothing_is_repeated() -> None:
     assert counts(*[shown("")] * 3) == [0, 0, 0]
 
 
-def test_a_long_output_is_cut_in_the_middle_before_it_is_encoded(roll: Roll) -> None:
-    dialect = DialectConfig(max_output_chars=100)
-    trajectory = roll([" print('9' * 5000)\n", " submit_final_answer(1)\n"], dialect=dialect)
-    output = trajectory.lines[0].output.removesuffix(">>>")
-    assert len(output) <= 100
-    assert "characters left out" in output
-
-
-def test_chat_models_get_the_problem_by_their_template_and_the_banner_as_prefill(vocabulary: Vocabulary) -> None:
+def test_chat_models_get_the_problem_by_their_template_and_the_banner_as_prefill(
+    roll: Roll, vocabulary: Vocabulary
+) -> None:
     tokenizer = copy.deepcopy(vocabulary.tokenizer)
     tokenizer.chat_template = (
         "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
         "{% if add_generation_prompt %}[assistant] {% endif %}"
     )
-    engine = ScriptedEngine(Vocabulary(tokenizer), [" submit_final_answer(6 * 7)\n"])
-    [trajectory] = asyncio.run(rollout_of(engine, chat=True).many([TASK]))
+    trajectory = roll([" submit_final_answer(6 * 7)\n"], vocabulary=Vocabulary(tokenizer), chat=True)
     assert trajectory.prompt.startswith("[system] You think inside a live Python interpreter.")
     assert "\n[user] What is 6 * 7?\n[assistant] Python 3.11" in trajectory.prompt
     assert trajectory.prompt.endswith("for more information.\n>>>")
     assert "# What is 6 * 7?" not in trajectory.prompt
     assert vocabulary.decode(trajectory.prompt_ids) == trajectory.prompt
     assert trajectory.answer == ("42",)
-    assert_three_views_agree(trajectory, engine)
 
 
 def test_what_lines_draw_is_kept_up_to_8_mib_and_not_shown_to_the_policy(roll: Roll) -> None:
@@ -256,45 +234,6 @@ async def test_a_prompt_that_is_too_long_is_refused_before_anything_starts(vocab
     with pytest.raises(ConfigError, match=r"prompt of task 'long' has \d+ tokens and engine.context_tokens is 256"):
         await rollout_of(engine, kernels, context_tokens=256).many(tasks)
     assert (engine.given, kernels.opened) == ([], 0)
-
-
-@pytest.mark.more
-async def test_a_cut_frees_the_real_kernel_of_a_cell_that_runs(vocabulary: Vocabulary) -> None:
-    sleeping = asyncio.Event()
-
-    def typed(prompt: str) -> list[str]:
-        sleep = " time.sleep(600)\n" if "slow" in prompt else " time\n"
-        return [" import time\n", sleep, " submit_final_answer(1)\n"]
-
-    async def wait(prompt: str, turn: int, sampling: object) -> None:
-        if "fast" in prompt:
-            await sleeping.wait()
-
-    async def tell(session: int, cell: int, source: str, execute: Execute) -> ExecResult:
-        if "sleep(600)" in source:
-            sleeping.set()
-        return await execute()
-
-    async with KernelPool(3, Limits(line_s=900.0), warm=0) as pool:
-        rollout = rollout_of(ScriptedEngine(vocabulary, typed, wait), HookedKernels(tell, pool))
-        made = await rollout.many(tasks_of("fast 1", "slow", "fast 2"), cut=Cut(share=0.6, group_size=3))
-        alive = pool.stats.alive
-    assert [each.stop_reason for each in made] == ["answer", "unfinished", "answer"]
-    assert [line.kind for line in made[1].lines] == [LineKind.STATEMENT, LineKind.KILLED]
-    assert alive == 0
-
-
-@pytest.mark.more
-async def test_a_line_carries_the_state_that_the_real_kernel_had_after_it(vocabulary: Vocabulary) -> None:
-    typed = [" x = 1\n", " x\n", " # a thought\n", " x = 2\n", " x = 1\n", " submit_final_answer(x)\n"]
-    async with KernelPool(1, Limits(line_s=60), warm=0) as pool:
-        [trajectory] = await rollout_of(ScriptedEngine(vocabulary, typed), pool).many([TASK])
-    one, shown, thought, two, one_again, _ = (line.fingerprint for line in trajectory.lines)
-    assert one is not None
-    assert two is not None
-    assert one == one_again != two
-    assert thought is None
-    assert shown != two
 
 
 class Stalling(ScriptedEngine):

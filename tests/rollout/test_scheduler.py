@@ -42,13 +42,6 @@ async def collect(scheduler: Scheduler) -> list[tuple[int, StopReason]]:
     return [(index, ended.stop_reason) async for index, ended in scheduler.stream()]
 
 
-async def cut_of(scheduler: Scheduler) -> list[int]:
-    """Those that did not finish."""
-    ended = sorted(await collect(scheduler))
-    assert [index for index, _ in ended] == list(range(len(ended)))
-    return [index for index, reason in ended if reason is UNFINISHED]
-
-
 EOS, UNFINISHED = StopReason.EOS, StopReason.UNFINISHED
 
 
@@ -64,19 +57,20 @@ async def test_no_more_run_than_may_and_a_place_is_taken_as_soon_as_it_is_free()
     assert log == ["start 0", "start 1", "eos 1", "start 2", "eos 2", "start 3", "eos 3", "eos 0"]
 
 
-async def test_an_empty_batch_has_nothing() -> None:
-    assert await collect(Scheduler(turns([], []), 0, cut=Cut(0.5, 2))) == []
-
-
-async def test_the_rest_is_cut_once_the_share_has_finished() -> None:
-    log: list[str] = []
-    scheduler = Scheduler(turns([1, None, 2, 3, None, 4, 5, 6], log), 8, cut=Cut(0.75, 4))
-    assert await cut_of(scheduler) == [1, 4]
-
-
-async def test_a_group_without_a_baseline_runs_on_until_it_has_one() -> None:
-    scheduler = Scheduler(turns([1, 2, 3, 4, 50, 100, None, None], []), 8, cut=Cut(0.5, 4))
-    assert await cut_of(scheduler) == [6, 7]
+@pytest.mark.parametrize(
+    ("durations", "share", "cut"),
+    [
+        ([], 0.5, []),
+        ([1, None, 2, 3, None, 4, 5, 6], 0.75, [1, 4]),
+        ([1, 2, 3, 4, 50, 100, None, None], 0.5, [6, 7]),  # a group without a baseline runs on until it has one
+    ],
+)
+async def test_the_rest_is_cut_once_the_share_has_finished(
+    durations: list[int | None], share: float, cut: list[int]
+) -> None:
+    ended = sorted(await collect(Scheduler(turns(durations, []), len(durations), cut=Cut(share, 4))))
+    assert [index for index, _ in ended] == list(range(len(durations)))
+    assert [index for index, reason in ended if reason is UNFINISHED] == cut
 
 
 async def test_what_has_not_begun_is_cut_without_beginning() -> None:
@@ -107,16 +101,10 @@ def test_the_share_is_of_all_trajectories_rounded_up(share: float, cut_after: in
     assert [index for index, cut in enumerate(cuts, 1) if cut] == [cut_after]
 
 
-def test_void_trajectories_count_for_the_share_and_for_no_baseline() -> None:
-    assert rule(4, 0.5, 4, 0, 1, 2, 3, void=(0, 1)) == [[], [], [], [0, 1, 2, 3]]
-
-
-def test_a_last_group_that_is_smaller_needs_what_it_has() -> None:
-    assert rule(5, 0.6, 4, 0, 1, 4) == [[], [], [0, 1, 2, 3, 4]]
-
-
-def test_each_group_is_cut_once() -> None:
+def test_each_group_is_cut_once_and_void_trajectories_count_for_the_share_and_for_no_baseline() -> None:
     assert rule(4, 0.5, 2, 0, 1, 2, 3) == [[], [0, 1], [], [2, 3]]
+    assert rule(4, 0.5, 4, 0, 1, 2, 3, void=(0, 1)) == [[], [], [], [0, 1, 2, 3]]
+    assert rule(5, 0.6, 4, 0, 1, 4) == [[], [], [0, 1, 2, 3, 4]], "a last group that is smaller needs what it has"
 
 
 def test_a_failure_ends_the_stream_and_everything_that_runs() -> None:

@@ -49,12 +49,15 @@ def test_schedules_stand_at_the_training_step() -> None:
     assert score([TASK], [answering("42")], grade, table) == scored[:1]
 
 
-def test_a_void_trajectory_is_never_graded() -> None:
+def test_a_void_trajectory_is_never_graded_gets_zeros_and_moves_nobody() -> None:
     def refuse(task: Task, answer: Sequence[str] | None) -> float:
-        raise AssertionError("an aborted trajectory reached the grader")
+        assert answer != ("0",), "an aborted trajectory reached the grader"
+        return grade(task, answer)
 
-    scored = score([TASK], [answering("42", stop_reason=StopReason.ABORTED)], refuse, TABLE)
-    assert scored[0].trajectory.outcome_reward == 0.0
+    made = [answering("42"), answering("0", stop_reason=StopReason.ABORTED), answering("41")]
+    credited = credit(score([TASK] * 3, made, refuse, TABLE), 3, CreditConfig(estimator="outcome"))
+    assert [item.trajectory.outcome_reward for item in credited] == [1.0, 0.0, 0.0]
+    assert [item.token_advantages[0] for item in credited] == [0.5, 0.0, -0.5]
 
 
 def reads_too_much(task: Task, answer: Sequence[str] | None) -> float:
@@ -146,12 +149,6 @@ def test_lines_carry_their_advantage_and_components_travel() -> None:
     assert first.token_advantages == (0.5, 0.0, 1.0, 1.0)
     assert first.components == {"outcome": (0.0, 1.0), "table": (-0.5, 0.0)}
     assert [line.reward for line in first.trajectory.lines] == [-0.5, 1.0]
-
-
-def test_an_aborted_trajectory_gets_zeros_and_moves_nobody() -> None:
-    trajectories = [answering("42"), answering("42", stop_reason=StopReason.ABORTED), answering("41")]
-    credited = credit(score([TASK] * 3, trajectories, grade, TABLE), 3, CreditConfig(estimator="outcome"))
-    assert [item.token_advantages[0] for item in credited] == [0.5, 0.0, -0.5]
 
 
 def test_reinforce_pp_is_scaled_over_all_groups() -> None:

@@ -12,7 +12,6 @@ from repl_rl.dialect.inline import InlineDialect
 from repl_rl.engine import Finish
 from repl_rl.kernel import KernelPool, Limits
 from repl_rl.rollout.scripted import ScriptedPolicy, turns, type_session
-from repl_rl.rollout.service import AttachedKernels
 from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory
 
 pytestmark = pytest.mark.more
@@ -75,16 +74,11 @@ def test_turns_end_where_the_dialects_do() -> None:
 
 
 def test_sessions_share_kernels_that_are_given() -> None:
-    """And with `AttachedKernels` anyone can look on: each session opens its Jupyter side."""
-    files: list[str] = []
-
     async def go() -> list[Trajectory]:
         async with KernelPool(1, Limits(line_s=60)) as pool:
-            kernels = AttachedKernels(pool, lambda file: files.append(file.name), lambda: None)
-            return [await type_session("Q", f" {n}\n", kernels=kernels) for n in (1, 2)]
+            return [await type_session("Q", f" {n}\n", kernels=pool) for n in (1, 2)]
 
     assert [trajectory.lines[0].output for trajectory in asyncio.run(go())] == ["1\n>>>", "2\n>>>"]
-    assert len(files) == 2
 
 
 async def test_two_slots_type_the_same_and_a_budget_cuts() -> None:

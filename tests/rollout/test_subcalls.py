@@ -14,7 +14,7 @@ import vocabularies
 from scripted import AskedEngine, ScriptedEngine, rollout_of
 from waiting import until_async
 
-from repl_rl.config import SamplingConfig, SeededSampling, SubcallsConfig
+from repl_rl.config import SamplingConfig, SubcallsConfig
 from repl_rl.engine import Vocabulary
 from repl_rl.engine.remote import EngineHost, RemoteEngine
 from repl_rl.errors import EngineError
@@ -209,15 +209,6 @@ async def test_what_is_left_of_the_tokens_set_aside_comes_back() -> None:
     assert await calls.ask(["ab", "c", "d"]) == ["AB", "C", late]
     assert await calls.ask(["efg"]) == ["EFG"]
     assert [tokens for _, tokens, _ in model.asked] == [6, 4, 6]
-
-
-async def test_each_sub_call_draws_from_a_seed_of_its_own() -> None:
-    model = Noting()
-    calls = SubCalls(model, SubcallsConfig(), SeededSampling(seed="s/3"))
-    await calls.ask(["a", "b"])
-    await calls.ask(["c"])
-    seeds = [sampling.seed for _, _, sampling in model.asked]  # type: ignore[attr-defined]
-    assert seeds == ["s/3/sub-call 0", "s/3/sub-call 1", "s/3/sub-call 2"]
 
 
 async def test_a_closed_session_asks_nothing_any_more() -> None:

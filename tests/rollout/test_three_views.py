@@ -1,7 +1,7 @@
 """What stands in the sequence, what the kernel ran and what the reward saw are one thing, whatever ids are sampled.
 
-The real line loop over vocabularies of all kinds. The policy samples ids that hypothesis chose, and the kernel runs
-nothing of them; then examples of each edge, with an interpreter.
+The real line loop over vocabularies of all kinds, and the events that it tells. The policy samples ids that hypothesis
+chose, and the kernel runs nothing of them; then examples of each edge, with an interpreter.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import vocabularies
+from exactness import trajectory_in
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_fakes import FakeKernelPool
@@ -28,7 +29,6 @@ from repl_rl.dialect import PythonReader
 from repl_rl.engine import Finish, SampledLine, Vocabulary
 from repl_rl.errors import KernelDiedError
 from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, KernelSource, Limits
-from repl_rl.rollout.batch import RolloutBatch
 from repl_rl.trajectory import StopReason, Task, Trajectory
 
 TASK = Task("t1", "What is 6 * 7?", "42")
@@ -104,8 +104,7 @@ async def roll(
 ) -> tuple[Trajectory, TypingSlot]:
     slot = TypingSlot(vocabulary, ids)
     rollout = rollout_of(slot, kernels, context_tokens=CONTEXT_TOKENS, budget=budget, chat=False)
-    [trajectory] = [ended async for _, ended in rollout.as_completed(RolloutBatch([TASK]))]
-    return trajectory, slot
+    return trajectory_in([event async for event in rollout.stream(TASK)]), slot
 
 
 def typed_bytes(vocabulary: Vocabulary, slot: TypingSlot) -> list[bytes]:
@@ -256,9 +255,6 @@ def test_edges(gpt2: Vocabulary, edge: dict[str, Any]) -> None:
     assert trajectory.stop_reason == edge["stop"]
 
 
-NUL_REFUSED = "SyntaxError: source code string cannot contain null bytes\n"
-
-
 @pytest.mark.parametrize("lines", [1, 2])
 def test_half_a_character_at_the_end_stands_in_the_last_line(gpt2: Vocabulary, lines: int) -> None:
     """The budget ends the trajectory behind its newline, or the end of text comes after it: the bytes are not lost."""
@@ -290,4 +286,4 @@ def test_a_real_kernel_takes_all_of_it_and_lives(gpt2: Vocabulary) -> None:
     assert shown(real) == shown(fake)
     assert [line.kind for line in real.lines] == [line.kind for line in fake.lines]
     assert shown(real)[-2] == (" 6*7\n", "42\n>>>")
-    assert real.lines[0].output == f"{NUL_REFUSED}>>>"
+    assert real.lines[0].output == "SyntaxError: source code string cannot contain null bytes\n>>>"

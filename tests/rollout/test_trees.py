@@ -9,7 +9,7 @@ import pytest
 from growing import TASK, Policy, grow, lines_so_far, texts, typing
 from kernel_fakes import FakeKernelPool
 
-from repl_rl.config import BranchConfig, BudgetConfig, SamplingConfig, parse_config
+from repl_rl.config import BranchConfig, BudgetConfig, SamplingConfig
 from repl_rl.dialect import Turn
 from repl_rl.engine import Vocabulary
 from repl_rl.errors import ConfigError
@@ -18,7 +18,6 @@ from repl_rl.rollout.guest import Guest
 from repl_rl.rollout.scheduler import Cut
 from repl_rl.rollout.session import Session
 from repl_rl.rollout.tree import ForkRule, Root, Trees
-from repl_rl.run.training import check_inputs
 from repl_rl.trajectory import Branch, StopReason, Task, Trajectory, whole_session
 
 pytestmark = pytest.mark.more
@@ -277,20 +276,6 @@ async def test_a_small_pool_grows_large_trees(vocabulary: Vocabulary) -> None:
 async def test_tasks_that_make_no_groups_are_refused() -> None:
     with pytest.raises(ConfigError, match="13 tasks don't divide into groups of 12: 4 roots, with 1 forks into 3 each"):
         Trees(BranchConfig(), [TASK] * 13, 12, SamplingConfig())
-
-
-@pytest.mark.parametrize(
-    ("at", "message"),
-    [
-        ("nowhere:Rule", "branch.at: 'nowhere:Rule' can't be imported"),
-        ("growing:Policy", "branch.at: 'growing:Policy' is not a subclass of repl_rl.rollout.tree.ForkRule"),
-    ],
-)
-def test_a_rule_that_is_none_is_refused_before_a_run_begins(at: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        check_inputs(
-            parse_config({"branch": {"at": at}, "credit": {"estimator": "branch"}, "train": {"group_size": 12}})
-        )
 
 
 class AfterTwo(ForkRule):

@@ -6,8 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +27,6 @@ def finish(process: subprocess.Popen[str], code: int = 0) -> str:
     output, _ = process.communicate(timeout=900)
     assert process.returncode == code, output
     return output
-
-
-def wait_until(holds: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
-    """Until it holds, for ten minutes at most; the process has to be alive meanwhile."""
-    deadline = time.monotonic() + 600
-    while not holds():
-        assert process is None or process.poll() is None, process and process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def is_complete(checkpoint: Path) -> bool:
-    return (checkpoint / "trainer_state.json").exists()
 
 
 def rows(run: Path, kind: str) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ import math
 import re
 import shlex
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from repl_rl.run.training import training_arguments
 from repl_rl.utils.folders import resource_folder
 
 pytestmark = pytest.mark.more
+Shown = Callable[..., str]
 
 
 @pytest.fixture(autouse=True)
@@ -36,10 +38,10 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def dry_run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    code = main(["train", *arguments, "--dry-run"])
-    captured = capsys.readouterr()
-    return code, " ".join((captured.out + captured.err).split())
+@pytest.fixture
+def shown(said: Callable[..., str]) -> Callable[..., str]:
+    """What a dry run says, with single spaces."""
+    return lambda *arguments, code=0: " ".join(said("train", *arguments, "--dry-run", code=code).split())
 
 
 @pytest.mark.parametrize(
@@ -49,27 +51,24 @@ def dry_run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
         for name in shipped_configs()
     ],
 )
-def test_every_shipped_config_passes_a_dry_run(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = load_config(name)
-    code, shown = dry_run(capsys, name)
-    assert code == 0, shown
+def test_every_shipped_config_passes_a_dry_run(name: str, tmp_path: Path, shown: Shown) -> None:
+    config, text = load_config(name), shown(name)
     per_step = config.train.prompts_per_step * config.train.group_size
-    assert f"{config.train.prompts_per_step} problems x {config.train.group_size} = {per_step} trajectories" in shown
-    assert f"at most {per_step * config.budget.tokens:,} of completion" in shown
-    assert f"runs/{name}/: config.yaml" in shown
+    assert f"{config.train.prompts_per_step} problems x {config.train.group_size} = {per_step} trajectories" in text
+    assert f"at most {per_step * config.budget.tokens:,} of completion" in text
+    assert f"runs/{name}/: config.yaml" in text
     assert not list(idle_settings(config, gpus=0)) + list(idle_settings(config, gpus=8))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_dry_run_shows_the_first_prompt_and_says_what_is_paid(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_shows_the_first_prompt_and_says_what_is_paid(shown: Shown) -> None:
     limited = "{preset: gentle, kinds: {comment: 0.02}, shaping: {weight: {start: 1, end: 0, steps: 9}}}"
-    code, shown = dry_run(capsys, "quickstart", "--set", f"rewards={limited}", "--set", "credit.gamma=0.9")
-    assert code == 0
-    assert re.search(r"the first prompt, as the model reads it: \| Python 3\..* \| >>> # [^|]+ \| >>>", shown)
-    assert "rewards +1 for a right answer; a line: -0.05 syntax_error" in shown
-    assert "gains times 0.5 at each repetition; gains of a session at most 0.2; losses at most 0.25; times 1, " in shown
-    assert "less the others' mean from the same line number on; discounted by 0.9 a line" in shown
-    assert "note: rewards.kinds.comment is never paid: what runs nothing gains nothing" in shown
+    text = shown("quickstart", "--set", f"rewards={limited}", "--set", "credit.gamma=0.9")
+    assert re.search(r"the first prompt, as the model reads it: \| Python 3\..* \| >>> # [^|]+ \| >>>", text)
+    assert "rewards +1 for a right answer; a line: -0.05 syntax_error" in text
+    assert "gains times 0.5 at each repetition; gains of a session at most 0.2; losses at most 0.25; times 1, " in text
+    assert "less the others' mean from the same line number on; discounted by 0.9 a line" in text
+    assert "note: rewards.kinds.comment is never paid: what runs nothing gains nothing" in text
 
 
 @pytest.mark.parametrize(
@@ -98,35 +97,15 @@ def test_trl_takes_what_a_dry_run_does_not_show_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "texts"), yaml.safe_load(Path(__file__).with_name("dry_runs.yaml").read_text(encoding="utf-8")).items()
 )
-def test_what_it_says(command: str, texts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, shown = dry_run(capsys, *shlex.split(command))
-    assert code == 0
-    shown = shown.replace(str(tmp_path), "~")
-    assert [text for text in texts if text not in shown] == []
+def test_what_it_says(command: str, texts: list[str], tmp_path: Path, shown: Shown) -> None:
+    whole = shown(*shlex.split(command)).replace(str(tmp_path), "~")
+    assert [text for text in texts if text not in whole] == []
     assert list(tmp_path.iterdir()) == []
 
 
-OWN_TOOLS = """
-from repl_rl import tool
-
-
-@tool(where="host")
-def weather(city: str) -> str:
-    'Weather of a city.'
-    return city
-
-
-def rate(day: int) -> float:
-    'Rate of a day.'
-    return 1.0
-"""
-
-
-def test_where_tools_run_is_said_of_each_as_its_decorator_says(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("own_tools.py").write_text(OWN_TOOLS)
-    code, shown = dry_run(capsys, "quickstart", "--set", "tools.functions=[own_tools:weather, own_tools:rate]")
-    assert "dialect python; tools weather (host), rate (sandbox)" in shown
-    assert code == 0
+def test_where_tools_run_is_said_of_each_as_its_decorator_says(shown: Shown) -> None:
+    text = shown("quickstart", "--set", "tools.functions=[rollout.test_episode:look_up, scripted:multiply]")
+    assert "dialect python; tools look_up (host), multiply (sandbox)" in text
 
 
 def test_what_is_known_of_models_on_the_hub_is_what_transformers_makes_of_them() -> None:
@@ -152,7 +131,7 @@ def test_recurrent_layers_are_noted(tmp_path: Path) -> None:
 
 
 def test_of_a_mixture_of_experts_it_says_what_adapters_reach_and_refuses_what_can_not_be(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, shown: Shown
 ) -> None:
     folder = Path(with_experts(tmp_path / "experts"))
     on_it = ["quickstart", "--set", f"model.path={folder}", "--set", "model.dtype=bfloat16", "--set"]
@@ -162,27 +141,24 @@ def test_of_a_mixture_of_experts_it_says_what_adapters_reach_and_refuses_what_ca
         ("{}", 4 * 3 * 16 * 32 + 4 * 32 + 6 * 32 * 32, None),  # experts, router, attention
         ("{target_modules: [q_proj]}", 32 * 64, "train.lora leaves the experts frozen: mlp.experts.down_proj, mlp."),
     ):
-        code, shown = dry_run(capsys, *on_it, f"train.lora={lora}")
-        assert code == 0
-        assert f"with adapters on {count / parameters:.1%} of them" in shown
-        assert "routers of sampler and trainer choose other experts" in shown
-        assert ("train.lora leaves" in shown) == (note is not None)
-        assert note is None or note in shown
-    assert dry_run(capsys, *on_it, "train.lora={target_modules: [q_proj]}", *beside)[0] == 0
+        text = shown(*on_it, f"train.lora={lora}")
+        assert f"with adapters on {count / parameters:.1%} of them" in text
+        assert "routers of sampler and trainer choose other experts" in text
+        assert ("train.lora leaves" in text) == (note is not None)
+        assert note is None or note in text
+    shown(*on_it, "train.lora={target_modules: [q_proj]}", *beside)
     said = {
         "train.lora={}": "tensors that are not linear layers: mlp.experts.down_proj, mlp.experts.gate_up_proj,",
         "train.micro_batch_tokens=64": "micro_batch_tokens=64 with the auxiliary loss of this model's router",
         "train.lora={lora_dropout: 0.1}": "does not work with lora_dropout",
     }
     for override, text in said.items():
-        code, shown = dry_run(capsys, *on_it, override, *(beside if "{}" in override else ()))
-        assert (code, text in shown) == (2, True), shown
+        assert text in shown(*on_it, override, *(beside if "{}" in override else ()), code=2)
     known = json.loads((folder / "config.json").read_text())  # PEFT does not know that kind's experts
     (folder / "config.json").write_text(json.dumps(known | {"model_type": "qwen2_moe"}))
-    code, shown = dry_run(capsys, *on_it, "train.lora={}")
-    assert code == 2
-    assert "of this model's weights frozen, its experts" in shown
-    assert "target_parameters: [mlp.experts.down_proj, mlp.experts.gate_up_proj]" in shown
+    text = shown(*on_it, "train.lora={}", code=2)
+    assert "of this model's weights frozen, its experts" in text
+    assert "target_parameters: [mlp.experts.down_proj, mlp.experts.gate_up_proj]" in text
 
 
 def test_what_is_trained_and_how_decides_about_memory() -> None:
@@ -210,36 +186,32 @@ def test_what_does_not_fit_a_gpu_is_noted(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("gpus", [0, 8])
 def test_gpus_are_counted_and_missing_ones_are_no_failure(
-    gpus: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    gpus: int, monkeypatch: pytest.MonkeyPatch, shown: Shown
 ) -> None:
     monkeypatch.setattr(dryrun, "gpus_here", lambda: (gpus, 80.0 * bool(gpus)))
     monkeypatch.setattr(dryrun, "training_arguments", lambda *arguments, **named: None)
-    code, shown = dry_run(capsys, "gpu-8")
-    assert code == 0
-    assert f"8 needed, one for each trainer process; {gpus} here" in shown
-    assert ("can't be trained here" in shown) == (gpus < 8)
+    text = shown("gpu-8")
+    assert f"8 needed, one for each trainer process; {gpus} here" in text
+    assert ("can't be trained here" in text) == (gpus < 8)
 
 
-def test_a_checkpoint_without_weights_or_with_broken_ones_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_without_weights_or_with_broken_ones_is_refused(tmp_path: Path, shown: Shown) -> None:
     folder = tmp_path / "model"
     shutil.copytree(NANO_PATH, folder)
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:4])
     arguments = ["quickstart", "--set", f"model.path={folder}"]
-    assert "model.safetensors can't be read as safetensors" in dry_run(capsys, *arguments)[1]
+    assert "model.safetensors can't be read as safetensors" in shown(*arguments, code=2)
     weights.unlink()
-    code, shown = dry_run(capsys, *arguments)
-    assert code == 2
-    assert "holds no *.safetensors file, so no weights; save the model with save_pretrained" in shown
+    text = shown(*arguments, code=2)
+    assert "holds no *.safetensors file, so no weights; save the model with save_pretrained" in text
 
 
 GSM8K_ROWS = [{"question": f"What is {n} apples and {n}?", "answer": f"{n}+{n}\n#### {2 * n}"} for n in range(2, 7)]
 
 
 def test_the_problems_of_a_data_set_in_a_folder_are_read_and_checked(
-    tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+    tmp_path_factory: pytest.TempPathFactory, shown: Shown
 ) -> None:
     broken = [*GSM8K_ROWS, {"question": "How many?", "answer": "nobody knows"}]
     for rows, code, text in (
@@ -250,10 +222,9 @@ def test_the_problems_of_a_data_set_in_a_folder_are_read_and_checked(
         for split in ("train", "test"):
             (folder / split).mkdir()
             (folder / split / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        found, shown = dry_run(
-            capsys, "qwen3-1.7b-gsm8k", "--set", f"tasks.folder={folder}", "--set", "train.prompts_per_step=4"
-        )
-        assert (found, text in shown, "fetched from the hub, or its cache" in shown) == (code, True, False), shown
+        own = ("--set", f"tasks.folder={folder}", "--set", "train.prompts_per_step=4")
+        whole = shown("qwen3-1.7b-gsm8k", *own, code=code)
+        assert (text in whole, "fetched from the hub, or its cache" in whole) == (True, False), whole
 
 
 @pytest.mark.parametrize("name", ["qwen3-4b-gsm8k", "qwen3-32b-lora"])

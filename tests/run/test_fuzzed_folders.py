@@ -6,13 +6,12 @@ import json
 import os
 import random
 import shutil
-import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import seeds
 
 from repl_rl.cli import main
 from repl_rl.errors import ReplRLError
@@ -92,13 +91,6 @@ def change(run: Path, outside: Path, draw: random.Random) -> None:
         path.write_bytes(changed_bytes(path.read_bytes(), draw))
 
 
-def seeds() -> Iterator[int]:
-    began, seed = time.monotonic(), int(os.environ.get("SEED", "0"))
-    while time.monotonic() < began + SECONDS:
-        yield seed
-        seed += 1
-
-
 def test_no_folder_makes_a_command_fail(
     stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,7 +100,7 @@ def test_no_folder_makes_a_command_fail(
     shutil.copytree(stored / "run", whole)
     outside.mkdir()
     (outside / "secret").write_text(HIDDEN)
-    for seed in seeds():
+    for seed in seeds(SECONDS):
         draw = random.Random(seed)
         shutil.rmtree(stored / "run")
         shutil.rmtree(stored / "out", ignore_errors=True)

@@ -4,6 +4,7 @@ what is wrong is said in a sentence."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import socket
@@ -114,8 +115,6 @@ def put(what: str, path: Path, run: Path, outside: Path) -> None:
     elif what == "index with triggers":
         index_with_triggers(path)
     elif what == "pipe":
-        import os
-
         os.mkfifo(path)
     elif what == "socket":
         listening = socket.socket(socket.AF_UNIX)
@@ -191,11 +190,11 @@ def test_a_strangers_run(
         ("trainer_state.json", "text {}"),
     ],
 )
-def test_a_strangers_training(run: Path, capsys: pytest.CaptureFixture[str], name: str, what: str) -> None:
+def test_a_strangers_training(run: Path, said: Callable[..., str], name: str, what: str) -> None:
     put(what, run / "checkpoints" / "checkpoint-2" / name, run, run)
     shutil.rmtree(run / "model")
-    assert main(["train", "--resume", "run", "--set", "train.steps=3"]) == 2
-    assert "repl-rl: the checkpoint can't be resumed from" in capsys.readouterr().err
+    shown = said("train", "--resume", "run", "--set", "train.steps=3", code=2)
+    assert "repl-rl: the checkpoint can't be resumed from" in shown
 
 
 CHECKPOINTS = [

@@ -8,19 +8,20 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from integrations.chat_server import JsonHandler, serving
 from run.conftest import STORED
 
 from repl_rl import Trajectory, read_jsonl
 from repl_rl.cli import main
 from repl_rl.config import load_config
+
+Said = Callable[..., str]
 
 
 @pytest.fixture
@@ -49,10 +50,9 @@ def table_rows(folder: Path, split: str) -> list[dict[str, Any]]:
     return list(data)
 
 
-def test_a_folder_gets_model_card_and_rollouts(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_gets_model_card_and_rollouts(here: Path, said: Said) -> None:
     (here / "run" / "model" / "training_args.bin").write_bytes(b"pickled")
-    assert main(["push", "run", "--to", "./out/pushed/"]) == 0
-    assert "8 rollouts in split train" in capsys.readouterr().out
+    assert "8 rollouts in split train" in said("push", "run", "--to", "./out/pushed/")
     pushed = here / "out" / "pushed"
     assert sorted(path.name for path in here.glob("*")) == ["model", "out", "run", "sample.yaml", "step_00003.jsonl"]
     assert {str(path.relative_to(pushed)) for path in pushed.rglob("*") if path.is_file()} == {
@@ -161,34 +161,28 @@ def test_hostile_text_stays_in_its_place(here: Path) -> None:
         ("./sample.yaml", "is a file; give another folder"),
     ],
 )
-def test_bad_places_are_refused_before_anything_is_written(
-    here: Path, capsys: pytest.CaptureFixture[str], to: str, message: str
-) -> None:
+def test_bad_places_are_refused_before_anything_is_written(here: Path, said: Said, to: str, message: str) -> None:
     before = sorted(here.rglob("*"))
-    assert main(["push", "run", "--to", to]) == 2
-    assert message in capsys.readouterr().err
+    assert message in said("push", "run", "--to", to, code=2)
     assert sorted(here.rglob("*")) == before
 
 
-def test_a_run_without_a_model_says_how_to_get_one(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_a_model_says_how_to_get_one(here: Path, said: Said) -> None:
     shutil.rmtree(here / "run/model")
-    assert main(["push", "run", "--to", "./out"]) == 2
-    message = capsys.readouterr().err
+    message = said("push", "run", "--to", "./out", code=2)
     assert "run has no model to push" in message
     assert "newest checkpoint is of step 2 of 2" in message
     assert "repl-rl train --resume run" in message
     assert not (here / "out").exists()
-    assert main(["push", "model", "--to", "./out"]) == 2
-    assert "model is not a run" in capsys.readouterr().err
+    assert "model is not a run" in said("push", "model", "--to", "./out", code=2)
 
 
-def test_a_run_without_rollouts_gives_a_model_alone(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_rollouts_gives_a_model_alone(here: Path, said: Said) -> None:
     shutil.rmtree(here / "run/rollouts")
     shutil.rmtree(here / "run/eval")
-    assert main(["push", "run", "--to", "./out"]) == 0
-    said = capsys.readouterr().out
-    assert "holds no rollouts" in said
-    assert "pushed to out/model\n" in said
+    shown = said("push", "run", "--to", "./out")
+    assert "holds no rollouts" in shown
+    assert "pushed to out/model\n" in shown
     assert [path.name for path in (here / "out").iterdir()] == ["model"]
     assert "A rollout" not in (here / "out/model/README.md").read_text()
 
@@ -229,7 +223,7 @@ def test_a_run_of_adapters_gives_merged_weights_and_the_adapter(here: Path, tmp_
     assert said_by("load_adapter", here, tmp_path) == ["True"]
 
 
-class Hub(BaseHTTPRequestHandler):
+class Hub(JsonHandler):
     """The part of the hub's interface that an upload uses. Commits are kept as they came, by repository."""
 
     made: list[tuple[str, str, bool]] = []  # noqa: RUF012
@@ -263,29 +257,13 @@ class Hub(BaseHTTPRequestHandler):
         else:
             self.answer({"errors": [], "warnings": []})
 
-    def answer(self, content: Any, status: int = 200) -> None:
-        data = json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
 
 @pytest.fixture
 def hub() -> Iterator[str]:
     Hub.made.clear()
     Hub.commits.clear()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(Hub) as address:
+        yield address
 
 
 def push_to(hub: str, here: Path, token: str, *more: str) -> subprocess.CompletedProcess[str]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import TrainerControl, TrainerState, TrainingArguments, get_scheduler
 
-from repl_rl.cli import main
 from repl_rl.config import load_config
 from repl_rl.errors import RunError
 from repl_rl.run.callbacks import FollowArguments
@@ -17,6 +17,7 @@ from repl_rl.run.folder import RunFolder, new_run
 from repl_rl.run.resume import open_run, what_changes
 from repl_rl.trajectory import read_jsonl
 
+Said = Callable[..., str]
 FREE = (
     "train.steps, train.max_minutes, train.save_steps, train.report_to, train.report_rollouts, "
     "train.report_rollouts_every, eval.problems, eval.temperature, import_from, kernel.size, kernel.budget_mb, "
@@ -31,19 +32,10 @@ def reach(folder: RunFolder, step: int) -> None:
     (checkpoint / "trainer_state.json").write_text(f'{{"global_step": {step}}}')
 
 
-def resume(folder: RunFolder, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    code = main(["train", "--resume", str(folder.path), *arguments])
-    captured = capsys.readouterr()
-    return code, captured.out + captured.err
-
-
-def test_a_dry_run_names_the_runs_own_folder_and_what_remains(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_names_the_runs_own_folder_and_what_remains(tmp_path: Path, said: Said) -> None:
     folder = new_run(load_config("quickstart"), tmp_path)
     reach(folder, 40)
-    code, shown = resume(folder, capsys, "--dry-run", "--set", "train.steps=100")
-    assert code == 0
+    shown = said("train", "--resume", str(folder.path), "--dry-run", "--set", "train.steps=100")
     assert shown.splitlines()[-2:] == [
         f"files             {folder.path}/, resumed from step 40: 60 of 100 steps remain",
         "note: the learning rate follows train.steps (schedule linear), 100 instead of 60: at step 40 it goes from "
@@ -97,12 +89,9 @@ def test_the_first_step_of_an_extended_run_has_its_learning_rate_now(tmp_path: P
 
 @pytest.mark.more
 @pytest.mark.usefixtures("stored")
-def test_a_finished_run_goes_on_as_it_would_have_and_is_measured_alike_before_and_after(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["train", "--resume", "run", "--set", "train.steps=3", "--set", "eval.temperature=0.5"]) == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert shown[:2] == [
+def test_a_finished_run_goes_on_as_it_would_have_and_is_measured_alike_before_and_after(said: Said) -> None:
+    shown = said("train", "--resume", "run", "--set", "train.steps=3", "--set", "eval.temperature=0.5")
+    assert shown.splitlines()[:2] == [
         "run folder: run",
         "note: eval has changed: the model from before training is measured again, and the tables leave out what was "
         "measured with the earlier settings",
@@ -118,20 +107,18 @@ def test_a_finished_run_goes_on_as_it_would_have_and_is_measured_alike_before_an
     assert [row["step"] for row in rows if row["kind"] == "train"] == [1, 2, 3]
     stored = RunFolder(Path("run")).config()
     assert (stored.train.steps, stored.eval.temperature) == (3, 0.5)
-    assert main(["view", "run", "--summary"]) == 0
-    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note:")]
+    notes = [line for line in said("view", "run", "--summary").splitlines() if line.startswith("note:")]
     assert notes == [f"note: the evaluation at step {n} had other settings (eval) and is left out" for n in (0, 2)]
 
 
 @pytest.mark.parametrize("run", [["sample.yaml"], ["--resume", "run", "--set", "train.steps=3"]])
 def test_where_the_model_does_not_load_a_new_run_leaves_no_folder_and_one_that_is_resumed_keeps_its_own(
-    stored: Path, run: list[str], capsys: pytest.CaptureFixture[str]
+    stored: Path, run: list[str], said: Said
 ) -> None:
     (stored / "model/model.safetensors").write_bytes(b"")
-    assert main(["train", *run]) == 2
-    said = capsys.readouterr().err
-    assert "header too small" in said
-    assert ("go on with: repl-rl train --resume run" in said) == ("--resume" in run)
+    shown = said("train", *run, code=2)
+    assert "header too small" in shown
+    assert ("go on with: repl-rl train --resume run" in shown) == ("--resume" in run)
     assert list(stored.glob("runs/*")) == []
     assert (stored / "run/metrics.jsonl").is_file()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from io import StringIO
@@ -21,16 +21,15 @@ from repl_rl.rollout.batch import OnEnd
 from repl_rl.run.evaluation import comparison
 from repl_rl.trajectory import Task, Trajectory, read_jsonl
 
+Said = Callable[..., str]
 pytestmark = [pytest.mark.more, pytest.mark.usefixtures("stored")]
 
 
-def test_a_task_with_an_answer_is_graded_and_credited(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_task_with_an_answer_is_graded_and_credited(said: Said) -> None:
     for file in Path("model").glob("tokenizer*"):  # which the stored checkpoint is without
         shutil.copy(file, "run/checkpoints/checkpoint-2")
     problem = ["--task", "What is 1 + 1?", "--answer", "2", "-n", "3"]
-    command = ["rollout", "--model", "run", *problem, "--out", "new/x.jsonl"]
-    assert main(command) == 0
-    shown = capsys.readouterr().out
+    shown = said("rollout", "--model", "run", *problem, "--out", "new/x.jsonl")
     assert shown.startswith("loading the model and the first kernels ...\n3 rollouts ...\n")
     assert "3 trajectories in new/x.jsonl, 0 solved; without an answer, 3 of 3: " in shown
     assert shown.endswith("docs/faq.md says what helps\n")
@@ -45,9 +44,8 @@ def test_a_task_with_an_answer_is_graded_and_credited(capsys: pytest.CaptureFixt
     assert {len(trajectory.lines) <= 4 for trajectory in trajectories} == {True}, "the run's own budget"
 
 
-def test_one_problem_needs_neither_a_file_nor_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["rollout", "sample.yaml", "--task", "What is 1 + 1?"]) == 0
-    shown = capsys.readouterr().out
+def test_one_problem_needs_neither_a_file_nor_an_answer(said: Said) -> None:
+    shown = said("rollout", "sample.yaml", "--task", "What is 1 + 1?")
     assert "\n1 trajectory; without an answer, 1 of 1: " in shown
     assert sorted(path.name for path in Path().iterdir()) == ["model", "run", "sample.yaml", "step_00003.jsonl"]
 
@@ -92,7 +90,7 @@ def test_without_a_config_a_model_is_sampled_as_its_own_settings_say(
 
 @pytest.mark.parametrize(("failure", "code"), [(KeyboardInterrupt(), 130), (KernelError("it was killed"), 2)])
 def test_what_has_ended_is_kept_and_graded_when_the_rest_is_not_to_come(
-    failure: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    failure: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:
     ended = [replace(one, task_id="", outcome_reward=None) for one in read_jsonl(Path("step_00003.jsonl"))][:2]
 
@@ -103,10 +101,9 @@ def test_what_has_ended_is_kept_and_graded_when_the_rest_is_not_to_come(
             raise failure
 
     monkeypatch.setattr(service, "open_service", lambda *_, **__: nullcontext(Service()))
-    assert main(["rollout", "sample.yaml", "-n", "5", "--out", "x.jsonl"]) == code
-    captured = capsys.readouterr()
-    assert "2 of 5 trajectories in x.jsonl, 0 solved; without an answer, 2 of 2: max tokens 2" in captured.out
-    assert ("interrupted" if code == 130 else "it was killed") in captured.err
+    shown = said("rollout", "sample.yaml", "-n", "5", "--out", "x.jsonl", code=code)
+    assert "2 of 5 trajectories in x.jsonl, 0 solved; without an answer, 2 of 2: max tokens 2" in shown
+    assert ("interrupted" if code == 130 else "it was killed") in shown
     kept = list(read_jsonl(Path("x.jsonl")))
     assert [one.completion_ids for one in kept] == [one.completion_ids for one in reversed(ended)]
     assert [one.outcome_reward for one in kept] == [0.0, 0.0]
@@ -114,7 +111,7 @@ def test_what_has_ended_is_kept_and_graded_when_the_rest_is_not_to_come(
 
 @pytest.mark.parametrize(("failure", "code"), [(KeyboardInterrupt(), 130), (KernelError("it was killed"), 2)])
 def test_what_has_ended_of_an_evaluation_is_kept_beside_those_that_are_complete(
-    failure: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    failure: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:
     one = next(iter(read_jsonl(Path("step_00003.jsonl"))))
     asked: list[int] = []
@@ -130,8 +127,9 @@ def test_what_has_ended_of_an_evaluation_is_kept_beside_those_that_are_complete(
             return trajectories
 
     monkeypatch.setattr(comparison, "open_service", lambda *_: nullcontext(Service()))
-    assert main(["eval", "sample.yaml", "--model", "model", "model", "model", "-n", "2", "--out", "x.jsonl"]) == code
-    assert "3 of 4 rollouts of model, python are kept in x.jsonl\n" in capsys.readouterr().out
+    models = ("--model", "model", "model", "model")
+    shown = said("eval", "sample.yaml", *models, "-n", "2", "--out", "x.jsonl", code=code)
+    assert "3 of 4 rollouts of model, python are kept in x.jsonl\n" in shown
     records = [json.loads(line) for line in Path("x.jsonl").read_text().splitlines()]
     assert [record["sample"] for record in records] == [0, 1, 0, 1, 0, 1, 0]
     assert {(record["model"], record["dialect"], record["outcome_reward"]) for record in records} == {

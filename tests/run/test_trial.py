@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from repl_rl.cli import main
 from repl_rl.config import load_config
 from repl_rl.run.trial import Trial, Watch, configs, off
 
+Said = Callable[..., str]
 NUMBERS = {"load_s": 1.0, "step_s": 1.0, "sampled_tokens": 1, "tokens_per_s": 1.0, "drift_mean": 0.01, "drift_max": 0.1}
 WORDS = {"engine": "VLLMEngine", "dtype": "bfloat16", "device": "a GPU", "attention": "sdpa", "graphs": "FULL"}
 GOOD = Trial(parts_s={}, peaks_mb={}, moved=0.99, is_packed=True, **NUMBERS, **WORDS)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
-def test_every_engine_of_this_machine_takes_two_steps_and_nothing_is_off(capsys: pytest.CaptureFixture[str]) -> None:
-    code = main(["doctor", "--train"])
-    shown = capsys.readouterr().out
-    assert code == 0, shown
+def test_every_engine_of_this_machine_takes_two_steps_and_nothing_is_off(said: Said) -> None:
+    shown = said("doctor", "--train")
     assert re.search("VLLMEngine, float32 +TransformersEngine, float32", shown)
     for name, form in (
         ("device", "cpu"),
@@ -69,20 +68,13 @@ def test_a_config_of_ones_own_is_shortened() -> None:
 
 
 @pytest.mark.more
-def test_a_run_that_fails_is_said_in_its_own_words(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_fails_is_said_in_its_own_words(said: Said) -> None:
     options = ["--config", "quickstart", "--set", "engine.backend=transformers", "--model", "./no"]
-    assert main(["doctor", "--train", *options]) == 1
-    shown = capsys.readouterr().out
-    assert "transformers, float32: there is no folder './no'" in shown
-
-
-def test_options_without_train_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--config", "quickstart"]) == 2
-    assert "give --train with them" in capsys.readouterr().err
+    assert "transformers, float32: there is no folder './no'" in said("doctor", "--train", *options, code=1)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({}, None),
         ({"is_packed": False}, "the loss pads its batches"),
@@ -93,7 +85,7 @@ def test_options_without_train_are_refused(capsys: pytest.CaptureFixture[str]) -
         ({"graphs": "none", "device": "cpu"}, None),
     ],
 )
-def test_what_is_off_comes_with_what_to_change(changes: dict[str, object], said: str | None) -> None:
+def test_what_is_off_comes_with_what_to_change(changes: dict[str, object], message: str | None) -> None:
     found = off(replace(GOOD, **changes), load_config("quickstart"))  # type: ignore[arg-type]
-    assert [said in trouble for trouble in found if said] == [True] * (said is not None)
-    assert len(found) == (said is not None)
+    assert [message in trouble for trouble in found if message] == [True] * (message is not None)
+    assert len(found) == (message is not None)

@@ -15,11 +15,11 @@ import torch
 import yaml
 from commands import CONFIGS, rollouts, rows
 from engine.serving import servers
+from exactness import largest_logprob_difference
 from sharded import DEEPSPEED, NO_DEEPSPEED
 from transformers import AutoModelForCausalLM
 
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.trajectory import Trajectory
 
 WHOLE_RUNS = [
     pytest.mark.slow,
@@ -125,16 +125,6 @@ def runs(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [folder / "runs" / name for name in ("through", "again")]
 
 
-def off_by(model: Any, trajectory: Trajectory) -> float:
-    """The most that a sampled log-probability differs from the model's, at temperature 1."""
-    ids = torch.tensor([[*trajectory.prompt_ids, *trajectory.completion_ids]])
-    with torch.no_grad():
-        logprobs = model(ids).logits[0, len(trajectory.prompt_ids) - 1 : -1].log_softmax(-1)
-    own = logprobs.gather(1, torch.tensor(trajectory.completion_ids)[:, None])[:, 0]
-    sampled = torch.tensor(trajectory.sampled_mask)
-    return float((own - torch.tensor(trajectory.logprobs))[sampled].abs().max())
-
-
 def test_two_processes_make_one_run_and_each_step_is_sampled_with_its_own_weights(kind: Kind, runs: list[Path]) -> None:
     assert sorted(path.name for path in runs[0].parent.iterdir()) == ["again", "through"]
     for run in runs:
@@ -168,9 +158,9 @@ def test_what_is_saved_is_the_whole_model_that_was_evaluated_last(kind: Kind, ru
         nano = AutoModelForCausalLM.from_pretrained(NANO_PATH, dtype=torch.float32).eval()
         assert not (run / "model" / "adapter_config.json").exists()
         last, first = (rollouts(run, step, "eval") for step in (2, 0))
-        of_model, of_nano = (max(off_by(each, trajectory) for trajectory in last) for each in (model, nano))
+        of_model, of_nano = (max(largest_logprob_difference(one, each) for one in last) for each in (model, nano))
         assert of_model < min(kind.drift, of_nano / 2)
-        assert max(off_by(nano, trajectory) for trajectory in first) < kind.drift
+        assert max(largest_logprob_difference(one, nano) for one in first) < kind.drift
 
 
 def test_a_resumed_run_ends_as_one_that_ran_through(kind: Kind, runs: list[Path]) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from repl_rl.cli import main
 from repl_rl.config import load_config
 from repl_rl.run import training
 from repl_rl.utils.distributed import WAIT_S, any_of_all, from_main, gather, is_main_process, share_of_main
 
+Said = Callable[..., str]
 SHARES = """
 from pathlib import Path
 from repl_rl.errors import KernelError
@@ -45,31 +46,22 @@ def test_one_process_is_all_of_them() -> None:
     [("2", "1", "accelerate launch --num_processes 2 -m repl_rl.cli"), ("1", "4", "repl-rl")],
 )
 def test_another_number_of_processes_than_the_config_names_is_refused(
-    processes: str,
-    started_in: str,
-    start: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    processes: str, started_in: str, start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WORLD_SIZE", started_in)
-    assert main(["train", "quickstart", "--set", f"train.processes={processes}"]) == 2
     message = f"train.processes is {processes}, and this run was started in {started_in}; start it with `{start} train"
-    assert message in " ".join(capsys.readouterr().err.split())
+    assert message in said("train", "quickstart", "--set", f"train.processes={processes}", code=2)
     assert not (tmp_path / "runs").exists()
 
 
-def test_more_processes_than_gpus_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_more_processes_than_gpus_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("repl_rl.run.training.gpus_here", lambda: (4, 80.0))
     for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.setenv(name, "8")
-    assert main(["train", "quickstart", "--set", "train.processes=8"]) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert "train.processes: 8 were started on this machine, which has 4 GPUs" in said
+    shown = said("train", "quickstart", "--set", "train.processes=8", code=2)
+    assert "train.processes: 8 were started on this machine, which has 4 GPUs" in shown
 
 
 @pytest.mark.parametrize(("given", "seconds"), [({}, WAIT_S), ({"ddp_timeout": 77}, 77)])
@@ -85,13 +77,17 @@ def test_processes_wait_as_long_for_each_other_as_the_config_says(
     assert (waits, made.ddp_timeout) == ([seconds], seconds)
 
 
+def run_two(folder: Path, program: str) -> None:
+    """Run this program in two processes."""
+    (folder / "program.py").write_text(program)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "program.py"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.more
 def test_each_process_gets_its_share_of_the_main_one_or_what_failed_there(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(SHARES)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(program)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_two(tmp_path, SHARES)
     for rank, share in ((0, "first"), (1, "second")):
         assert (tmp_path / str(rank)).read_text() == f"{share}, no kernel could be opened"
 
@@ -99,9 +95,7 @@ def test_each_process_gets_its_share_of_the_main_one_or_what_failed_there(tmp_pa
 @pytest.mark.slow
 def test_credit_over_the_batch_is_over_that_of_all_processes(tmp_path: Path) -> None:
     """Less their group's mean: 1 (1 token) and -1 (2) here, 4 (1) and -4 (2) there. Mean -5/6, over both."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(PROGRAM)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_two(tmp_path, PROGRAM.read_text())
     (first, counts), (second, same_counts) = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     mean = -5 / 6
     std = ((51 - 6 * mean**2) / 5) ** 0.5 + 1e-4

@@ -7,10 +7,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from repl_rl.utils.folders import cache_home, full_disk, made_once, scratch_folder
 
@@ -20,12 +20,6 @@ MAKER = Path(__file__).with_name("maker.py.txt").read_text()
 def start(base: Path, how: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", MAKER, str(base), how]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
-    while not path.exists():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.01)
 
 
 def contents(folder: Path) -> list[str]:
@@ -74,7 +68,7 @@ def test_what_a_killed_process_left_is_not_taken_for_the_folder(tmp_path: Path) 
 
 def test_the_second_of_two_at_once_waits_and_takes_what_the_first_made(tmp_path: Path) -> None:
     first = start(tmp_path, "wait")
-    wait_for(tmp_path / "cache" / ".model.part" / "first", first)
+    until((tmp_path / "cache" / ".model.part" / "first").exists, process=first)
     second = start(tmp_path, "wait")
     assert second.stderr is not None
     assert second.stderr.readline() == f"another process is making {tmp_path}/cache/model; waiting for it\n"

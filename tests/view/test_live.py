@@ -9,8 +9,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -20,20 +19,14 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_fakes import FakeKernel, FakeKernelPool
 from rich.console import Console
-from scripted import ScriptedEngine
+from scripted import Gate, ScriptedEngine, rollout_of
 from view.conftest import make_trajectory
+from vocabularies import nano
 
-from repl_rl.config import BudgetConfig, SamplingConfig
-from repl_rl.dialect import PythonDialect
-from repl_rl.engine import SampledLine, load_vocabulary
 from repl_rl.errors import ConfigError, EngineError
-from repl_rl.kernel import ExecResult, HostCalls
-from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.events import events_of
 from repl_rl.rollout.loop import Rollout
-from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.trajectory import Group, LineKind, StopReason, Task, Trajectory
 from repl_rl.view import live, print_trajectory
 from repl_rl.view.watch import Board, LiveRollout, PipeCanvas, TerminalCanvas, canvas_here, watch
@@ -52,37 +45,8 @@ ROWS = (
 )
 
 
-def rollout_of(lines: Sequence[str] = LINES, kernels: Any = None, engine: Any = None) -> Rollout:
-    vocabulary = load_vocabulary(str(NANO_PATH))
-    return Rollout(
-        engine or ScriptedEngine(vocabulary, lambda prompt: lines),
-        kernels or FakeKernelPool(),
-        RolloutSetup(vocabulary, PythonDialect(), context_tokens=4000, budget=BudgetConfig(lines=100, tokens=2000)),
-    )
-
-
-class Gates(FakeKernelPool):
-    """Sessions that run cells once they may; counts those that are open."""
-
-    def __init__(self) -> None:
-        self.may_run, self.made, self.open = asyncio.Event(), 0, 0
-
-    @asynccontextmanager
-    async def session(self) -> AsyncIterator[FakeKernel]:
-        kernel = FakeKernel()
-        execute = kernel.execute
-
-        async def wait_and_execute(source: str, host: HostCalls | None = None) -> ExecResult:
-            await self.may_run.wait()
-            return await execute(source, host)
-
-        kernel.execute = wait_and_execute  # type: ignore[method-assign]
-        self.made += 1
-        self.open += 1
-        try:
-            yield kernel
-        finally:
-            self.open -= 1
+def rollouts(lines: Sequence[str] = LINES, kernels: Any = None, before: Any = None) -> Rollout:
+    return rollout_of(ScriptedEngine(nano(), lines, before), kernels)
 
 
 class Kept:
@@ -148,12 +112,11 @@ def test_a_finished_row_stays_what_it_is(texts: list[tuple[str, str]], prompt: s
 
 
 async def test_a_line_that_runs_is_on_the_screen_before_it_has_run() -> None:
-    kernels, canvas = Gates(), Kept()
-
-    watching = asyncio.ensure_future(watch(rollout_of(kernels=kernels), TASK, Board(canvas, 1)))
+    gate, canvas = Gate(), Kept()
+    watching = asyncio.ensure_future(watch(rollouts(kernels=gate.kernels), TASK, Board(canvas, 1)))
     while not canvas.drawn or canvas.drawn[-1][0][0].pending is None:
         await asyncio.sleep(0.01)
-    kernels.may_run.set()
+    gate.may_run.set()
     trajectory = await watching
     assert any(seen.pending == " x = 42\n" and not seen.lines for (seen,), _ in canvas.drawn)
     assert isinstance(trajectory, Trajectory)
@@ -162,10 +125,9 @@ async def test_a_line_that_runs_is_on_the_screen_before_it_has_run() -> None:
 
 
 async def test_a_cancelled_show_says_so_and_frees_everything() -> None:
-    kernels, canvas = Gates(), Kept()
-
-    watching = asyncio.ensure_future(watch(rollout_of(kernels=kernels), TASK, Board(canvas, 2)))
-    while kernels.made < 2:
+    kernels, canvas = Gate().kernels, Kept()
+    watching = asyncio.ensure_future(watch(rollouts(kernels=kernels), TASK, Board(canvas, 2)))
+    while kernels.opened < 2:
         await asyncio.sleep(0.01)
     watching.cancel()
     await asyncio.wait([watching])
@@ -177,16 +139,13 @@ async def test_a_cancelled_show_says_so_and_frees_everything() -> None:
 
 
 async def test_a_failing_engine_is_shown_and_raised() -> None:
-    class Broken(ScriptedEngine):
-        async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
-            if self.given:
-                raise EngineError("the weights are broken")
-            return await super().sample_line(ids, max_tokens, sampling)
+    async def fail(prompt: str, turn: int, sampling: object) -> None:
+        if turn == 1:
+            raise EngineError("the weights are broken")
 
     file = StringIO()
-    engine = Broken(load_vocabulary(str(NANO_PATH)), lambda prompt: LINES)
     with pytest.raises(EngineError, match="the weights are broken"):
-        await watch(rollout_of(engine=engine), TASK, Board(PipeCanvas(Console(file=file)), 1))
+        await watch(rollouts(before=fail), TASK, Board(PipeCanvas(Console(file=file)), 1))
     shown = ["› >>> x = 42", "‹ >>>", "ended by EngineError: the weights are broken"]
     assert file.getvalue().splitlines()[-3:] == shown
 
@@ -196,7 +155,7 @@ async def test_a_failing_engine_is_shown_and_raised() -> None:
 
 async def piped(lines: Sequence[str] = LINES, n: int = 1) -> tuple[str, Trajectory | Group]:
     file = StringIO()
-    made = await watch(rollout_of(lines), TASK, Board(PipeCanvas(Console(file=file, width=40)), n, "loading nano"))
+    made = await watch(rollouts(lines), TASK, Board(PipeCanvas(Console(file=file, width=40)), n, "loading nano"))
     return file.getvalue(), made
 
 
@@ -283,21 +242,6 @@ def test_a_script_in_a_pipe_says_nothing_but_the_session() -> None:
     assert ending.startswith("stopped: ")
 
 
-@contextmanager
-def script_in_terminal(program: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-c", program], stdin=theirs, stdout=theirs, stderr=theirs, env=environment()
-    )
-    os.close(theirs)
-    try:
-        yield process, ours
-    finally:
-        process.kill()
-        process.wait()
-        os.close(ours)
-
-
 def read_until(terminal: int, wanted: str, text: str = "") -> str:
     """What comes up to `wanted`, or to the end."""
     while wanted not in text:
@@ -312,12 +256,19 @@ def read_until(terminal: int, wanted: str, text: str = "") -> str:
 @pytest.mark.slow
 def test_an_interrupt_ends_the_rollout_and_shows_what_there_is() -> None:
     program = ASLEEP + SCRIPT.replace("EXTRA", "['kernel.line_s=300']")
-    with script_in_terminal(program) as (process, screen):
+    screen, theirs = pty.openpty()
+    streams: Any = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
+    process = subprocess.Popen([sys.executable, "-c", program], env=environment(), **streams)
+    os.close(theirs)
+    try:
         text = read_until(screen, "line 2 runs")
         kernels = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)
         text = read_until(screen, "\0", text)
         process.wait(timeout=600)
+    finally:
+        process.kill()
+        os.close(screen)
     shown = without_codes(text)
     *_, last, traceback = re.split("interrupted: this is what there was|(?=line 2 runs)", shown)
     assert ">>> time.sleep(600)" in last
@@ -331,8 +282,6 @@ def test_an_interrupt_ends_the_rollout_and_shows_what_there_is() -> None:
     ("arguments", "named", "message"),
     [
         (("no-such-thing",), {}, "no config 'no-such-thing': neither a file nor a shipped name ("),
-        (("quikstart.yaml",), {}, "no config 'quikstart.yaml'"),
-        (("",), {}, "an empty config"),
         (("nano", "  \n"), {}, "an empty task: give a question, such as "),
         (("nano", Task("t", "", "")), {}, "an empty task"),
         (("nano",), {"n": 0}, "n=0: give at least one rollout"),

@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from xml.etree import ElementTree
 
 import pytest
 
-from repl_rl.cli import main
 from repl_rl.errors import DependencyError, RunError
 from repl_rl.run import training
 from repl_rl.trajectory import LineKind, write_jsonl
 from repl_rl.view import write_report
-from repl_rl.view.charts import charts, moving_average
+from repl_rl.view.charts import BLUE, GREEN, Chart, chart_svg, charts, moving_average
 from repl_rl.view.run import read_run
 from repl_rl.view.viewer import export
 from repl_rl.view.viewer.api import RunApi
@@ -61,7 +62,7 @@ def test_what_keeps_a_report_from_being_written_is_one_of_our_errors(
 
 
 def test_a_training_whose_report_fails_ends_as_it_would_have(
-    run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch, said: Callable[..., str]
 ) -> None:
     (run_folder / "report.html").mkdir()
     run = read_run(run_folder)
@@ -69,11 +70,9 @@ def test_a_training_whose_report_fails_ends_as_it_would_have(
     outcome = SimpleNamespace(step=3, before=run.before, after=run.after, train_seconds=60.0)
     monkeypatch.setattr(training, "prepare", lambda *_: nullcontext(SimpleNamespace(folder=folder, notes=())))
     monkeypatch.setattr(training, "train", lambda *_: outcome)
-    assert main(["train", "quickstart"]) == 0
-    assert "trained in 1.0 minutes; report: not written: " in capsys.readouterr().out
+    assert "trained in 1.0 minutes; report: not written: " in said("train", "quickstart")
     outcome.after = None
-    assert main(["train", "quickstart"]) == 130
-    assert "go on with: repl-rl train --resume" in capsys.readouterr().out
+    assert "go on with: repl-rl train --resume" in said("train", "quickstart", code=130)
 
 
 def test_the_head_says_what_training_did_and_a_small_run_is_below_it_as_a_whole(run_folder: Path) -> None:
@@ -208,3 +207,24 @@ def test_an_exception_that_a_step_does_not_name_counts_zero(run_folder: Path) ->
     (chart,) = [chart for chart in charts(read_run(run_folder)) if chart.id == "errors"]
     assert {trace["name"]: trace["y"] for trace in chart.data} == {"A": [0.5, 0.0], "B": [0.0, 0.25]}
     assert moving_average([1.0, None, 3.0, 5.0], 2) == [1.0, None, 3.0, 4.0], "a gap in a series stays a gap"
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_curves_gaps_markers_and_names_are_drawn() -> None:
+    steps = {"mode": "lines", "name": "solved &lt;b&gt; $5$", "x": [0, 1, 2, 3], "y": [0.0, None, 0.5, 1.0]}
+    held_out = {"mode": "lines+markers", "name": "held-out", "x": [0, 3], "y": [0.2, 0.4], "opacity": 0.5}
+    data = [{**steps, "line": {"color": BLUE}}, {**held_out, "line": {"color": GREEN, "dash": "dot"}}]
+    layout = {"yaxis": {"tickformat": ".0%", "range": [0, 1]}, "xaxis": {"title": {"text": "step"}}}
+    text = chart_svg(Chart("c", "<script>", "What it is.", data, layout, 240))
+    svg = ElementTree.fromstring(text)
+    labels = {"".join(each.itertext()).strip() for each in svg.iter(f"{SVG}text")}
+    assert {"0%", "100%", "step", "solved <b> $5$", "held-out", "<script>", "0", "3"} <= labels
+    assert "0.5" not in labels  # of steps
+    [curve] = [path for path in svg.iter(f"{SVG}path") if BLUE in path.get("style", "") and path.get("clip-path")]
+    assert len(re.findall(r"[ML] ", curve.attrib["d"])) == 3
+    dots = [each for each in svg.iter(f"{SVG}use") if GREEN in each.get("style", "")]
+    assert len(dots) == 3  # two points, and one in the legend
+    assert text == chart_svg(Chart("c", "<script>", "What it is.", data, layout, 240))
+    assert not list(svg.iter(f"{SVG}script"))

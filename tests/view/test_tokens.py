@@ -17,13 +17,6 @@ def trajectory_of(ids: tuple[int, ...], *lines: Line) -> Trajectory:
     return Trajectory("t", ">>>", (1,), ids, sampled, logprobs, StopReason.EOS, lines)
 
 
-def checkpoint(folder: Path, tokenizer: Tokenizer) -> str:
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return str(folder)
-
-
 def test_rows_say_whose_each_token_is() -> None:
     first = Line(1, 3, "ab", LineKind.STATEMENT)
     second = Line(5, 6, "e", LineKind.ANSWER)
@@ -70,7 +63,9 @@ def test_models_that_ship_are_known_by_name(name: str, folder: Path) -> None:
 @pytest.mark.parametrize("kind", ["nano", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen", "gemma"))])
 def test_texts_are_the_bytes_that_the_engine_goes_by(kind: str, tmp_path: Path) -> None:
     vocabulary = getattr(vocabularies, kind)()
-    texts = load_token_texts(checkpoint(tmp_path / "model", vocabulary.tokenizer.backend_tokenizer))
+    (tmp_path / "config.json").write_text("{}")
+    vocabulary.tokenizer.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
+    texts = load_token_texts(str(tmp_path))
     assert texts is not None
     expected = [data.decode("utf-8", "backslashreplace") for data in vocabulary.token_bytes]
     assert texts(range(len(expected))) == expected

@@ -5,33 +5,26 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from made_trajectories import line, made
 
-from repl_rl.cli import main
 from repl_rl.trajectory import LineKind, RecordedCell, StopReason, write_jsonl
 from repl_rl.view.run import rollouts_summary, unanswered
 from repl_rl.view.viewer.api import RunApi
 from repl_rl.view.viewer.indexer import update
 from tests.view.conftest import STEPS, failed_trajectory, make_trajectory, solved_trajectory
 
-
-def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    code = main(["view", *arguments])
-    captured = capsys.readouterr()
-    return code, " ".join((captured.out + captured.err).split())
+Said = Callable[..., str]
 
 
-def test_a_file_is_printed_or_summed_up(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_is_printed_or_summed_up(run_folder: Path, said: Said) -> None:
     file = str(run_folder / "rollouts" / "step_00001.jsonl")
-    code, shown = run([file], capsys)
-    assert code == 0
-    assert shown.endswith("3 trajectories, 1 of 3 graded ones solved")
-    assert main(["view", file, "--summary"]) == 0
-    assert capsys.readouterr().out.splitlines() == [
+    assert said("view", file).endswith("3 trajectories, 1 of 3 graded ones solved\n")
+    assert said("view", file, "--summary").splitlines() == [
         "rollouts: 3 of 1 task",
         "solved: 1 of 3 graded (33.3%)",
         "lines per rollout: 3.7 on average, 2 to 7",
@@ -42,7 +35,7 @@ def test_a_file_is_printed_or_summed_up(run_folder: Path, capsys: pytest.Capture
     ]
 
 
-def test_an_evaluation_of_several_models_is_told_of_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_evaluation_of_several_models_is_told_of_each(tmp_path: Path, said: Said) -> None:
     file = tmp_path / "eval.jsonl"
     for model, dialect, solved, count in (
         ("nano", "python", 3, 4),
@@ -56,10 +49,9 @@ def test_an_evaluation_of_several_models_is_told_of_each(tmp_path: Path, capsys:
         "nano, fenced: 4 trajectories, 0 of 4 graded ones solved",
         "other, python: 2 trajectories, 1 of 2 graded ones solved",
     ]
-    assert run([str(file)], capsys)[1].endswith(" ".join(told))
-    assert main(["view", str(file), "--summary"]) == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert [shown[shown.index(f"nano, {dialect}") + 3] for dialect in ("python", "fenced")] == [
+    assert said("view", str(file)).splitlines()[-3:] == told
+    rows = said("view", str(file), "--summary").splitlines()
+    assert [rows[rows.index(f"nano, {dialect}") + 3] for dialect in ("python", "fenced")] == [
         "solved: 3 of 4 graded (75.0%)",
         "solved: 0 of 4 graded (0.0%)",
     ]
@@ -68,11 +60,8 @@ def test_an_evaluation_of_several_models_is_told_of_each(tmp_path: Path, capsys:
     assert sorted(api.run()["summary"]) == sorted(f"eval.jsonl: {each}" for each in told)
 
 
-def test_a_summary_of_a_run_ends_with_the_rollouts_of_its_last_step(
-    run_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["view", str(run_folder), "--summary"]) == 0
-    rows = capsys.readouterr().out.splitlines()
+def test_a_summary_of_a_run_ends_with_the_rollouts_of_its_last_step(run_folder: Path, said: Said) -> None:
+    rows = said("view", str(run_folder), "--summary").splitlines()
     start = rows.index(f"step {STEPS}:")
     assert rows[start + 1 : start + 4] == [
         "  rollouts: 3 of 2 tasks",
@@ -104,7 +93,7 @@ def test_a_summary_says_why_sessions_gave_no_answer_and_where_the_remedies_are()
 
 @pytest.mark.parametrize("options", [[], ["--summary"], ["--export"], ["--serve", "--no-browser"]])
 def test_what_is_empty_is_not_there_or_holds_runs(
-    run_folder: Path, tmp_path: Path, options: list[str], capsys: pytest.CaptureFixture[str]
+    run_folder: Path, tmp_path: Path, options: list[str], said: Said
 ) -> None:
     empty = run_folder / "empty.jsonl"
     empty.touch()
@@ -113,61 +102,52 @@ def test_what_is_empty_is_not_there_or_holds_runs(
         (run_folder / "absent", "nothing to view at"),
         (tmp_path, "it holds runs, name one of them: quickstart"),
     ):
-        code, shown = run([str(target), *options], capsys)
-        assert code == 2
-        assert message in shown
+        assert message in said("view", str(target), *options, code=2)
     assert not list(run_folder.glob("*.html"))
 
 
 @pytest.mark.parametrize(("text", "reason"), [("\n\n", ""), ("hello\n", " that can be read: x.jsonl: 1 line is left")])
-def test_a_file_without_a_trajectory_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, reason: str
-) -> None:
+def test_a_file_without_a_trajectory_is_said(tmp_path: Path, said: Said, text: str, reason: str) -> None:
     (tmp_path / "x.jsonl").write_text(text)
-    code, shown = run([str(tmp_path / "x.jsonl")], capsys)
-    assert code == 2
-    assert shown.startswith(f"repl-rl: {tmp_path}/x.jsonl holds no trajectory{reason}")
+    file = str(tmp_path / "x.jsonl")
+    assert said("view", file, code=2).startswith(f"repl-rl: {file} holds no trajectory{reason}")
+    if reason:
+        assert f"{file} holds no trajectory that can be read: x.jsonl: " in said("view", file, "--export", code=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["x.jsonl"]
 
 
 def test_an_export_lies_in_the_run_beside_the_file_or_where_it_is_wanted(
-    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     file = run_folder / "eval" / f"step_{STEPS:05d}.jsonl"
-    for arguments, said, page in (
+    for arguments, message, page in (
         ([str(run_folder), "--export"], "30 of 30 trajectories", run_folder / "viewer.html"),
         ([str(run_folder), "--export", str(tmp_path / "x.html"), "--most", "3"], "3 of 30", tmp_path / "x.html"),
         ([str(file), "--export"], "12 of 12 trajectories", file.with_suffix(".html")),
     ):
-        code, shown = run(arguments, capsys)
-        assert code == 0
-        assert said in shown
+        assert message in said("view", *arguments)
         assert page.stat().st_size > 4_000_000
 
 
-def test_an_export_does_not_replace_what_it_is_of(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_export_does_not_replace_what_it_is_of(run_folder: Path, said: Said) -> None:
     page = run_folder / "report.html"
     page.write_text("kept")
     for arguments in ([str(page), "--export"], [str(page), "--export", str(page)]):
-        code, shown = run(arguments, capsys)
-        assert code == 2
-        assert "is the file to view itself; give another name" in shown
+        assert "is the file to view itself; give another name" in said("view", *arguments, code=2)
     assert page.read_text() == "kept"
 
 
-def test_a_summary_needs_no_report(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_summary_needs_no_report(run_folder: Path, said: Said) -> None:
     (run_folder / "report.html").mkdir()
-    code, shown = run([str(run_folder), "--summary"], capsys)
-    assert code == 0
-    assert shown.startswith("quickstart: 24 steps on nano")
-    assert "note: the report is not written:" in shown
-    assert "report.html can't be written: Is a directory" in shown
+    text = said("view", str(run_folder), "--summary")
+    assert text.startswith("quickstart: 24 steps on nano")
+    assert "note: the report is not written:" in text
+    assert "report.html can't be written: Is a directory" in text
     assert not (run_folder / "report.html.part").exists()
 
 
-def test_options_that_mean_nothing_and_a_port_that_is_taken(
-    run_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_options_that_mean_nothing_and_a_port_that_is_taken(run_folder: Path, said: Said) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -178,10 +158,9 @@ def test_options_that_mean_nothing_and_a_port_that_is_taken(
             (["--port", "99999"], "port 99999 can't be had: there is no such port; give another, or leave out --port"),
             (["--port", port], f"port {port} can't be had: "),
         ):
-            code, shown = run([str(run_folder), *options], capsys)
-            assert code == 2
-            assert message in shown
-    assert shown.endswith("give another, or leave out --port")
+            text = said("view", str(run_folder), *options, code=2)
+            assert message in text
+    assert text.endswith("give another, or leave out --port\n")
 
 
 @pytest.mark.more

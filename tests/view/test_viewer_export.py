@@ -71,14 +71,3 @@ def test_a_place_that_can_t_be_written_to_is_said(run_folder: Path) -> None:
         ):
             export.export(RunApi(run_folder), place)
     assert not run_folder.with_name(run_folder.name + ".part").exists()
-
-
-def test_a_file_without_a_trajectory_becomes_no_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    file, page = tmp_path / "notes.txt", tmp_path / "notes.html"
-    file.write_text("milk\n")
-    with pytest.raises(
-        RunError, match=r"notes.txt holds no trajectory that can be read: notes.txt: a line is left out"
-    ):
-        export.export(RunApi(file), page)
-    assert not page.exists()

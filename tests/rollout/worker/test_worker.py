@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from scripted import ScriptedEngine, locked
 from small import without_times
@@ -44,20 +42,17 @@ def open_service(
     )
 
 
-def worker_pid() -> int:
+def worker() -> psutil.Process:
     """The one process of ours that runs the worker's program."""
-    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children(os.getpid())}
-    [pid] = [pid for pid, command in commands.items() if b"repl_rl.rollout.worker.program" in command]
-    return pid
+    [found] = [each for each in psutil.Process().children() if "repl_rl.rollout.worker.program" in each.cmdline()]
+    return found
 
 
-def children(pid: int) -> list[int]:
-    lists = (path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
-    return [int(child) for listed in lists for child in listed.split()]
-
-
-def descendants(pid: int) -> list[int]:
-    return [below for child in children(pid) for below in (child, *descendants(child))]
+def is_alive(process: psutil.Process) -> bool:
+    """A zombie is gone: it holds nothing and only waits for its parent."""
+    with suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def test_trajectories_are_those_of_rollouts_in_this_process(vocabulary: Vocabulary) -> None:
@@ -135,16 +130,16 @@ def test_an_exception_of_a_loop_of_the_users_says_where_it_was_raised(vocabulary
 
 @pytest.mark.more
 def test_a_worker_that_is_killed_takes_its_kernels_along_and_who_waits_hears_of_it(vocabulary: Vocabulary) -> None:
-    kernels: list[int] = []
+    kernels: list[psutil.Process] = []
 
     async def kill(prompt: str, turn: int, sampling: object) -> None:
         if "2 * 7" in prompt and turn == 2:
-            kernels.extend(descendants(pid))
-            os.kill(pid, signal.SIGKILL)
+            kernels.extend(process.children(recursive=True))
+            process.kill()
             await asyncio.Event().wait()
 
     service = open_service(ScriptedEngine(vocabulary, lines_for, kill), vocabulary)
-    pid = worker_pid()
+    process = worker()
     with pytest.raises(KernelError, match=r"runs the rollouts was killed \(Killed\).*a smaller kernel\.size"):
         service.generate(TASKS)
     assert len(kernels) >= 2
@@ -157,23 +152,14 @@ def test_a_worker_that_is_killed_takes_its_kernels_along_and_who_waits_hears_of_
     until(lambda: not any(map(is_alive, kernels)))
 
 
-def is_alive(pid: int) -> bool:
-    """A zombie is gone: it holds nothing and only waits for its parent."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 @pytest.mark.more
 def test_closing_ends_the_process_and_its_kernels(vocabulary: Vocabulary) -> None:
     service = open_service(ScriptedEngine(vocabulary, lines_for), vocabulary)
-    pid = worker_pid()
     service.generate(TASKS)
-    kernels = descendants(pid)
-    assert kernels
+    processes = [worker(), *worker().children(recursive=True)]
+    assert len(processes) > 1
     service.close()
-    assert [kernel for kernel in (pid, *kernels) if is_alive(kernel)] == []
+    assert [process for process in processes if is_alive(process)] == []
     service.close()
 
 
@@ -197,9 +183,9 @@ def test_closing_ends_what_is_under_way(vocabulary: Vocabulary) -> None:
 @contextmanager
 def nothing_is_left() -> Iterator[None]:
     """No process, no thread."""
-    before = (set(children(os.getpid())), set(threading.enumerate()))
+    before = (psutil.Process().children(), set(threading.enumerate()))
     yield
-    assert (set(children(os.getpid())), set(threading.enumerate())) == before
+    assert (psutil.Process().children(), set(threading.enumerate())) == before
 
 
 def test_functions_of_the_users_script_and_closures_are_sent(vocabulary: Vocabulary) -> None:

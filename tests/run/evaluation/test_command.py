@@ -3,25 +3,40 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from small import without_times
 
 from repl_rl.config import load_config
+from repl_rl.models.nano import NANO_PATH
 from repl_rl.run.evaluation.statistics import pass_at_k
 from repl_rl.run.folder import new_run
 from repl_rl.run.held_out import heldout_tasks
 from repl_rl.tasks import grade
 from repl_rl.trajectory import Trajectory, read_jsonl
 from tests.run.commands import begin, finish
-from tests.run.evaluation.checkpoints import noisy_nano
 
 pytestmark = pytest.mark.more
 Compared = tuple[dict[str, Any], list[Trajectory], str]
 PROBLEMS, SAMPLES = 6, 3
+
+
+def noisy_nano(folder: Path, share: float = 0.5) -> Path:
+    """nano with normal noise on every matrix, of `share` of the matrix's own deviation."""
+    shutil.copytree(NANO_PATH, folder)
+    generator = torch.Generator().manual_seed(0)
+    weights = load_file(NANO_PATH / "model.safetensors")
+    for name, weight in weights.items():
+        if weight.ndim == 2:
+            weights[name] = weight + share * weight.std() * torch.randn(weight.shape, generator=generator)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 def evaluate(folder: Path, *arguments: str) -> str:

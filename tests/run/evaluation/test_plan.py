@@ -41,6 +41,7 @@ def test_without_models_and_dialects_it_is_the_config_s_own() -> None:
     plan = make_plan("quickstart", ["eval.problems=2"])
     own = load_config("quickstart", ("eval.problems=2",))
     assert ([(one.model, one.config) for one in plan.combinations], plan.ks) == ([("nano", own)], (1,))
+    assert [checkpoint_of(name) for name in ("nano", "owner/model")] == ["nano", "owner/model"]
 
 
 def test_a_name_that_yaml_would_read_as_a_number_stays_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,12 +74,3 @@ def test_a_run_that_is_not_there_names_those_that_are(run: RunFolder, monkeypatc
     message = r"there is no checkpoint '.*-30'; in runs/quickstart/checkpoints there are che"
     with pytest.raises(ModelError, match=message):
         checkpoint_of("runs/quickstart/checkpoints/checkpoint-30")
-
-
-def test_a_run_is_not_looked_for_on_the_hub_where_there_are_no_runs_and_other_names_are_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert [checkpoint_of(name) for name in ("nano", "owner/model")] == ["nano", "owner/model"]
-    with pytest.raises(RunError, match="there is no run 'runs/quickstart'; there is nothing in runs"):
-        checkpoint_of("runs/quickstart")

@@ -8,24 +8,21 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
-from scripted import ScriptedEngine
+from scripted import ScriptedEngine, rollout_of
 from view.conftest import solved_trajectory
 from vocabularies import nano
 
-from repl_rl.cli import main
-from repl_rl.config import DialectConfig
 from repl_rl.errors import RunError
-from repl_rl.kernel import KernelPool
 from repl_rl.kernel.limits import Limits
-from repl_rl.rollout.loop import Rollout
-from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.trajectory import RecordedCell, StopReason, Task, Trajectory, read_jsonl, write_jsonl
 from repl_rl.utils.threads import BackgroundLoop
 from repl_rl.view.replay.notebooks import read_notebooks
 
+Said = Callable[..., str]
 GUIDE = (Path(__file__).parents[3] / "docs" / "dialects.md").read_text(encoding="utf-8")
 
 
@@ -36,17 +33,15 @@ def wrong() -> Trajectory:
     return replace(good, lines=(*good.lines[:5], line, good.lines[6]))
 
 
-def test_a_file_with_a_broken_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_with_a_broken_line(tmp_path: Path, said: Said) -> None:
     """What can be read is replayed, exported and written down; the rest is a note."""
     path, notebooks, figures = tmp_path / "some.jsonl", tmp_path / "notebooks", tmp_path / "new" / "figures.json"
     write_jsonl(path, [solved_trajectory(), wrong()])
     path.write_text(path.read_text() + '{"task_id": "cut')
-    code = main(["replay", str(path), "--notebooks", str(notebooks), "--json", str(figures)])
-    said = capsys.readouterr().out
-    assert code == 1
-    assert "note: some.jsonl: 1 line is left out (line 3: " in said
-    assert "2 notebooks, 8 cells: 1 equal, 1 differ\n" in said
-    assert "1 with an unexplained difference, 0 that could not be replayed" in said
+    shown = said("replay", str(path), "--notebooks", str(notebooks), "--json", str(figures), code=1)
+    assert "note: some.jsonl: 1 line is left out (line 3: " in shown
+    assert "2 notebooks, 8 cells: 1 equal, 1 differ\n" in shown
+    assert "1 with an unexplained difference, 0 that could not be replayed" in shown
     names = sorted(child.name for child in notebooks.iterdir())
     assert [name.endswith(f"-some-0000{n}.ipynb") for n, name in enumerate(names)] == [True, True]
     nbformat.validate(nbformat.read(notebooks / names[0], 4))
@@ -55,8 +50,7 @@ def test_a_file_with_a_broken_line(tmp_path: Path, capsys: pytest.CaptureFixture
     [difference] = second["differences"]
     assert (difference["source"], difference["cause"], difference["lines"]) == ("r", "other", [5])
     assert (difference["expected"]["text"], difference["got"]["text"]) == ("7\n", "6\n")
-    assert main(["replay", str(notebooks / names[0])]) == 0
-    assert "1 notebook, 4 cells: 1 equal, 0 differ" in capsys.readouterr().out
+    assert "1 notebook, 4 cells: 1 equal, 0 differ" in said("replay", str(notebooks / names[0]))
 
 
 def test_a_run_folder_says_dialect_and_limits(tmp_path: Path) -> None:
@@ -114,11 +108,7 @@ def test_what_cannot_be_replayed_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_dialect_of_ones_own_travels_with_the_rollout(
-    tmp_path: Path,
-    kernel_pools: Callable[..., KernelPool],
-    loop: BackgroundLoop,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, kernel_pools: Any, loop: BackgroundLoop, monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:
     """Outside its run folder too: with the module at hand it is read as it was written, without it nothing runs."""
     home, path = tmp_path / "home", tmp_path / "elsewhere" / "some.jsonl"
@@ -126,46 +116,28 @@ def test_a_dialect_of_ones_own_travels_with_the_rollout(
     (home / "own_calculator.py").write_text(re.findall(r"^```python\n(.*?)^```$", GUIDE, re.M | re.S)[-1])
     monkeypatch.setattr(sys, "path", [str(home), *sys.path])
     typed = ["6 * 7\n", "7 / 0\n", "submit_final_answer(42)\n"]
-    write_jsonl(path, loop.run(rolled_out(kernel_pools(Limits(line_s=60)), "own_calculator:Calculator", typed)))
+    pool = kernel_pools(Limits(line_s=60))
+    rollout = rollout_of(ScriptedEngine(nano(), typed), pool, dialect="own_calculator:Calculator")
+    write_jsonl(path, loop.run(rollout.many([Task("t", "What is 6 * 7?", "42")])))
     [trajectory] = read_jsonl(path)
     assert (trajectory.dialect, trajectory.answer) == ("own_calculator:Calculator", ("42",))
-    assert main(["replay", str(path)]) == 0
-    assert "1 notebook, 3 cells: 1 equal, 0 differ" in capsys.readouterr().out
+    assert "1 notebook, 3 cells: 1 equal, 0 differ" in said("replay", str(path))
     monkeypatch.delitem(sys.modules, "own_calculator")
-    assert main(["replay", str(path)]) == 2  # it may be a stranger's
-    assert " ".join(capsys.readouterr().err.split()) == (
+    assert said("replay", str(path), code=2) == (  # it may be a stranger's
         "repl-rl: task 't' was sampled in the dialect 'own_calculator:Calculator', which is code; what a record names "
         "is not imported unless you trust it (--trust, trust=True). Or name the dialect to read it with (--dialect, "
-        "dialect=)"
+        "dialect=)\n"
     )
     assert "own_calculator" not in sys.modules
-    assert main(["replay", "--trust", str(path)]) == 0
-    assert "1 notebook, 3 cells: 1 equal, 0 differ" in capsys.readouterr().out
+    assert "1 notebook, 3 cells: 1 equal, 0 differ" in said("replay", "--trust", str(path))
     monkeypatch.delitem(sys.modules, "own_calculator")
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(home)])
-    assert main(["view", str(path), "--summary"]) == 0
-    assert "dialect: own_calculator:Calculator" in capsys.readouterr().out
-    assert main(["replay", str(path), "--trust"]) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert re.sub(r"looked in .+ and the installed packages", "looked in FOLDERS", said) == (
+    assert "dialect: own_calculator:Calculator" in said("view", str(path), "--summary")
+    message = said("replay", str(path), "--trust", code=2)
+    assert re.sub(r"looked in .+ and the installed packages", "looked in FOLDERS", message) == (
         "repl-rl: task 't' was sampled in the dialect 'own_calculator:Calculator', which can't be used here: "
         "dialect.name: 'own_calculator:Calculator' can't be imported (No module named 'own_calculator'): looked in "
         "FOLDERS. Run this where it can be imported (PYTHONPATH), or name the dialect to read it with (--dialect, "
-        "dialect=)"
+        "dialect=)\n"
     )
     assert read_notebooks([path], dialect="python")[0][0].notebook.metadata.repl_rl.dialect == "python"
-
-
-async def rolled_out(pool: KernelPool, dialect: str, typed: list[str]) -> list[Trajectory]:
-    """What a policy makes that types these lines in this dialect."""
-    setup = RolloutSetup(nano(), DialectConfig(name=dialect), context_tokens=1024)
-    tasks = [Task("t", "What is 6 * 7?", "42")]
-    return await Rollout(ScriptedEngine(nano(), lambda prompt: typed), pool, setup).many(tasks)
-
-
-def test_useless_options_are_refused_beforehand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["replay", "x.jsonl", "-n", "0"]) == 2
-    assert main(["replay", "x.jsonl", "--json", str(tmp_path)]) == 2
-    said = capsys.readouterr().err
-    assert "-n 0: give at least one trajectory" in said
-    assert "can't be written: Is a directory" in " ".join(said.split())
