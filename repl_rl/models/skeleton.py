@@ -85,9 +85,7 @@ def require_adapted(path: str, adapter: Any) -> Adapted | None:
             warnings.simplefilter("ignore")
             tuner = get_peft_model(model, adapter).base_model
     except (ValueError, TypeError) as error:
-        if (
-            type(error).__name__ == "NoMatchingPeftModuleError"
-        ):  # the loaded model may have more than the language model
+        if type(error).__name__ == "NoMatchingPeftModuleError":  # the model, once loaded, may have more layers
             return None
         raise ConfigError(f"train.lora: PEFT refuses these arguments for this model: {error}") from error
     parameters = set(tuner.targeted_parameter_names)
