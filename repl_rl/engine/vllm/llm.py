@@ -17,7 +17,7 @@ from vllm.platforms import current_platform
 from repl_rl.config import EngineConfig, ModelConfig
 from repl_rl.engine.environment import engine_threads
 from repl_rl.engine.vllm.scheduler import AsyncLineScheduler, LineScheduler
-from repl_rl.errors import ConfigError
+from repl_rl.errors import ConfigError, EngineError
 from repl_rl.models.find import loading
 from repl_rl.utils.distributed import process_count
 
@@ -46,9 +46,16 @@ class LocalLLM:
         """Load weights without counting a version. Only inside of `paused`.
 
         vLLM packs weights again as its kernels want them, and keeps what it is given until it has all of a layer.
+        Raises EngineError for a name or shape that vLLM's model does not have.
         """
         own = ((name, weight.clone()) for name, weight in named_weights)
-        self.llm.llm_engine.model_executor.driver_worker.reload_weights(weights_iterator=own)
+        try:
+            self.llm.llm_engine.model_executor.driver_worker.reload_weights(weights_iterator=own)
+        except (ValueError, KeyError, AssertionError) as error:
+            raise EngineError(
+                f"vLLM can't load these weights: {error}; if it names the weights of this kind of model otherwise than "
+                "transformers does, sample with engine.backend transformers"
+            ) from error
 
     def load_adapter(self, folder: str) -> None:
         """Sample with PEFT's adapter in `folder` from now on. Raises ConfigError for one that vLLM doesn't support."""
