@@ -166,7 +166,7 @@ async def test_what_is_too_long_for_the_context_is_refused_and_the_engine_goes_o
 def test_weights_of_another_model_are_an_error_that_names_one(backend: str, vocabulary: Vocabulary) -> None:
     engine: Any = opened(backend, vocabulary)
     try:
-        with pytest.raises(EngineError, match="can't load .*other"):
+        with pytest.raises(EngineError, match=r"can't load .*other"):
             engine.load_weights([("model.other.weight", torch.zeros(3))])
     finally:
         engine.close()
