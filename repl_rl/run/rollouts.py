@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser, config_help: str) -> None:
     parser.add_argument("--task", metavar="TEXT", help="the problem; without it, held-out problems of the config")
     parser.add_argument("--answer", metavar="TEXT", help="the answer to --task: shows grades, rewards and advantages")
     parser.add_argument("-n", type=int, default=1, help="rollouts of the task, or number of problems (default: 1)")
-    parser.add_argument("--out", type=Path, metavar="FILE.jsonl", help="keep the rollouts")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE.jsonl", help="keep the rollouts; as they end, in FILE.part.jsonl"
+    )
     parser.add_argument(
         "--attach", action="store_true", help="let Jupyter clients attach to the session of one rollout"
     )
@@ -64,6 +68,14 @@ def run(options: argparse.Namespace, console: Console) -> int:
     table = reward_table(config.rewards, config.credit)
     progress, attached = Progress(console), _attached(options, console)
     ended: dict[int, Trajectory] = {}
+    so_far = options.out and options.out.with_suffix(".part.jsonl")
+
+    def keep(index: int, trajectory: Trajectory) -> None:
+        """As it ends: what kills this process leaves the others behind."""
+        ended[index] = trajectory
+        if so_far is not None:
+            write_jsonl(so_far, [trajectory], append=len(ended) > 1)
+
     failure: KeyboardInterrupt | ReplRLError | None = None
     try:
         with contextlib.ExitStack() as stack:
@@ -76,8 +88,9 @@ def run(options: argparse.Namespace, console: Console) -> int:
                 with progress.stage("loading the model and the first kernels"):
                     service = stack.enter_context(open_service(config, attached, sessions=options.n))
                 if not options.attach:  # which prints and waits for Enter meanwhile
-                    stack.enter_context(progress.stage(f"{options.n} rollout{'s' * (options.n > 1)}"))
-                service.generate(tasks, sampling, on_end=ended.__setitem__)
+                    progress.say(f"{options.n} rollout{'s' * (options.n > 1)} ...")
+                    service.watched = partial(progress.part, "sessions")
+                service.generate(tasks, sampling, on_end=keep)
     except (KeyboardInterrupt, ReplRLError) as error:
         failure = error
     trajectories, tasks = [ended[index] for index in sorted(ended)], [tasks[index] for index in sorted(ended)]
@@ -91,6 +104,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
             trajectories = [item.trajectory for item in credited]
     if options.out is not None:
         write_jsonl(options.out, trajectories)
+        so_far.unlink(missing_ok=True)
+        shutil.rmtree(so_far.with_suffix(".images"), ignore_errors=True)
     for trajectory in trajectories if options.out is None else trajectories[:_SHOWN]:
         print_trajectory(console, trajectory)
     solved = sum((trajectory.outcome_reward or 0.0) > 0 for trajectory in trajectories)

@@ -93,15 +93,20 @@ def test_what_has_ended_is_kept_and_graded_when_the_rest_is_not_to_come(
     failure: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:
     ended = [replace(one, task_id="", outcome_reward=None) for one in read_jsonl(Path("step_00003.jsonl"))][:2]
+    so_far: list[int] = []
 
     class Service:
         def generate(self, tasks: Sequence[Task], sampling: object, on_end: OnEnd) -> None:
             for index, trajectory in zip((3, 1), ended, strict=True):
                 on_end(index, replace(trajectory, task_id=tasks[index].id))
+            so_far.append(len([*read_jsonl(Path("x.part.jsonl"))]))
             raise failure
 
     monkeypatch.setattr(service, "open_service", lambda *_, **__: nullcontext(Service()))
+    Path("x.part.jsonl").write_text("of one that was killed")
     shown = said("rollout", "sample.yaml", "-n", "5", "--out", "x.jsonl", code=code)
+    assert so_far == [2]
+    assert not Path("x.part.jsonl").exists()
     assert "2 of 5 trajectories in x.jsonl, 0 solved; without an answer, 2 of 2: max tokens 2" in shown
     assert ("interrupted" if code == 130 else "it was killed") in shown
     kept = list(read_jsonl(Path("x.jsonl")))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,8 +63,9 @@ def run(options: argparse.Namespace, console: Console) -> int:
     under_way: dict[int, Trajectory] = {}
     _announce(console, plan, len(rows))
     try:
-        with Progress(console).interrupts():
-            for row in compare(plan, under_way.__setitem__):
+        progress = Progress(console)
+        with progress.interrupts():
+            for row in compare(plan, under_way.__setitem__, partial(progress.part, "sessions")):
                 under_way.clear()
                 rows.append(row)
                 if is_main_process() and options.json:

@@ -19,7 +19,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from repl_rl.rollout.batch import OnEnd
+from repl_rl.rollout.batch import OnEnd, Watched
 from repl_rl.rollout.score import reward_table
 from repl_rl.rollout.service import open_service
 from repl_rl.run.evaluation.plan import Combination, EvaluationPlan
@@ -149,12 +149,14 @@ class Row:
             yield from samples
 
 
-def compare(plan: EvaluationPlan, on_end: OnEnd = lambda index, trajectory: None) -> Iterator[Row]:
+def compare(
+    plan: EvaluationPlan, on_end: OnEnd = lambda index, trajectory: None, watched: Watched | None = None
+) -> Iterator[Row]:
     """Yield each row as soon as it is ready. Models are loaded one at a time; weights and kernels are freed after each.
 
     Random numbers depend only on the config's seed and the positions of trajectory and token, as far as the engine
     follows seeds (`engine.deterministic`). Raises what `Rollout.many` raises. `on_end` is told of each trajectory of a
-    combination as it ends.
+    combination as it ends; `watched` is for `RolloutService.watched`.
     """
     first: tuple[Samples, ...] | None = None
     for combination in plan.combinations:
@@ -162,6 +164,7 @@ def compare(plan: EvaluationPlan, on_end: OnEnd = lambda index, trajectory: None
         tasks = [task for task in plan.tasks for _ in range(plan.samples)]
         sampling = config.eval_sampling.seeded(f"{config.seed}/heldout/0")
         with open_service(config) as service:
+            service.watched = watched or service.watched
             table = reward_table(config.rewards, config.credit)
             numbers, trajectories = evaluate(service, tasks, table, sampling, on_end=on_end)
         starts = range(0, len(tasks), plan.samples)
