@@ -32,7 +32,7 @@ def test_a_task_with_an_answer_is_graded_and_credited(said: Said) -> None:
     shown = said("rollout", "--model", "run", *problem, "--out", "new/x.jsonl")
     assert shown.startswith("loading the model and the first kernels ...\n3 rollouts ...\n")
     assert "3 trajectories in new/x.jsonl, 0 solved; without an answer, 3 of 3: " in shown
-    assert shown.endswith("docs/faq.md says what helps\n")
+    assert "docs/faq.md says what helps\n" in shown
     assert "What is 1 + 1?" in shown
     trajectories = list(read_jsonl(Path("new/x.jsonl")))
     assert [trajectory.outcome_reward for trajectory in trajectories] == [0.0, 0.0, 0.0]
