@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from repl_rl.config import Config, CreditConfig, RewardsConfig
+from repl_rl.config import Config, CreditConfig, EngineConfig, RewardsConfig, TrainConfig
+from repl_rl.config.rewards import ShapingConfig
 from repl_rl.trajectory import LineKind
 
 _RUN_NOTHING = (LineKind.BLANK, LineKind.COMMENT, LineKind.OPEN, LineKind.OVERLONG)
@@ -66,23 +67,23 @@ def credit_in_words(config: CreditConfig) -> str:
 
 
 def idle_settings(config: Config, gpus: int) -> Iterator[str]:
-    """Settings that were made and do nothing beside the others: each with the reason."""
+    """Settings that differ from their defaults and do nothing beside the others: each with the reason."""
     rewards, shaping, engine, train = config.rewards, config.rewards.shaping, config.engine, config.train
     if shaping.novelty:
         for kind in _RUN_NOTHING:
             if rewards.kinds.get(kind, 0.0) > 0:
                 yield f"rewards.kinds.{kind} is never paid: what runs nothing gains nothing (rewards.shaping.novelty)"
     is_shaped = any(rewards.kinds.values()) or rewards.exceptions or rewards.rules or rewards.functions
-    if "shaping" in rewards.model_fields_set and not is_shaped:
+    if shaping != ShapingConfig() and not is_shaped:
         yield "rewards.shaping limits what lines earn, and none earns anything"
     if is_shaped and shaping.weight.start == 0 and not shaping.weight.end:
         yield "rewards: lines are paid nothing, because shaping.weight is 0; they are only logged"
-    made = engine.model_fields_set
-    if "weights_folder" in made and engine.weights_folder and not engine.servers and not config.cluster:
+    usual = EngineConfig()
+    if engine.weights_folder and not engine.servers and not config.cluster:
         yield "engine.weights_folder is for servers, and there are none"
-    if "kv_cache_gib" in made and gpus and engine.kv_cache_gib != type(engine)().kv_cache_gib:
+    if gpus and engine.kv_cache_gib != usual.kv_cache_gib:
         yield "engine.kv_cache_gib is for CPUs; here, engine.gpu_memory_utilization says what the engine takes"
-    if "gpu_memory_utilization" in made and engine.servers:
+    if engine.servers and engine.gpu_memory_utilization != usual.gpu_memory_utilization:
         yield "engine.gpu_memory_utilization is for vLLM in this process; a server has a flag of that name"
-    if "report_rollouts" in train.model_fields_set and not train.report_to:
+    if not train.report_to and train.report_rollouts != TrainConfig().report_rollouts:
         yield "train.report_rollouts: nobody is told (train.report_to)"
