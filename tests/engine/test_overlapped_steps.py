@@ -215,7 +215,7 @@ def engine(request: pytest.FixtureRequest) -> Any:
         distributed_executor_backend=Executor,
     )
     llm.llm_engine.engine_core._finalizer.detach()  # it would shut down what engines share
-    return SimpleNamespace(llm=llm, version=0, adapter=None)
+    return SimpleNamespace(llm=llm, version=0, adapter=None, leader=SimpleNamespace(has_others=False))
 
 
 @pytest.mark.parametrize("seed", range(25))

@@ -100,18 +100,6 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         Rollouts.opened.clear()
 
 
-def test_nothing_is_ahead_with_a_staleness_of_0(threads: ThreadPoolExecutor) -> None:
-    rollouts = Rollouts(max_staleness=0)
-    for step in range(3):
-        taking = threads.submit(rollouts.take, step)
-        rollouts.wait_for(*range(2 * step + 2))
-        rollouts.end(2 * step + 1)
-        assert not taking.done()
-        rollouts.end(2 * step)
-        assert numbers_of(taking.result(10)) == [2 * step, 2 * step + 1]
-        assert rollouts.queue.position() == (2 * step + 2, [])
-
-
 def test_others_are_under_way_while_a_step_trains_and_the_first_that_finish_are_taken(
     threads: ThreadPoolExecutor,
 ) -> None:

@@ -13,7 +13,7 @@ from recorded import RecordedTrainer, make_tasks_named, recorded, recorded_train
 from small import small_trainer
 
 from repl_rl import read_jsonl
-from repl_rl.trajectory import Compaction, LineKind, StopReason, SubCall, Task, Trajectory
+from repl_rl.trajectory import Compaction, Line, LineKind, StopReason, SubCall, Task, Trajectory
 
 TASKS = make_tasks_named("a", "b")
 
@@ -52,6 +52,10 @@ def scored_batch(
     return trainer, trainer.batch()
 
 
+def asked_by(line: Line) -> list[Trajectory]:
+    return [call.trajectory for call in line.subcalls if call.trajectory is not None]
+
+
 def rows_of(output: dict[str, Any]) -> list[tuple[Any, ...]]:
     """What the loss sees of each row: prompt, completion, what is typed, its log-probabilities and advantages."""
     rows = []
@@ -86,17 +90,11 @@ def expected(trajectory: Trajectory, advantages: Sequence[float]) -> tuple[Any, 
 def test_each_sub_call_is_a_row_with_the_advantage_of_its_line(tmp_path: Path) -> None:
     trainer, output = scored_batch(tmp_path, subcalls={"train": True})
     right, wrong = asking(TASKS[0], 0), asking(TASKS[0], 1)
-    one, two = (call.trajectory for call in right.lines[0].subcalls[:2])
-    [three] = (call.trajectory for call in wrong.lines[1].subcalls)
-    assert one is not None
-    assert two is not None
-    assert three is not None
+    one, two, _ = asked_by(right.lines[0])
+    [three], [later] = asked_by(wrong.lines[1]), asked_by(asking(TASKS[1], 0).lines[1])
     rows = rows_of(output)
     assert rows[:2] == [expected(right, [1.0, 1.0]), expected(wrong, [-1.0, -1.0])], "rloo: 1 less 0, and 0 less 1"
-    four = rows[4:]
-    later = asking(TASKS[1], 0).lines[1].subcalls[0].trajectory
-    assert later is not None
-    assert four == [
+    assert rows[4:] == [
         expected(one, [1.0]),
         expected(two, [1.0] * 2),
         expected(three, [-1.0] * 3),
@@ -153,8 +151,7 @@ def test_what_is_sampled_after_a_compaction_is_a_row_with_its_own_prompt(tmp_pat
         for part, values in zip(whole.parts, (advantages[:1], advantages[1:3], advantages[3:]), strict=True)
     ]
     if trains:
-        asked = whole.lines[3].subcalls[0].trajectory
-        assert asked is not None
+        [asked] = asked_by(whole.lines[3])
         wanted += [expected(part, [round(advantages[3], 5)]) for part in asked.parts]
     assert shown == wanted
     assert (first.lines[0].start, second.lines[0].start, third.lines[0].start) == (0, 0, 0)

@@ -16,7 +16,7 @@ from recorded import first_is_right, make_tasks_named, recorded_trainer
 from small import rows_of, small_args, small_trainer
 
 from repl_rl import ReplGRPOTrainer, Trajectory, read_jsonl
-from repl_rl.errors import ConfigError, TrainingError
+from repl_rl.errors import ConfigError
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rewards import ScoredTrajectory
 from repl_rl.rollout.scheduler import Cut
@@ -137,13 +137,6 @@ def test_without_trls_importance_ratios_the_drift_is_the_same(tmp_path: Path) ->
         assert found[0][name] > 0.1
 
 
-def test_logprobs_that_are_no_numbers_stop_the_run(tmp_path: Path) -> None:
-    trainer = recorded_trainer(tmp_path, first_is_right, make_tasks_named("a", "b"))
-    trainer.model.lm_head.weight.data.fill_(torch.nan)
-    with pytest.raises(TrainingError, match=r"differ by nan at step 0: the weights are not numbers any more"):
-        trainer.train()
-
-
 def test_only_training_batches_are_cut(tmp_path: Path) -> None:
     tasks = make_tasks_named("a", "b")
     trainer = recorded_trainer(
@@ -164,13 +157,6 @@ def test_trl_rewards_are_paid_at_the_last_line(history: list[dict[str, float]], 
         expected = -0.01 * len(last.text) + (trajectory.outcome_reward or 0.0) + 0.5 * ("submit_final_answer" in typed)
         expected += 0.125 * (last.kind == "expression") - 0.25 * (last.kind == "exception")
         assert last.reward == pytest.approx(expected)
-
-
-def test_the_outcome_estimator_gives_every_line_of_a_trajectory_one_advantage(
-    history: list[dict[str, float]], folder: Path
-) -> None:
-    for trajectory in read_jsonl(folder / "rollouts" / "step_00002.jsonl"):
-        assert len({line.advantage for line in trajectory.lines}) == 1
 
 
 def test_groups_that_teach_nothing_are_counted_each_step(history: list[dict[str, float]], folder: Path) -> None:

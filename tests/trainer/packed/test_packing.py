@@ -31,12 +31,6 @@ def test_a_batch_by_hand() -> None:
     assert packed.spread(values, (2, 4)).tolist() == [[-1.0, 0.0, -2.0, 0.0], [0.0, -3.0, 0.0, 0.0]]
 
 
-def test_a_row_in_which_nothing_was_typed_is_left_out() -> None:
-    packed = pack(IDS, ATTENTION, torch.tensor([[0, 0, 0, 0], [0, 1, 0, 0]]))
-    assert packed.ids.tolist() == [[31, 32, 33, 41]]
-    assert packed.offsets.tolist() == [5]
-
-
 def test_where_nothing_was_typed_at_all_one_token_stays() -> None:
     packed = pack(IDS, ATTENTION, torch.zeros(2, 4, dtype=torch.long))
     assert (packed.ids.tolist(), packed.at.tolist(), packed.targets.tolist()) == ([[11]], [0], [12])
