@@ -24,8 +24,9 @@ from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig
 from repl_rl.engine import Finish, SampledLine, Vocabulary
 from repl_rl.engine.server import VLLMServerEngine
 from repl_rl.engine.server.client import ServerRefused, ServerTimeouts, ServerUnreachable, read_answer
-from repl_rl.engine.server.fleet import Locate, Weights
+from repl_rl.engine.server.fleet import Locate
 from repl_rl.engine.server.transfer import ServerGroup
+from repl_rl.engine.server.weights import Weights
 from repl_rl.errors import ConfigError, EngineError
 from repl_rl.models.nano import NANO_PATH
 
@@ -474,7 +475,7 @@ def test_a_folder_that_can_not_be_written_to_is_named_and_the_weights_are_read_t
 
 
 def test_large_weights_are_written_in_several_files(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("repl_rl.engine.server.fleet._FILE_BYTES", 9)
+    monkeypatch.setattr("repl_rl.engine.server.weights._FILE_BYTES", 9)
     engine = fakes.open(fakes[0])
     engine.load_weights([*new_weights(), ("c", torch.full((1,), 7.0))])
     written = [load_file(path) for path in engine.weights.files]

@@ -44,8 +44,9 @@ from repl_rl.engine.server.client import (
     serve_command,
     takes_seeds,
 )
-from repl_rl.engine.server.fleet import Fleet, Locate, Server, Weights, WeightsFolder
+from repl_rl.engine.server.fleet import Fleet, Locate, Server
 from repl_rl.engine.server.transfer import Transfer, can_transfer
+from repl_rl.engine.server.weights import Weights, WeightsFolder
 from repl_rl.engine.vocabulary import Vocabulary
 from repl_rl.errors import ConfigError, EngineError
 from repl_rl.utils.threads import BackgroundLoop, cancel_others
