@@ -1,4 +1,4 @@
-"""`Rollout.stream` of one task: what it tells is the trajectory, a line is told before it runs, leaving frees all."""
+"""`Rollout.stream` of one task: what it tells is the trajectory, and leaving it frees all."""
 
 from __future__ import annotations
 
