@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from engine.serving import CONTEXT_TOKENS, RunningServer
 from exactness import largest_logprob_difference
-from serving import CONTEXT_TOKENS, RunningServer
 from transformers import AutoModelForCausalLM
 
 from repl_rl.config import BudgetConfig, DialectConfig, EngineConfig, KernelConfig, ModelConfig, SamplingConfig
@@ -37,6 +37,18 @@ def opened(running: Sequence[RunningServer], vocabulary: Vocabulary) -> Iterator
         engine.close()
 
 
+def setup_of(vocabulary: Vocabulary, **changes: Any) -> RolloutSetup:
+    """Of short sessions at `TEMPERATURE`."""
+    setup = {
+        "dialect": DialectConfig(max_output_chars=120),
+        "context_tokens": CONTEXT_TOKENS,
+        "budget": BudgetConfig(line_tokens=48, lines=8, tokens=256),
+        "sampling": SamplingConfig(temperature=TEMPERATURE),
+        "kernel": KernelConfig(size=16),
+    }
+    return RolloutSetup(vocabulary, **(setup | changes))
+
+
 def roll_out(
     engine: Any,
     vocabulary: Vocabulary,
@@ -45,15 +57,8 @@ def roll_out(
     **changes: Any,
 ) -> list[list[Trajectory]]:
     """So many trajectories for each of the samplings, None being `TEMPERATURE`."""
-    setup = {
-        "dialect": DialectConfig(max_output_chars=120),
-        "context_tokens": CONTEXT_TOKENS,
-        "budget": BudgetConfig(line_tokens=48, lines=8, tokens=256),
-        "sampling": SamplingConfig(temperature=TEMPERATURE),
-        "kernel": KernelConfig(size=16),
-    }
     tasks = make_tasks(None, count, seed=3, split="heldout")
-    with start_service(engine, RolloutSetup(vocabulary, **(setup | changes))) as service:
+    with start_service(engine, setup_of(vocabulary, **changes)) as service:
         return [service.generate(tasks, sampling) for sampling in samplings]
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -75,8 +76,7 @@ def vocabularies(paths: dict[str, Path]) -> dict[str, Vocabulary]:
 
 @pytest.fixture(scope="module")
 def rollouts(paths: dict[str, Path], vocabularies: dict[str, Vocabulary]) -> RolloutsOf:
-    made: dict[tuple[str, str], dict[str, Rollouts]] = {}
-
+    @cache
     def make(policy: str, backend: str) -> dict[str, Rollouts]:
         path, vocabulary, context_tokens = paths[policy], vocabularies[policy], 768
         with ExitStack() as stack:
@@ -108,12 +108,7 @@ def rollouts(paths: dict[str, Path], vocabularies: dict[str, Vocabulary]) -> Rol
                 found[dialect] = Rollouts(sampled, greedy, recorded)
             return found
 
-    def of(policy: str, backend: str) -> dict[str, Rollouts]:
-        if (policy, backend) not in made:
-            made[policy, backend] = make(policy, backend)
-        return made[policy, backend]
-
-    return of
+    return make
 
 
 @of_each_policy_and_engine

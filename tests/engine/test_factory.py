@@ -19,7 +19,7 @@ from repl_rl.engine.factory import ENGINES, engine_backend, for_few_sessions, re
 from repl_rl.errors import ConfigError
 
 HERE = Path(__file__).parent
-REFUSED = yaml.safe_load((HERE / "refused_engines.yaml").read_text(encoding="utf-8"))
+CASES = yaml.safe_load((HERE / "engines.yaml").read_text(encoding="utf-8"))
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     sys.modules.pop("own_engine", None)
 
 
-@pytest.mark.parametrize(("engine", "says"), REFUSED["sections"])
+@pytest.mark.parametrize(("engine", "says"), CASES["sections"])
 def test_arguments_of_vllm_that_would_be_ignored_or_undo_ours_are_refused(engine: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         parse_config({"engine": engine})
@@ -47,7 +47,7 @@ def test_every_shipped_name_is_one_that_a_config_may_give() -> None:
         assert engine_backend(EngineConfig(backend=name, servers=servers)) == name
 
 
-@pytest.mark.parametrize(("name", "hint"), REFUSED["names"].items())
+@pytest.mark.parametrize(("name", "hint"), CASES["names"].items())
 def test_an_unknown_name_is_refused_with_the_nearest_one(name: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=rf"engine.backend: unknown engine '{name}'; {hint}"):
         parse_config({"engine": {"backend": name}})
@@ -55,17 +55,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_one(name: str, hint: str) -
         parse_config({"engine": name})
 
 
-@pytest.mark.parametrize(
-    ("engine", "sessions", "taken"),
-    [
-        ({}, 4, "transformers"),
-        ({}, 5, "auto"),
-        ({"backend": "vllm"}, 1, "vllm"),
-        ({"vllm": {"enforce_eager": True}}, 1, "auto"),
-        ({"deterministic": True}, 1, "auto"),
-        ({"servers": ["http://a:1"]}, 1, "auto"),
-    ],
-)
+@pytest.mark.parametrize(("engine", "sessions", "taken"), CASES["few sessions"])
 def test_a_few_sessions_on_a_cpu_take_the_engine_that_loads_soonest(
     engine: dict[str, Any], sessions: int, taken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,7 +84,7 @@ def test_a_function_of_ones_own_gets_what_the_config_says() -> None:
 
 
 @pytest.mark.usefixtures("own_module")
-@pytest.mark.parametrize(("path", "what"), REFUSED["paths"].items())
+@pytest.mark.parametrize(("path", "what"), CASES["paths"].items())
 def test_what_is_not_there_is_refused_before_anything_is_loaded(path: str, what: str) -> None:
     with pytest.raises(ConfigError, match=rf"engine.backend: .*{what}"):
         require_engine(EngineConfig(backend=path))

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from real_rollouts import opened as opened_servers
-from serving import servers
+from serving import CONTEXT_TOKENS, servers
+from test_engine_contract import opened
 
-from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig, SeededSampling
-from repl_rl.engine import Engine, Vocabulary, make_engine
+from repl_rl.config import SamplingConfig, SeededSampling
+from repl_rl.engine import Engine, Vocabulary
 from repl_rl.engine.server.client import WORKER_EXTENSION, ServerFacts, takes_seeds
-from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.custom import SamplerEngine
 
-CONTEXT_TOKENS = 512
 MANY = 32
 """Prompts of 300 tokens: more than vLLM computes in a step, so that some are split."""
 HOT = SamplingConfig(temperature=1.5)
-
-
-def opened(backend: Any, vocabulary: Vocabulary) -> Engine:
-    config = EngineConfig(backend=backend, context_tokens=CONTEXT_TOKENS, kv_cache_gib=1)
-    return make_engine(str(NANO_PATH), vocabulary, ModelConfig(), config, seed=3)
 
 
 def prompt(vocabulary: Vocabulary) -> list[int]:
@@ -60,17 +54,14 @@ async def group(engines: Sequence[Engine], ids: list[int], sampling: SamplingCon
 async def test_siblings_of_two_fresh_engines_differ_and_follow_their_seeds(
     backend: str, vocabulary: Vocabulary
 ) -> None:
-    engines = [opened(backend, vocabulary) for _ in range(2)]
-    try:
+    with ExitStack() as stack:
+        engines = [stack.enter_context(closing(opened(backend, vocabulary))) for _ in range(2)]
         ids, batch = prompt(vocabulary), HOT.seeded("0/train/1/0/0")
         first = await group(engines, ids, batch)
         assert len(set(first)) == MANY
         assert len({*first, *await group(engines, ids, HOT.seeded("0/train/1/0/1"))}) == 2 * MANY, "another rank"
         again = await group(engines[::-1], ids, batch)
         assert sum(one == other for one, other in zip(first, again, strict=True)) > MANY // 2, "but for rounding"
-    finally:
-        for engine in engines:
-            engine.close()
 
 
 @pytest.mark.parametrize(
@@ -103,11 +94,8 @@ async def test_siblings_of_two_fresh_servers_differ_and_follow_their_seeds(
 
 
 async def test_slots_of_a_loop_of_ones_own_differ(vocabulary: Vocabulary) -> None:
-    engine = opened("transformers", vocabulary)
-    try:
+    with closing(opened("transformers", vocabulary)) as engine:
         sampling = HOT.seeded("0/train/1/0/0")
         seen = SamplerEngine(engine, vocabulary, sampling, CONTEXT_TOKENS)
         ids = list(vocabulary.encode_prompt(">>> # What is 3 * 17?\n>>>"))
         assert len(set(await asyncio.gather(*(session(seen, ids, sampling) for _ in range(6))))) == 6
-    finally:
-        engine.close()

@@ -168,24 +168,21 @@ def test_what_is_not_a_base_url_is_refused(vocabulary: Vocabulary, url: str) -> 
         VLLMServerEngine("nano", vocabulary, ModelConfig(), config)
 
 
-@pytest.mark.parametrize(("unusual", "events"), UNUSUAL["usable"].values(), ids=UNUSUAL["usable"])
-async def test_a_server_that_is_unusual_can_be_used(fakes: Fakes, unusual: dict[str, Any], events: list[str]) -> None:
+@pytest.mark.parametrize(("unusual", "events", "warning"), UNUSUAL["usable"].values(), ids=UNUSUAL["usable"])
+async def test_a_server_that_is_unusual_can_be_used(
+    fakes: Fakes, caplog: pytest.LogCaptureFixture, unusual: dict[str, Any], events: list[str], warning: str
+) -> None:
     for name, value in unusual.items():
         setattr(fakes[0], name, value)
     assert (await sample(fakes.open(fakes[0]))).finish is Finish.NEWLINE
     assert (fakes[0].events, fakes[0].label) == (events, "default")
+    assert warning in caplog.text
 
 
 def test_the_api_key_of_the_environment_is_sent(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "open-sesame")
     fakes.open(fakes[0])
     assert fakes[0].authorizations == {"Bearer open-sesame"}
-
-
-def test_keys_and_values_of_another_type_are_warned_about(fakes: Fakes, caplog: pytest.LogCaptureFixture) -> None:
-    fakes[0].cache_dtype = "fp8"
-    fakes.open(fakes[0])
-    assert "the servers keep keys and values in fp8" in caplog.text
 
 
 # Lines.
@@ -233,28 +230,19 @@ async def test_a_line_that_cannot_be_had_is_an_error(fakes: Fakes, respond: Any,
     assert sum(fakes.requests) == asked
 
 
-async def test_trajectories_are_spread_and_stay_where_they_are(fakes: Fakes) -> None:
-    engine = fakes.open()
-    async with AsyncExitStack() as stack:
-        slots = [await stack.enter_async_context(engine.slot(300)) for _ in range(4)]
-        for turn in range(3):
-            await asyncio.gather(*(slot.sample_line([turn, n], 9, SAMPLING) for n, slot in enumerate(slots)))
-    of_server = [{body["token_ids"][1] for body in fake.requests} for fake in fakes]
-    assert fakes.requests == [6, 6]
-    assert of_server[0] | of_server[1] == {0, 1, 2, 3}
-    assert not of_server[0] & of_server[1]
-
-
-async def test_a_trajectory_stays_at_one_engine_of_a_data_parallel_server(fakes: Fakes) -> None:
+async def test_trajectories_are_spread_and_stay_at_one_engine_of_a_data_parallel_server_too(fakes: Fakes) -> None:
     fakes[0].ranks = 2
     engine = fakes.open()
     async with AsyncExitStack() as stack:
         slots = [await stack.enter_async_context(engine.slot(300)) for _ in range(6)]
-        for slot in slots * 3:
-            await slot.sample_line(IDS, 40, SAMPLING)
-    asked = fakes[0].asked_ranks[1:]  # without the probe
-    assert (sorted(set(map(str, asked))), asked[:4], len(asked)) == (["0", "1"], asked[4:8], 12)
-    assert fakes[1].asked_ranks == [None] * 7
+        for _ in range(3):
+            for number, slot in enumerate(slots):
+                await slot.sample_line([number], 40, SAMPLING)
+    typed = [(fake.asked_ranks[1:], [body["token_ids"][0] for body in fake.requests]) for fake in fakes]  # no probes
+    (ranks, first), (no_ranks, second) = typed
+    assert (ranks, first) == (ranks[:4] * 3, first[:4] * 3)
+    assert (no_ranks, second) == ([None] * 6, second[:2] * 3)
+    assert (set(ranks), {*first, *second}) == ({"0", "1"}, set(range(6)))
 
 
 async def test_a_branch_goes_to_the_server_that_its_root_is_on(fakes: Fakes) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -39,16 +40,20 @@ def vocabulary(checkpoint: Path) -> Vocabulary:
     return load_vocabulary(str(checkpoint))
 
 
+Open = Callable[..., TransformersEngine]
+
+
 @pytest.fixture
-def engine(checkpoint: Path, vocabulary: Vocabulary) -> Iterator[TransformersEngine]:
-    engine = opened(checkpoint, vocabulary)
-    yield engine
-    engine.close()
+def opened(checkpoint: Path, vocabulary: Vocabulary) -> Iterator[Open]:
+    """Opens engines of a seed and a config, which are closed after the test."""
+    with ExitStack() as stack:
 
+        def opened(seed: int = 0, **settings: Any) -> TransformersEngine:
+            config = EngineConfig(**{"context_tokens": CONTEXT_TOKENS, **settings})
+            engine = TransformersEngine(str(checkpoint), vocabulary, ModelConfig(), config, seed)
+            return stack.enter_context(closing(engine))
 
-def opened(checkpoint: Path, vocabulary: Vocabulary, seed: int = 0, **settings: Any) -> TransformersEngine:
-    config = EngineConfig(**{"context_tokens": CONTEXT_TOKENS, **settings})
-    return TransformersEngine(str(checkpoint), vocabulary, ModelConfig(), config, seed)
+        yield opened
 
 
 def prompt(vocabulary: Vocabulary, number: int) -> list[int]:
@@ -94,15 +99,11 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> Passes:
     return seen
 
 
-async def test_a_seed_gives_a_slot_the_same_lines_whatever_runs_beside_it(
-    checkpoint: Path, vocabulary: Vocabulary
-) -> None:
-    drawn = []
-    for seed, count in ((1, 9), (1, 2), (2, 2)):
-        engine = opened(checkpoint, vocabulary, seed)
-        drawn.append([[line.ids for line in lines] for lines in await sessions(engine, vocabulary, count)])
-        engine.close()
-    many, few, others = drawn
+async def test_a_seed_gives_a_slot_the_same_lines_whatever_runs_beside_it(opened: Open, vocabulary: Vocabulary) -> None:
+    many, few, others = [
+        [[line.ids for line in lines] for lines in await sessions(opened(seed), vocabulary, count)]
+        for seed, count in ((1, 9), (1, 2), (2, 2))
+    ]
     assert many[:2] == few
     assert few != others
     assert few[0] != few[1]
@@ -129,17 +130,18 @@ def test_a_prompt_that_sequences_share_is_read_once(checkpoint: Path, vocabulary
     assert [ids[: len(own)] for ids, own in zip(together, alone, strict=True)] == alone
 
 
-async def test_every_token_is_fed_once(engine: TransformersEngine, vocabulary: Vocabulary, passes: Passes) -> None:
-    ids = prompt(vocabulary, 1)
+async def test_every_token_is_fed_once(opened: Open, vocabulary: Vocabulary, passes: Passes) -> None:
+    engine, ids = opened(), prompt(vocabulary, 1)
+    passes.fed.clear()  # what it was tried with
     await session(engine, ids, turns=5)
     assert sum(passes.fed) == len(ids) - 1 - 4  # neither the last sampled token nor the output after it
     assert sorted(passes.fed)[:-5] == [1] * (len(passes.fed) - 5)
 
 
 async def test_lines_run_in_as_many_places_as_there_are_and_slots_give_their_rows_back(
-    checkpoint: Path, vocabulary: Vocabulary, passes: Passes
+    opened: Open, vocabulary: Vocabulary, passes: Passes
 ) -> None:
-    engine = opened(checkpoint, vocabulary, places=3)
+    engine = opened(places=3)
     assert engine.admission.rooms[0].capacity == 2**30 // BYTES_PER_TOKEN
     assert len(await sessions(engine, vocabulary, 10)) == 10
     assert passes.widest == 3
@@ -148,15 +150,14 @@ async def test_lines_run_in_as_many_places_as_there_are_and_slots_give_their_row
     assert (passes.rows, engine.admission.taken) == (rows, 0)
     engine.admission.rooms[0].capacity = 2 * CONTEXT_TOKENS
     assert len(await sessions(engine, vocabulary, 6, turns=1)) == 6
-    engine.close()
 
 
 async def test_a_sub_call_borrows_the_row_of_the_trajectory_that_waits_for_it(
-    checkpoint: Path, vocabulary: Vocabulary, passes: Passes, monkeypatch: pytest.MonkeyPatch
+    opened: Open, vocabulary: Vocabulary, passes: Passes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With room for one row only; what the trajectory types afterwards is what it would have typed anyway."""
     monkeypatch.setattr("repl_rl.engine.transformers.engine._GIB", CONTEXT_TOKENS * BYTES_PER_TOKEN)
-    engine = opened(checkpoint, vocabulary)
+    engine = opened()
 
     async def sub_call(length: int) -> None:
         async with engine.slot(100, 1) as slot:
@@ -174,23 +175,18 @@ async def test_a_sub_call_borrows_the_row_of_the_trajectory_that_waits_for_it(
 
     assert await typed(asks=True) == await typed(asks=False)
     assert (passes.rows, engine.admission.taken) == (1, 0)
-    engine.close()
 
 
-def test_a_cache_or_a_model_too_small_for_the_context_is_refused(
-    checkpoint: Path, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_or_a_model_too_small_for_the_context_is_refused(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"context_tokens 1025 is more than the 1024 positions"):
-        opened(checkpoint, vocabulary, context_tokens=1025)
+        opened(context_tokens=1025)
     monkeypatch.setattr("repl_rl.engine.transformers.engine._GIB", 2**19)
     with pytest.raises(ConfigError, match=r"kv_cache_gib 1 leaves room for 512 tokens of 1024 bytes.* is 600"):
-        opened(checkpoint, vocabulary, context_tokens=600)
+        opened(context_tokens=600)
 
 
-async def test_broken_weights_are_heard_by_all_who_wait_and_all_who_come(
-    checkpoint: Path, vocabulary: Vocabulary
-) -> None:
-    engine = opened(checkpoint, vocabulary, places=2)
+async def test_broken_weights_are_heard_by_all_who_wait_and_all_who_come(opened: Open, vocabulary: Vocabulary) -> None:
+    engine = opened(places=2)
     with pytest.raises(EngineError, match="there is none of that name"):
         engine.load_weights([("other", torch.zeros(1))])
     assert (await session(engine, prompt(vocabulary, 1), turns=1))[0].finish in set(Finish)
@@ -202,7 +198,6 @@ async def test_broken_weights_are_heard_by_all_who_wait_and_all_who_come(
             assert "the weights are broken" in str(failure)
     with pytest.raises(EngineError, match="the weights are broken"):
         engine.load_weights([])
-    engine.close()
 
 
 @pytest.mark.parametrize(("pending", "spans"), FED_TOGETHER)

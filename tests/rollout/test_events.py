@@ -1,4 +1,4 @@
-"""`Rollout.stream` of one task: what it tells is the trajectory, a line is told before it runs, leaving frees all."""
+"""`Rollout.stream` of one task: what it tells is the trajectory, and leaving it frees all."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 
 import pytest
-import vocabularies
 from exactness import trajectory_in
 from scripted import LOGPROB, Gate, ScriptedEngine, rollout_of
 from small import without_times
-from test_three_views import AMPLE, CONTEXT_TOKENS, OK, RecordingKernels, TypingSlot, ids_of
+from test_three_views import CONTEXT_TOKENS
 
 from repl_rl.engine import Vocabulary
-from repl_rl.errors import ConfigError, EngineError, KernelStartError
+from repl_rl.errors import ConfigError, KernelStartError
 from repl_rl.rollout.batch import RolloutBatch
 from repl_rl.rollout.events import Began, Ended, Event, Ran, Sampled, events_of
 from repl_rl.rollout.loop import Rollout
@@ -25,15 +24,11 @@ TASK = Task("t1", "What is 6 * 7?", "42")
 LINES = (" x = 42\n", " x\n", " submit_final_answer(x)\n")
 
 
-async def hear(rollout: Rollout, told: list[Event], task: Task = TASK) -> list[Event]:
-    """Add the events to `told` as they come."""
-    async for event in rollout.stream(task):
-        told.append(event)
-    return told
+def listen(rollout: Rollout, task: Task = TASK) -> list[Event]:
+    async def hear() -> list[Event]:
+        return [event async for event in rollout.stream(task)]
 
-
-def listen(rollout: Rollout) -> list[Event]:
-    return asyncio.run(hear(rollout, []))
+    return asyncio.run(hear())
 
 
 def test_the_events_of_a_session_by_hand(vocabulary: Vocabulary) -> None:
@@ -50,22 +45,6 @@ def test_the_events_of_a_session_by_hand(vocabulary: Vocabulary) -> None:
     [batch] = asyncio.run(rollout_of(ScriptedEngine(vocabulary, LINES)).many([TASK]))
     assert without_times(trajectory) == without_times(batch)
     assert list(events_of(TASK, trajectory)) == events
-
-
-async def test_a_line_is_told_before_its_code_runs(vocabulary: Vocabulary) -> None:
-    gate = Gate()
-    stream = rollout_of(ScriptedEngine(vocabulary, LINES), gate.kernels).stream(TASK)
-    told = [await anext(stream), await anext(stream)]
-    next_one = asyncio.ensure_future(anext(stream))
-    await gate.is_asked.wait()
-    await asyncio.sleep(0)
-    assert not next_one.done(), "its code has not run, so there is nothing to tell"
-    gate.may_run.set()
-    events = [*told, await next_one, *[event async for event in stream]]
-    assert isinstance(events[1], Sampled)
-    assert events[1].text == " x = 42\n"
-    assert events[2] == Ran(0, trajectory_in(events).lines[0])
-    assert gate.kernels.open == 0
 
 
 def test_closing_the_iterator_in_the_middle_of_a_cell_frees_slot_and_kernel(vocabulary: Vocabulary) -> None:
@@ -95,34 +74,10 @@ def test_where_no_kernel_comes_up_there_is_a_beginning_and_an_end(vocabulary: Vo
     assert trajectory_in(events).error == "KernelStartError: no room"
 
 
-def test_half_a_character_at_the_end_is_told_with_its_line() -> None:
-    gpt2 = vocabularies.gpt2_like()
-    slot = TypingSlot(gpt2, ids_of(gpt2, " 1", b"\n\xe2"))
-    events = listen(rollout_of(slot, RecordingKernels([OK]), budget=AMPLE.model_copy(update={"lines": 1})))
-    assert [type(event) for event in events] == [Began, Sampled, Ran, Ran, Ended]
-    sampled, before, after = events[1:4]
-    assert isinstance(sampled, Sampled)
-    assert isinstance(before, Ran)
-    assert isinstance(after, Ran)
-    assert (sampled.text, before.line.text, after.line.text) == (" 1\n", " 1\n", " 1\n\ufffd")
-    assert trajectory_in(events).lines == (after.line,)
-
-
-async def test_a_failing_engine_raises_out_of_the_iterator_behind_what_was_told(vocabulary: Vocabulary) -> None:
-    async def fail(prompt: str, turn: int, sampling: object) -> None:
-        if turn == 1:
-            raise EngineError("the weights are broken")
-
-    told: list[Event] = []
-    with pytest.raises(EngineError, match="the weights are broken"):
-        await hear(rollout_of(ScriptedEngine(vocabulary, LINES, fail)), told)
-    assert [type(event) for event in told] == [Began, Sampled, Ran]
-
-
 def test_what_can_not_be_rolled_out_is_refused_before_anything_is_told(vocabulary: Vocabulary) -> None:
     rollout = rollout_of(ScriptedEngine(vocabulary, LINES))
     with pytest.raises(ConfigError, match="the prompt of task 'long' has"):
-        asyncio.run(hear(rollout, [], Task("long", "z" * 3 * CONTEXT_TOKENS, "")))
+        listen(rollout, Task("long", "z" * 3 * CONTEXT_TOKENS, ""))
     for wrong in ("What is it?", [TASK], {"question": "What is it?", "answer": "42"}):
         with pytest.raises(ConfigError, match=r"is not a task: give Task\(id, question, answer\)"):
             rollout.stream(wrong)  # type: ignore[arg-type]

@@ -9,21 +9,12 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any, cast
 
 import pytest
-import torch
-from exactness import RecordingEngine, assert_exact, largest_logprob_difference
+from engine.real_rollouts import CONTEXT_TOKENS, TEMPERATURE, assert_logprobs, setup_of
+from exactness import RecordingEngine, assert_exact
 from scripted import FakeEngine, rollout_of
-from transformers import AutoModelForCausalLM
 from waiting import until_async
 
-from repl_rl.config import (
-    BranchConfig,
-    BudgetConfig,
-    DialectConfig,
-    EngineConfig,
-    KernelConfig,
-    ModelConfig,
-    SamplingConfig,
-)
+from repl_rl.config import BranchConfig, EngineConfig, ModelConfig, SamplingConfig
 from repl_rl.dialect import PythonDialect
 from repl_rl.engine import Vocabulary, make_engine
 from repl_rl.kernel import KernelPool, Limits
@@ -32,11 +23,9 @@ from repl_rl.rollout.batch import RolloutBatch
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.scripted import ScriptedSlot
 from repl_rl.rollout.service import start_service
-from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Task, Trajectory, whole_session
 
-CONTEXT_TOKENS = 512
 TREE = BranchConfig(roots=3, forks=2, branches=3, within=5)
 
 
@@ -55,17 +44,7 @@ Made = tuple[list[Trajectory], list[Trajectory]]
 def made(engine: RecordingEngine, vocabulary: Vocabulary) -> Made:
     """Independent trajectories, and four groups of trees."""
     tasks = make_tasks(None, 64, seed=3, split="heldout")
-    with start_service(
-        engine,
-        RolloutSetup(
-            vocabulary,
-            DialectConfig(max_output_chars=120),
-            context_tokens=CONTEXT_TOKENS,
-            budget=BudgetConfig(line_tokens=48, lines=8, tokens=256),
-            sampling=SamplingConfig(temperature=1.3),
-            kernel=KernelConfig(size=16),
-        ),
-    ) as service:
+    with start_service(engine, setup_of(vocabulary)) as service:
         return service.generate(tasks), service.generate(
             [task for task in tasks[:4] for _ in range(TREE.group_size)], branch=TREE
         )
@@ -193,8 +172,7 @@ async def test_what_is_sampled_for_sub_calls_is_exact_to_the_token(
     assert any(len(session.lines) > 1 for session in sessions)
     assert_exact(trained, recording, vocabulary)
     assert all(call.tokens == call.trajectory.sampled_tokens for call in calls if call.trajectory is not None)
-    model = AutoModelForCausalLM.from_pretrained(NANO_PATH, dtype=torch.float32).eval()
-    assert max(largest_logprob_difference(trajectory, model) for trajectory in trained) < 1e-3
+    assert_logprobs(trained, NANO_PATH)
     assert_the_engine_holds_nothing(engine)
 
 
@@ -224,7 +202,4 @@ def test_trees_have_forks_and_their_branches_begin_as_their_roots_do(made: Made)
 
 
 def test_logprobs_equal_a_float32_forward_pass_over_the_finished_sequence(made: Made) -> None:
-    # The sampler's are at temperature 1.3 (processed_logprobs): so is the reference.
-    model = AutoModelForCausalLM.from_pretrained(NANO_PATH, dtype=torch.float32).eval()
-    model.lm_head.register_forward_hook(lambda module, arguments, logits: logits / 1.3)
-    assert max(largest_logprob_difference(trajectory, model) for trajectory in [*made[0], *made[1]]) < 1e-3
+    assert_logprobs([*made[0], *made[1]], NANO_PATH, TEMPERATURE)

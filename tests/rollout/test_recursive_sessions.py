@@ -11,6 +11,7 @@ import pytest
 import vocabularies
 from exactness import assert_masked_text_is_the_outputs
 from scripted import RecursiveEngine, rollout_of
+from test_subcalls import Noting
 from waiting import until_async
 
 from repl_rl.config import SamplingConfig, SeededSampling, SubcallsConfig
@@ -20,7 +21,7 @@ from repl_rl.rollout.batch import RolloutBatch
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.metrics import batch_metrics
 from repl_rl.rollout.scheduler import Cut
-from repl_rl.rollout.subcalls import Completion, NoAnswerError, SubCalls
+from repl_rl.rollout.subcalls import NoAnswerError, SubCalls
 from repl_rl.trajectory import StopReason, SubCall, Task, Trajectory, read_jsonl, write_jsonl
 from repl_rl.utils.threads import BackgroundLoop
 
@@ -225,32 +226,19 @@ async def test_more_sessions_than_kernels_end_at_any_capacity(pool: KernelPool, 
         assert dict(engine.most) == {0: 1, 1: 1, 2: 1, 3: 1}
 
 
-class Stalled:
-    """A model and a maker of sessions that never end."""
-
-    def __init__(self) -> None:
-        self.begun = asyncio.Event()
-        self.offered: list[int] = []
-
-    async def complete(self, prompt: str, max_tokens: int, depth: int, sampling: SamplingConfig) -> Completion:
-        self.offered.append(max_tokens)
-        self.begun.set()
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    async def session(self, task: Task, max_tokens: int, subcalls: SubCalls, sampling: SamplingConfig) -> Trajectory:
+async def test_what_a_line_leaves_behind_ends_with_all_that_it_has_asked_in_turn() -> None:
+    async def session(task: Task, max_tokens: int, subcalls: SubCalls, sampling: SamplingConfig) -> Trajectory:
         if task.question == "refused":
             raise NoAnswerError("session", "not now")
         await subcalls.ask([f"about {task.question}"])
         raise AssertionError
 
-
-async def test_what_a_line_leaves_behind_ends_with_all_that_it_has_asked_in_turn() -> None:
-    stalled = Stalled()
+    stalled = Noting()
+    stalled.may_answer.clear()
     config = SubcallsConfig(depth=2, tokens=2000, session_tokens=500, call_tokens=2000)
-    calls = SubCalls(stalled, config, SeededSampling(seed="s"), "t", stalled.session)
+    calls = SubCalls(stalled, config, SeededSampling(seed="s"), "t", session)
     asking = asyncio.ensure_future(calls.ask_sessions(["a", "refused"]))
-    await stalled.begun.wait()
+    await until_async(lambda: len(stalled.asked) == 1)
     taken = await calls.take()
     assert asking.cancelled()
     assert seen(taken) == [
@@ -258,12 +246,11 @@ async def test_what_a_line_leaves_behind_ends_with_all_that_it_has_asked_in_turn
         ("about a", "", 2, 0, "cancelled"),
         ("refused", "[no answer: not now]", 1, 0, "session"),
     ]
-    stalled.begun.clear()
     again = asyncio.ensure_future(calls.ask(["b"]))
-    await stalled.begun.wait()
+    await until_async(lambda: len(stalled.asked) == 2)
     await calls.close()
     assert again.cancelled()
-    assert stalled.offered[-1] == 2000, "all that was set aside has come back"
+    assert stalled.asked[-1][1] == 2000, "all that was set aside has come back"
 
 
 @pytest.mark.parametrize("ends", ["closed", "cut"])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import vocabularies
+import yaml
 from exactness import assert_masked_text_is_the_outputs
 from kernel.kernelspecs import add_spec
 from scripted import AskedEngine, rollout_of
@@ -24,6 +25,7 @@ from repl_rl.trajectory import StopReason, Task, Trajectory, read_jsonl, write_j
 from repl_rl.utils.threads import BackgroundLoop
 
 TASK = Task("t", "Who has the key?", "Ada", metadata={"context": "Ada has it. " * 100})
+CASES = yaml.safe_load(Path(__file__).with_name("rlm.yaml").read_text(encoding="utf-8"))
 Play = Callable[..., Trajectory]
 
 
@@ -79,21 +81,10 @@ def test_what_a_session_asks_is_shown_in_masked_text_and_recorded_apart(
     assert list(read_jsonl(tmp_path / "made.jsonl")) == [trajectory]
 
 
-@pytest.mark.parametrize(
-    ("typed", "answer"),
-    [
-        (["FINAL(6 * 7)\n"], ("42",)),
-        (["x = [1, 2]\n", "FINAL_VAR('x')\n"], ("[1, 2]",)),
-        (["answer['content'] = 'Ada'\n", "answer['ready'] = True\n"], ("'Ada'",)),
-        (["answer = {'content': 'Ada', 'ready': True}\n"], ("'Ada'",)),
-        (["answer = {'content': 'Ada', 'ready': False}\n", "answer['ready'] = 1\n"], ("'Ada'",)),
-        (["answer = 7\n", "answer['content']\n", "answer.update(ready=True)\n"], ("''",)),
-        (["submit_final_answer('Ada')\n"], ("'Ada'",)),
-    ],
-)
-def test_ways_to_answer(play: Play, typed: list[str], answer: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("typed", "answer"), CASES["answers"])
+def test_ways_to_answer(play: Play, typed: list[str], answer: str) -> None:
     trajectory = play([*typed, "1\n"])
-    assert (trajectory.answer, len(trajectory.lines)) == (answer, len(typed))
+    assert (trajectory.answer, len(trajectory.lines)) == ((answer,), len(typed))
 
 
 def test_an_answer_that_is_not_ready_or_not_there_ends_nothing(play: Play) -> None:
@@ -224,41 +215,15 @@ async def test_a_context_of_too_many_bytes_costs_its_trajectory_and_says_so(pool
     assert "and 2,097,152 is the most that goes into every sandbox" in wide_one.error
 
 
-@pytest.mark.parametrize(
-    ("context", "said"),
-    [
-        ("abc", "a str of 3 characters"),
-        (["ab", "abcd"], "a list of 2 items, the longest of 4 characters"),
-        ([1, 2, 3], "a list of 3 items"),
-        ([{"a": 1}, {"a": 2, "b": 3}], "a list of 2 dicts with the keys 'a', 'b'"),
-        ({"a": 1}, "a dict of 1 items"),
-        (5, "of type int"),
-    ],
-)
+@pytest.mark.parametrize(("context", "said"), CASES["contexts"])
 def test_contexts_are_told_by_type_and_length(play: Play, context: Any, said: str) -> None:
     trajectory = play(["FINAL(context)\n"], Task("t", "What?", "", metadata={"context": context}))
     assert f"# The variable context is {said}. Print" in trajectory.prompt
     assert trajectory.answer == (repr(context),)
 
 
-TREES: dict[str, Any] = {"branch": {}, "train": {"group_size": 12}, "credit": {"estimator": "branch"}}
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"dialect": {"name": "text"}}, "environment RLM lives in a session, and dialect.name 'text' has none; take"),
-        (TREES, "environment RLM asks a language model, so that its sessions can't be forked; leave branch out"),
-        ({"environment": "rml"}, "'rml' is not an import path"),
-        (
-            {"environment": None, "tasks": {"families": ["needle-1k"]}, "dialect": {"name": "text"}},
-            "lives in a session",
-        ),
-        ({"environment": None, "tasks": {"families": ["needle-1k", "gcd"]}}, "needs rlm, gcd needs no environment"),
-    ],
-)
+@pytest.mark.parametrize(("values", "message"), CASES["refused"])
 def test_configs_that_can_not_work_are_refused(values: dict[str, Any], message: str) -> None:
-    """Families bring their environment."""
     with pytest.raises(ConfigError, match=message):
         check_rollouts(parse_config({"environment": "rlm", **values}))
 

@@ -42,7 +42,10 @@ client.stop_channels()
 """
 TASK = Task("t1", "What is 6 * 7?", "42")
 TYPED = [" x = 42\n", " submit_final_answer(x)\n"]
-SESSIONS = yaml.safe_load((Path(__file__).parent / "sessions.yaml").read_text(encoding="utf-8"))
+SESSIONS, REPEATING = (
+    yaml.safe_load(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+    for name in ("sessions.yaml", "repeating.yaml")
+)
 Roll = Callable[..., Trajectory]
 
 
@@ -120,21 +123,7 @@ def test_every_budget_has_its_reason(
         assert (trajectory.lines[-1].kind is LineKind.OVERLONG) == (reason is StopReason.LINE_TOKENS)
 
 
-@pytest.mark.parametrize(
-    ("typed", "repeats", "length"),
-    [
-        ([" x\n"] * 9, 3, 3),  # the same error of the same code
-        ([" x\n", " y\n"] * 9, 3, 5),  # also in turn with another
-        ([" int('a')\n", " int('b')\n"] * 2, 3, None),
-        (["\n"] * 9, 4, 4),
-        ([" 1\n", "\n", "\n", " 1\n", "\n", "\n", " 1\n"], 3, None),  # no three in a row
-        ([" f(\n"] + ["\n"] * 5, 3, 4),
-        ([" # a\n"] * 9, 3, 3),
-        ([" # a\n", " # b\n"] * 4, 3, None),
-        ([" 1\n"] * 9, 3, None),  # these kernels don't say whether that changes anything
-        ([" x\n"] * 9, None, None),
-    ],
-)
+@pytest.mark.parametrize(("typed", "repeats", "length"), REPEATING)
 def test_a_session_that_repeats_itself_is_ended(
     roll: Roll, typed: list[str], repeats: int | None, length: int | None
 ) -> None:

@@ -58,19 +58,13 @@ def asked_by(line: Line) -> list[Trajectory]:
 
 def rows_of(output: dict[str, Any]) -> list[tuple[Any, ...]]:
     """What the loss sees of each row: prompt, completion, what is typed, its log-probabilities and advantages."""
-    rows = []
-    for index in range(len(output["completion_ids"])):
-        there, asked = output["completion_mask"][index].bool(), output["prompt_mask"][index].bool()
-        rows.append(
-            (
-                tuple(output["prompt_ids"][index][asked].tolist()),
-                tuple(output["completion_ids"][index][there].tolist()),
-                tuple(output["tool_mask"][index][there].bool().tolist()),
-                tuple(output["sampling_per_token_logps"][index][there].tolist()),
-                tuple(output["advantages"][index][there].tolist()),
-            )
-        )
-    return rows
+    asked, there = output["prompt_mask"].bool(), output["completion_mask"].bool()
+    masks = {"prompt_ids": asked} | dict.fromkeys(
+        ("completion_ids", "tool_mask", "sampling_per_token_logps", "advantages"), there
+    )
+    return [
+        tuple(tuple(output[name][row][mask[row]].tolist()) for name, mask in masks.items()) for row in range(len(there))
+    ]
 
 
 def expected(trajectory: Trajectory, advantages: Sequence[float]) -> tuple[Any, ...]:

@@ -17,6 +17,8 @@ from repl_rl.dialect import PythonDialect
 from repl_rl.dialect.decoder import LineDecoder
 from repl_rl.trajectory import Line, LineKind, RecordedCell, StopReason, Trajectory, write_jsonl
 from repl_rl.utils.text import whole
+from repl_rl.view.viewer.api import RunApi
+from repl_rl.view.viewer.indexer import update
 
 BANNER = "Python 3.11.7 on linux\n"
 FAMILIES = ("binomial", "gcd", "modular_power", "product")
@@ -146,6 +148,13 @@ def small_page(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Path(__file__).with_name("small_page")
     monkeypatch.setattr("repl_rl.view.viewer.export.page_folder", lambda: folder)
     monkeypatch.setattr("repl_rl.view.viewer.export.plotly_path", lambda: folder / "plotly.min.js")
+
+
+def indexed(path: Path) -> RunApi:
+    """What a page would be told of a run or a file."""
+    source = RunApi(path)
+    update(path, source.index)
+    return source
 
 
 def write_run(folder: Path) -> None:

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from scripted import Gate, ScriptedEngine, rollout_of
-from view.conftest import make_trajectory
+from view.conftest import SESSIONS, make_trajectory
 from vocabularies import nano
 
 from repl_rl.errors import ConfigError, EngineError
@@ -35,14 +35,7 @@ ROOT = Path(__file__).parents[2]
 TASK = Task("t1", "What is 6 * 7?", "42")
 LINES = (" x = 42\n", " y\n", " submit_final_answer(x)\n")
 QUICK = ["engine.backend=transformers", "engine.context_tokens=512", "kernel.size=4", "budget.lines=4"]
-ROWS = (
-    "› >>> x = 42",
-    "› >>> y",
-    "‹ Traceback (most recent call last):",
-    '‹   File "<stdin>", line 1, in <module>',
-    "‹ NameError: name 'y' is not defined",
-    "› >>> submit_final_answer(x)",
-)
+ROWS = SESSIONS["live in a pipe"]
 
 
 def rollouts(lines: Sequence[str] = LINES, kernels: Any = None, before: Any = None) -> Rollout:
@@ -173,7 +166,7 @@ async def test_several_rollouts_come_as_a_group_and_their_rows_carry_their_numbe
     rows = text.splitlines()
     for number in (1, 2):
         own = [row.removeprefix(f"{number} ") for row in rows if row.startswith(f"{number} ")]
-        assert own[3:-1] == list(ROWS)
+        assert own[3:-1] == ROWS
         assert own[-1].startswith("stopped: answer  answer: 42")
 
 

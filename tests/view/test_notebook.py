@@ -11,7 +11,7 @@ import nbformat
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from view.conftest import Typed, failed_trajectory, make_trajectory, solved_trajectory
+from view.conftest import SESSIONS, Typed, failed_trajectory, make_trajectory, solved_trajectory
 
 from repl_rl.errors import ConfigError, RunError
 from repl_rl.trajectory import LineKind, RecordedCell, StopReason, Trajectory
@@ -31,13 +31,7 @@ def cells_of(notebook: nbformat.NotebookNode) -> list[tuple[str, str]]:
 
 def test_each_cell_that_ran_is_a_code_cell() -> None:
     notebook = solved_trajectory().to_notebook()
-    assert cells_of(notebook) == [
-        ("code", "# Euclid does this; math has it."),
-        ("code", "import math"),
-        ("code", "for k in (1, 2):\n    r = math.gcd(12, 18)\n"),
-        ("code", "r"),
-        ("code", "submit_final_answer(r)"),
-    ]
+    assert cells_of(notebook) == [("code", source) for source in SESSIONS["cells of the solved one"]]
     assert [cell.execution_count for cell in notebook.cells[1:]] == [1, 2, 3, 4, 5]
     shown = {"output_type": "stream", "name": "stdout", "text": "6\n"}
     assert [list(cell.outputs) for cell in notebook.cells[1:]] == [[], [], [], [shown], []]

@@ -21,9 +21,7 @@ from repl_rl.view import write_report
 from repl_rl.view.charts import BLUE, GREEN, Chart, chart_svg, charts, moving_average
 from repl_rl.view.run import read_run
 from repl_rl.view.viewer import export
-from repl_rl.view.viewer.api import RunApi
-from repl_rl.view.viewer.indexer import update
-from tests.view.conftest import STEPS, make_trajectory, solved_trajectory, train_row, write_metrics
+from tests.view.conftest import STEPS, indexed, make_trajectory, solved_trajectory, train_row, write_metrics
 from tests.view.fragments import Fragment
 
 pytestmark = pytest.mark.usefixtures("small_page")
@@ -139,8 +137,7 @@ def test_hostile_text_stays_text_wherever_it_stands(run_folder: Path) -> None:
     assert html.count("alert(1)") > 15
     assert "<img" not in html.partition("<style>")[0]
     assert "<" not in json.dumps(page.data["run"]["charts"]), "plotly reads tags in labels"
-    api = RunApi(run_folder)
-    update(run_folder, api.index)
+    api = indexed(run_folder)
     found = api.rows({"q": "onerror", "error": page.data["rows"][-1]["errors"][0]})
     shown = api.trajectory("train-1-0")
     assert shown["answer"] == [

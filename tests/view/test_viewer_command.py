@@ -14,9 +14,7 @@ from made_trajectories import line, made
 
 from repl_rl.trajectory import LineKind, RecordedCell, StopReason, write_jsonl
 from repl_rl.view.run import rollouts_summary, unanswered
-from repl_rl.view.viewer.api import RunApi
-from repl_rl.view.viewer.indexer import update
-from tests.view.conftest import STEPS, failed_trajectory, make_trajectory, solved_trajectory
+from tests.view.conftest import SESSIONS, STEPS, failed_trajectory, indexed, make_trajectory, solved_trajectory
 
 Said = Callable[..., str]
 
@@ -24,15 +22,7 @@ Said = Callable[..., str]
 def test_a_file_is_printed_or_summed_up(run_folder: Path, said: Said) -> None:
     file = str(run_folder / "rollouts" / "step_00001.jsonl")
     assert said("view", file).endswith("3 trajectories, 1 of 3 graded ones solved\n")
-    assert said("view", file, "--summary").splitlines() == [
-        "rollouts: 3 of 1 task",
-        "solved: 1 of 3 graded (33.3%)",
-        "lines per rollout: 3.7 on average, 2 to 7",
-        "kinds of lines: answer 3 (27%), exception 2 (18%), statement 2 (18%), open 2 (18%), comment 1 (9%), "
-        "expression 1 (9%)",
-        "stopped: answer 3 (100%)",
-        "reward: +0.27 on average, -0.10 to +1.00",
-    ]
+    assert said("view", file, "--summary").splitlines() == SESSIONS["two failed ones and a solved one summed up"]
 
 
 def test_an_evaluation_of_several_models_is_told_of_each(tmp_path: Path, said: Said) -> None:
@@ -55,9 +45,7 @@ def test_an_evaluation_of_several_models_is_told_of_each(tmp_path: Path, said: S
         "solved: 3 of 4 graded (75.0%)",
         "solved: 0 of 4 graded (0.0%)",
     ]
-    api = RunApi(file)
-    update(file, api.index)
-    assert sorted(api.run()["summary"]) == sorted(f"eval.jsonl: {each}" for each in told)
+    assert sorted(indexed(file).run()["summary"]) == sorted(f"eval.jsonl: {each}" for each in told)
 
 
 def test_a_summary_of_a_run_ends_with_the_rollouts_of_its_last_step(run_folder: Path, said: Said) -> None:
@@ -72,13 +60,7 @@ def test_a_summary_of_a_run_ends_with_the_rollouts_of_its_last_step(run_folder: 
 
 def test_rollouts_without_grades_rewards_or_lines_have_a_summary_too() -> None:
     void = make_trajectory("t", "Q", [], stop=StopReason.ABORTED)
-    assert rollouts_summary([void, replace(void, dialect="mine:Own")]) == [
-        "rollouts: 2 of 1 task",
-        "dialect: mine:Own",
-        "solved: none is graded",
-        "lines per rollout: 0.0 on average, 0 to 0",
-        "stopped: aborted 2 (100%)",
-    ]
+    assert rollouts_summary([void, replace(void, dialect="mine:Own")]) == SESSIONS["two of nothing summed up"]
 
 
 def test_a_summary_says_why_sessions_gave_no_answer_and_where_the_remedies_are() -> None:

@@ -15,8 +15,7 @@ from repl_rl.errors import ConfigError
 from repl_rl.trajectory import StopReason, Trajectory, write_jsonl
 from repl_rl.view.viewer import queries
 from repl_rl.view.viewer.api import RunApi
-from repl_rl.view.viewer.indexer import update
-from tests.view.conftest import failed_trajectory, solved_trajectory
+from tests.view.conftest import failed_trajectory, indexed, solved_trajectory
 
 Row = dict[str, Any]
 REFUSED = yaml.safe_load(Path(__file__).with_name("queries_refused.yaml").read_text(encoding="utf-8"))
@@ -41,9 +40,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> RunApi:
         write_jsonl(folder / "rollouts" / f"step_{step:05d}.jsonl", [some(random_, step) for _ in range(20)])
         if step % 6 == 0:
             write_jsonl(folder / "eval" / f"step_{step:05d}.jsonl", [some(random_, step) for _ in range(10)])
-    made = RunApi(folder)
-    update(folder, made.index)
-    return made
+    return indexed(folder)
 
 
 @pytest.fixture(scope="module")

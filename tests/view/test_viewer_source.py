@@ -16,24 +16,17 @@ from tokenizers import Tokenizer
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.trajectory import Line, LineKind, Trajectory, write_jsonl
 from repl_rl.view.viewer import transcript as transcripts
-from repl_rl.view.viewer.api import RunApi
 from repl_rl.view.viewer.indexer import update
 from repl_rl.view.viewer.queries import NotFound
 from repl_rl.view.viewer.transcript import state_changes
 from tests.made_trajectories import line
-from tests.view.conftest import SESSIONS, STEPS, make_trajectory, solved_trajectory, train_row, write_metrics
+from tests.view.conftest import SESSIONS, STEPS, indexed, make_trajectory, solved_trajectory, train_row, write_metrics
 
 STEP_1 = "rollouts/step_00001.jsonl"
 
 
-def opened(folder: Path) -> RunApi:
-    source = RunApi(folder)
-    update(folder, source.index)
-    return source
-
-
 def test_the_revision_changes_with_what_is_told_and_only_then(run_folder: Path) -> None:
-    source = opened(run_folder)
+    source = indexed(run_folder)
     seen = [source.run()["revision"]]
     assert source.run()["revision"] == seen[0]
     with (run_folder / "metrics.jsonl").open("a") as file:
@@ -51,7 +44,7 @@ def test_the_revision_changes_with_what_is_told_and_only_then(run_folder: Path) 
 
 
 def test_a_run_is_live_while_steps_are_missing_and_its_metrics_are_fresh(run_folder: Path) -> None:
-    source = opened(run_folder)
+    source = indexed(run_folder)
     write_metrics(run_folder, [train_row(step) for step in range(1, STEPS)])
     assert source.run()["live"] is True
     before = time.time() - 3600
@@ -63,7 +56,7 @@ def test_a_run_is_live_while_steps_are_missing_and_its_metrics_are_fresh(run_fol
 
 
 def test_a_trajectory_on_its_screen(run_folder: Path) -> None:
-    shown = opened(run_folder).trajectory("train-1-0")
+    shown = indexed(run_folder).trajectory("train-1-0")
     assert shown["question"] == "What is the greatest common divisor of 12 and 18?"
     assert (shown["answer"], shown["error"], shown["screen_total"]) == (["12"], None, 7)
     assert shown["times"] == SESSIONS["times"]
@@ -74,7 +67,7 @@ def test_a_trajectory_on_its_screen(run_folder: Path) -> None:
 
 
 def test_a_window_holds_its_rows_and_the_lines_that_begin_in_them(run_folder: Path) -> None:
-    source = opened(run_folder)
+    source = indexed(run_folder)
     whole = source.trajectory("train-1-0", 0, None)
     window = source.trajectory("train-1-0", 6, 3)
     assert window["screen"] == whole["screen"][6:]
@@ -88,7 +81,7 @@ def test_returns_are_discounted_by_the_run_s_own_gamma(run_folder: Path) -> None
     trajectory = make_trajectory("t", "q", [(f" {n}\n", LineKind.EXPRESSION, None, ">>>") for n in range(3)])
     rewarded = [replace(one, reward=reward) for one, reward in zip(trajectory.lines, (1.0, 2.0, 4.0), strict=True)]
     write_jsonl(run_folder / STEP_1, [replace(trajectory, lines=tuple(rewarded))])
-    lines = opened(run_folder).trajectory("train-1-0")["lines"]
+    lines = indexed(run_folder).trajectory("train-1-0")["lines"]
     assert [lines[index]["return_to_go"] for index in "012"] == [3.0, 4.0, 4.0]
 
 
@@ -99,7 +92,7 @@ def test_a_line_changed_the_state_if_it_is_other_than_before() -> None:
 
 
 def test_tokens_of_a_line_and_of_all(run_folder: Path) -> None:
-    source = opened(run_folder)
+    source = indexed(run_folder)
     everything = source.tokens("train-1-0")["tokens"]
     assert [token["id"] for token in everything] == list(range(8))
     assert [token["sampled"] for token in everything] == [True] * 3 + [False] * 2 + [True] * 3
@@ -125,7 +118,7 @@ def in_nano_s_tokens(texts: list[str]) -> Trajectory:
 def test_tokens_are_spelled_by_the_run_s_own_vocabulary(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [" x = 12\n", " submit_final_answer(x)\n"]
     write_jsonl(run_folder / STEP_1, [in_nano_s_tokens(texts)])
-    source = opened(run_folder)
+    source = indexed(run_folder)
     for number, text in enumerate(texts):
         shown = source.tokens("train-1-0", number)["tokens"]
         assert "".join(token["text"] for token in shown) == text
@@ -142,7 +135,7 @@ def test_tokens_are_spelled_by_a_checkpoint_where_the_model_is_gone(run_folder: 
     for name in ("tokenizer.json", "config.json"):
         shutil.copy(NANO_PATH / name, checkpoint)
     write_jsonl(run_folder / STEP_1, [in_nano_s_tokens([" x\n"])])
-    assert "".join(token["text"] for token in opened(run_folder).tokens("train-1-0")["tokens"]) == " x\n"
+    assert "".join(token["text"] for token in indexed(run_folder).tokens("train-1-0")["tokens"]) == " x\n"
 
 
 @pytest.mark.parametrize(
@@ -156,7 +149,7 @@ def test_tokens_are_spelled_by_a_checkpoint_where_the_model_is_gone(run_folder: 
 )
 def test_what_is_broken_is_a_note_and_the_rest_is_shown(run_folder: Path, change: Any, note: str) -> None:
     change(run_folder)
-    source = opened(run_folder)
+    source = indexed(run_folder)
     run = source.run()
     assert [sentence for sentence in run["notes"] if sentence.startswith(note)], run["notes"]
     assert run["index"]["complete"] is True
@@ -164,7 +157,7 @@ def test_what_is_broken_is_a_note_and_the_rest_is_shown(run_folder: Path, change
 
 
 def test_a_trajectory_whose_file_is_other_than_indexed_is_said_to_be_so(run_folder: Path) -> None:
-    source = opened(run_folder)
+    source = indexed(run_folder)
     path = run_folder / STEP_1
     write_jsonl(path, [make_trajectory("other-1", "q", [(" x\n", LineKind.STATEMENT, None, ">>>")])] * 3)
     with pytest.raises(NotFound, match="is not what it was when train-1-2 was indexed"):

@@ -15,9 +15,7 @@ from repl_rl.tasks import grade
 from repl_rl.trajectory import Task, Trajectory, read_jsonl, write_jsonl
 from repl_rl.view.display import trajectory_html
 from repl_rl.view.transcript import trajectory_text
-from repl_rl.view.viewer.api import RunApi
-from repl_rl.view.viewer.indexer import update
-from tests.view.conftest import failed_trajectory
+from tests.view.conftest import failed_trajectory, indexed
 from tests.view.fragments import Fragment
 
 REFERENCE = r"\frac{12}{2}"
@@ -64,8 +62,7 @@ def test_files_hold_it_and_those_without_it_are_read_as_before(tmp_path: Path) -
 
 def test_the_page_is_told(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "x.jsonl", [explained()])
-    api = RunApi(tmp_path / "x.jsonl")
-    update(api.target, api.index)
+    api = indexed(tmp_path / "x.jsonl")
     told = api.trajectory(api.rows({})["rows"][0]["id"])
     assert (told["reference"], told["grade_reason"]) == (REFERENCE, WHY)
     assert [told["lines"][index].get("reward_parts", []) for index in "01"] == PARTS

@@ -11,7 +11,7 @@ from playwright.sync_api import expect
 
 from repl_rl.config import Config, dump_config
 from repl_rl.trajectory import Branch, LineKind, Trajectory, write_jsonl
-from tests.view.browser.conftest import Visit
+from tests.view.browser.conftest import STORED, Visit
 from tests.view.browser.test_accessibility import violations
 from tests.view.conftest import make_trajectory
 from tests.view.test_viewer_server import viewing
@@ -51,13 +51,7 @@ def test_branches_begin_below_the_line_after_which_their_parent_forked(visit: Vi
     page = visit(f"{address}#open=train-1-0&mode=group")
     expect(page.locator("#pane .tree tbody tr")).to_have_count(10)
     rows = page.evaluate(CELLS)
-    assert rows[:5] == [
-        ["#0", "+0.5 worth 0.333", "+0.5 worth 1", "+0.5"],
-        ["#2", "", "−0.75 worth 0", "−0.75"],
-        ["#3", "", "0 worth 0", "0"],
-        ["#1", "−0.25 worth 0", "−0.25", "−0.25"],
-        ["#4", "+0.5 worth 1", "+0.5", "+0.5"],
-    ]
+    assert rows[:5] == STORED["tree"]
     assert [row[0] for row in rows[5:]] == ["#5", "#7", "#8", "#6", "#9"]
     began = page.locator("#pane .tree td.before").first.get_attribute("title")
     assert began == "by fork after line 0 of #0, weight 0.333"
