@@ -212,8 +212,8 @@ def _prompts(config: Config, inputs: Inputs, notes: list[str]) -> tuple[int | No
     first = next(prompts(config, tasks[:1]))
     return (
         longest,
-        f"{longest} tokens at most ({len(first.ids)} the first), beside {budget} of completion, in a context of "
-        f"{context}; an output of {shown:,} characters is up to {digits:,} tokens",
+        f"{longest} tokens at most, beside {budget} of completion, in a context of {context}; the first has "
+        f"{len(first.ids)}; an output of {shown:,} characters is up to {digits:,} tokens",
         first.text,
     )
 
