@@ -344,9 +344,9 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
 
     def _keep(self, credited: Sequence[CreditedTrajectory]) -> None:
         """Write the trajectories of all processes."""
-        if self.args.rollout_dir is None:
+        if self.rollout_dir is None:
             return
         trajectories = gather([item.trajectory for item in credited])
         if self.accelerator.is_main_process:
             name = f"step_{self.state.global_step + 1:05d}.jsonl"
-            write_jsonl(Path(self.args.rollout_dir) / name, trajectories)
+            write_jsonl(Path(self.rollout_dir) / name, trajectories)

@@ -155,12 +155,13 @@ class RecordSteps(TrainerCallback):  # type: ignore[misc]
 class KeepRun(RecordSteps):
     """Writes what `repl-rl view` reads into a folder of its own in the trainer's `output_dir`."""
 
-    def __init__(self) -> None:
+    def __init__(self, trainer: Any) -> None:
         super().__init__(lambda row: self._files.append(row))
+        self._trainer = trainer
 
     def on_train_begin(self, args: ReplGRPOConfig, state: TrainerState, control: Any, **named: Any) -> None:
         self._files = from_main(lambda: RunFiles.within(Path(args.output_dir), state.global_step))
-        args.rollout_dir = str(self._files.rollouts)
+        self._trainer.rollout_dir = str(self._files.rollouts)
 
 
 def _spread(values: torch.Tensor) -> torch.Tensor:

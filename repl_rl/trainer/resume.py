@@ -47,8 +47,9 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        if self.args.keep_run and self.args.rollout_dir is None:
-            self.add_callback(KeepRun())
+        self.rollout_dir: str | None = self.args.rollout_dir
+        if self.args.keep_run and self.rollout_dir is None:
+            self.add_callback(KeepRun(self))
         self._sampled: Counter[tuple[int, str]] = Counter()
         """The number of batches by step and mode, kept only for the step in progress."""
         self.critic = Critic()

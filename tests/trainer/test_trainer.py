@@ -208,6 +208,7 @@ def test_a_trainer_made_in_python_keeps_a_run_that_view_reads_and_goes_on_with_i
     (tmp_path / "checkpoint-2").rename(tmp_path / "later")
     with small_trainer(tmp_path, max_steps=2, **kept) as trainer:
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+        assert trainer.args.rollout_dir is None, "the next trainer with these arguments keeps a run of its own"
     assert [row["step"] for row in read_run(tmp_path / "run_001").train] == [1, 2]
     assert RunFiles.within(tmp_path, step=0).path.name == "run_002"
     assert RunFiles.within(tmp_path, step=1).path.name == "run_002"
