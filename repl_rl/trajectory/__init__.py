@@ -16,7 +16,7 @@ from repl_rl.trajectory.data import (
     Trajectory,
     whole_session,
 )
-from repl_rl.trajectory.jsonl import label_of, read_jsonl, read_labelled, read_record, write_jsonl
+from repl_rl.trajectory.jsonl import model_of, read_jsonl, read_labelled, read_record, write_jsonl
 
 __all__ = [
     "Branch",
@@ -32,7 +32,7 @@ __all__ = [
     "Task",
     "ToolCall",
     "Trajectory",
-    "label_of",
+    "model_of",
     "read_jsonl",
     "read_labelled",
     "read_record",

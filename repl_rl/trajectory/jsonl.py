@@ -58,7 +58,7 @@ def read_jsonl(path: Path | str, notes: list[str] | None = None, *, inside: Path
 def read_labelled(
     path: Path | str, notes: list[str] | None = None, *, inside: Path | None = None
 ) -> Iterator[tuple[str, Trajectory]]:
-    """As `read_jsonl`, each with its `label_of`."""
+    """As `read_jsonl`, each with its model and dialect, which is "" without `model_of`."""
     path = Path(path)
     left_out, first_reason = 0, ""
     try:
@@ -77,7 +77,8 @@ def read_labelled(
                     left_out += 1
                     first_reason = first_reason or f"line {number}: {error}"
                     continue
-                yield label_of(line), trajectory
+                model = model_of(line)
+                yield (", ".join(filter(None, (model, trajectory.dialect))) if model else ""), trajectory
     except OSError as error:
         if notes is None:
             raise RunError(f"{path} can't be read: {error.strerror}") from error
@@ -89,17 +90,15 @@ def read_labelled(
 
 class _Label(msgspec.Struct):
     model: str | None = None
-    dialect: str | None = None
 
 
 _LABELS = msgspec.json.Decoder(_Label)
 
 
-def label_of(line: bytes) -> str:
-    """The model and the dialect that `repl-rl eval` keeps beside a trajectory; "" without a model."""
+def model_of(line: bytes) -> str:
+    """The model that `repl-rl eval` keeps beside a trajectory; "" if there is none."""
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        label = _LABELS.decode(line)
-        return ", ".join(filter(None, (label.model, label.dialect))) if label.model else ""
+        return _LABELS.decode(line).model or ""
     return ""
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import html
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
@@ -39,6 +40,19 @@ _KIND_COLOURS = {
     LineKind.KILLED: "#6b4a52",
 }
 _RIGHT = {"overlaying": "y", "side": "right", "showgrid": False, "tickmode": "auto"}
+_COMPARED = {
+    "heldout": "Held-out problems solved",
+    "solve_rate": "Training batch solved",
+    "reward": "Reward",
+    "lines_per_trajectory": "Lines of a trajectory",
+    "tokens_per_trajectory": "Tokens of a trajectory",
+    "entropy": "Entropy, nats per token",
+    "kl": "KL from the reference model, nats per token",
+    "drift/logprob_mean": "Drift of sampler and trainer, nats per token",
+    "step_time": "Seconds of a step",
+    "tokens_per_s": "Tokens sampled per second",
+}
+"""Metrics of a step, and of an evaluation the solve rate, by what a chart of several runs is called."""
 _SMOOTHED_FROM = 20
 """Curves of fewer steps get no moving average."""
 
@@ -62,6 +76,30 @@ def charts(run: Run) -> list[Chart]:
         *(_lengths, _entropy, _kl, _latency, _speed),
     )
     return [chart for make in makers if (chart := make(run)) is not None]
+
+
+def charts_of_several(runs: Mapping[str, Run]) -> list[Chart]:
+    """A chart for each number that is worth comparing, with a curve for each run; then one for each part of the rewards
+    and each kind of line."""
+    keys = dict.fromkeys(key for run in runs.values() for row in run.train for key in row)
+    rewards = {key: f"Reward: {key.split('/')[1]}" for key in keys if re.fullmatch(r"rewards/[^/]+/mean", key)}
+    kinds = {f"kinds/{kind}": f"Lines: {kind.replace('_', ' ')}" for kind in _KIND_COLOURS if f"kinds/{kind}" in keys}
+    colours = dict(zip(runs, cycle(_CYCLE), strict=False))
+    made = []
+    for key, title in {**_COMPARED, **rewards, **kinds}.items():
+        rows = {name: run.evals if key == "heldout" else run.train for name, run in runs.items()}
+        column = "solve_rate" if key == "heldout" else key
+        traces = [curve for name in runs for curve in _smooth(_series(rows[name], column, name, colours[name]))]
+        is_share = column == "solve_rate" or key in kinds
+        layout = {"yaxis": {"tickformat": ".0%" if is_share else "", "rangemode": "tozero" if is_share else "normal"}}
+        made.append(_chart(key.replace("/", "-"), title, f"{title}, of each run.", traces, layout))
+    return [chart for chart in made if chart is not None]
+
+
+def _smooth(curve: Trace | None) -> list[Trace | None]:
+    """A curve of many steps as its moving average, so that several can be told apart."""
+    smooth = _with_average(curve)[-1]
+    return [curve and smooth and {**smooth, "name": curve["name"]}]
 
 
 def label(text: object) -> str:

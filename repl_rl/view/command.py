@@ -1,8 +1,9 @@
 """`repl-rl view`: opens a run in the viewer, prints a file of rollouts, or exports either as one HTML file.
 
     view RUN                    the summary, a fresh report.html, then the viewer, until Ctrl-C
-    view RUN --summary          without the viewer
+    view RUN --summary          without the viewer; of several, with the held-out rates over each other
     view RUN --export [FILE]    the viewer as one file, by default RUN/viewer.html
+    view RUN RUN ...            runs and files over each other: curves, held-out rates, sessions of the same task
     view FILE.jsonl             its trajectories in the terminal; with --serve or --export as above
     view FILE.jsonl --summary   a few lines about them
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +26,7 @@ from rich.console import Console
 from repl_rl.errors import ConfigError, ReplRLError, RunError
 from repl_rl.trajectory import Trajectory, read_labelled
 from repl_rl.utils.text import visible
-from repl_rl.view.terminal import before_after_table, print_trajectory, say
+from repl_rl.view.terminal import before_after_table, compared_table, print_trajectory, say
 from repl_rl.view.words import outcome, solved
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `repl-rl view`."""
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run folder, or a .jsonl file of rollouts")
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders, or .jsonl files of rollouts")
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
         "--summary", action="store_true", help="print a short summary, of a run also write report.html; serve nothing"
@@ -50,15 +52,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def command(options: argparse.Namespace, console: Console) -> int:
     """Entry point; returns the exit code."""
-    target: Path = options.run
+    targets: list[Path] = options.runs
+    _require(targets)
     if options.most is not None and (options.export is None or options.most < 1):
         raise ConfigError(f"--most {options.most}: it takes a number from 1 on, and goes with --export")
     if options.export is not None:
-        _export(target, options.export, options.most, console)
-    elif options.serve or (target.is_dir() and not options.summary):
-        _serve(target, options.port, not options.no_browser, console)
+        _export(targets, options.export, options.most, console)
+    elif options.serve or (not options.summary and (len(targets) > 1 or targets[0].is_dir())):
+        _serve(targets, options.port, not options.no_browser, console)
     else:
-        view(target, console, options.summary)
+        for target in targets:
+            view(target, console, options.summary)
+        if options.summary and len(targets) > 1:
+            _print_compared(targets, console)
     return 0
 
 
@@ -69,7 +75,7 @@ def view(target: Path, console: Console, is_short: bool = False) -> None:
     """
     from repl_rl.view.run import read_run, rollouts_summary
 
-    _require(target)
+    _require([target])
     if not target.is_dir():
         _print_file(target, console, is_short)
         return
@@ -82,14 +88,15 @@ def view(target: Path, console: Console, is_short: bool = False) -> None:
     _refresh_report(target, console)
 
 
-def _require(target: Path) -> None:
-    if not target.exists():
-        raise RunError(f"nothing to view at {target}: give a run folder or a .jsonl file of rollouts")
-    if target.is_file() and not target.stat().st_size:
-        raise RunError(f"{target} is empty: it holds no trajectory")
+def _require(targets: Sequence[Path]) -> None:
+    for target in targets:
+        if not target.exists():
+            raise RunError(f"nothing to view at {target}: give a run folder or a .jsonl file of rollouts")
+        if target.is_file() and not target.stat().st_size:
+            raise RunError(f"{target} is empty: it holds no trajectory")
 
 
-def _serve(target: Path, port: int, browser: bool, console: Console) -> None:
+def _serve(targets: Sequence[Path], port: int, browser: bool, console: Console) -> None:
     import asyncio
     import webbrowser
 
@@ -97,13 +104,13 @@ def _serve(target: Path, port: int, browser: bool, console: Console) -> None:
     from repl_rl.view.viewer.api import RunApi
     from repl_rl.view.viewer.indexer import following
 
-    _require(target)
-    api = RunApi(target)
-    with following(api.target, api.index) as look_again:  # indexes while the server's modules load
+    api = RunApi(*targets)
+    folders = [target for target in targets if target.is_dir()]
+    with following(api.targets, api.index) as look_again:  # indexes while the server's modules load
         from repl_rl.view.viewer.server import serve
 
-        if target.is_dir():
-            _print_summary(read_run(target, with_rollouts=False), console)
+        for folder in folders:
+            _print_summary(read_run(folder, with_rollouts=False), console)
 
         def ready(address: str) -> None:
             say(console, f"viewer: {address}", style="bold")
@@ -114,8 +121,8 @@ def _serve(target: Path, port: int, browser: bool, console: Console) -> None:
             has_screen = sys.platform == "darwin" or any(os.environ.get(name) for name in names)
             if browser and console.is_terminal and has_screen:
                 run_later(None, webbrowser.open, address)
-            if target.is_dir():
-                run_later(None, _refresh_report, target, console)
+            for folder in folders:
+                run_later(None, _refresh_report, folder, console)
 
         asyncio.run(serve(api, look_again, port, ready))
 
@@ -129,16 +136,17 @@ def _refresh_report(folder: Path, console: Console) -> None:
         say(console, f"note: the report is not written: {error}", style="yellow")
 
 
-def _export(target: Path, file: Path, most: int | None, console: Console) -> None:
+def _export(targets: Sequence[Path], file: Path, most: int | None, console: Console) -> None:
     from repl_rl.view.viewer.api import RunApi
     from repl_rl.view.viewer.export import export
 
-    _require(target)
+    if file == Path() and len(targets) > 1:
+        raise ConfigError("--export of several runs needs the name of a file to write: --export FILE.html")
     if file == Path():  # no name was given
-        file = target / "viewer.html" if target.is_dir() else target.with_suffix(".html")
-    if file.exists() and file.samefile(target):
+        file = targets[0] / "viewer.html" if targets[0].is_dir() else targets[0].with_suffix(".html")
+    if file.exists() and any(map(file.samefile, targets)):
         raise ConfigError(f"--export {file} is the file to view itself; give another name")
-    shown, total = export(RunApi(target), file, most)
+    shown, total = export(RunApi(*targets), file, most)
     say(console, f"{file}: {shown} of {total} trajectories, {file.stat().st_size / 1e6:.1f} MB")
 
 
@@ -151,6 +159,17 @@ def _print_summary(run: Run, console: Console) -> None:
         console.print(before_after_table(run.before, run.after))
     for note in run.notes:
         say(console, f"note: {note}", style="yellow")
+
+
+def _print_compared(targets: Sequence[Path], console: Console) -> None:
+    from repl_rl.view.viewer.api import RunApi
+    from repl_rl.view.viewer.indexer import update
+
+    api = RunApi(*targets)
+    update(api.targets, api.index)
+    rows = [row for row in api.run()["compared"] if row["family"] == "all"]
+    if rows:
+        console.print(compared_table(rows))
 
 
 def _print_file(path: Path, console: Console, is_short: bool) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from repl_rl.config import Config, dump_config
+from repl_rl.config import Config, dump_config, load_config
 from repl_rl.dialect import PythonDialect
 from repl_rl.dialect.decoder import LineDecoder
 from repl_rl.trajectory import Line, LineKind, RecordedCell, StopReason, Trajectory, write_jsonl
@@ -23,6 +23,7 @@ from repl_rl.view.viewer.indexer import update
 BANNER = "Python 3.11.7 on linux\n"
 FAMILIES = ("binomial", "gcd", "modular_power", "product")
 STEPS = 24
+TASKS = [f"{family}-heldout-{number}" for number in range(3) for family in FAMILIES]
 QUESTION = "What is the greatest common divisor of 12 and 18?"
 SESSIONS = yaml.safe_load(Path(__file__).with_name("sessions.yaml").read_text(encoding="utf-8"))
 Typed = tuple[str, LineKind, str | None, str]
@@ -153,7 +154,7 @@ def small_page(monkeypatch: pytest.MonkeyPatch) -> None:
 def indexed(path: Path) -> RunApi:
     """What a page would be told of a run or a file."""
     source = RunApi(path)
-    update(path, source.index)
+    update(source.targets, source.index)
     return source
 
 
@@ -163,9 +164,8 @@ def write_run(folder: Path) -> None:
     config = Config.model_validate({"name": "quickstart", "seed": 7, "train": {"steps": STEPS}})
     (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
     write_metrics(folder, metric_rows())
-    ids = [f"{family}-heldout-{number}" for number in range(3) for family in FAMILIES]
-    write_jsonl(folder / "eval" / "step_00000.jsonl", [failed_trajectory(task_id, credited=False) for task_id in ids])
-    after = [(failed_trajectory if task_id == ids[1] else solved_trajectory)(task_id, False) for task_id in ids]
+    write_jsonl(folder / "eval" / "step_00000.jsonl", [failed_trajectory(task_id, credited=False) for task_id in TASKS])
+    after = [(failed_trajectory if task_id == TASKS[1] else solved_trajectory)(task_id, False) for task_id in TASKS]
     write_jsonl(folder / "eval" / f"step_{STEPS:05d}.jsonl", after)
 
 
@@ -178,3 +178,20 @@ def run_folder(tmp_path: Path) -> Path:
         other = solved_trajectory(first.task_id) if step == 1 else failed_trajectory("product-train-3-4")
         write_jsonl(folder / "rollouts" / f"step_{step:05d}.jsonl", [first, first, other])
     return folder
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> tuple[Path, Path]:
+    """Of twelve held-out problems the first run solves eleven; the second solves six, was not asked one, and ran for
+    fewer steps with another reward."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        write_run(folder)
+        group = [make("gcd-train-1") for make in (failed_trajectory, solved_trajectory)]
+        write_jsonl(folder / "rollouts" / "step_00001.jsonl", group)
+    config = load_config(str(second / "config.yaml"), ["rewards.outcome=2.0"])
+    (second / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+    made = [(solved_trajectory if number < 6 else failed_trajectory)(task) for number, task in enumerate(TASKS[:-1])]
+    write_jsonl(second / f"eval/step_{STEPS:05d}.jsonl", made)
+    write_metrics(second, [{"kind": "train", "step": 1, "solve_rate": 0.25}])
+    return first, second

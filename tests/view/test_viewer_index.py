@@ -20,7 +20,7 @@ from repl_rl.dialect import make_dialect
 from repl_rl.errors import RunError
 from repl_rl.trajectory import Trajectory, write_jsonl
 from repl_rl.view.viewer import indexer, queries
-from repl_rl.view.viewer.index import family_of, index_path, opened, question_of, revision
+from repl_rl.view.viewer.index import family_of, index_path, opened, question_of, revision, targets_of
 from repl_rl.view.viewer.indexer import update
 from tests.view.conftest import STEPS, failed_trajectory, solved_trajectory
 
@@ -28,22 +28,22 @@ BOTH = ["train-3-0", "train-3-1"]
 
 
 def ids(folder: Path) -> list[str]:
-    with opened(index_path(folder)) as connection:
+    with opened(index_path(targets_of([folder]))) as connection:
         return [row["id"] for row in queries.rows(connection, queries.parse({"limit": "1000"}))["rows"]]
 
 
 def refreshed(folder: Path) -> list[str]:
-    assert update(folder, index_path(folder))
+    assert update(targets_of([folder]), index_path(targets_of([folder])))
     return ids(folder)
 
 
 def notes(folder: Path) -> list[str]:
-    with opened(index_path(folder)) as connection:
-        return queries.notes(connection)
+    with opened(index_path(targets_of([folder]))) as connection:
+        return queries.notes(connection, [""])
 
 
 def state(folder: Path) -> tuple[int, dict[str, object]]:
-    with opened(index_path(folder)) as connection:
+    with opened(index_path(targets_of([folder]))) as connection:
         return revision(connection), queries.progress(connection)
 
 
@@ -98,7 +98,7 @@ def test_a_file_that_was_written_anew_is_read_anew(small: Path) -> None:
     longer = [replace(solved_trajectory(f"b-{number}"), version=9) for number in range(3)]
     write(step_file(small, 3), text_of(longer), 0)
     assert refreshed(small) == [*BOTH, "train-3-2"]
-    with opened(index_path(small)) as connection:
+    with opened(index_path(targets_of([small]))) as connection:
         rows = queries.rows(connection, queries.parse({}))["rows"]
         assert queries.choices(connection)["errors"] == []
     assert [(row["task_id"], row["version"]) for row in rows] == [("b-0", 9), ("b-1", 9), ("b-2", 9)]
@@ -151,24 +151,24 @@ def test_the_index_is_in_the_cache_and_goes_after_a_month(
     lone = tmp_path / "x.jsonl"
     write_jsonl(lone, [solved_trajectory(), failed_trajectory()])
     assert refreshed(lone) == ["train-0-0", "train-0-1"]
-    assert index_path(lone).is_relative_to(tmp_path / "cache")
+    assert index_path(targets_of([lone])).is_relative_to(tmp_path / "cache")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "small", "x.jsonl"]
     assert refreshed(step_file(small, 3)) == BOTH
     assert refreshed(small) == BOTH
     assert sorted(path.name for path in small.iterdir()) == ["config.yaml", "rollouts"]
-    os.utime(index_path(lone).with_name("lock"), (0, 0))
+    os.utime(index_path(targets_of([lone])).with_name("lock"), (0, 0))
     assert refreshed(small) == BOTH
     assert len(list((tmp_path / "cache" / "repl-rl" / "view").iterdir())) == 2
     (tmp_path / "blocked").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "blocked"))
     with pytest.raises(RunError, match=r"can.t be kept: .*XDG_CACHE_HOME names another folder"):
-        index_path(small)
+        index_path(targets_of([small]))
 
 
 @pytest.mark.parametrize("damage", [b"no database at all" * 100, b"SQLite format 3\0" + b"\xff" * 5000])
 def test_a_damaged_index_is_made_again(small: Path, damage: bytes) -> None:
     refreshed(small)
-    index = index_path(small)
+    index = index_path(targets_of([small]))
     for suffix in ("-wal", "-shm"):
         index.with_name(index.name + suffix).unlink(missing_ok=True)
     index.write_bytes(damage)
@@ -179,17 +179,17 @@ def test_a_damaged_index_is_made_again(small: Path, damage: bytes) -> None:
 
 def test_a_run_that_was_deleted_does_not_come_back_for_its_index(small: Path) -> None:
     refreshed(small)
-    index = index_path(small)
+    index = index_path(targets_of([small]))
     shutil.rmtree(small)
-    assert update(small, index, wait=False)
+    assert update(targets_of([small]), index, wait=False)
     assert not small.exists()
 
 
 def test_while_one_works_the_other_passes(small: Path) -> None:
-    index = index_path(small)
+    index = index_path(targets_of([small]))
     with FileLock(index.with_name("lock")):
-        assert not update(small, index, wait=False)
-    assert update(small, index, wait=False)
+        assert not update(targets_of([small]), index, wait=False)
+    assert update(targets_of([small]), index, wait=False)
 
 
 def test_what_a_killed_indexer_left_is_gone_on_with(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,10 +206,10 @@ def test_what_a_killed_indexer_left_is_gone_on_with(small: Path, monkeypatch: py
         return real(line)
 
     monkeypatch.setattr(indexer, "read_record", dying)
-    assert update(small, index_path(small), is_over=lambda: len(read) == 1)
+    assert update(targets_of([small]), index_path(targets_of([small])), is_over=lambda: len(read) == 1)
     assert ids(small) == BOTH[:1]
     with pytest.raises(KeyboardInterrupt):
-        update(small, index_path(small))
+        update(targets_of([small]), index_path(targets_of([small])))
     assert ids(small) == BOTH
     assert state(small)[1]["complete"] is False
     assert refreshed(small) == [f"train-3-{position}" for position in range(5)]
@@ -217,9 +217,9 @@ def test_what_a_killed_indexer_left_is_gone_on_with(small: Path, monkeypatch: py
 
 
 def test_two_at_once_index_each_trajectory_once(run_folder: Path) -> None:
-    index = index_path(run_folder)
+    index = index_path(targets_of([run_folder]))
     with ThreadPoolExecutor(2) as threads:
-        assert list(threads.map(lambda _: update(run_folder, index), range(2))) == [True, True]
+        assert list(threads.map(lambda _: update(targets_of([run_folder]), index), range(2))) == [True, True]
     assert len(ids(run_folder)) == len(set(ids(run_folder))) == 30
     assert state(run_folder)[1] == {"trajectories": 30, "files_done": 4, "files": 4, "complete": True}
 

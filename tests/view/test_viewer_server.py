@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from repl_rl.trajectory import write_jsonl
-from repl_rl.view.viewer.index import index_path
+from repl_rl.view.viewer.index import index_path, targets_of
 from tests.view.conftest import failed_trajectory, solved_trajectory, train_row
 
 REFUSED = yaml.safe_load(Path(__file__).with_name("requests_refused.yaml").read_text(encoding="utf-8"))
@@ -163,7 +163,7 @@ def test_a_training_that_goes_on_is_followed(viewer: Viewer, run_folder: Path) -
 
 @pytest.mark.more
 def test_an_index_that_is_damaged_while_it_is_served_is_made_again(viewer: Viewer, run_folder: Path) -> None:
-    index = index_path(run_folder)
+    index = index_path(targets_of([run_folder]))
     for path in index.parent.glob("index-*"):
         path.write_bytes(b"no database" * 1000)
     statuses = []

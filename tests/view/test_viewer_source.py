@@ -35,7 +35,7 @@ def test_the_revision_changes_with_what_is_told_and_only_then(run_folder: Path) 
     with (run_folder / STEP_1).open("a") as file:
         file.write(json.dumps(solved_trajectory().to_dict()) + "\n")
     assert source.run()["revision"] == seen[-1]
-    update(run_folder, source.index)
+    update(source.targets, source.index)
     seen.append(source.run()["revision"])
     (run_folder / "config.yaml").unlink()
     seen.append(source.run()["revision"])

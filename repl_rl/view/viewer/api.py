@@ -1,4 +1,5 @@
-"""What the page asks for (`/api/...`), answered from a run's files and its index, in plain JSON types.
+"""What the page asks for (`/api/...`), answered from the files of a run, or of several, and their index, in plain JSON
+types.
 
 Every string of an answer has been through `visible` and every number is finite. Only the curves are kept in memory: a
 trajectory is read from its file on request. Safe to call from several threads.
@@ -11,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,11 @@ from typing import Any
 from repl_rl.files import open_file
 from repl_rl.trajectory import Trajectory, read_record
 from repl_rl.utils.text import visible
-from repl_rl.view.charts import charts
+from repl_rl.view.charts import charts, charts_of_several
 from repl_rl.view.run import Run, facts, family_rows, number, read_run, summary
 from repl_rl.view.viewer import queries
-from repl_rl.view.viewer.index import index_path, opened, revision, shown_name
+from repl_rl.view.viewer.compared import compared, differing_settings
+from repl_rl.view.viewer.index import index_path, opened, revision, shown_name, targets_of
 from repl_rl.view.viewer.transcript import tokens, transcript
 
 _LIVE_FOR_S = 300.0
@@ -32,36 +34,40 @@ Stamp = tuple[tuple[int, int], ...]
 
 
 class RunApi:
-    """The answers for one run folder, or one file of rollouts."""
+    """The answers for run folders and files of rollouts; the first is what the others are compared with."""
 
-    def __init__(self, target: Path, index: Path | None = None) -> None:
-        """`index` defaults to the one that belongs to the target.
+    def __init__(self, *paths: Path, index: Path | None = None) -> None:
+        """`index` defaults to the one that belongs to the paths.
 
-        Raises RunError if `target` is neither, or if its index can't be written anywhere.
+        Raises RunError if a path is neither, if one is given twice, or if the index can't be written anywhere.
         """
-        self.target, self._folder = target, target if target.is_dir() else None
-        if not target.is_file():
-            read_run(target, with_rollouts=False)
-        self.index = index_path(target) if index is None else index
-        self._known: tuple[Stamp, Run, Answer] | None = None
+        self.targets = targets_of(paths)
+        for path in paths:
+            if not path.is_file():
+                read_run(path, with_rollouts=False)
+        self.index = index_path(self.targets) if index is None else index
+        self._known: tuple[tuple[Stamp, ...], tuple[Run, ...], Answer] | None = None
         self._choices: tuple[int, Answer] | None = None
+        self._compared: tuple[Any, list[Answer]] = (None, [])
 
     def run(self) -> Answer:
-        """Everything about the run except its trajectories. `revision` changes whenever any of it does."""
+        """Everything about the runs except their trajectories. `revision` changes whenever any of it does."""
+        folders = [f"{target.name}/" if len(self.targets) > 1 else "" for target in self.targets]
         with opened(self.index) as connection:
             changes = revision(connection)
-            progress, index_notes = queries.progress(connection), queries.notes(connection)
+            progress, index_notes = queries.progress(connection), queries.notes(connection, folders)
             if self._choices is None or self._choices[0] != changes:
                 self._choices = (changes, queries.choices(connection))
+                self._compared = compared(connection, self.targets, self._compared)
             choices = self._choices[1]
-            outcomes = queries.outcomes(connection) if self.target.is_file() else []
-        stamp, run, about = self._about_run()
-        live = self._is_live(stamp, run)
-        mark = zlib.crc32(repr((stamp, changes, live, index_notes)).encode())
+            outcomes = queries.outcomes(connection) if self.targets[0].path.is_file() else []
+        stamps, runs, about = self._about_runs()
+        live = any(map(_is_live, stamps, runs))
+        mark = zlib.crc32(repr((stamps, changes, live, index_notes)).encode())
         answer = {**about, "notes": [*about["notes"], *map(visible, index_notes)], "choices": choices}
-        answer |= {"index": progress, "revision": mark, "live": live}
-        if outcomes:
-            answer["summary"] = [visible(f"{self.target.name}: {each}") for each in outcomes]
+        answer |= {"index": progress, "revision": mark, "live": live, "compared": self._compared[1]}
+        if outcomes and len(self.targets) == 1:
+            answer["summary"] = [visible(f"{self.targets[0].name}: {each}") for each in outcomes]
         return answer
 
     def rows(self, parameters: Mapping[str, str]) -> Answer:
@@ -72,19 +78,18 @@ class RunApi:
     def trajectory(self, id: str, first: int = 0, count: int | None = 400) -> Answer:
         """A trajectory with `count` rows of its screen from `first` on; None for all of them."""
         entry, stored = self._read(id)
-        _, run, _ = self._about_run()
-        gamma = number({"gamma": run.setting("credit.gamma")}, "gamma")
+        gamma = number({"gamma": self._about_runs()[1][entry.number].setting("credit.gamma")}, "gamma")
         shown = transcript(stored, 1.0 if gamma is None else gamma, first, count)
         answer: Answer = plain({"row": entry.row, "question": entry.question, **shown})
         return answer
 
     def tokens(self, id: str, line: int | None = None) -> Answer:
         """The tokens of one line, or the first ones of the completion."""
-        _, stored = self._read(id)
-        model = self._about_run()[1].setting("model.path")
-        found = sorted(self.target.glob("checkpoints/checkpoint-*/tokenizer.json"), key=lambda path: _stat(path)[1])
+        entry, stored = self._read(id)
+        model, path = self._about_runs()[1][entry.number].setting("model.path"), self.targets[entry.number].path
+        found = sorted(path.glob("checkpoints/checkpoint-*/tokenizer.json"), key=lambda path: _stat(path)[1])
         # where this run's vocabulary may be: the model that it started from, then its newest checkpoint
-        own = [path.parent for path in found[-1:] if path.resolve().is_relative_to(self.target.resolve())]
+        own = [each.parent for each in found[-1:] if each.resolve().is_relative_to(path.resolve())]
         models = [*([model] if isinstance(model, str) else []), *map(str, own)]
         return {"tokens": plain(tokens(models, stored, line))}
 
@@ -99,9 +104,10 @@ class RunApi:
     def _read(self, id: str) -> tuple[queries.Entry, Trajectory]:
         with opened(self.index) as connection:
             entry = queries.entry(connection, id)
-        path = self.target / entry.path if self.target.is_dir() else self.target
+        target = self.targets[entry.number]
+        path = target.path if target.folder is None else target.folder / entry.path
         try:
-            with open_file(path, self._folder) as file:
+            with open_file(path, target.folder) as file:
                 file.seek(entry.start)
                 stored = read_record(file.read(entry.length), path.parent)
             if shown_name(stored.task_id) != entry.row["task_id"]:
@@ -112,30 +118,43 @@ class RunApi:
             ) from error
         return entry, stored
 
-    def _about_run(self) -> tuple[Stamp, Run, Answer]:
-        """The run with its last step, and what is told of it; both are read again when its files have changed."""
-        stamp = tuple(_stat(self.target / name) for name in ("metrics.jsonl", "config.yaml"))
-        if self._known is None or self._known[0] != stamp:
-            is_file = self.target.is_file()
-            run = Run(self.target, {}, (), (), (), (), ()) if is_file else read_run(self.target, with_rollouts=False)
-            about = {
-                "name": str(run.setting("name") or self.target.name),
-                "path": str(self.target.resolve()),
-                "facts": [] if is_file else facts(run),
-                "summary": summary(run),
-                "notes": run.notes,
-                "charts": [asdict(chart) for chart in charts(run)],
-                "families": family_rows(run),
-            }
+    def _about_runs(self) -> tuple[tuple[Stamp, ...], tuple[Run, ...], Answer]:
+        """The runs with their last steps, and what is told of them; read again when one of their files has changed."""
+        paths = [target.path for target in self.targets]
+        stamps = tuple(tuple(_stat(path / name) for name in ("metrics.jsonl", "config.yaml")) for path in paths)
+        if self._known is None or self._known[0] != stamps:
+            runs = [
+                Run(path, {}, (), (), (), (), ()) if path.is_file() else read_run(path, with_rollouts=False)
+                for path in paths
+            ]
             # Rows may be many.
-            self._known = (stamp, replace(run, train=run.train[-1:], evals=()), plain(about))
+            last = tuple(replace(run, train=run.train[-1:], evals=()) for run in runs)
+            self._known = (stamps, last, plain(self._about(runs)))
         return self._known
 
-    def _is_live(self, stamp: Stamp, run: Run) -> bool:
-        """Whether training seems to be going on: steps are missing, and one of its files changed recently."""
-        planned, done = run.setting("train.steps"), int(run.train[-1]["step"]) if run.train else 0
-        is_over = type(planned) is int and done >= planned
-        return not is_over and time.time() - max(mtime_ns for _, mtime_ns in stamp) / 1e9 < _LIVE_FOR_S
+    def _about(self, runs: Sequence[Run]) -> Answer:
+        named = {target.name: run for target, run in zip(self.targets, runs, strict=True)}
+        told: Answer = {
+            "name": ", ".join(named),
+            "path": ", ".join(str(run.path.resolve()) for run in runs),
+            "facts": differing_settings(named),
+            "summary": [sentence for run in runs if not run.path.is_file() for sentence in summary(run)],
+            "notes": [f"{name}: {note}" for name, run in named.items() for note in run.notes],
+            "families": [],
+        }
+        if len(runs) > 1:
+            return told | {"charts": [asdict(chart) for chart in charts_of_several(named)]}
+        (run,) = runs
+        told |= {"name": str(run.setting("name") or told["name"]), "notes": run.notes, "families": family_rows(run)}
+        told["facts"] = [] if run.path.is_file() else facts(run)
+        return told | {"charts": [asdict(chart) for chart in charts(run)]}
+
+
+def _is_live(stamp: Stamp, run: Run) -> bool:
+    """Whether training seems to be going on: steps are missing, and one of its files changed recently."""
+    planned, done = run.setting("train.steps"), int(run.train[-1]["step"]) if run.train else 0
+    is_over = type(planned) is int and done >= planned
+    return not is_over and time.time() - max(mtime_ns for _, mtime_ns in stamp) / 1e9 < _LIVE_FOR_S
 
 
 def plain(value: Any) -> Any:

@@ -60,13 +60,13 @@ def export(api: RunApi, path: Path, most: int | None = None) -> tuple[int, int]:
     if path.is_dir() or not path.parent.is_dir():
         raise RunError(f"{path} can't be written: give the name of a file, in a folder that exists")
     try:
-        update(api.target, api.index)
+        update(api.targets, api.index)
     except (OSError, sqlite3.Error) as error:
         raise RunError(full_disk(error, cache_home()) or f"the index {api.index} can't be made: {error}") from error
     run = api.run()
     total = run["index"]["trajectories"]
-    if api.target.is_file() and not total and run["notes"]:
-        raise RunError(f"{api.target} holds no trajectory that can be read: {run['notes'][0]}")
+    if not total and run["notes"] and (first := api.targets[0].path).is_file():
+        raise RunError(f"{first} holds no trajectory that can be read: {run['notes'][0]}")
     page, policy = _page()
     budget = MOST_BYTES - len(page.encode()) - len(json.dumps(run)) if most is None else None
     chosen = _chosen(api, chain.from_iterable(_steps_by_worth(api)), budget, most)
@@ -93,11 +93,11 @@ def write_report(run_dir: Path) -> Path:
     path = run_dir / "report.html"
     try:
         with TemporaryDirectory(prefix="repl_rl_report_") as temporary:
-            api = RunApi(run_dir, Path(temporary) / NAME)
-            by_step = {(file.split, file.step): file for file in step_files(run_dir)}
+            api = RunApi(run_dir, index=Path(temporary) / NAME)
+            by_step = {(file.split, file.step): file for file in step_files(api.targets[0])}
             steps = {split: [step for other, step in sorted(by_step) if other == split] for split in SPLITS}
             picked = [(split, step) for split in SPLITS for step in evenly(steps[split])[:REPORT_STEPS]]
-            fill(run_dir, api.index, [by_step[each] for each in picked], REPORT_PER_STEP)
+            fill(api.index, [by_step[each] for each in picked], REPORT_PER_STEP)
             by_rank = chain.from_iterable(zip_longest(*_steps_by_worth(api)))
             chosen = _chosen(api, (id for id in by_rank if id is not None), REPORT_BYTES, None)
             run = api.run()

@@ -1,4 +1,4 @@
-"""The index of a run: an SQLite file with one row per trajectory and where its bytes are.
+"""The index of what is viewed, a run or several: an SQLite file with one row per trajectory and where its bytes are.
 
 It holds what the table filters, sorts and searches by; a trajectory itself is read from its file. The index is
 disposable: it is named after its layout's version, may be deleted at any time, and is made again when it is damaged.
@@ -34,24 +34,26 @@ from repl_rl.utils.folders import cache_home
 from repl_rl.utils.text import visible
 from repl_rl.view.words import short, status, total_reward
 
-VERSION = 3
+VERSION = 4
 """Version of the layout and of what is read from a record: raise it when either changes."""
 NAME = f"index-{VERSION}.sqlite"
 SPLITS = ("eval", "train")
+MOST_TARGETS = 16
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS file (
-    id INTEGER PRIMARY KEY, split TEXT NOT NULL, step INTEGER NOT NULL, path TEXT NOT NULL UNIQUE,
+    id INTEGER PRIMARY KEY, number INTEGER NOT NULL, split TEXT NOT NULL, step INTEGER NOT NULL, path TEXT NOT NULL,
     size INTEGER NOT NULL DEFAULT -1, mtime_ns INTEGER NOT NULL DEFAULT 0, inode INTEGER NOT NULL DEFAULT 0,
     indexed INTEGER NOT NULL DEFAULT 0, tail INTEGER NOT NULL DEFAULT 0, records INTEGER NOT NULL DEFAULT 0,
-    unreadable INTEGER NOT NULL DEFAULT 0, reason TEXT, done INTEGER NOT NULL DEFAULT 0
+    unreadable INTEGER NOT NULL DEFAULT 0, reason TEXT, done INTEGER NOT NULL DEFAULT 0, UNIQUE (number, path)
 );
 CREATE TABLE IF NOT EXISTS trajectory (
-    id INTEGER PRIMARY KEY, split TEXT NOT NULL, step INTEGER NOT NULL,
+    id INTEGER PRIMARY KEY, number INTEGER NOT NULL, split TEXT NOT NULL, step INTEGER NOT NULL,
     position INTEGER NOT NULL, start INTEGER NOT NULL, length INTEGER NOT NULL, task_id TEXT NOT NULL,
     family TEXT NOT NULL, status TEXT NOT NULL, stop_reason TEXT NOT NULL, reward REAL, outcome REAL,
     lines INTEGER NOT NULL, tokens INTEGER NOT NULL, errors TEXT NOT NULL, n_errors INTEGER NOT NULL,
-    duration_s REAL NOT NULL, version INTEGER NOT NULL, question INTEGER NOT NULL, label TEXT NOT NULL
+    duration_s REAL NOT NULL, version INTEGER NOT NULL, question INTEGER NOT NULL,
+    run TEXT NOT NULL, model TEXT NOT NULL, dialect TEXT NOT NULL
 );
 CREATE TABLE IF NOT EXISTS error (name TEXT NOT NULL, trajectory INTEGER NOT NULL, PRIMARY KEY (name, trajectory))
     WITHOUT ROWID;
@@ -92,21 +94,53 @@ _FAMILY = re.compile(r"(.+?)-(?:train|heldout|test|validation|eval|dev)-", re.DO
 _NUMBERED = re.compile(r"(.*?\D)(?:-\d+)+", re.DOTALL)
 
 
-def index_path(target: Path) -> Path:
-    """The path of the index of a run folder, or of a single file of rollouts; creates its folder, and removes those
-    that nobody has asked for in 30 days.
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A run folder or a file of rollouts: its number among those that are viewed, and its name there."""
+
+    number: int
+    name: str
+    path: Path
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder that its files may not lead out of; None for a file, which is where its user says."""
+        return self.path if self.path.is_dir() else None
+
+    def named(self, file: Path) -> str:
+        """How a file of it is called."""
+        return visible(str(file.relative_to(self.folder or self.path.parent)))
+
+
+def targets_of(paths: Sequence[Path]) -> tuple[Target, ...]:
+    """The paths with names that tell them apart. Raises RunError if one is named twice, or if they are too many."""
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise RunError(f"{', '.join(map(str, paths))}: one of them is given twice")
+    if len(paths) > MOST_TARGETS:
+        raise RunError(f"{len(paths)} runs are too many to look at together; give at most {MOST_TARGETS}")
+    names = [path.resolve().name for path in paths]
+    is_clear = len(set(names)) == len(names)
+    return tuple(Target(i, visible(names[i] if is_clear else str(path)), path) for i, path in enumerate(paths))
+
+
+def index_path(targets: Sequence[Target]) -> Path:
+    """The path of the index of what is viewed; creates its folder, and removes those that nobody has asked for in 30
+    days.
 
     Raises RunError if the cache can't be written to.
     """
     homes = cache_home() / "view"
-    home = homes / hashlib.blake2b(os.fsencode(target.resolve()), digest_size=10).hexdigest()
+    paths = b"\0".join(os.fsencode(target.path.resolve()) for target in targets)
+    home = homes / hashlib.blake2b(paths, digest_size=10).hexdigest()
     try:
         home.mkdir(parents=True, exist_ok=True)
         for file in ("lock", NAME):
             (home / file).touch()
     except OSError as error:
         reason = f"{cache_home()} can't be written to ({error.strerror})"
-        raise RunError(f"the index of {target} can't be kept: {reason}; XDG_CACHE_HOME names another folder") from error
+        raise RunError(
+            f"the index of {targets[0].path} can't be kept: {reason}; XDG_CACHE_HOME names another folder"
+        ) from error
     for lock in homes.glob("*/lock"):
         with suppress(OSError):
             if time.time() - lock.stat().st_mtime > _KEPT_FOR_S:
@@ -133,17 +167,17 @@ def opened(path: Path) -> Iterator[sqlite3.Connection]:
         connection.close()
 
 
-def key(split: str, step: int, position: int) -> int:
-    """The id of a trajectory's row: ids are in the order of steps, then of `SPLITS`, then of positions.
+def key(number: int, split: str, step: int, position: int) -> int:
+    """The id of a trajectory's row: ids are in the order of steps, then of `SPLITS`, of targets, and of positions.
 
     SQLite appends it to every index, so that rows with equal values come in that order without being sorted.
     """
-    return (step << 33) | (SPLITS.index(split) << 32) | position
+    return (step << 33) | (SPLITS.index(split) << 32) | (number << 28) | position
 
 
-def keys(split: str, step: int) -> tuple[int, int]:
-    """The first and the last id that a step's trajectories may have."""
-    return key(split, step, 0), key(split, step, 2**32 - 1)
+def keys(number: int, split: str, step: int) -> tuple[int, int]:
+    """The first and the last id that a file's trajectories may have."""
+    return key(number, split, step, 0), key(number, split, step, 2**28 - 1)
 
 
 def discard(path: Path) -> None:
@@ -161,6 +195,7 @@ def revision(connection: sqlite3.Connection) -> int:
 class StepFile:
     """A file of rollouts as the folder shows it now."""
 
+    target: Target
     split: str
     step: int
     path: Path
@@ -169,22 +204,23 @@ class StepFile:
     inode: int
 
 
-def step_files(target: Path) -> list[StepFile]:
+def step_files(target: Target) -> list[StepFile]:
     """The files of a run folder, or the one file that `target` is, in the order in which they are worth reading."""
-    if target.is_dir():
-        named = [(split, path) for split, name in _FOLDERS.items() for path in (target / name).glob("step_*.jsonl")]
+    folder = target.folder
+    if folder is not None:
+        named = [(split, path) for split, name in _FOLDERS.items() for path in (folder / name).glob("step_*.jsonl")]
         named = [(split, path) for split, path in named if _STEP_FILE.fullmatch(path.name)]
     else:
-        named = [("eval" if target.parent.name == "eval" else "train", target)]
+        named = [("eval" if target.path.parent.name == "eval" else "train", target.path)]
     by_step: dict[tuple[int, str], StepFile] = {}
     # `step_7.jsonl` beside `step_00007.jsonl` is somebody's copy: the padded name comes last and counts.
     for split, path in sorted(named, key=lambda item: item[1].name, reverse=True):
         digits = _STEP_FILE.fullmatch(path.name)
         step = int(digits[1]) if digits else 0
         with suppress(OSError):
-            found = path.lstat() if target.is_dir() else path.stat()
+            found = path.stat() if folder is None else path.lstat()
             size = found.st_size if stat.S_ISREG(found.st_mode) else 0
-            by_step[step, split] = StepFile(split, step, path, size, found.st_mtime_ns, found.st_ino)
+            by_step[step, split] = StepFile(target, split, step, path, size, found.st_mtime_ns, found.st_ino)
     return evenly([by_step[each] for each in sorted(by_step)])
 
 

@@ -1,4 +1,4 @@
-"""Brings the index of a run up to date with its files, newest and oldest steps first.
+"""Brings the index of runs up to date with its files, newest and oldest steps first.
 
 A file that grew is read on from where reading stopped, a file that changed otherwise is dropped from the index and read
 again, and a file that is gone is dropped. An incomplete last line is left for later. Lines that are not trajectories
@@ -17,19 +17,23 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from hashlib import blake2b
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
 from repl_rl.files import lines_of, open_file
-from repl_rl.trajectory import label_of, read_record
+from repl_rl.trajectory import model_of, read_record
 from repl_rl.utils.text import visible
+from repl_rl.view.run import read_config
 from repl_rl.view.viewer.index import (
     StepFile,
+    Target,
     columns,
     discard,
     error_names,
@@ -37,35 +41,38 @@ from repl_rl.view.viewer.index import (
     keys,
     opened,
     question_of,
+    shown_name,
     step_files,
 )
 
 _COMMIT_AFTER_S = 0.25
 _TAIL_BYTES = 4096
 _NOT_AGAIN_FOR_S = 0.8
-_INSERT = f"INSERT INTO trajectory VALUES ({', '.join('?' * 20)})"
+_INSERT = f"INSERT INTO trajectory VALUES ({', '.join('?' * 23)})"
 
 
-def update(target: Path, index: Path, wait: bool = True, is_over: Callable[[], bool] = lambda: False) -> bool:
+def update(
+    targets: Sequence[Target], index: Path, wait: bool = True, is_over: Callable[[], bool] = lambda: False
+) -> bool:
     """Bring the index up to date, or as far as it comes until `is_over`; a damaged one is made again. False if another
     indexer has the lock and `wait` is false. The system releases the lock however a process ends."""
     try:
         with FileLock(index.with_name("lock"), blocking=wait, fallback_to_soft=False):
-            files = step_files(target)
+            in_turns = chain.from_iterable(zip_longest(*map(step_files, targets)))
+            files = [file for file in in_turns if file is not None]
             try:
-                fill(target, index, files, is_over=is_over)
+                fill(index, files, is_over=is_over)
             except sqlite3.DatabaseError as error:
                 if isinstance(error, sqlite3.OperationalError) and "disk i/o" not in str(error).lower():
                     raise
                 discard(index)
-                fill(target, index, files, is_over=is_over)
+                fill(index, files, is_over=is_over)
     except Timeout:
         return False
     return True
 
 
 def fill(
-    target: Path,
     index: Path,
     files: Iterable[StepFile],
     most: int | None = None,
@@ -73,24 +80,23 @@ def fill(
 ) -> None:
     """Make the index hold exactly these files, with at most the first `most` trajectories of each."""
     with opened(index) as connection:
-        known = {row["path"]: row for row in connection.execute("SELECT * FROM file")}
-        folder = target if target.is_dir() else target.parent
-        names = {visible(str(file.path.relative_to(folder))): file for file in files}
-        inside = target if target.is_dir() else None
+        known = {(row["number"], row["path"]): row for row in connection.execute("SELECT * FROM file")}
+        names = {(file.target.number, file.target.named(file.path)): file for file in files}
         with _committed(connection):
             for name, row in known.items():
                 if name not in names:
                     _forget(connection, row)
             for name, file in names.items():
-                _expect(connection, known.get(name), name, file, inside)
+                _expect(connection, known.get(name), name[1], file)
             connection.execute("UPDATE state SET value = 1 WHERE key = 'scans' AND value = 0")
+        one = "SELECT * FROM file WHERE number = ? AND path = ?"
         for name, file in names.items():
-            row = connection.execute("SELECT * FROM file WHERE path = ?", (name,)).fetchone()
+            row = connection.execute(one, name).fetchone()
             try:
                 while not row["done"] and not is_over():
-                    with open_file(file.path, inside) as source, _committed(connection):
+                    with open_file(file.path, file.target.folder) as source, _committed(connection):
                         _index_some(connection, row, file, source, most)
-                    row = connection.execute("SELECT * FROM file WHERE path = ?", (name,)).fetchone()
+                    row = connection.execute(one, name).fetchone()
             except OSError as error:
                 with _committed(connection):
                     _set(connection, row, reason=f"it can't be read: {error.strerror}", done=True)
@@ -111,21 +117,20 @@ def _committed(connection: sqlite3.Connection) -> Iterator[None]:
 
 def _forget(connection: sqlite3.Connection, file: sqlite3.Row, whole: bool = True) -> None:
     """Drop a file's trajectories from the index, and with `whole` the file too."""
-    span = keys(file["split"], file["step"])
+    span = keys(file["number"], file["split"], file["step"])
     connection.execute("DELETE FROM error WHERE trajectory BETWEEN ? AND ?", span)
     connection.execute("DELETE FROM trajectory WHERE id BETWEEN ? AND ?", span)
     if whole:
         connection.execute("DELETE FROM file WHERE id = ?", (file["id"],))
 
 
-def _expect(
-    connection: sqlite3.Connection, row: sqlite3.Row | None, name: str, file: StepFile, inside: Path | None
-) -> None:
+def _expect(connection: sqlite3.Connection, row: sqlite3.Row | None, name: str, file: StepFile) -> None:
     """Mark a file to be read if it is new or has changed."""
     if row is None:
-        connection.execute("INSERT INTO file (split, step, path) VALUES (?, ?, ?)", (file.split, file.step, name))
+        new = (file.target.number, file.split, file.step, name)
+        connection.execute("INSERT INTO file (number, split, step, path) VALUES (?, ?, ?, ?)", new)
     elif any(row[name] != value for name, value in _looks(file).items()):
-        if not _has_grown(row, file, inside):
+        if not _has_grown(row, file):
             _forget(connection, row, whole=False)
             _set(connection, row, indexed=0, tail=0, records=0, unreadable=0, reason=None)
         _set(connection, row, done=False)
@@ -142,12 +147,12 @@ def _set(connection: sqlite3.Connection, row: sqlite3.Row, **values: Any) -> Non
     connection.execute(f"UPDATE file SET {columns} WHERE id = ?", (*values.values(), row["id"]))
 
 
-def _has_grown(row: sqlite3.Row, file: StepFile, inside: Path | None) -> bool:
+def _has_grown(row: sqlite3.Row, file: StepFile) -> bool:
     """Whether the file still begins with what was indexed, so that only the rest is new."""
     if file.inode != row["inode"] or file.size < row["indexed"]:
         return False
     try:
-        with open_file(file.path, inside) as opened_file:
+        with open_file(file.path, file.target.folder) as opened_file:
             return _tail_of(opened_file, row["indexed"]) == int(row["tail"])
     except OSError:
         return False
@@ -202,15 +207,28 @@ def _add(connection: sqlite3.Connection, file: StepFile, position: int, start: i
     question = visible(question_of(trajectory.prompt))
     digest = int.from_bytes(blake2b(question.encode(), digest_size=7).digest(), "big")
     connection.execute("INSERT OR IGNORE INTO question VALUES (?, ?)", (digest, question))
-    id = key(file.split, file.step, position)
-    where = (id, file.split, file.step, position, start, len(line))
-    connection.execute(_INSERT, (*where, *columns(trajectory), digest, visible(label_of(line))))
+    target = file.target
+    id = key(target.number, file.split, file.step, position)
+    where = (id, target.number, file.split, file.step, position, start, len(line))
+    of = (
+        target.name,
+        model_of(line) or (_model_of_run(target.folder) if target.folder else ""),
+        trajectory.dialect or "",
+    )
+    connection.execute(_INSERT, (*where, *columns(trajectory), digest, *(shown_name(name) for name in of)))
     names = error_names(trajectory)
     connection.executemany("INSERT INTO error VALUES (?, ?)", ((name, id) for name in names))
 
 
+@lru_cache
+def _model_of_run(folder: Path) -> str:
+    model = read_config(folder / "config.yaml", []).get("model")
+    path = model.get("path") if isinstance(model, Mapping) else None
+    return path if isinstance(path, str) else ""
+
+
 @contextmanager
-def following(target: Path, index: Path) -> Iterator[Callable[[], None]]:
+def following(targets: Sequence[Target], index: Path) -> Iterator[Callable[[], None]]:
     """A block beside which a thread indexes: at once, and again whenever what the block gets is called, which any
     thread may do. What is asked within a moment is asked once.
 
@@ -223,7 +241,7 @@ def following(target: Path, index: Path) -> Iterator[Callable[[], None]]:
         while is_wanted.wait() and not is_over.is_set():
             is_wanted.clear()
             try:
-                update(target, index, wait=False, is_over=is_over.is_set)
+                update(targets, index, wait=False, is_over=is_over.is_set)
                 said = ""
             except (sqlite3.Error, OSError) as error:
                 if str(error) != said:

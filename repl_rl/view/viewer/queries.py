@@ -10,13 +10,13 @@ import math
 import re
 import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from repl_rl.errors import ConfigError, RunError
 from repl_rl.utils.text import visible
-from repl_rl.view.viewer.index import SPLITS, key, keys
+from repl_rl.view.viewer.index import SPLITS, key
 from repl_rl.view.words import outcome
 
 MOST_ROWS = 1000
@@ -25,16 +25,20 @@ _MOST_OF_TASK = 200
 _MOST_NOTES = 20
 _STAYS_AFTER_S = 10.0
 """An incomplete last line is taken for final once its file has not changed for this long."""
-_SORTS = {name: name for name in ("step", "task_id", "status", "reward", "outcome", "lines", "tokens")}
+_OF = ("run", "model", "dialect")
+"""What tells several runs, or an evaluation of several models, apart."""
+_SORTS = {name: name for name in ("step", "task_id", "status", "reward", "outcome", "lines", "tokens", *_OF)}
 _SORTS |= {"errors": "n_errors", "duration_s": "duration_s", "position": "position"}
 _EQUALS = {"split": "split", "task": "task_id", "family": "family", "status": "status", "stop": "stop_reason"}
+_EQUALS |= {name: name for name in _OF}
 _KNOWN = {*_EQUALS, "step", "error", "min_reward", "max_reward", "q", "sort", "order", "offset", "limit"}
 _SHOWN = (
     *("split", "step", "position", "task_id", "family", "status", "stop_reason", "reward", "outcome"),
-    *("lines", "tokens", "duration_s", "version"),
+    *("lines", "tokens", "duration_s", "version", *_OF),
 )
 _STEPS = re.compile(r"([0-9]{1,15})(?:-([0-9]{1,15}))?")
-_ID = re.compile(rf"({'|'.join(SPLITS)})-([0-9]{{1,9}})-([0-9]{{1,9}})")
+_ID = re.compile(rf"(?:([0-9]{{1,2}})\.)?({'|'.join(SPLITS)})-([0-9]{{1,9}})-([0-9]{{1,8}})")
+"""The number of the run comes first, but for the first one."""
 
 
 class NotFound(RunError):
@@ -54,9 +58,10 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A row of the table, and where its trajectory's bytes are: `path` is relative to the run folder."""
+    """A row of the table, and where its trajectory's bytes are: `path` is relative to the folder of run `number`."""
 
     row: dict[str, Any]
+    number: int
     path: str
     start: int
     length: int
@@ -124,9 +129,10 @@ def rows(connection: sqlite3.Connection, query: Query) -> dict[str, Any]:
 
 
 def group(connection: sqlite3.Connection, row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rollouts of one task in one step, `row` among them."""
-    values = (row["split"], row["step"], row["task_id"])
-    return _select(connection, Query("split = ? AND step = ? AND task_id = ?", values, limit=_ALL))
+    """The rollouts of one task in one step of a run, by one model in one dialect, `row` among them."""
+    names = ("split", "step", "task_id", *_OF)
+    where = " AND ".join(f"{name} = ?" for name in names)
+    return _select(connection, Query(where, tuple(row[name] for name in names), limit=_ALL))
 
 
 def of_task(connection: sqlite3.Connection, task_id: str) -> list[dict[str, Any]]:
@@ -146,21 +152,20 @@ def entry(connection: sqlite3.Connection, id: str) -> Entry:
         parts
         and connection.execute(
             "SELECT trajectory.*, file.path AS path, question.text AS text FROM trajectory "
-            "JOIN file USING (split, step) JOIN question ON question.id = trajectory.question "
+            "JOIN file USING (number, split, step) JOIN question ON question.id = trajectory.question "
             "WHERE trajectory.id = ?",
-            (key(parts[1], int(parts[2]), int(parts[3])),),
+            (key(int(parts[1] or 0), parts[2], int(parts[3]), int(parts[4])),),
         ).fetchone()
     )
     if not found:
         raise NotFound(f"there is no trajectory {visible(id)!r} in this run; ids are like train-12-37")
-    return Entry(_row(found), found["path"], found["start"], found["length"], found["text"])
+    return Entry(_row(found), found["number"], found["path"], found["start"], found["length"], found["text"])
 
 
 def ids_of_step(connection: sqlite3.Connection, split: str, step: int) -> list[str]:
-    """The ids of a step's trajectories, in order."""
-    span = keys(split, step)
-    found = connection.execute("SELECT position FROM trajectory WHERE id BETWEEN ? AND ? ORDER BY id", span)
-    return [f"{split}-{step}-{row['position']}" for row in found]
+    """The ids of a step's trajectories, in order; those of several runs in turns."""
+    chosen = "SELECT number, split, step, position FROM trajectory WHERE split = ? AND step = ? ORDER BY position, id"
+    return [_id(row) for row in connection.execute(chosen, (split, step))]
 
 
 def steps(connection: sqlite3.Connection, split: str) -> list[int]:
@@ -172,8 +177,10 @@ def steps(connection: sqlite3.Connection, split: str) -> list[int]:
 def outcomes(connection: sqlite3.Connection) -> list[str]:
     """How many are solved, in a sentence for each model and dialect of an evaluation of several, or in one."""
     counts = "count(*), sum(status = 'solved'), sum(status IN ('solved', 'not solved'))"
-    found = connection.execute(f"SELECT label, {counts} FROM trajectory GROUP BY label")
-    return [outcome(*row) for row in found] or ["0 trajectories"]
+    found = connection.execute(f"SELECT model, dialect, {counts} FROM trajectory GROUP BY model, dialect")
+    return [outcome(f"{model}, {dialect}" if model else "", *row) for model, dialect, *row in found] or [
+        "0 trajectories"
+    ]
 
 
 def choices(connection: sqlite3.Connection) -> dict[str, Any]:
@@ -191,6 +198,7 @@ def choices(connection: sqlite3.Connection) -> dict[str, Any]:
         "errors": values("SELECT name FROM error GROUP BY name ORDER BY count(*) DESC, name LIMIT 200"),
         "families": values(distinct.format("family")),
         "stops": values(distinct.format("stop_reason")),
+        **{f"{name}s": values(distinct.format(name)) for name in _OF},
     }
 
 
@@ -202,18 +210,19 @@ def progress(connection: sqlite3.Connection) -> dict[str, Any]:
     return {"trajectories": count, "files_done": done, "files": files, "complete": bool(scanned) and done == files}
 
 
-def notes(connection: sqlite3.Connection) -> list[str]:
-    """What could not be read in which file, one sentence each."""
+def notes(connection: sqlite3.Connection, folders: Sequence[str]) -> list[str]:
+    """What could not be read in which file, one sentence each. `folders` are how the targets' folders are called."""
     sentences: list[str] = []
     bad = "FROM file WHERE done AND (reason IS NOT NULL OR indexed < size)"
     for row in connection.execute(f"SELECT * {bad} ORDER BY step, split LIMIT {_MOST_NOTES}"):
+        path = folders[row["number"]] + row["path"]
         if row["unreadable"]:
             what = "a line is" if row["unreadable"] == 1 else f"{row['unreadable']} lines are"
-            sentences.append(f"{row['path']}: {what} left out; the first: {row['reason']}")
+            sentences.append(f"{path}: {what} left out; the first: {row['reason']}")
         elif row["reason"]:
-            sentences.append(f"{row['path']}: {row['reason']}")
+            sentences.append(f"{path}: {row['reason']}")
         if row["indexed"] < row["size"] and time.time() - row["mtime_ns"] / 1e9 > _STAYS_AFTER_S:
-            sentences.append(f"{row['path']}: the last line is cut off, as a crash leaves it, and left out")
+            sentences.append(f"{path}: the last line is cut off, as a crash leaves it, and left out")
     (count,) = connection.execute(f"SELECT count(*) {bad}").fetchone()
     more = [f"{count - _MOST_NOTES:,} more files can't be read whole"] if count > _MOST_NOTES else []
     return [*sentences, *more]
@@ -225,5 +234,9 @@ def _select(connection: sqlite3.Connection, query: Query) -> list[dict[str, Any]
 
 
 def _row(found: sqlite3.Row) -> dict[str, Any]:
-    id = f"{found['split']}-{found['step']}-{found['position']}"
-    return {"id": id, **{name: found[name] for name in _SHOWN}, "errors": json.loads(found["errors"])}
+    return {"id": _id(found), **{name: found[name] for name in _SHOWN}, "errors": json.loads(found["errors"])}
+
+
+def _id(row: sqlite3.Row) -> str:
+    of = f"{row['number']}." if row["number"] else ""
+    return f"{of}{row['split']}-{row['step']}-{row['position']}"

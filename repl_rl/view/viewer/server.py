@@ -45,7 +45,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def application(api: RunApi, poke: Callable[[], None]) -> web.Application:
-    """The viewer of one run. `poke` is called before each answer and has to return at once."""
+    """The viewer. `poke` is called before each answer and has to return at once."""
     app = web.Application(middlewares=[_guarded(poke)])
     app.router.add_get("/", _asset)
     app.router.add_get("/assets/{name}", _asset)

@@ -79,14 +79,6 @@
     fill(at("curves-hint"), mode === "none" ? "" : "A click on a step lists its rollouts.");
   };
 
-  // Halves go to the even digit, as Python rounds: the summary above must not say 41.2% where the table says 41.3%.
-  const rate = (value) => {
-    if (typeof value !== "number") return "–";
-    const tenths = 1000 * value;
-    const isHalf = tenths % 1 === 0.5;
-    return `${(isHalf ? (2 * Math.round(tenths / 2)) / 10 : tenths / 10).toFixed(1)}%`;
-  };
-
   const families = () => {
     const rows = view.state.now.curves === "all" ? run.families : [];
     const heads = ["family", "problems", "before", "after", "change in points"];
@@ -94,7 +86,7 @@
       h("table", { class: "families" }, h("caption", {}, "Held-out problems solved, by family"),
         h("thead", {}, h("tr", {}, heads.map((name) => h("th", { scope: "col" }, name)))),
         h("tbody", {}, rows.map((row) => h("tr", {}, h("th", { scope: "row" }, row.name), h("td", {}, view.number(row.count)),
-          h("td", {}, rate(row.before)), h("td", {}, rate(row.after)), h("td", {}, view.signed(row.change))))))));
+          h("td", {}, view.percent(row.before)), h("td", {}, view.percent(row.after)), h("td", {}, view.signed(row.change))))))));
   };
 
   const draw = () => {

@@ -68,6 +68,13 @@
     if (seconds < 60) return `${seconds.toFixed(2)} s`;
     return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
   };
+  // Halves go to the even digit, as Python rounds: a summary must not say 41.2% where a table says 41.3%.
+  view.percent = (value) => {
+    if (typeof value !== "number") return DASH;
+    const tenths = 1000 * value;
+    const isHalf = tenths % 1 === 0.5;
+    return `${(isHalf ? (2 * Math.round(tenths / 2)) / 10 : tenths / 10).toFixed(1)}%`;
+  };
   view.words = (name) => String(name).replaceAll("_", " ");
 
   const VERDICTS = { solved: "✓", "not solved": "✗", void: "∅" };

@@ -14,10 +14,10 @@
     ["max_reward", "to", { type: "text", inputmode: "decimal", size: "4" }],
   ];
   const LISTS = [
-    ["split", "Split", "splits"], ["status", "Status", "statuses"], ["family", "Family", "families"],
+    ["run", "Run", "runs"], ["model", "Model", "models"], ["dialect", "Dialect", "dialects"], ["split", "Split", "splits"], ["status", "Status", "statuses"], ["family", "Family", "families"],
     ["error", "Error", "errors"], ["stop", "Stopped by", "stops"],
   ];
-  const ORDER = ["q", "step", "split", "status", "family", "error", "stop"];
+  const ORDER = ["q", "run", "model", "dialect", "step", "split", "status", "family", "error", "stop"];
 
   const apply = (name, value, replace) => {
     if (view.state.now[name] === value) return;
@@ -63,7 +63,10 @@
 
   const draw = (choices) => {
     const state = view.state.now;
-    for (const [name, , key] of LISTS) options(fields.get(name), choices[key].map(String), state[name]);
+    for (const [name, , key] of LISTS) {
+      options(fields.get(name), choices[key].map(String), state[name]);
+      fields.get(name).parentElement.hidden = view.compared.NAMES.includes(name) && !state[name] && choices[key].length < 2;
+    }
     for (const [name] of TEXTS) {
       const input = fields.get(name);
       if (input.value.trim() !== state[name] && document.activeElement !== input) input.value = state[name];

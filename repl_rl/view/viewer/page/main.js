@@ -50,6 +50,7 @@
     run = next;
     view.head.live(run, source.embedded);
     if (!isNew) return;
+    view.compared.draw(run);
     view.head.draw(run);
     view.charts.draw(run);
     view.filters.draw(run.choices);

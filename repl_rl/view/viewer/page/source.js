@@ -54,7 +54,7 @@
         if (!found) throw failure("this file was exported without tokens", false, true);
         return { tokens: found.tokens.filter((token) => token.line === line) };
       },
-      group: async (id) => ({ rows: ordered(alike(id, ["split", "step", "task_id"]), "position") }),
+      group: async (id) => ({ rows: ordered(alike(id, ["run", "model", "dialect", "split", "step", "task_id"]), "position") }),
       task: async (id) => ({ rows: ordered(alike(id, ["task_id"]), "step") }),
     };
   };

@@ -1,4 +1,4 @@
-// One task over the steps of the run: all its rollouts, and two of them compared row by row.
+// One task over the steps of the run, or of several runs: all its rollouts, and two of them compared row by row.
 (() => {
   "use strict";
   const view = window.ReplView;
@@ -8,10 +8,13 @@
 
   const earlier = (a, b) => a.step - b.step || a.position - b.position;
 
-  // The one to compare with if none was chosen: of another step, the first of all or else the last.
+  // The one to compare with if none was chosen: of another run, model or dialect, the last and there the one in its place;
+  // of another step, the first of all or else the last.
   const partner = (rows, own) => {
     const others = rows.filter((row) => row.id !== own.id);
-    return others.find((row) => row.step < own.step) || others.findLast((row) => row.step > own.step) || others[0];
+    const apart = others.filter((row) => row.split === own.split && view.compared.of(row) !== view.compared.of(own));
+    const last = apart.filter((row) => row.step === apart.at(-1).step);
+    return last.find((row) => row.position === own.position) || last[0] || others.find((row) => row.step < own.step) || others.findLast((row) => row.step > own.step) || others[0];
   };
 
   const choice = (row, own, other) => {
@@ -19,14 +22,14 @@
     const compare = now ? h("b", {}, now) : view.state.link({ with: row.id }, {}, "compare");
     return h("tr", { class: now ? "chosen" : "" },
       h("th", { scope: "row", class: "number" }, view.state.link({ open: row.id, with: own.id, line: "" }, { title: "open this one" }, `${row.step} #${row.position}`)),
-      h("td", { class: "wide" }, row.split), h("td", {}, view.verdict(row.status)), h("td", { class: "number" }, view.number(row.reward)), h("td", { class: "number wide" }, view.number(row.lines)), h("td", {}, compare));
+      view.compared.several.length > 0 && h("td", { class: "of" }, view.compared.of(row)), h("td", { class: "wide" }, row.split), h("td", {}, view.verdict(row.status)), h("td", { class: "number" }, view.number(row.reward)), h("td", { class: "number wide" }, view.number(row.lines)), h("td", {}, compare));
   };
 
-  const HEADS = [["step and #", "number"], ["split", "wide"], ["status", ""], ["reward", "number"], ["lines", "number wide"], ["compare", ""]];
+  const HEADS = [["step and #", "number"], ["of", "of"], ["split", "wide"], ["status", ""], ["reward", "number"], ["lines", "number wide"], ["compare", ""]];
 
   const list = (rows, own, other) => h("div", { class: "scroll short", tabindex: "0", role: "region", "aria-label": "Rollouts of this task" },
     h("table", { class: "choices" }, h("caption", { class: "hidden" }, "Rollouts of this task over the steps"),
-      h("thead", {}, h("tr", {}, HEADS.map(([name, kind]) => h("th", { scope: "col", class: kind }, name)))),
+      h("thead", {}, h("tr", {}, HEADS.filter(([name]) => name !== "of" || view.compared.several.length).map(([name, kind]) => h("th", { scope: "col", class: kind }, name)))),
       h("tbody", {}, rows.map((row) => choice(row, own, other)))));
 
   const screen = async (source, id, signal) => {
@@ -42,7 +45,7 @@
   };
 
   const key = (row) => row.mark + row.pieces.map((piece) => piece.text).join("");
-  const name = (row) => `step ${row.step} #${row.position}`;
+  const name = (row) => `${view.compared.of(row)} step ${row.step} #${row.position}`.trim();
   const cell = (sign, row) => [h("td", { class: row ? "sign" : "sign empty" }, row ? sign : ""), h("td", { class: row ? `side ${row.origin}` : "side none" }, row && [view.transcript.mark(row), " ", view.transcript.text(row)])];
 
   const beside = (pairs, left, right) => pairs.map(([i, j, same]) => h("tr", { class: same ? "same" : "changed" },
@@ -71,7 +74,7 @@
     if (view.state.now.with !== other.id) return view.state.go({ with: other.id }, { replace: true });
     const body = h("div", { class: "soft" }, "Loading both.");
     const scrolled = holder.querySelector(".short") ? holder.querySelector(".short").scrollTop : null;
-    fill(holder, h("p", { class: "soft" }, `${view.count(rows.length, "rollout", "rollouts")} of this task in this run. Choose which one to compare with the open one.`), list(rows, own, other), body);
+    fill(holder, h("p", { class: "soft" }, `${view.count(rows.length, "rollout", "rollouts")} of this task. Choose which one to compare with the open one.`), list(rows, own, other), body);
     const short = holder.querySelector(".short");
     if (scrolled !== null) short.scrollTop = scrolled;
     const [first, second] = [own, other].sort(earlier);

@@ -12,12 +12,13 @@
   };
 
   const task = (row) => [view.state.link({ open: row.id, line: "", with: "" }, { class: "open" }, row.task_id),
-    row.errors.length > 0 && h("span", { class: "phone" }, tally(row.errors))];
+    view.compared.several.length > 0 && h("span", { class: "among" }, view.compared.of(row)), row.errors.length > 0 && h("span", { class: "phone" }, tally(row.errors))];
 
   // Name, how it is sorted, first order, class, what a cell holds.
   const COLUMNS = [
     ["step", "step", "desc", "number", (row) => [String(row.step), row.split !== "train" && h("span", { class: "split" }, ` ${row.split}`)]],
     ["task", "task_id", "asc", "task", task],
+    ...view.compared.NAMES.map((name) => [name, name, "asc", `wide of-${name}`, (row) => row[name]]),
     ["status", "status", "asc", "", (row) => view.verdict(row.status)],
     ["reward", "reward", "desc", "number", (row) => view.number(row.reward)],
     ["lines", "lines", "desc", "number wide", (row) => view.number(row.lines)],
@@ -124,6 +125,7 @@
 
   const draw = (answer, run) => {
     shown = answer;
+    for (const name of view.compared.NAMES) at("table").classList.toggle(`one-${name}`, !view.compared.several.includes(name));
     keepingFocus(() => place(answer.rows));
     relink();
     const text = view.visible(counted(answer));
