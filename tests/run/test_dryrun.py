@@ -47,18 +47,23 @@ def shown(said: Callable[..., str]) -> Callable[..., str]:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow if name == "qwen-coder-0.5b" else ())  # asks for reasoning-gym
+        # of Qwen, whose weights and problems come with packages
+        pytest.param(name, marks=pytest.mark.slow if name in ("qwen-coder-0.5b", "own-problems") else ())
         for name in shipped_configs()
     ],
 )
 def test_every_shipped_config_passes_a_dry_run(name: str, tmp_path: Path, shown: Shown) -> None:
+    if name == "own-problems":
+        rows = [{"question": f"What is {number} + 1?", "answer": str(number + 1)} for number in range(200)]
+        (tmp_path / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    before = list(tmp_path.iterdir())
     config, text = load_config(name), shown(name)
     per_step = config.train.prompts_per_step * config.train.group_size
     assert f"{config.train.prompts_per_step} problems x {config.train.group_size} = {per_step} trajectories" in text
     assert f"at most {per_step * config.budget.tokens:,} of completion" in text
     assert f"runs/{name}/: config.yaml" in text
     assert not list(idle_settings(config, gpus=0)) + list(idle_settings(config, gpus=8))
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == before
 
 
 def test_a_dry_run_shows_the_first_prompt_and_says_what_is_paid(shown: Shown) -> None:
