@@ -1,7 +1,8 @@
-"""What a newcomer types in the first hour, by README and docs/quickstart.md, with the built wheel in an empty folder.
+"""What a newcomer types in the first two hours, with the built wheel in an empty folder: by README and
+docs/quickstart.md, then a problem file of one's own (docs/tasks.md) and several runs together (docs/runs.md).
 
-Every command of both pages runs, in their order. Only sizes change: fewer steps and problems. The viewer's page, which
-would be served until Ctrl-C, is printed as a summary.
+Every command of the first two pages runs, in their order. Only sizes change: fewer steps and problems. The viewer's
+page, which would be served until Ctrl-C, is printed as a summary.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from pathlib import Path
 
 import pytest
 from installed import run
-from pages import ROOT, commands, heredocs
+from pages import ROOT, blocks, commands, heredocs
 
 from repl_rl import read_jsonl
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+TASKS = (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
 QUICKSTART = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
 SMALLER = ("--set", "train.steps=2", "--set", "eval.problems=8")
 
@@ -34,6 +36,18 @@ def hour(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
         words = shlex.split(line.replace(".venv/bin/", ""))
         assert words[0] == "repl-rl", line
         printed[shlex.join(words)] = run(installed / "repl-rl", *shortened(words[1:]), cwd=folder, typed="\n")
+    (own,) = [block for block in blocks(TASKS, "json") if block.count("\n") > 4]
+    (folder / "problems.jsonl").write_text(own)
+    (folder / "own.yaml").write_text(next(block for block in blocks(TASKS, "yaml") if "problems.jsonl" in block))
+    for line in (
+        "repl-rl train own.yaml --dry-run",
+        "repl-rl play own.yaml --task 'What is 6 * 7?' --answer 42",
+        "repl-rl train own.yaml",
+        "repl-rl view runs/quickstart runs/thoughts --export both.html",
+        "repl-rl view runs/quickstart runs/own-problems",
+    ):
+        typed = "submit_final_answer(6 * 7)\n" if "play" in line else ""
+        printed[line] = run(installed / "repl-rl", *shortened(shlex.split(line)[1:]), cwd=folder, typed=typed)
     extended = "repl-rl train --resume runs/quickstart --set train.steps=3"
     printed[extended] = run(installed / "repl-rl", *shlex.split(extended)[1:], cwd=folder)
     return folder, printed
@@ -45,7 +59,7 @@ def shortened(words: list[str]) -> list[str]:
         return [*words, *SMALLER]
     if words[0] == "eval":
         return [*words, "--problems", "4"]
-    if words[0] == "view" and not words[1].endswith(".jsonl"):
+    if words[0] == "view" and not words[1].endswith(".jsonl") and "--export" not in words:
         return [*words, "--summary"]
     return words
 
@@ -53,7 +67,7 @@ def shortened(words: list[str]) -> list[str]:
 def test_the_commands_that_the_pages_name_have_run(hour: tuple[Path, dict[str, str]]) -> None:
     _, printed = hour
     kinds = [line.split()[1] for line in printed]
-    assert {"doctor", "train", "view", "rollout", "eval"} == set(kinds)
+    assert {"doctor", "train", "view", "rollout", "eval", "play"} == set(kinds)
     assert len(printed) >= 14
 
 
@@ -66,7 +80,10 @@ def test_they_leave_what_the_pages_promise(hour: tuple[Path, dict[str, str]]) ->
         rows = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
         assert [row["step"] for row in rows if row["kind"] == "train"] == list(range(1, steps + 1))
         assert {row["step"] for row in rows if row["kind"] == "eval"} >= {0, steps}
-    assert sorted(path.name for path in (folder / "runs").iterdir()) == ["quickstart", "thoughts"]
+    assert sorted(path.name for path in (folder / "runs").iterdir()) == ["own-problems", "quickstart", "thoughts"]
+    assert (folder / "both.html").stat().st_size > 100_000
+    assert "points over the first" in printed["repl-rl view runs/quickstart runs/thoughts"]
+    assert "42" in printed["repl-rl play own.yaml --task 'What is 6 * 7?' --answer 42"]
     assert len(list(read_jsonl(folder / "x.jsonl"))) == 4
     assert "jupyter console --existing" in "".join(text for line, text in printed.items() if "--attach" in line)
 
