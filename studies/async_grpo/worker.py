@@ -15,7 +15,7 @@ its tokens, with those lines in the loss that have this advantage. The trainer p
 pass, so that a session costs one pass, however many rows it becomes.
 
 TRL's protocols are `RolloutWorkerProtocol` and `WeightTransferProtocol` in `trl.experimental.async_grpo`; a worker is
-both. Tested with TRL 1.16, by `tests/studies/test_async_grpo.py`.
+both. Tested with TRL 1.16, by its command at its smallest size.
 """
 
 from __future__ import annotations
