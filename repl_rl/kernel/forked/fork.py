@@ -228,11 +228,6 @@ async def fork_session(
     await _stopped([pid, *(child.pid for child in children)])
 
 
-def depth(pid: int) -> int:
-    """How many PID namespaces a process is in, one inside the other."""
-    return len(status_of(pid)["NSpid"].split())
-
-
 def kill_children(pid: int, keep: Sequence[int]) -> None:
     """Kill the children of a process, which may make more of them, but for `keep`."""
     for child in set(children_of(pid)) - set(keep):
