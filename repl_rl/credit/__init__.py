@@ -226,27 +226,24 @@ def _scaled(
 
 def _over_batch(
     groups: Sequence[Sequence[Trajectory]],
-    estimated: Sequence[LineValues],
+    estimated: list[LineValues],
     config: CreditConfig,
     gather: Callable[[list[WeightedLine]], list[WeightedLine]],
 ) -> list[LineValues]:
-    """Apply the estimator's batch step to the valid trajectories of groups that have variance or need none."""
-    part: list[list[bool]] = []
-    for group, of_group in zip(groups, estimated, strict=True):
-        varies = config.baseline == "none" or any(value for of_one in of_group for value in of_one)
-        part.append([varies and not trajectory.is_void for trajectory in group])
+    """Apply the batch step to `estimated`: to valid trajectories of groups that have variance, or need none."""
+    taking_part = [
+        (trajectory, values)
+        for group, of_group in zip(groups, estimated, strict=True)
+        if config.baseline == "none" or any(map(any, of_group))
+        for trajectory, values in zip(group, of_group, strict=True)
+        if not trajectory.is_void
+    ]
     lines = [
         (value, line.end - line.start)
-        for group, of_group, takes in zip(groups, estimated, part, strict=True)
-        for trajectory, of_one, takes_part in zip(group, of_group, takes, strict=True)
-        if takes_part
-        for line, value in zip(trajectory.lines, of_one, strict=True)
+        for trajectory, values in taking_part
+        for line, value in zip(trajectory.lines, values, strict=True)
     ]
     shift, divisor = BATCH_STEPS[config.estimator](gather(lines))
-    return [
-        [
-            [(value - shift) / divisor for value in of_one] if takes_part else of_one
-            for of_one, takes_part in zip(of_group, takes, strict=True)
-        ]
-        for of_group, takes in zip(estimated, part, strict=True)
-    ]
+    for _, values in taking_part:
+        values[:] = [(value - shift) / divisor for value in values]
+    return estimated

@@ -17,9 +17,11 @@ The first step of a run with a single group has no value: V = 0.
 
 from __future__ import annotations
 
-import ast
 import math
+import symtable
+import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -45,9 +47,6 @@ class Critic:
     def __init__(self) -> None:
         self.sums: Array = np.zeros((FEATURES, FEATURES + 1))
 
-    def remember(self, sums: Array, decay: float) -> None:
-        self.sums = decay * self.sums + sums
-
 
 def critic_advantages(
     groups: Sequence[Sequence[Trajectory]],
@@ -70,7 +69,7 @@ def critic_advantages(
     ]
     own = [_sums(of_group, paid, config.gamma) for of_group, paid in zip(states, rewards, strict=True)]
     batch = sum(gather([sum(own, np.zeros((FEATURES, FEATURES + 1)))]), np.zeros((FEATURES, FEATURES + 1)))
-    known = batch if critic is None else batch + config.decay * critic.sums
+    known = batch if critic is None else config.decay * critic.sums + batch
     result: list[list[list[float]]] = []
     for of_group, paid, held_out in zip(states, rewards, own, strict=True):
         sums = known - held_out
@@ -84,7 +83,7 @@ def critic_advantages(
                 deltas = [reward + config.gamma * after - value for reward, value, after in triples]
             result[-1].append(discounted_returns(deltas, config.gamma * config.lam))
     if critic is not None:
-        critic.remember(batch, config.decay)
+        critic.sums = known
     return result
 
 
@@ -103,20 +102,11 @@ def states_of(trajectory: Trajectory, shown: Sequence[bool] | None = None) -> li
 
 @lru_cache(_REMEMBERED_SOURCES)
 def assigned(source: str) -> frozenset[str]:
-    """The names that a cell binds, as far as its text tells."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return frozenset()
-    names = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-        elif isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
-            names.add(node.name)
-        elif isinstance(node, ast.alias):
-            names.add((node.asname or node.name).partition(".")[0])
-    return frozenset(names)
+    """The names that a cell binds in the session, as far as its text tells."""
+    with warnings.catch_warnings(action="ignore"), suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+        symbols = symtable.symtable(source, "<cell>", "exec").get_symbols()
+        return frozenset(each.get_name() for each in symbols if each.is_assigned() or each.is_imported())
+    return frozenset()
 
 
 def _sums(states: Sequence[Sequence[Sequence[float]]], rewards: Sequence[Sequence[float]], gamma: float) -> Array:

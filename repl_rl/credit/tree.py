@@ -120,14 +120,10 @@ def _grown(group: Sequence[Trajectory], firsts: Sequence[int]) -> list[Segment]:
 def branch(group: Sequence[Trajectory], rewards: Rewards, config: CreditConfig) -> list[list[float]]:
     """Per-line advantages from per-line rewards of one group, void trajectories among it."""
     result = restart_advantages(group, rewards)
-    waiting = [(roots(group), 1.0)]
-    while waiting:
-        siblings, weight = waiting.pop()
+    for siblings, weight in _siblings(roots(group)):
         compared = relative([[each.worth(rewards)] for each in siblings], "leave_one_out", "none")
         for segment, (advantage,) in zip(siblings, compared, strict=True):
             segment.fill(result, advantage * weight)
-            if segment.following:
-                waiting.append((segment.following, weight / len(segment.following)))
     return result
 
 
@@ -148,8 +144,9 @@ def restart_advantages(group: Sequence[Trajectory], rewards: Rewards) -> list[li
 def weights(group: Sequence[Trajectory]) -> list[list[float]]:
     """Each line's weight in `branch`. Over any way to cut all trees once across, they sum to the number of trees."""
     result = [[0.0] * len(trajectory.lines) for trajectory in group]
-    for segment, weight in _weighted(trees(group)):
-        segment.fill(result, weight)
+    for siblings, weight in _siblings(trees(group)):
+        for segment in siblings:
+            segment.fill(result, weight)
     return result
 
 
@@ -158,8 +155,10 @@ def first_weights(group: Sequence[Trajectory]) -> list[float]:
     return [next((weight for weight in of_lines if weight), 1.0) for of_lines in weights(group)]
 
 
-def _weighted(segments: Sequence[Segment], weight: float = 1.0) -> Iterator[tuple[Segment, float]]:
-    for segment in segments:
-        yield segment, weight
-        if segment.following:
-            yield from _weighted(segment.following, weight / len(segment.following))
+def _siblings(segments: list[Segment]) -> Iterator[tuple[list[Segment], float]]:
+    """These segments, and those that follow each fork among them and their futures, with the weight of each."""
+    waiting = [(segments, 1.0)]
+    while waiting:
+        siblings, weight = waiting.pop()
+        yield siblings, weight
+        waiting += [(each.following, weight / len(each.following)) for each in siblings if each.following]

@@ -37,7 +37,6 @@ __all__ = [
     "Reader",
     "Refusal",
     "Shown",
-    "Template",
     "TextDialect",
     "Turn",
     "dialect_class",

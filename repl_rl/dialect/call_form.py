@@ -144,11 +144,6 @@ def split_calls(message: str, form: CallForm) -> tuple[list[str], str]:
     return calls, prose
 
 
-def is_in_call(before: str, line: str, form: CallForm) -> bool:
-    """Whether part of `line` belongs to a call; `before` is the message up to it."""
-    return len(split_calls(before + line, form)[1]) < len(split_calls(before, form)[1]) + len(line)
-
-
 def read_tags(text: str, tags: Tags) -> tuple[str, dict[str, str]]:
     """The name and the arguments of a call in tags. At its end, tags may be missing. Raises ValueError."""
     name = re.match(rf"{_loosely(tags.before_name)}([^\s<>\"]+)\s*{_loosely(tags.after_name)}", text)

@@ -42,8 +42,6 @@ _BACKTICKS = re.compile(r"`{3,}")
 
 
 class FencedDialect(ProseDialect):
-    """Blocks of code in markdown."""
-
     texts_name = "fenced"
 
     def __init__(
@@ -57,30 +55,14 @@ class FencedDialect(ProseDialect):
         return FencedReader(self.truncate, frame=self._frame, unanswered=self.texts["unanswered"].strip())
 
 
-@dataclass(frozen=True, slots=True)
-class _Fence:
-    """A line that begins with fence marks; `label` is the text after them."""
-
-    indent: int
-    marks: str
-    label: str
-
-    @property
-    def language(self) -> str:
-        return "".join(self.label.lower().split()[:1])
-
-
 @dataclass(slots=True)
 class _Block:
     """An open block. Its closing fence is at least as long as the opening one. Lines lose the opening's indentation."""
 
-    fence: _Fence
+    indent: int
+    marks: str
+    language: str
     lines: list[str] = field(default_factory=list)
-
-
-def _fence_in(line: str) -> _Fence | None:
-    found = _FENCE.fullmatch(line)
-    return None if found is None else _Fence(len(found[1]), found[2], found[3].strip())
 
 
 @dataclass(slots=True)
@@ -130,30 +112,29 @@ class FencedReader(ProseReader):
         return (Shown(separator + "".join(blocks)),) if runs else ()
 
     def _feed(self, line: str, prose: list[str]) -> Cell | None:
-        fence = _fence_in(line)
-        if self._block is None:
+        fence, block = _FENCE.fullmatch(line), self._block
+        if block is None:
             if fence is None:
                 prose.append(line)
             else:
-                self._block = _Block(fence)
+                self._block = _Block(len(fence[1]), fence[2], "".join(fence[3].lower().split()[:1]))
             return None
-        if fence is not None and not fence.label and fence.marks.startswith(self._block.fence.marks):
-            return self._ended(self._block)
-        indent = min(len(line) - len(line.lstrip(" ")), self._block.fence.indent)
-        self._block.lines.append(line[indent:])
-        language = self._block.fence.language
-        if language not in _RUN and language != _OUTPUT and (language or answer_in_line(line)):
+        if fence is not None and not fence[3].strip() and fence[2].startswith(block.marks):
+            return self._ended(block)
+        indent = min(len(line) - len(line.lstrip(" ")), block.indent)
+        block.lines.append(line[indent:])
+        if block.language not in (*_RUN, _OUTPUT) and (block.language or answer_in_line(line)):
             prose.append(line)
         return None
 
     @property
     def _is_in_code(self) -> bool:
-        return self._block is not None and self._block.fence.language in (*_RUN, "")
+        return self._block is not None and self._block.language in (*_RUN, "")
 
     def _ended(self, block: _Block) -> Cell | None:
         """Leave a block: what of it runs, or is answered."""
         self._block = None
-        source, language = "\n".join(block.lines), block.fence.language
+        source, language = "\n".join(block.lines), block.language
         if not holds_statement(source):
             return None
         if _OTHER_CODE.fullmatch(language):

@@ -30,8 +30,6 @@ _SETUP = (resource_folder("kernels") / "setup" / "inline_echoes.py").read_text(e
 
 
 class InlineDialect(ProseDialect):
-    """Calls between two tags."""
-
     texts_name = "inline"
     stops = b"\n>"
     setup = WHOLE_CELLS + _SETUP
@@ -42,8 +40,6 @@ class InlineDialect(ProseDialect):
 
 @dataclass(slots=True)
 class InlineReader(ProseReader):
-    """Typed bytes to calls."""
-
     _held: str = ""
     """The text of a call that has not ended yet, or that may become the beginning of one."""
     _line: str = ""

@@ -19,17 +19,15 @@ from __future__ import annotations
 import re
 import tokenize
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from repl_rl.dialect.base import Cell, CellRun, Shown, Turn
-from repl_rl.dialect.decoder import LineReader
-from repl_rl.dialect.foreign import cells_of
 from repl_rl.dialect.prose import WHOLE_CELLS
-from repl_rl.dialect.python import idle_kind
+from repl_rl.dialect.python import PythonReader
 from repl_rl.dialect.syntax import holds_code, is_complete, is_deep, kind_of
 from repl_rl.dialect.texts import PromptDialect
 from repl_rl.trajectory import LineKind
@@ -45,8 +43,6 @@ _SETUP += f"\nmark_echoes({_ECHO!r}, {_ECHO_END!r})\ndel mark_echoes\n"
 
 
 class IPythonDialect(PromptDialect):
-    """IPython at a terminal."""
-
     texts_name = "ipython"
     setup = WHOLE_CELLS + "repl_tools.cells_may_await()\n" + _SETUP
     first_prompt = "In [1]:"
@@ -63,41 +59,26 @@ class IPythonDialect(PromptDialect):
 
 
 @dataclass(slots=True)
-class IPythonReader(LineReader):
+class IPythonReader(PythonReader):
     """Typed bytes to cells, by the rules of IPython's terminal."""
 
     _number: int = 1
     """The number of the cell that is being typed, or is typed next."""
-    _pending: list[str] = field(default_factory=list)
-    _numbers: list[int] = field(default_factory=list)
+    _numbers: range = range(0)
     """The numbers of this turn's cells."""
-
-    def read(self, typed: bytes | str, end_of_input: bool = False) -> Turn:
-        """Read one turn. The end of input completes an open line and an open block."""
-        turn = self._typed.take(typed, end_of_input)
-        self._numbers.clear()
-        cells = [cell for line in turn.lines if (cell := self._feed(line))]
-        if end_of_input and self._pending:
-            cells.append(self._end_cell())
-        return Turn(turn.text, tuple(cells), idle_kind(turn.lines))
-
-    def reading(self, typed: bytes | str, end_of_input: bool, language: str) -> Generator[str, str, Turn]:
-        """As `read`, for a language that only its kernel can parse (`repl_rl.dialect.foreign`)."""
-        turn = self._typed.take(typed, end_of_input)
-        cells, idle = yield from cells_of(self._pending, turn.lines, end_of_input, language)
-        self._numbers = list(range(self._number, self._number + len(cells)))
-        self._number += len(cells)
-        return Turn(turn.text, tuple(cells), idle)
 
     def show(self, runs: Sequence[CellRun], goes_on: bool) -> tuple[Shown, ...]:
         """Echoes with their numbers, and the next prompt after a blank line."""
         output = "".join(echoed(run, f"Out[{number}]: ") for run, number in zip(runs, self._numbers, strict=False))
         output = self.truncate(output)
-        if not goes_on or self._typed.is_ahead:
-            return (Shown(output),)
-        if self._pending:
-            return (Shown(output + "...:".rjust(len(_prompt(self._number)))),)
-        return (Shown(f"{output}\n{_prompt(self._number)}"),)
+        line_end = "" if self._pending or self._typed.is_ahead else "\n"
+        return (Shown(output + line_end + self.next_prompt() if goes_on else output),)
+
+    def next_prompt(self) -> str:
+        if self._typed.is_ahead:
+            return ""
+        prompt = f"In [{self._number}]:"
+        return "...:".rjust(len(prompt)) if self._pending else prompt
 
     def _feed(self, line: str) -> Cell | None:
         if not self._pending and not line.strip():
@@ -106,23 +87,22 @@ class IPythonReader(LineReader):
         # A cell runs if it is complete or invalid, as at a terminal after Enter. An empty line ends a block.
         source = "\n".join(self._pending)
         if is_deep(source):
-            return self._end_cell() if is_complete(source) else None
+            return self._end() if is_complete(source) else None
         status = _asked("check_complete", source, ("invalid", None))[0]
-        return None if status == "incomplete" else self._end_cell()
+        return None if status == "incomplete" else self._end()
 
-    def _end_cell(self) -> Cell:
+    def _end(self) -> Cell:
         source = _cleaned("\n".join(self._pending)).rstrip("\n")
         self._pending.clear()
-        self._numbers.append(self._number)
-        self._number += 1
         if not any(map(holds_code, source.split("\n"))):
             return Cell(source, LineKind.COMMENT)
         # Magics and shell commands count as the function calls that IPython turns them into.
         return Cell(source, kind_of(_asked("transform_cell", source, source)))
 
-
-def _prompt(number: int) -> str:
-    return f"In [{number}]:"
+    def _turn(self, text: str, cells: Sequence[Cell], idle: LineKind) -> Turn:
+        self._numbers = range(self._number, self._number + len(cells))
+        self._number += len(cells)
+        return Turn(text, tuple(cells), idle)
 
 
 @cache

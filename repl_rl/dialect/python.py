@@ -24,8 +24,6 @@ CONTINUATION_PROMPT = "..."
 
 
 class PythonDialect(PromptDialect):
-    """CPython's interactive mode: `>>>`, `...`, thoughts as comments."""
-
     texts_name = "python"
     first_prompt = PRIMARY_PROMPT
 
@@ -56,15 +54,15 @@ class PythonReader(LineReader):
         """Read one turn. The end of input completes an open line and an open block, as at a terminal's EOF."""
         turn = self._typed.take(typed, end_of_input)
         cells = [cell for line in turn.lines if (cell := self._feed(line))]
-        if end_of_input and self._pending and (cell := self._feed("")):
+        if end_of_input and self._pending and (cell := self._end()):
             cells.append(cell)
-        return Turn(turn.text, tuple(cells), idle_kind(turn.lines))
+        return self._turn(turn.text, cells, idle_kind(turn.lines))
 
     def reading(self, typed: bytes | str, end_of_input: bool, language: str) -> Generator[str, str, Turn]:
         """As `read`, for a language that only its kernel can parse (`repl_rl.dialect.foreign`)."""
         turn = self._typed.take(typed, end_of_input)
         cells, idle = yield from cells_of(self._pending, turn.lines, end_of_input, language)
-        return Turn(turn.text, tuple(cells), idle)
+        return self._turn(turn.text, cells, idle)
 
     def show(self, runs: Sequence[CellRun], goes_on: bool) -> tuple[Shown, ...]:
         """What the interpreter printed, and its next prompt."""
@@ -86,6 +84,13 @@ class PythonReader(LineReader):
             return None
         self._pending.clear()
         return Cell(source, kind_of(source)) if holds_statement(source) else None
+
+    def _end(self) -> Cell | None:
+        """The cell that is open at the end of input."""
+        return self._feed("")
+
+    def _turn(self, text: str, cells: Sequence[Cell], idle: LineKind) -> Turn:
+        return Turn(text, tuple(cells), idle)
 
 
 def idle_kind(lines: Sequence[str]) -> LineKind:

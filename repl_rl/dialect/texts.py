@@ -138,12 +138,11 @@ class TextDialect:
         """The functions with their signatures; "" where there are none, or the dialect never shows them."""
         if not self.tools or "tools" in self.unused:
             return ""
-        return filled(self.texts["tools"], tools="\n".join(map(self.presented_tool, self.tools))).strip()
-
-    def presented_tool(self, tool: OfferedTool) -> str:
-        """One function, as `presented_tools` lists it."""
-        description = " ".join(tool.description.split())
-        return filled(self.texts["tool"], signature=tool.signature, description=description)
+        listed = [
+            filled(self.texts["tool"], signature=tool.signature, description=" ".join(tool.description.split()))
+            for tool in self.tools
+        ]
+        return filled(self.texts["tools"], tools="\n".join(listed)).strip()
 
     def plain_output(self, run: CellRun) -> str:
         """What a record keeps of a cell's output."""

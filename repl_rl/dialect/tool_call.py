@@ -26,7 +26,6 @@ from repl_rl.dialect.call_form import (
     QWEN_TAGS,
     CallForm,
     call_form,
-    is_in_call,
     read_tags,
     result_frame,
     split_calls,
@@ -136,14 +135,15 @@ class ToolCallReader(ProseReader):
     def read(self, typed: bytes | str, end_of_input: bool = False) -> Turn:
         """Read one line. At the end of the turn, the calls in all of its lines become cells."""
         turn = self._typed.take(typed, end_of_input)
-        is_call = is_in_call(self._message, turn.text, self._dialect.form)
+        _, before = split_calls(self._message, self._dialect.form)
         self._message += turn.text
+        calls, prose = split_calls(self._message, self._dialect.form)
         if not end_of_input:
-            kind = LineKind.OPEN if is_call else prose_kind([turn.text])
-            has_called = bool(split_calls(self._message, self._dialect.form)[0])  # its results come first
-            return Turn(turn.text, (), kind, None if has_called else answer_in_prose(turn.lines, "", False))
-        message, self._message = self._message, ""
-        calls, prose = split_calls(message, self._dialect.form)
+            is_in_call = len(prose) < len(before) + len(turn.text)
+            kind = LineKind.OPEN if is_in_call else prose_kind([turn.text])
+            # The results of calls come before an answer.
+            return Turn(turn.text, (), kind, None if calls else answer_in_prose(turn.lines, "", False))
+        self._message = ""
         cells = tuple(self._cell(call) for call in calls)
         answer = None if cells else answer_in_prose(prose.split("\n"), prose, True)
         self._asks = not cells and answer is None and self.asks_left > 0 and self._dialect.asks is not None

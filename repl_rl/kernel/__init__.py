@@ -1,7 +1,7 @@
 """The interpreter seen from outside: sessions, their pool, their limits, and the sandbox around them."""
 
 from repl_rl.kernel.limits import Limits, Profile
-from repl_rl.kernel.pool import KernelPool, PoolStats
+from repl_rl.kernel.pool import KernelPool
 from repl_rl.kernel.results import (
     ExecResult,
     ExecStatus,
@@ -14,7 +14,7 @@ from repl_rl.kernel.results import (
     KernelSource,
     NestingSource,
 )
-from repl_rl.kernel.sandbox import SandboxReport, check_sandbox
+from repl_rl.kernel.sandbox import check_sandbox
 
 __all__ = [
     "ExecResult",
@@ -29,8 +29,6 @@ __all__ = [
     "KernelSource",
     "Limits",
     "NestingSource",
-    "PoolStats",
     "Profile",
-    "SandboxReport",
     "check_sandbox",
 ]

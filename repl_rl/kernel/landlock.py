@@ -10,13 +10,9 @@ import importlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from repl_rl.errors import SandboxError
-from repl_rl.kernel.paths import Installation
-
-if TYPE_CHECKING:
-    from repl_rl.kernel.paths import Home
+from repl_rl.kernel.paths import Home, Installation
 
 _LEAST_ABI = 6
 """The first version that keeps a process from signalling others and from abstract sockets: Linux 6.12."""

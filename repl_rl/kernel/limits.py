@@ -21,7 +21,6 @@ from repl_rl.utils.text import nearest
 
 MATH = "math"
 """The profile for mathematics, whose packages are the extra `repl-rl[math]`."""
-_MIB = 1024 * 1024
 _REPLY_MB = 64
 """Memory beyond `memory_mb`, so that the kernel program can still answer after a cell that used up all of it."""
 _ALSO = "also_read_only"
@@ -82,19 +81,19 @@ class Limits:
 
     def session_bytes(self) -> int:
         """What a whole session may hold: its processes, and its two temporary folders."""
-        return (self.memory_mb + _REPLY_MB + 2 * self.tmp_mb) * _MIB
+        return (self.memory_mb + _REPLY_MB + 2 * self.tmp_mb) * (1 << 20)
 
     def rlimits(self) -> dict[str, tuple[int, int]]:
         """The (soft, hard) values for setrlimit(2), by the names in Python's `resource` module."""
-        memory = self.memory_mb * _MIB
+        memory = self.memory_mb * (1 << 20)
         same = {
             "RLIMIT_CPU": self.cpu_s,
             "RLIMIT_NPROC": self.processes,
             "RLIMIT_NOFILE": self.open_files,
-            "RLIMIT_FSIZE": self.file_mb * _MIB,
+            "RLIMIT_FSIZE": self.file_mb * (1 << 20),
             "RLIMIT_CORE": 0,
         }
-        return {"RLIMIT_AS": (memory, memory + _REPLY_MB * _MIB), **{name: (v, v) for name, v in same.items()}}
+        return {"RLIMIT_AS": (memory, memory + _REPLY_MB * (1 << 20)), **{name: (v, v) for name, v in same.items()}}
 
     def guest_rlimits(self) -> dict[str, tuple[int, int]]:
         """As `rlimits` for kernels that are not ours. Many runtimes reserve far more addresses than they use, so what

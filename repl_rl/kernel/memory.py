@@ -21,8 +21,7 @@ from repl_rl.kernel.cgroups import VERSIONS, own_groups, stat_of
 from repl_rl.kernel.processes import status_of, tree
 from repl_rl.kernel.results import Kernel
 
-_MIB = 1024 * 1024
-_PAGE_MB = os.sysconf("SC_PAGESIZE") / _MIB
+_PAGE_MB = os.sysconf("SC_PAGESIZE") / (1 << 20)
 _SHARE = 0.8
 _INTERVALS_S = (0.02, 0.25)
 _FILLED_MB_PER_S = 8000.0
@@ -52,7 +51,7 @@ def available_mb() -> float:
         for group in own_groups(version.root):
             with contextlib.suppress(OSError, ValueError, KeyError):
                 used = int((group / version.usage).read_text()) - stat_of(group)[version.idle_cache]
-                available = min(available, (int((group / version.limit).read_text()) - used) / _MIB)
+                available = min(available, (int((group / version.limit).read_text()) - used) / (1 << 20))
     return available
 
 
@@ -100,7 +99,7 @@ def stored_mb(pid: int) -> float:
     for folder in ("tmp", "dev/shm"):
         with contextlib.suppress(OSError):
             status = os.statvfs(f"/proc/{pid}/root/{folder}")
-            used_mb += (status.f_blocks - status.f_bfree) * status.f_frsize / _MIB
+            used_mb += (status.f_blocks - status.f_bfree) * status.f_frsize / (1 << 20)
     return used_mb
 
 

@@ -41,6 +41,8 @@ _USERS = "root:x:0:0::/:/bin/sh\nuser:x:1000:1000::/tmp:/bin/sh\n", "root:x:0:\n
 _SOCKET_PATH_BYTES = 107
 _LONGEST_NAME_BYTES = len("/repl-rl-12345678/1234567890-ipc-65535")
 _BACKLOG = 16
+_BESIDE_MB = 256.0
+"""Memory of a pool's group beyond its budget: for the fork server, or kernels that are not in groups of their own."""
 _REMOVE = 'chmod -R u+rwx "$1"; rm -rf "$1"'
 REAPER = f"""
 trap '' HUP INT TERM
@@ -159,8 +161,8 @@ class Home:
     pipe.
     """
 
-    def __init__(self, memory_bytes: tuple[int, int] | None = None) -> None:
-        """`memory_bytes`, of all kernels together and of each, is for a `group`, where one can be made.
+    def __init__(self, memory: tuple[float, int] | None = None) -> None:
+        """`memory`, the MB of all kernels together and the bytes of each, is for a `group`, where one can be made.
 
         Raises KernelStartError if no folder can be made.
         """
@@ -172,7 +174,7 @@ class Home:
         except OSError as error:
             raise KernelStartError(f"no temporary folder for kernels: {error}; set TMPDIR to a writable one") from error
         self.lifeline, self._held = os.pipe()
-        self.group = None if memory_bytes is None else PoolGroup.make(*memory_bytes)
+        self.group = None if memory is None else PoolGroup.make(int((memory[0] + _BESIDE_MB) * (1 << 20)), memory[1])
         words = str(self.path), "" if self.group is None else str(self.group.folder), f"{MARK}={self.path}/"
         self._reaper = subprocess.Popen(
             ["/bin/sh", "-c", REAPER, "repl-rl-reaper", *words],

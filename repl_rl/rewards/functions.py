@@ -64,9 +64,12 @@ def call_function(function: RewardFunction, trajectory: Trajectory, limit_s: flo
     name = name_of(function)
 
     def call() -> list[float]:
+        global _loop
         returned: Any = function(trajectory)
         if inspect.isawaitable(returned):
-            returned = _shared_loop().submit(asyncio.wait_for(returned, limit_s)).result()
+            with _loop_lock:
+                loop = _loop = _loop or BackgroundLoop()
+            returned = loop.submit(asyncio.wait_for(returned, limit_s)).result()
         if isinstance(returned, Iterator):  # it may raise, too
             returned = list(returned)
         try:
@@ -106,10 +109,3 @@ def call_function(function: RewardFunction, trajectory: Trajectory, limit_s: flo
             f"reward function {name!r} returned {values}; every value has to be finite, and within {LARGEST:g} of 0"
         )
     return tuple(values)
-
-
-def _shared_loop() -> BackgroundLoop:
-    global _loop
-    with _loop_lock:
-        _loop = _loop or BackgroundLoop()
-        return _loop

@@ -22,26 +22,22 @@ from repl_rl.rewards.history import History, history, no_history
 from repl_rl.rewards.shaping import Stages, shaped
 from repl_rl.trajectory import Line, LineKind, RecordedCell, RewardPart, StopReason, Trajectory
 
-BROAD = frozenset({"Exception", "BaseException"})
-"""Classes that only cover lines of the kind `exception`: syntax errors and time-outs have kinds of their own."""
+
+def classes_of(line: Line) -> tuple[str, ...]:
+    """The class names that a config can use for this line's exception, most specific first; () if it raised none.
+
+    `Exception` and `BaseException` cover lines of the kind `exception` alone: syntax errors and time-outs have kinds of
+    their own.
+    """
+    return () if line.error_name is None else _classes(line.error_name, line.kind is LineKind.EXCEPTION)
 
 
 @lru_cache(1024)
-def lineage(error_name: str) -> tuple[str, ...]:
-    """The names of the class and its bases, most specific first."""
+def _classes(error_name: str, with_broad: bool) -> tuple[str, ...]:
     known = BUILTIN_EXCEPTIONS.get(error_name)
-    classes = [cls.__name__ for cls in (known or Exception).__mro__ if issubclass(cls, BaseException)]
-    return tuple(classes) if known else (error_name, *classes)
-
-
-def classes_of(line: Line) -> tuple[str, ...]:
-    """The class names that a config can use for this line's exception, most specific first; () if it raised none."""
-    if line.error_name is None:
-        return ()
-    bases = lineage(line.error_name)
-    if line.kind is LineKind.EXCEPTION:
-        return bases
-    return tuple(name for name in bases if name not in BROAD)
+    names = [cls.__name__ for cls in (known or Exception).__mro__ if issubclass(cls, BaseException)]
+    broad = () if with_broad else ("Exception", "BaseException")
+    return tuple(name for name in ([] if known else [error_name]) + names if name not in broad)
 
 
 def rule_rewards(rule: RewardRule, lines: Sequence[Line], past: History) -> tuple[float, ...]:

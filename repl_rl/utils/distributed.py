@@ -51,14 +51,8 @@ def require_processes(wanted: int, dtype: str = "float32") -> None:
 
 
 def from_main(make: Callable[[], Value]) -> Value:
-    """What `make` returns in the main process, returned in all of them."""
-    if process_count() == 1:
-        return make()
-    from accelerate.utils import broadcast_object_list
-
-    join()
-    (value,) = broadcast_object_list([make() if is_main_process() else None])
-    return value  # type: ignore[no-any-return]
+    """What `make` returns, or raises, in the main process: in all of them."""
+    return share_of_main(lambda: [make()] * process_count())
 
 
 def share_of_main(make: Callable[[], Sequence[Value]], team: int | None = None) -> Value:

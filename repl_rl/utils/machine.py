@@ -51,9 +51,7 @@ def install_command(extra: str = "") -> str:
 
 def jupyter_console() -> str | None:
     """The command that starts Jupyter's console, as this shell finds it; None where it is not installed."""
-    if shutil.which("jupyter") and shutil.which("jupyter-console"):
-        return "jupyter console"
-    beside = Path(sys.executable).parent
-    if (beside / "jupyter").is_file() and (beside / "jupyter-console").is_file():
-        return f"{beside / 'jupyter'} console"
+    for program in ("jupyter", f"{Path(sys.executable).parent}/jupyter"):
+        if shutil.which(program) and shutil.which(f"{program}-console"):
+            return f"{program} console"
     return None

@@ -137,7 +137,7 @@ class _SessionReader:
         self._trajectory = trajectory
         self._stops = dialect.stops
         self._kind = type(reader)
-        if isinstance(reader, PythonReader | IPythonReader):
+        if isinstance(reader, PythonReader):
             self._reading: _ByLines | _ByTurns = _ByLines(reader, LineDecoder())
         elif isinstance(reader, FencedReader):
             self._reading = _ByLines(reader, LineDecoder(drops_space=False), lead="", frame_lines=_FENCES)

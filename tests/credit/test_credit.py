@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from groups import Typed, config, configs, of_lines, rewards_of, trajectory
+from groups import Typed, config, of_lines, rewards_of, trajectory
 from hypothesis import given
 from hypothesis import strategies as st
 from made_trajectories import line, made
@@ -91,18 +91,6 @@ def test_tokens_get_their_lines_advantage_and_outputs_none() -> None:
     # tokens                 line  out   line        out   line
     expected = [3.0, 3.0, 0.0, 0.0, -1.0, 0.0, 0.0, 0.5, 0.5, 0.5]
     assert spread(trajectory(2, 1, 3), [3.0, -1.0, 0.5]) == expected
-
-
-@given(st.lists(st.lists(st.integers(1, 4), max_size=4), min_size=1, max_size=5), configs(), st.data())
-def test_advantages_of_tokens_are_those_of_lines(
-    lengths: list[list[int]], credit: CreditConfig, data: st.DataObject
-) -> None:
-    group = [trajectory(*of) for of in lengths]
-    rewards = [data.draw(st.lists(st.floats(-1, 1), min_size=len(of), max_size=len(of))) for of in lengths]
-    per_line = line_advantages(group, rewards, credit)
-    assert advantages(group, rewards, credit) == [
-        spread(each, values) for each, values in zip(group, per_line, strict=True)
-    ]
 
 
 def test_rewards_have_to_fit_the_lines() -> None:

@@ -48,7 +48,7 @@ def recorded(reader: Reader, turn: Turn) -> dict[str, Any]:
         **({"cells": cells} if cells else {"kind": turn.idle_kind}),
         **({"answer": list(turn.answer)} if turn.answer else {}),
         **({"waits": True} if turn.waits else {}),
-        **({"prompt": reader.next_prompt()} if isinstance(reader, PythonReader) else {}),
+        **({"prompt": reader.next_prompt()} if type(reader) is PythonReader else {}),
     }
 
 

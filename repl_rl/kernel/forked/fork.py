@@ -40,7 +40,6 @@ from repl_rl.kernel.limits import Limits
 from repl_rl.kernel.output import HeadAndTail, OutputPipe
 from repl_rl.kernel.processes import children_of, pid_of, read_proc, send_signal, status_of
 
-_MIB = 1024 * 1024
 _NOTIF_RECV, _NOTIF_SEND = 0xC0502100, 0xC0182101
 _NOTIF_BYTES = 80
 _GO_ON = 1
@@ -135,7 +134,7 @@ class Child:
     """A session's process from before it starts; whoever takes it takes what it holds."""
 
     def __init__(self, limits: Limits) -> None:
-        self.output = OutputPipe(HeadAndTail(limits.output_bytes), limits.read_mb * _MIB)
+        self.output = OutputPipe(HeadAndTail(limits.output_bytes), limits.read_mb * (1 << 20))
         ours, self._end = socket.socketpair()
         self.channel = PrivateChannel(ours)
         self.pid = self.pidfd = -1
@@ -226,11 +225,6 @@ async def fork_session(
             f"the session was to fork itself {len(children)} times, and did so {len(started())} times"
         )
     await _stopped([pid, *(child.pid for child in children)])
-
-
-def depth(pid: int) -> int:
-    """How many PID namespaces a process is in, one inside the other."""
-    return len(status_of(pid)["NSpid"].split())
 
 
 def kill_children(pid: int, keep: Sequence[int]) -> None:

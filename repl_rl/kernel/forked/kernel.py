@@ -30,7 +30,6 @@ from repl_rl.kernel.forked.fork import (
     Ancestor,
     Child,
     Listener,
-    depth,
     fork_session,
     kill_children,
     still_shared,
@@ -54,9 +53,6 @@ from repl_rl.kernel.results import ExecResult, ExecStatus, HostCalls
 from repl_rl.kernel.sandbox import Sandbox, SandboxKind, require_sandbox
 from repl_rl.utils.text import sendable
 
-_MIB = 1024 * 1024
-_SERVER_MB = 256.0
-"""Memory for the fork server itself, in addition to its sessions' budget."""
 _COPIED_MB = 6.0
 """Pages shared with the server that a session has written to, and so copied: 4 to 6 MB by measurement."""
 _PRINTED_CHARS = 4_000
@@ -84,8 +80,7 @@ class ForkBackend:
     async def open(self, memory_mb: float) -> None:
         """Raises DependencyError or SandboxError, with the remedy, if sessions can't be isolated here as asked."""
         kind = await asyncio.to_thread(require_sandbox, self._kind)
-        memory_bytes = int((memory_mb + _SERVER_MB) * _MIB), self._limits.session_bytes()
-        self.home = await asyncio.to_thread(Home, memory_bytes)
+        self.home = await asyncio.to_thread(Home, (memory_mb, self._limits.session_bytes()))
         try:
             makes = Sandbox(kind, self._profile, self._limits, self.home)
             caches = await asyncio.to_thread(home_caches, makes, self._profile.caches)
@@ -263,7 +258,7 @@ class ForkedKernel:
         if self._asking.locked():
             return "a line is running in it; fork it between two lines"
         try:
-            levels = depth(self.pid)
+            levels = len(status_of(self.pid)["NSpid"].split())  # PID namespaces, one inside the other
         except (OSError, LookupError):
             raise KernelDiedError("the kernel is gone, and its state with it") from None
         if levels >= DEEPEST:

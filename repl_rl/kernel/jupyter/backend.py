@@ -47,11 +47,8 @@ from repl_rl.utils.text import nearest
 OWN_NAME = "repl_rl"
 _LOCAL = "local-provisioner"
 _MOST_SOCKETS = 1 << 16
-_MIB = 1024 * 1024
 _MOST_QUEUED = 32
 """Messages of a guest that wait on our side; further ones wait on its own, where it pays for them."""
-_STARTING_MB = 256.0
-"""Memory of the pool's group for kernels that are not in groups of their own yet."""
 
 _unheard = logging.getLogger(f"{__name__}.jupyter_client")
 _unheard.setLevel(logging.CRITICAL + 1)
@@ -94,8 +91,8 @@ class KernelspecBackend:
         self._require_folders(kind)
         try:
             has_sandbox = self._is_ours or self._guest is not None
-            memory_bytes = int((memory_mb + _STARTING_MB) * _MIB), self._limits.session_bytes()
-            self.home = await asyncio.to_thread(Home, memory_bytes if has_sandbox else None)
+            memory = (memory_mb, self._limits.session_bytes()) if has_sandbox else None
+            self.home = await asyncio.to_thread(Home, memory)
             if has_sandbox:
                 self._sandbox = Sandbox(
                     kind,
@@ -112,7 +109,7 @@ class KernelspecBackend:
         self._context = zmq.asyncio.Context()
         self._context.max_sockets = _MOST_SOCKETS
         if self._guest is not None:
-            self._context.setsockopt(SocketOption.MAXMSGSIZE, self._limits.read_mb * _MIB)
+            self._context.setsockopt(SocketOption.MAXMSGSIZE, self._limits.read_mb * (1 << 20))
             self._context.setsockopt(SocketOption.RCVHWM, _MOST_QUEUED)
         else:
             self._context.setsockopt(SocketOption.MAXMSGSIZE, MOST_BYTES if self._is_ours else OTHERS_BYTES)

@@ -31,7 +31,6 @@ from repl_rl.kernel.processes import INSIST, exited, kill_descendants, kill_fami
 from repl_rl.kernel.results import ExecResult, ExecStatus, HostCalls
 from repl_rl.utils.text import sendable
 
-_MIB = 1024 * 1024
 _PRINTED_BYTES = 4000
 _LAST_WORDS_S = 0.1
 """How long to wait for messages that a kernel sent before its death."""
@@ -227,7 +226,7 @@ class KernelspecKernel:
             self._group = await asyncio.to_thread(self._pool_group.admit, self.process.pid)
         client = self._manager.client(context=self._manager.context)
         if self._is_guest:
-            most_bytes = self._limits.read_mb * _MIB
+            most_bytes = self._limits.read_mb * (1 << 20)
             self._channels = Channels(client, self._output.take_in, most_bytes, _FLOOD * most_bytes, self._end)
         else:
             self._channels = Channels(client, None if self._is_ours else self._output.take_in)

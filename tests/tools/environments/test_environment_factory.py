@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from repl_rl.errors import ConfigError
-from repl_rl.tools.environments import TrlEnvironment, environment_factory, from_trl, is_trl
+from repl_rl.tools.environments.factory import TrlEnvironment, environment_factory, from_trl, is_trl
 
 
 class Ours:

@@ -14,7 +14,7 @@ from trl import GRPOTrainer
 
 from repl_rl.errors import EnvironmentFailure
 from repl_rl.kernel.results import HostReply
-from repl_rl.tools.environments import from_trl
+from repl_rl.tools.environments.factory import from_trl
 from repl_rl.trajectory import Task
 
 READ = yaml.safe_load(Path(__file__).with_name("read_from_trl.yaml").read_text())
