@@ -159,7 +159,6 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
             self.vllm_generation = EngineGeneration(
                 self.engine,
                 getattr(torch, dtype),
-                enable_sleep_mode=bool(args.engine.vllm.get("enable_sleep_mode")),
                 model=self.model,
                 accelerator=self.accelerator,
                 processing_class=self.processing_class,
@@ -287,8 +286,8 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
             completion_ids.append(row["completion_ids"])
             typed.append(row["env_mask"])
             logprobs.append(row["logprobs"])
-        if self.vllm_generation.sleep():
-            self._last_loaded_step = -1  # it needs its weights again, the same ones too
+        if getattr(self.engine, "sleep", bool)():  # vLLM in this process, which then needs its weights again
+            self._last_loaded_step = -1
         return prompt_ids, completion_ids, typed, completions, logprobs, extra, *images
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> torch.Tensor:
