@@ -37,17 +37,14 @@ class LocalLLM:
     def __init__(self, path: str, model: ModelConfig, config: EngineConfig, seed: int) -> None:
         self.llm = load_llm(path, model.dtype, config, seed)
         self._sleeps = bool(config.vllm.get("enable_sleep_mode"))
+        self.takes_adapters = self.llm.llm_engine.vllm_config.lora_config is not None
+        """Whether vLLM was started with `enable_lora`."""
         self.adapter: LoRARequest | None = None
         """What lines are sampled with, beside the weights."""
         (parameters,) = self.llm.apply_model(lambda model: sum(weights.numel() for weights in model.parameters()))
         self.threads = None if torch.cuda.is_available() else engine_threads(parameters)
         """The OpenMP threads to compute with; None: one per core, or a GPU."""
         _open.add(self)
-
-    @property
-    def takes_adapters(self) -> bool:
-        """Whether vLLM was started with `enable_lora`."""
-        return self.llm.llm_engine.vllm_config.lora_config is not None
 
     def load_weights(self, named_weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Load weights, named as in the checkpoint. Lines under way go on with them from their next token on."""
