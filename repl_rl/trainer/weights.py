@@ -97,18 +97,15 @@ class EngineGeneration(VLLMGeneration):  # type: ignore[misc]
             if loads:
                 self._engine.load_adapter(partial(self._save_adapter, state))
         elif loads:
-            self._engine.load_weights(self if is_shared else self._iter_named_params())
+            self._engine.load_weights(self)
         else:
-            deque(self._iter_named_params(), maxlen=0)
+            deque(self, maxlen=0)
         if is_shared:
             (weights,) = broadcast_object_list([self._engine.weights])
             self._engine.adopt(weights)
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The weights of a sync, to be read once; `facts` says beforehand what they are."""
-        return self._iter_named_params()
-
-    def _iter_named_params(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, weight in self.whole_weights():
             is_converted = self._dtype is not None and weight.is_floating_point()
             yield name, weight.to(self._dtype) if is_converted else weight
