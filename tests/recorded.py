@@ -86,7 +86,7 @@ class RecordedTrainer(ReplGRPOTrainer):
     def _open_engine(self, path: str, setup: Any, *makers: Any) -> None:
         self.engine = SimpleNamespace(close=lambda: None, version=0)  # type: ignore[assignment]
         self.service = RecordedService(setup.vocabulary, self._recording)
-        self.vllm_generation = SimpleNamespace(sync_weights=self._count_sync, sleep=lambda: False)
+        self.vllm_generation = SimpleNamespace(sync_weights=self._count_sync)
         self.use_vllm = True
         self._last_loaded_step = -1
 

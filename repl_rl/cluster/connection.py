@@ -180,9 +180,9 @@ def keep_token_private(will_make: bool) -> None:
         file.chmod(0o600)
 
 
-def actor_at(node: Node, kind: type, resources: Mapping[str, float], *, soft: bool, **options: Any) -> Any:
-    """A Ray actor class whose instances set `resources` aside on this machine, or, with `soft`, on another one once
-    this is lost."""
+def actor_at(node: Node, kind: type, resources: Mapping[str, float], **options: Any) -> Any:
+    """A Ray actor class whose instances set `resources` aside on this machine, or on another one once this is lost.
+    Ray starts them again for ever."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -192,7 +192,8 @@ def actor_at(node: Node, kind: type, resources: Mapping[str, float], *, soft: bo
     return ray.remote(kind).options(
         **{"num_cpus": 0, **named},
         resources=custom,
-        scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node.id, soft=soft),
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node.id, soft=True),
+        max_restarts=-1,
         **options,
     )
 

@@ -109,7 +109,7 @@ def open_replicas(connection: Connection, config: Config, path: str) -> Iterator
     replicas = []
     try:
         for node in nodes:
-            actor = actor_at(node, ReplicaActor, cluster.replica_resources, soft=True, max_restarts=-1)
+            actor = actor_at(node, ReplicaActor, cluster.replica_resources)
             replicas.append(actor.remote(config.engine.kv_cache_gib, arguments))
         begun = [replica.start.remote() for replica in replicas]
         try:

@@ -146,9 +146,7 @@ class RolloutCluster(RolloutService):
 
         self._setup = ray.put(setup)
         for number, node in enumerate(nodes):
-            actor = actor_at(
-                node, RolloutActor, config.resources, soft=True, max_restarts=-1, max_concurrency=_MOST_CALLS
-            )
+            actor = actor_at(node, RolloutActor, config.resources, max_concurrency=_MOST_CALLS)
             self._workers.append(_RemoteWorker(kernels, number=number, actor=actor.remote(), node=node))
         self._admission = Admission(*self._workers)
         try:

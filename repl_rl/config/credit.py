@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from repl_rl.config.section import Section, known_or_own
 
@@ -35,14 +35,10 @@ long as what comes after a line does not decide whether it is forked. The others
 """
 
 
-def _known_estimator(name: str) -> str:
-    return known_or_own(name, USED, "estimator", "package.module:function")
-
-
 class CreditConfig(Section):
     """How rewards become advantages. Formulas and sources are in `repl_rl/credit/`, one file per estimator."""
 
-    estimator: Annotated[str, AfterValidator(_known_estimator)] = "return_to_go"
+    estimator: Annotated[str, known_or_own(USED, "estimator", "package.module:function")] = "return_to_go"
     """How a group's rewards become advantages: `outcome`, `dr_grpo`, `rloo`, `reinforce++`, `return_to_go`, `turn`,
     `gigpo`, `critic`; for trees `branch`; or one of your own, as `package.module:function`. `clip` applies to all of
     them, the other keys to those that use them; docs/credit.md has a table."""

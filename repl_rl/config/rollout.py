@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
-from repl_rl.config.section import Excluding, Names, Section, known_or_own
+from repl_rl.config.section import Excluding, Names, Section, known_or_own, one_needs_no_list
 from repl_rl.errors import ConfigError
 from repl_rl.trajectory import LineKind
 from repl_rl.utils.import_path import imported
@@ -118,7 +118,7 @@ _BACKENDS = ("auto", "vllm", "server", "transformers")
 class EngineConfig(Section):
     """`engine: transformers` in a file is short for `engine: {backend: transformers}`."""
 
-    backend: str = "auto"
+    backend: Annotated[str, known_or_own(_BACKENDS, "engine", "package.module:function")] = "auto"
     """auto, vllm, server or transformers; or `package.module:function`, which makes your own engine.
     docs/engines.md shows all of them. `auto`: servers if any are named, else vLLM in this process where it is
     installed, else transformers. `rollout` and `live` take transformers for up to four sessions on a CPU."""
@@ -155,11 +155,6 @@ class EngineConfig(Section):
     @classmethod
     def _from_name(cls, values: Any) -> Any:
         return {"backend": values} if isinstance(values, str) else values
-
-    @field_validator("backend")
-    @classmethod
-    def _is_an_engine(cls, name: str) -> str:
-        return known_or_own(name, _BACKENDS, "engine", "package.module:function")
 
     @model_validator(mode="after")
     def _servers_fit_the_backend(self) -> EngineConfig:
@@ -318,9 +313,6 @@ class SubcallsConfig(Section):
         return model
 
 
-_FORK_RULES = ("random", "entropy")
-
-
 class BranchConfig(Section):
     """Trees: training sessions are forked as they go, so that several futures of one line are typed.
 
@@ -334,13 +326,13 @@ class BranchConfig(Section):
     """Forks of each root. If a root ends before all of them, the branches that are left begin at the prompt."""
     branches: int = Field(3)
     """Futures of each fork, of which the root's own is one."""
-    at: str = "random"
+    at: Annotated[str, known_or_own(("random", "entropy"), "rule", "package.module:Class")] = "random"
     """Where a root forks: after a line drawn at `random`; or after one that surprised its policy more than the lines
     before it did, by the mean of -log p over its tokens (`entropy`). Both look only at what has been typed. Or a rule
     of your own, `package.module:Class`. docs/trees.md"""
     within: int | None = Field(None, ge=2)
     """`random` draws among the first so many lines; null is `budget.lines`. Set it to what sessions usually take."""
-    skip: tuple[LineKind, ...] = (LineKind.COMMENT, LineKind.BLANK)
+    skip: Annotated[tuple[LineKind, ...], BeforeValidator(one_needs_no_list)] = (LineKind.COMMENT, LineKind.BLANK)
     """Kinds of lines after which nothing forks. Inside of an open cell nothing ever does."""
     by: Literal["fork", "replay"] = "fork"
     """How a branch comes to its root's state: the interpreter forks, where it can and the pool has room; else the lines
@@ -356,16 +348,6 @@ class BranchConfig(Section):
                 "section branch"
             )
         return branches
-
-    @field_validator("at")
-    @classmethod
-    def _is_a_rule(cls, name: str) -> str:
-        return known_or_own(name, _FORK_RULES, "rule", "package.module:Class")
-
-    @field_validator("skip", mode="before")
-    @classmethod
-    def _one_kind_needs_no_list(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
 
     @property
     def looks_at_outcomes(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, model_validator
 
 from repl_rl.errors import ConfigError
 from repl_rl.utils.text import nearest
@@ -63,8 +63,12 @@ def refuse_excluding(excluding: Iterable[Excluding], value_of: Callable[[str], A
         raise ConfigError(f"{listed} exclude one another: {reason}; leave one of them out")
 
 
-def known_or_own(name: str, known: Collection[str], what: str, form: str) -> str:
-    """`name`, if it is known or an import path of this form. Raises ValueError."""
-    if name not in known and ":" not in name:
-        raise ValueError(f"unknown {what} {name!r}; {nearest(name, known)}; one of your own is named as {form}")
-    return name
+def known_or_own(known: Collection[str], what: str, form: str) -> AfterValidator:
+    """Of a name that has to be one of `known`, or an import path of this form."""
+
+    def checked(name: str) -> str:
+        if name not in known and ":" not in name:
+            raise ValueError(f"unknown {what} {name!r}; {nearest(name, known)}; one of your own is named as {form}")
+        return name
+
+    return AfterValidator(checked)

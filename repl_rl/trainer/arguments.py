@@ -8,35 +8,12 @@ from typing import Any
 import torch
 from trl import GRPOConfig
 
-from repl_rl.config import (
-    BranchConfig,
-    BudgetConfig,
-    Config,
-    CreditConfig,
-    DialectConfig,
-    EngineConfig,
-    KernelConfig,
-    RewardsConfig,
-    SamplingConfig,
-    Section,
-    SubcallsConfig,
-    parse_config,
-)
+from repl_rl.config import Config, SamplingConfig, parse_config
 from repl_rl.errors import ConfigError
 from repl_rl.utils.distributed import WAIT_S
 
-SECTIONS: dict[str, type[Section]] = {
-    "dialect": DialectConfig,
-    "kernel": KernelConfig,
-    "engine": EngineConfig,
-    "budget": BudgetConfig,
-    "subcalls": SubcallsConfig,
-    "rewards": RewardsConfig,
-    "credit": CreditConfig,
-}
-_OPTIONAL: dict[str, type[Section]] = {"branch": BranchConfig}
-"""Sections that may be None."""
-
+SECTIONS = ("dialect", "kernel", "engine", "budget", "subcalls", "rewards", "credit", "branch")
+"""Those that are arguments under the same name."""
 _REASONS = {
     "training samples with a temperature alone; rollouts and evaluation have it in the section `sampling`": """
         min_p repetition_penalty""",
@@ -82,22 +59,21 @@ _CORRECTIONS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_m
 
 @dataclass
 class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
-    """TRL's arguments, and the sections of our YAML file, each as its model or as a mapping.
+    """TRL's arguments, and the sections of our YAML file, each as its model or as a mapping; None is its default.
 
     Differs from TRL's defaults: token-level importance sampling between sampler and trainer (TRL's sequence level
     drops long sessions), `max_completion_length` follows `budget.tokens`, `epsilon_high` is 5 for CISPO, and memory is
     pinned where there is a GPU.
     """
 
-    dialect: Any = field(default_factory=DialectConfig)
-    kernel: Any = field(default_factory=KernelConfig)
-    engine: Any = field(default_factory=EngineConfig)
-    budget: Any = field(default_factory=BudgetConfig)
-    subcalls: Any = field(default_factory=SubcallsConfig)
-    rewards: Any = field(default_factory=RewardsConfig)
-    credit: Any = field(default_factory=CreditConfig)
+    dialect: Any = None
+    kernel: Any = None
+    engine: Any = None
+    budget: Any = None
+    subcalls: Any = None
+    rewards: Any = None
+    credit: Any = None
     branch: Any = None
-    """The section `branch`; None forks nothing."""
     chat: bool | None = None
     rollout_dir: str | None = None
     """Folder for `step_00012.jsonl` files; None, where `keep_run` says."""
@@ -154,7 +130,7 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
             "chat": config.model.chat,
             "chat_template_kwargs": config.model.chat_template_kwargs or None,
         }
-        sections = {name: getattr(config, name) for name in (*SECTIONS, *_OPTIONAL)}
+        sections = {name: getattr(config, name) for name in SECTIONS}
         try:
             return cls(**{**arguments, **sections, **plan.trl, **extra})
         except ConfigError:
@@ -163,11 +139,11 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
             raise ConfigError(f"TRL refuses these arguments: {error}; see train and train.trl in the config") from error
 
     def __post_init__(self) -> None:
-        sections = {name: getattr(self, name) for name in (*SECTIONS, *_OPTIONAL)}
+        sections = {name: value for name in SECTIONS if (value := getattr(self, name)) is not None}
         names = ("redraws", "asynchronous", "micro_batch_tokens")
         train = {"group_size": self.num_generations, **{name: getattr(self, name) for name in names}}
         parsed = parse_config({**sections, "train": train})
-        for name in sections:
+        for name in SECTIONS:
             setattr(self, name, getattr(parsed, name))
         self.asynchronous = parsed.train.asynchronous
         defaults = {
@@ -230,10 +206,9 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON types only, as the Hugging Face trainer stores it."""
-        record = {**super().to_dict()}
-        given = {name: getattr(self, name) for name in (*SECTIONS, *_OPTIONAL)}
-        given["asynchronous"] = self.asynchronous
-        return {**record, **{name: value and value.model_dump(mode="json") for name, value in given.items()}}
+        given = {name: getattr(self, name) for name in (*SECTIONS, "asynchronous")}
+        own = {name: value and value.model_dump(mode="json") for name, value in given.items()}
+        return {**super().to_dict(), **own}
 
     @property
     def sampling(self) -> SamplingConfig:

@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
+from torch.utils.data import Sampler
 from trl.trainer.utils import RepeatSampler
 
 from repl_rl.config import AsynchronousConfig
@@ -219,6 +220,28 @@ class GroupQueue:
             self._changed.notify_all()
 
 
+class EpochSampler(Sampler[int]):  # type: ignore[misc]
+    """TRL's sampler, but the order of each epoch depends only on the seed and the epoch's number.
+
+    The n-th epoch's order is the n-th shuffle of a generator with that seed. This is the order that TRL itself draws in
+    a process that starts at the first epoch.
+    """
+
+    def __init__(self, sampler: RepeatSampler, epoch: Callable[[], int]) -> None:
+        self._sampler = sampler
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        generator = self._sampler.generator
+        generator.manual_seed(generator.initial_seed())
+        for _ in range(self._epoch()):
+            torch.randperm(self._sampler.num_samples, generator=generator)
+        yield from self._sampler
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+
 class GroupOrder:
     """The row of the data set of each group of one trainer process: those that TRL's sampler gives it, in its order."""
 
@@ -233,15 +256,12 @@ class GroupOrder:
 
     def row(self, number: int) -> int:
         """The index of the row."""
+        sampler = self._sampler
         batch, index = divmod(number, self._groups)
-        epoch, batch = divmod(batch, self._sampler.num_samples // self._of_all)
+        epoch, batch = divmod(batch, sampler.num_samples // self._of_all)
         if epoch not in self._orders:
-            count = self._sampler.num_samples
-            order = list(range(count))
-            if self._sampler.shuffle:
-                generator = torch.Generator().manual_seed(self._sampler.generator.initial_seed())
-                for _ in range(epoch + 1):
-                    order = torch.randperm(count, generator=generator).tolist()
+            order = list(EpochSampler(sampler, lambda: epoch) if sampler.shuffle else sampler)
             self._orders = {known: rows for known, rows in self._orders.items() if known >= epoch - 1} | {epoch: order}
-        row: int = self._orders[epoch][batch * self._of_all + self._process * self._groups + index]
+        place = batch * self._of_all * sampler.repeat_count + self._process * self._groups + index
+        row: int = self._orders[epoch][place * sampler.mini_repeat_count]
         return row

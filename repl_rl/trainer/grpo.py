@@ -143,7 +143,6 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
                 processing_class=kwargs.pop("processing_class", setup.vocabulary.tokenizer),
                 **kwargs,
             )
-        self._own_reward_columns = len(self._table.component_names)
         self._taken_at: float | None = None
         """When the last rollouts were complete."""
         self._open_engine(path, setup, make_runner, make_engine)
@@ -159,7 +158,6 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
             self.vllm_generation = EngineGeneration(
                 self.engine,
                 getattr(torch, dtype),
-                enable_sleep_mode=bool(args.engine.vllm.get("enable_sleep_mode")),
                 model=self.model,
                 accelerator=self.accelerator,
                 processing_class=self.processing_class,
@@ -241,7 +239,10 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         since = started = time.perf_counter()
         rows, is_training = list(inputs), self.model.training
         if is_training and self.args.asynchronous is not None:
-            rows, scored = self._scored_from_queue()
+            taken, rows = self.queue.take()
+            self.step_log.values(taken.metrics(self.engine.version))
+            queued = [trajectory for _, group in taken.groups for trajectory in group]
+            scored = self._scored([task_of(row) for row in rows], queued, self.args.branch)
             since = self._taken_at or started
         else:
             with self.queue.at_rest():
@@ -287,8 +288,8 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
             completion_ids.append(row["completion_ids"])
             typed.append(row["env_mask"])
             logprobs.append(row["logprobs"])
-        if self.vllm_generation.sleep():
-            self._last_loaded_step = -1  # it needs its weights again, the same ones too
+        if getattr(self.engine, "sleep", bool)():  # vLLM in this process, which then needs its weights again
+            self._last_loaded_step = -1
         return prompt_ids, completion_ids, typed, completions, logprobs, extra, *images
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> torch.Tensor:
@@ -307,12 +308,6 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         batch = RolloutBatch(tasks, self.batch_sampling(len(tasks)), cut, branch)
         scored = self._scored(tasks, self.service.roll_out(batch), branch)
         return [replace(item, environment=batch.environments.get(index)) for index, item in enumerate(scored)]
-
-    def _scored_from_queue(self) -> tuple[list[dict[str, Any]], list[ScoredTrajectory]]:
-        taken, rows = self.queue.take()
-        self.step_log.values(taken.metrics(self.engine.version))
-        trajectories = [trajectory for _, group in taken.groups for trajectory in group]
-        return rows, self._scored([task_of(row) for row in rows], trajectories, self.args.branch)
 
     def _scored(
         self, tasks: Sequence[Task], trajectories: Sequence[Trajectory], branch: BranchConfig | None
@@ -333,7 +328,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
     def _credited(self, step: Step) -> list[CreditedTrajectory]:
         """Line advantages, with rewards of TRL's kind added to the last line of each trajectory."""
         group_size = self.num_generations if self.model.training else self.num_generations_eval
-        own = self._own_reward_columns
+        own = len(self._table.component_names)
         rewards = step.rewards()[:, own:]  # (trajectories, functions of TRL's kind)
         extra = (rewards * self.reward_weights[own:].to(rewards.device)).nansum(dim=1).tolist()
         scored = [item.with_bonus(bonus) for item, bonus in zip(step.scored, extra, strict=True)]

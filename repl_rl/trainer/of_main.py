@@ -8,14 +8,13 @@ would, and gives each its share: groups stay whole, and seeds are the same. Wher
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
-from repl_rl.engine import Engine, Slot
+from repl_rl.engine import Engine, SharedEngine, Slot
 from repl_rl.engine.factory import EngineMaker
 from repl_rl.errors import EngineError
 from repl_rl.rollout.batch import OnEnd, RolloutBatch, RolloutService
@@ -37,29 +36,21 @@ def engine_maker(args: ReplGRPOConfig, make_runner: MakeRunner | None, make_engi
     return make_engine if is_main_process() or not _is_for_all(args, make_runner) else EngineOfMain
 
 
-class EngineOfMain:
-    """What the other processes have for an engine, a `SharedEngine`: it knows how the main one's weights are called."""
+class EngineOfMain(SharedEngine):
+    """What the other processes have for an engine: it knows how the main one's weights are called, and loads none."""
+
+    weights: Any = None
+    version = 0
 
     def __init__(self, *arguments: Any) -> None:
         """`arguments` are those of `make_engine`."""
-        self.weights: Any = None
-        self.version = 0
 
     def slot(self, tokens: int, depth: int = 0) -> AbstractAsyncContextManager[Slot]:
         raise EngineError("only the main process samples")
 
-    def load_weights(self, named_weights: Iterable[tuple[str, Any]]) -> None:
-        raise EngineError("only the main process has an engine that weights can be loaded into")
-
     def adopt(self, weights: Any) -> None:
         self.weights = weights
         self.version += 1
-
-    def require_weight_updates(self) -> None:
-        """The main process asks for this."""
-
-    def close(self) -> None:
-        """There is nothing to close."""
 
 
 def start(engine: Engine, setup: RolloutSetup, args: ReplGRPOConfig, make_runner: MakeRunner | None) -> RolloutService:

@@ -74,11 +74,8 @@ class TrainerQueue:
         return None if self._queue is None else self._queue.position()
 
     def restore(self, position: Position | None) -> None:
-        """Open the queue at this position, when its first groups are taken. In older checkpoints, a group is a pair
-        that begins with its number."""
-        first, again = position or (0, ())
-        numbers = [each if isinstance(each, int) else each[0] for each in again]
-        self._restored = None if position is None else (first, numbers)
+        """Open the queue at this position, when its first groups are taken."""
+        self._restored = position
 
     def _opened(self) -> GroupQueue:
         trainer = self._trainer

@@ -18,7 +18,7 @@ Not covered: the version of servers, which outlive the run; iterable data sets, 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from repl_rl.credit.critic import Critic
 from repl_rl.engine import Engine, SharedEngine
 from repl_rl.files import open_file
 from repl_rl.rollout.batch import RolloutService
+from repl_rl.trainer.asynchronous import EpochSampler
 from repl_rl.trainer.logged import KeepRun
 from repl_rl.trainer.of_main import RolloutsOfMain
 from repl_rl.trainer.queued import TrainerQueue
@@ -142,28 +143,6 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _position_path(self, checkpoint: str) -> Path:
         return Path(checkpoint) / f"position_{self.accelerator.process_index}.pt"
-
-
-class EpochSampler(Sampler[int]):  # type: ignore[misc]
-    """TRL's sampler, but the order of each epoch depends only on the seed and the epoch's number.
-
-    The n-th epoch's order is the n-th shuffle of a generator with that seed. This is the order that TRL itself draws in
-    a process that starts at the first epoch.
-    """
-
-    def __init__(self, sampler: RepeatSampler, epoch: Callable[[], int]) -> None:
-        self._sampler = sampler
-        self._epoch = epoch
-
-    def __iter__(self) -> Iterator[int]:
-        generator = self._sampler.generator
-        generator.manual_seed(generator.initial_seed())
-        for _ in range(self._epoch()):
-            torch.randperm(self._sampler.num_samples, generator=generator)
-        yield from self._sampler
-
-    def __len__(self) -> int:
-        return len(self._sampler)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -19,12 +18,6 @@ from trl.generation.vllm_generation import VLLMGeneration
 from repl_rl.engine import Engine, SharedEngine, TensorFacts, TrainableEngine
 from repl_rl.errors import ConfigError
 from repl_rl.utils.distributed import from_main
-
-
-def _wait_for_gpu() -> None:
-    """Wait for all that has been started on this process's GPU, if it has one."""
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
 
 
 def _gathered(shard: DTensor, device: torch.device) -> torch.Tensor:
@@ -71,9 +64,9 @@ def _layer_of(model: Any, name: str) -> Any:
 class EngineGeneration(VLLMGeneration):  # type: ignore[misc]
     """TRL's weight sync (including FSDP, DeepSpeed and PEFT) into an engine that already exists.
 
-    vLLM in this process reloads them; every other engine gets them through its `load_weights`. For servers, only the
-    main process sends them. All get them in `dtype`, or as they are. vLLM that was started with LoRA gets an adapter
-    alone, as it is. Raises ConfigError for an engine that takes no weights, or only adapters if none are trained.
+    For servers, only the main process sends them. All engines get them in `dtype`, or as they are. vLLM that was
+    started with LoRA gets an adapter alone, as it is. Raises ConfigError for an engine that takes no weights, or only
+    adapters if none are trained.
     """
 
     def __init__(self, engine: Engine, dtype: torch.dtype | None = None, **arguments: Any) -> None:
@@ -82,9 +75,7 @@ class EngineGeneration(VLLMGeneration):  # type: ignore[misc]
         super().__init__(**arguments)
 
     def _init_vllm(self) -> None:
-        self.llm = getattr(self._engine, "llm", None)
-        self._llm_weights_sleeping = False
-        if self.llm is None and not isinstance(self._engine, TrainableEngine):
+        if not isinstance(self._engine, TrainableEngine):
             raise ConfigError(f"{type(self._engine).__name__} takes no new weights: it samples, and can't be trained")
         if isinstance(self._engine, SharedEngine):
             self._engine.require_weight_updates()
@@ -96,51 +87,25 @@ class EngineGeneration(VLLMGeneration):  # type: ignore[misc]
             )
 
     def sync_weights(self) -> None:
-        _wait_for_gpu()  # the engine's thread reads on a stream of its own
-        if isinstance(self._engine, SharedEngine):
-            # all processes gather the weights, the main process loads them, and all adopt them
-            if self._sends_adapter:
-                state = self._whole_adapter()
-                if self.accelerator.is_main_process:
-                    engine: Any = self._engine
-                    engine.load_adapter(partial(self._save_adapter, state))
-            elif self.accelerator.is_main_process:
-                self._engine.load_weights(self)
-            else:
-                deque(self._iter_named_params(), maxlen=0)
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # the engine's thread reads on a stream of its own
+        # weights of servers: all processes gather them, the main process loads them, and all adopt them
+        is_shared = isinstance(self._engine, SharedEngine)
+        loads = not is_shared or self.accelerator.is_main_process
+        if self._sends_adapter:
+            state = self._whole_adapter()
+            if loads:
+                self._engine.load_adapter(partial(self._save_adapter, state))
+        elif loads:
+            self._engine.load_weights(self)
+        else:
+            deque(self, maxlen=0)
+        if is_shared:
             (weights,) = broadcast_object_list([self._engine.weights])
             self._engine.adopt(weights)
-        elif self.llm is None:
-            self._engine.load_weights(self._iter_named_params())
-        else:
-            with self._engine.paused():
-                if self.enable_sleep_mode:
-                    self.llm.wake_up(tags=["weights"])
-                if self._sends_adapter:
-                    with tempfile.TemporaryDirectory(prefix="repl_rl_adapter_") as folder:
-                        self._save_adapter(self._whole_adapter(), Path(folder))
-                        self._engine.load_adapter(folder)
-                else:
-                    self._engine.reload(self._iter_named_params())
-                if self.enable_sleep_mode:
-                    self.llm.wake_up(tags=["kv_cache"])
-                _wait_for_gpu()
-                self._engine.update()
-
-    def sleep(self) -> bool:
-        """Let vLLM give up its weights and its cache until the next `sync_weights`; returns False if it stays awake,
-        because it is a server or `engine.vllm` has no `enable_sleep_mode`."""
-        if self.llm is None or not self.enable_sleep_mode:
-            return False
-        with self._engine.paused():
-            self.llm.sleep(level=1 if self._sends_adapter else 2)  # 1 keeps weights, in the CPU's memory
-        return True
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The weights of a sync, to be read once; `facts` says beforehand what they are."""
-        return self._iter_named_params()
-
-    def _iter_named_params(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, weight in self.whole_weights():
             is_converted = self._dtype is not None and weight.is_floating_point()
             yield name, weight.to(self._dtype) if is_converted else weight

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from repl_rl.config import Config, dump_config, load_config, parse_config, shipped_configs
@@ -101,6 +101,7 @@ def test_later_overrides_go_over_earlier_ones_and_leave_what_is_beside_them() ->
     assert config.rewards.kinds == {LineKind.BLANK: -1.0, LineKind.EXCEPTION: -0.25}
 
 
+@example({"rewards": {"functions": ["0E0"]}})  # a name that reads like a number
 @given(
     st.fixed_dictionaries(
         {
@@ -168,12 +169,6 @@ def test_numbers_in_scientific_notation_are_numbers_where_no_model_says_so(tmp_p
     config = load_config(str(tmp_path / "c.yaml"), ("train.trl.max_grad_norm=1e2",))
     assert config.train.trl == {"adam_epsilon": 0.001, "weight_decay": 0.025, "run_name": "1e-3x", "max_grad_norm": 100}
     assert all(isinstance(value, float) for key, value in config.train.trl.items() if key != "run_name")
-
-
-def test_a_name_that_reads_like_a_number_stays_a_name(tmp_path: Path) -> None:
-    config = parse_config({"rewards": {"functions": ["0E0"]}})
-    (tmp_path / "c.yaml").write_text(dump_config(config))
-    assert load_config(str(tmp_path / "c.yaml")) == config
 
 
 def test_seeds_follow_from_the_batch_the_trajectory_and_the_length() -> None:

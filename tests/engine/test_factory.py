@@ -12,7 +12,7 @@ import pytest
 import yaml
 from vocabularies import nano
 
-from repl_rl.config import EngineConfig, ModelConfig, parse_config
+from repl_rl.config import EngineConfig, ModelConfig
 from repl_rl.engine import environment, factory, make_engine
 from repl_rl.engine.environment import warn_of_slow_type
 from repl_rl.engine.factory import ENGINES, engine_backend, for_few_sessions, require_engine
@@ -30,12 +30,6 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     sys.modules.pop("own_engine", None)
 
 
-@pytest.mark.parametrize(("engine", "says"), CASES["sections"])
-def test_arguments_of_vllm_that_would_be_ignored_or_undo_ours_are_refused(engine: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        parse_config({"engine": engine})
-
-
 def test_a_misspelt_argument_of_vllm_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(ConfigError, match="vLLM has no argument 'enforce_eagr'; did you mean 'enforce_eager'"):
         require_engine(EngineConfig(backend="vllm", vllm={"enforce_eagr": True}))
@@ -45,14 +39,6 @@ def test_every_shipped_name_is_one_that_a_config_may_give() -> None:
     for name in ENGINES:
         servers = ("http://localhost:8000",) if name == "server" else ()
         assert engine_backend(EngineConfig(backend=name, servers=servers)) == name
-
-
-@pytest.mark.parametrize(("name", "hint"), CASES["names"].items())
-def test_an_unknown_name_is_refused_with_the_nearest_one(name: str, hint: str) -> None:
-    with pytest.raises(ConfigError, match=rf"engine.backend: unknown engine '{name}'; {hint}"):
-        parse_config({"engine": {"backend": name}})
-    with pytest.raises(ConfigError, match=r"named as package\.module:function"):
-        parse_config({"engine": name})
 
 
 @pytest.mark.parametrize(("engine", "sessions", "taken"), CASES["few sessions"])

@@ -143,8 +143,7 @@ async def by_a_host() -> AsyncIterator[Served]:
     engine = CountingEngine()
     alone = RecordingEngine(engine)
     assert not isinstance(alone, ServesSlots)
-    host = EngineHost(alone)
-    await host.open(ours)
+    host = await EngineHost.open(alone, ours)
     try:
         yield Served(engine, theirs)
     finally:

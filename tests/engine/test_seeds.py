@@ -71,7 +71,7 @@ async def test_siblings_of_two_fresh_engines_differ_and_follow_their_seeds(
 def test_a_cpu_server_takes_seeds_with_our_worker_extension_alone(
     device: str | None, extension: str | None, takes: bool
 ) -> None:
-    facts = ServerFacts("0.32.0", ("m",), 512, (1,), 0.0, device=device, worker_extension=extension)
+    facts = ServerFacts("0.32.0", device=device, worker_extension=extension)
     assert takes_seeds(facts) is takes
 
 

@@ -211,9 +211,6 @@ def test_end_of_text_ids_come_from_the_tokenizer_and_the_checkpoint(qwen: Vocabu
     assert qwen.eos_ids == set(qwen.tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"]))
     assert not qwen.eos_ids & qwen.newline_ids
     assert qwen.pad_id == min(qwen.eos_ids)
-
-
-def test_the_padding_token_is_used_where_there_is_one() -> None:
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens({"pad_token": "<pad>"})
     assert Vocabulary(tokenizer).pad_id == tokenizer.convert_tokens_to_ids("<pad>")

@@ -111,8 +111,7 @@ async def test_sub_calls_of_another_process_go_first_too() -> None:
     """The same through the protocol by which workers ask for slots, at the smallest capacity."""
     engine = AskedEngine(vocabularies.nano(), TYPED, capacity_tokens=1)
     ours, theirs = socket.socketpair()
-    host = EngineHost(engine)
-    await host.open(ours)
+    host = await EngineHost.open(engine, ours)
     remote = await RemoteEngine.open(theirs)
     async with asyncio.timeout(300):
         trajectories = await rollout_of_asking(remote, AskingKernels("ab")).many(tasks(20))

@@ -22,8 +22,7 @@ from repl_rl import ReplGRPOTrainer, read_jsonl
 from repl_rl.config import AsynchronousConfig
 from repl_rl.errors import ConfigError, KernelError
 from repl_rl.tasks import make_tasks
-from repl_rl.trainer.asynchronous import GroupOrder, GroupQueue, Taken
-from repl_rl.trainer.resume import EpochSampler
+from repl_rl.trainer.asynchronous import EpochSampler, GroupOrder, GroupQueue, Taken
 from repl_rl.trajectory import Line, LineKind, StopReason, Trajectory
 
 SIZE = 2

@@ -11,7 +11,7 @@ import pytest
 from recorded import RecordedTrainer, first_is_right, make_tasks_named, recorded_trainer
 from trl.trainer.utils import RepeatSampler
 
-from repl_rl.trainer.resume import EpochSampler
+from repl_rl.trainer.asynchronous import EpochSampler
 
 
 def sampler() -> RepeatSampler:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from repl_rl.models.nano import CONVENTIONS_PATH, NANO_PATH
+from repl_rl.models.nano import NANO_PATH, SHIPPED
 from repl_rl.trajectory import Line, LineKind, StopReason, Trajectory
 from repl_rl.view.tokens import TokenRow, load_token_texts, texts_fit, token_rows
 from tests import vocabularies
@@ -51,7 +51,7 @@ def test_texts_that_contradict_a_line_do_not_fit(text: str, spelled: list[str], 
     assert [row.text for row in token_rows(made, lambda ids: spelled)] == (spelled if fits else [None, None])
 
 
-@pytest.mark.parametrize(("name", "folder"), [("nano", NANO_PATH), ("nano-conventions", CONVENTIONS_PATH)])
+@pytest.mark.parametrize(("name", "folder"), [("nano", NANO_PATH), ("nano-conventions", SHIPPED["nano-conventions"])])
 def test_models_that_ship_are_known_by_name(name: str, folder: Path) -> None:
     texts, same = load_token_texts(name), load_token_texts(str(folder))
     assert texts is not None

@@ -4,9 +4,9 @@ There are two kinds of failure: `ServerUnreachable` may pass (no connection, no 
 will not (a 4xx, or an answer that is not vLLM's). Nothing is retried here. Cancelling a call closes its connection, and
 vLLM then aborts the request.
 
-`inspect` asks a server what it is, and `check` decides whether it serves the trainer's model. A server with a wrong
-model or setting would still give plausible tokens. Each mismatch is therefore an error before anything is sampled, with
-the URL, the value and the remedy.
+`inspect` asks a server what it is, and whether it serves the trainer's model. A server with a wrong model or setting
+would still give plausible tokens. Each mismatch is therefore an error before anything is sampled, with the URL, the
+value and the remedy.
 
 Lines are requested from vLLM's `/inference/v1/generate` rather than `/v1/completions`, because it takes the sampling
 parameters as they are (no defaults from the checkpoint's generation config), its logprobs carry integer ids, and it
@@ -102,12 +102,11 @@ class ServerClient:
         return ServerClient(url, self._session, self.timeouts)
 
     async def get(self, path: str, wait_s: float | None = None) -> Any:
-        return await self._call("GET", path, None, self.timeouts.health_s if wait_s is None else wait_s)
+        return await self._call("GET", path, None, wait_s)
 
-    async def post(
-        self, path: str, body: Any = None, wait_s: float | None = None, headers: Mapping[str, str] | None = None
-    ) -> Any:
-        return await self._call("POST", path, body, self.timeouts.health_s if wait_s is None else wait_s, headers)
+    async def post(self, path: str, body: Any = None, wait_s: float | None = None, **how: Any) -> Any:
+        """`how`: `headers`, and a function to `read` an answer that is not JSON."""
+        return await self._call("POST", path, body, wait_s, **how)
 
     async def worker_call(self, method: str, **arguments: Any) -> list[Any]:
         """Run a method of the worker extension in each of the server's workers (`repl_rl.engine.server.worker`)."""
@@ -119,7 +118,7 @@ class ServerClient:
         """Serve PEFT's adapter in `folder` under a name. Raises ServerRefused with vLLM's reason if it can't."""
         body = {"lora_name": name, "lora_path": folder}
         try:
-            await self._call("POST", "/v1/load_lora_adapter", body, self.timeouts.weights_s, read=str)
+            await self.post("/v1/load_lora_adapter", body, self.timeouts.weights_s, read=str)
         except ServerSilent:
             raise
         except ServerUnreachable as error:
@@ -138,20 +137,19 @@ class ServerClient:
     async def unload_adapter(self, name: str) -> None:
         """Serve an adapter no longer, if it is served."""
         with suppress(ServerRefused):
-            await self._call(
-                "POST", "/v1/unload_lora_adapter", {"lora_name": name}, self.timeouts.handshake_s, read=str
-            )
+            await self.post("/v1/unload_lora_adapter", {"lora_name": name}, self.timeouts.handshake_s, read=str)
 
     async def _call(
         self,
         method: str,
         path: str,
         body: Any,
-        wait_s: float,
+        wait_s: float | None,
         headers: Mapping[str, str] | None = None,
         read: Callable[[str], Any] = json.loads,
     ) -> Any:
         where = f"{self.url}{path.partition('?')[0]}"
+        wait_s = self.timeouts.health_s if wait_s is None else wait_s
         timeout = aiohttp.ClientTimeout(total=wait_s, connect=self.timeouts.connect_s)
         try:
             asking = self._session.request(method, self.url + path, json=body, timeout=timeout, headers=headers)
@@ -208,11 +206,6 @@ class ServerFacts:
     """What a server says of itself. None: it doesn't say."""
 
     version: str
-    names: tuple[str, ...]
-    max_model_tokens: int
-    probe_ids: tuple[int, ...]
-    probe_logprob: float
-    """Log-probability of the only token that `top_k` 1 leaves: 0 if computed after the sampling settings."""
     label: str | None = None
     """The label of its weights."""
     dtype: str | None = None
@@ -225,7 +218,7 @@ class ServerFacts:
     device: str | None = None
     """`cpu`, `cuda`, ..."""
     stop_digest: str | None = None
-    """`Vocabulary.digest` of the table by which it ends lines, or why it has none; None without our scheduler."""
+    """`Vocabulary.digest` of the table by which it ends lines; None without our scheduler."""
     ranks: int = 1
     """Engines behind its URL, among which requests may choose; 1 if it doesn't say."""
     most_requests: int | None = None
@@ -252,7 +245,7 @@ def serve_command(wanted: Wanted) -> str:
 
 
 async def inspect(client: ServerClient, wanted: Wanted) -> ServerFacts:
-    """Ask a server what it is. Raises ServerUnreachable, or EngineError or ModelError if an answer rules it out.
+    """Ask a server what it is. Raises ServerUnreachable, or EngineError, ModelError or ConfigError for what is wrong.
 
     A server that was left paused, because a trainer died while it loaded weights, is resumed.
     """
@@ -267,19 +260,16 @@ async def inspect(client: ServerClient, wanted: Wanted) -> ServerFacts:
         if (await _dev_answer(client, "/is_paused")).get("is_paused"):
             await client.post("/resume")
         dtype, parallel = config.get("model_config", {}).get("dtype"), config.get("parallel_config", {})
+        dtype = None if dtype is None else str(dtype).removeprefix("torch.")
+        _check(client.url, cards, tuple(probe_ids), dtype, wanted)
         has_own_urls = parallel.get("data_parallel_external_lb") or parallel.get("data_parallel_hybrid_lb")
         ranks = 1 if has_own_urls else int(parallel.get("data_parallel_size", 1))
         sequences = config.get("scheduler_config", {}).get("max_num_seqs")
-        probe_logprob, stop_digest = await _probe(client, wanted)
         return ServerFacts(
             version=version,
-            names=tuple(dict.fromkeys(str(card.get(key) or card["id"]) for card in cards for key in ("id", "root"))),
-            max_model_tokens=int(cards[0]["max_model_len"]),
-            probe_ids=tuple(probe_ids),
-            probe_logprob=probe_logprob,
-            stop_digest=stop_digest,
+            stop_digest=await _stop_digest(client, wanted),
             label=weights.get("weight_version"),
-            dtype=None if dtype is None else str(dtype).removeprefix("torch."),
+            dtype=dtype,
             worker_extension=parallel.get("worker_extension_cls"),
             quantization=config.get("model_config", {}).get("quantization"),
             cache_dtype=config.get("cache_config", {}).get("cache_dtype"),
@@ -293,38 +283,29 @@ async def inspect(client: ServerClient, wanted: Wanted) -> ServerFacts:
         raise EngineError(f"{client.url} answers in a form that vLLM 0.32 does not have: {error!r}") from error
 
 
-def check(url: str, facts: ServerFacts, wanted: Wanted) -> None:
-    """Raises EngineError, ModelError or ConfigError for the first thing that is wrong."""
-    theirs = {os.path.realpath(name) for name in facts.names}
-    if theirs.isdisjoint(map(os.path.realpath, wanted.names)):
+def _check(url: str, cards: Any, probe_ids: tuple[int, ...], dtype: str | None, wanted: Wanted) -> None:
+    """Raises ModelError or ConfigError for the first thing that is wrong."""
+    names = dict.fromkeys(str(card.get(key) or card["id"]) for card in cards for key in ("id", "root"))
+    most_tokens = int(cards[0]["max_model_len"])
+    if set(map(os.path.realpath, names)).isdisjoint(map(os.path.realpath, wanted.names)):
         raise ModelError(
-            f"{url} serves {' alias '.join(map(repr, facts.names))}, and the model is {wanted.names[0]!r}; start it "
+            f"{url} serves {' alias '.join(map(repr, names))}, and the model is {wanted.names[0]!r}; start it "
             f"with that model, or, if it is the same one at another path, with --served-model-name {wanted.names[0]}"
         )
-    if facts.probe_ids != wanted.vocabulary.encode_output(PROBE):
+    if probe_ids != wanted.vocabulary.encode_output(PROBE):
         raise ModelError(
             f"{url} has another tokenizer than {wanted.names[0]!r}: they give a probe text different ids; "
             "start the server with the checkpoint that the config names"
         )
-    if facts.max_model_tokens < wanted.context_tokens:
+    if most_tokens < wanted.context_tokens:
         raise ConfigError(
-            f"{url} takes {facts.max_model_tokens} tokens, and engine.context_tokens is {wanted.context_tokens}; "
+            f"{url} takes {most_tokens} tokens, and engine.context_tokens is {wanted.context_tokens}; "
             f"start it with --max-model-len {wanted.context_tokens}, or lower engine.context_tokens"
         )
-    if facts.dtype is not None and facts.dtype != wanted.dtype:
+    if dtype not in (None, wanted.dtype):
         raise ConfigError(
-            f"{url} computes in {facts.dtype}, and model.dtype is {wanted.dtype}: sampler and trainer would drift "
+            f"{url} computes in {dtype}, and model.dtype is {wanted.dtype}: sampler and trainer would drift "
             f"apart; start it with --dtype {wanted.dtype}, or change model.dtype"
-        )
-    if facts.probe_logprob != 0.0:
-        raise EngineError(
-            f"{url} gives log-probabilities from before temperature, top_p and top_k; start it with "
-            "--logprobs-mode processed_logprobs"
-        )
-    if facts.stop_digest not in (None, wanted.vocabulary.digest):
-        raise ModelError(
-            f"{url} ends lines and texts at other tokens than {wanted.names[0]!r} ({facts.stop_digest}); start it with "
-            "the checkpoint that the config names, and the same version of repl_rl"
         )
 
 
@@ -354,21 +335,18 @@ async def _version(client: ServerClient) -> str:
     return version
 
 
-async def _probe(client: ServerClient, wanted: Wanted) -> tuple[float, str | None]:
-    """The log-probability of the only token that `top_k` 1 leaves, and the digest of the server's stop table.
+async def _stop_digest(client: ServerClient, wanted: Wanted) -> str | None:
+    """The digest of the server's stop table, which has to be ours; None without our scheduler.
 
     The prompt is our highest token with a newline: a server with a smaller vocabulary refuses it. A table that nobody
-    has is asked for, and our scheduler answers with its own one's digest as the reason to stop.
+    has is asked for, and our scheduler answers with its own one's digest as the reason to stop. The only token that
+    `top_k` 1 leaves has a log-probability of 0 if that is computed after the sampling settings.
     """
     last = max(wanted.vocabulary.stop_ids)
     end = {"extra_args": {LINE_KEY: [wanted.vocabulary.stops.decode(), ""]}}
     request = line_request([last], 1, SamplingConfig(temperature=1.0, top_k=1), end, label="probe")
     try:
-        answer = await client.post(GENERATE, request, client.timeouts.handshake_s)
-        choice = answer["choices"][0]
-        reason = choice.get("stop_reason")
-        logprob = float(choice["logprobs"]["content"][0]["logprob"])
-        return logprob, reason if isinstance(reason, str) else None
+        choice = (await client.post(GENERATE, request, client.timeouts.handshake_s))["choices"][0]
     except ServerRefused as error:
         if error.status in (403, 404):
             raise EngineError(
@@ -380,6 +358,20 @@ async def _probe(client: ServerClient, wanted: Wanted) -> tuple[float, str | Non
                 "the server with the checkpoint that the config names"
             ) from error
         raise
+    if float(choice["logprobs"]["content"][0]["logprob"]) != 0.0:
+        raise EngineError(
+            f"{client.url} gives log-probabilities from before temperature, top_p and top_k; start it with "
+            "--logprobs-mode processed_logprobs"
+        )
+    digest = choice.get("stop_reason")
+    if not isinstance(digest, str):
+        return None
+    if digest != wanted.vocabulary.digest:
+        raise ModelError(
+            f"{client.url} ends lines and texts at other tokens than {wanted.names[0]!r} ({digest}); start it with "
+            "the checkpoint that the config names, and the same version of repl_rl"
+        )
+    return digest
 
 
 async def _dev_answer(client: ServerClient, path: str) -> dict[str, Any]:

@@ -36,7 +36,6 @@ from repl_rl.engine.server.client import (
     Wanted,
     agree,
     base_url,
-    check,
     inspect,
     line_end,
     line_request,
@@ -249,7 +248,6 @@ class VLLMServerEngine:
     async def _inspect(self, client: ServerClient) -> ServerFacts:
         """Raises a ReplRLError if a server's model is wrong or it differs from the others."""
         facts = await inspect(client, self._wanted)
-        check(client.url, facts, self._wanted)
         if self._first is None:
             self._first = client.url, facts
             self._fleet.weights = replace(self.weights, are_adapters=facts.takes_adapters)
@@ -342,7 +340,7 @@ async def _unless_gone(place: Place, body: dict[str, object]) -> object:
     """The server's answer. Raises ServerUnreachable as soon as the server is known to be down."""
     server = place.server
     headers = {"X-data-parallel-rank": str(place.rank % server.ranks)} if server.ranks > 1 else None
-    asking = asyncio.create_task(server.client.post(GENERATE, body, server.client.timeouts.request_s, headers))
+    asking = asyncio.create_task(server.client.post(GENERATE, body, server.client.timeouts.request_s, headers=headers))
     going = asyncio.create_task(server.gone.wait())
     try:
         await asyncio.wait({asking, going}, return_when=asyncio.FIRST_COMPLETED)

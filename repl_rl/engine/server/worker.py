@@ -44,8 +44,9 @@ class WeightsFromFiles:
         from vllm.model_executor.model_loader import get_model_loader
 
         worker: Any = self
-        loader = get_model_loader(worker.vllm_config.load_config)
-        return self._repl_rl_load(loader.get_all_weights(worker.vllm_config.model_config, _model(worker)))
+        config = worker.vllm_config
+        loader = get_model_loader(config.load_config)
+        return self._repl_rl_load(loader.get_all_weights(config.model_config, worker.model_runner.get_model()))
 
     def repl_rl_require_loaded(self) -> None:
         """Raises RuntimeError if the last weights were not loaded into this worker."""
@@ -54,6 +55,9 @@ class WeightsFromFiles:
 
     def _repl_rl_load(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> dict[str, Any]:
         """By vLLM's reload, which repacks weights where it had packed them: experts, scales, layouts of kernels."""
+        from vllm.config import set_current_vllm_config
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
         worker: Any = self
         names = []
 
@@ -67,20 +71,9 @@ class WeightsFromFiles:
                 worker.reload_weights(weights_iterator=named())
         except Exception as error:  # noqa: BLE001 - whatever it is, the trainer has to hear of it
             self._repl_rl_trouble = f"{type(error).__name__}: {error}"
-            _end_reload(worker)
+            # each layer is put together again, whatever is in it: the next reload would go on from this one
+            with set_current_vllm_config(worker.vllm_config), torch.inference_mode():
+                finalize_layerwise_reload(worker.model_runner.get_model(), worker.vllm_config.model_config)
             return {"error": self._repl_rl_trouble}
         self._repl_rl_trouble = None
         return {"loaded": len(names)}
-
-
-def _end_reload(worker: Any) -> None:
-    """Put each layer together again, whatever is in it, so that the next reload does not go on from this one."""
-    from vllm.config import set_current_vllm_config
-    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
-
-    with set_current_vllm_config(worker.vllm_config), torch.inference_mode():
-        finalize_layerwise_reload(_model(worker), worker.vllm_config.model_config)
-
-
-def _model(worker: Any) -> Any:
-    return worker.model_runner.get_model()

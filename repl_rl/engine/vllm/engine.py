@@ -10,13 +10,12 @@ from __future__ import annotations
 import itertools
 import math
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-import torch
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.core.kv_cache_utils import get_max_concurrency_for_kv_cache_config
@@ -79,14 +78,6 @@ class VLLMEngine(LocalLLM, ThreadedEngine[LineSlot]):
     def paused(self) -> Iterator[None]:
         with super().paused(), self.leader.held():
             yield
-
-    def load_weights(self, named_weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Load weights, named as in the checkpoint. Lines under way go on with them from their next token on."""
-        with self.paused():
-            self.reload(named_weights)
-            if torch.cuda.is_initialized():
-                torch.cuda.synchronize()
-            self.update()
 
     def close(self) -> None:
         if hasattr(self, "llm"):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import logging
+import tempfile
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
@@ -26,10 +29,16 @@ _CPU_BLOCK_TOKENS = 32
 
 
 class LocalLLM:
-    """Raises ModelError or ConfigError if the checkpoint can't be served as asked."""
+    """What engines with a `vllm.LLM` are made of. They have `paused` and `update`, as a `ThreadedEngine` does.
+
+    Raises ModelError or ConfigError if the checkpoint can't be served as asked.
+    """
 
     def __init__(self, path: str, model: ModelConfig, config: EngineConfig, seed: int) -> None:
         self.llm = load_llm(path, model.dtype, config, seed)
+        self._sleeps = bool(config.vllm.get("enable_sleep_mode"))
+        self.takes_adapters = self.llm.llm_engine.vllm_config.lora_config is not None
+        """Whether vLLM was started with `enable_lora`."""
         self.adapter: LoRARequest | None = None
         """What lines are sampled with, beside the weights."""
         (parameters,) = self.llm.apply_model(lambda model: sum(weights.numel() for weights in model.parameters()))
@@ -37,10 +46,31 @@ class LocalLLM:
         """The OpenMP threads to compute with; None: one per core, or a GPU."""
         _open.add(self)
 
-    @property
-    def takes_adapters(self) -> bool:
-        """Whether vLLM was started with `enable_lora`."""
-        return self.llm.llm_engine.vllm_config.lora_config is not None
+    def load_weights(self, named_weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Load weights, named as in the checkpoint. Lines under way go on with them from their next token on."""
+        with self._change():
+            self.reload(named_weights)
+
+    @contextmanager
+    def _change(self: Any) -> Iterator[None]:
+        with self.paused():
+            if self._sleeps:
+                self.llm.wake_up(tags=["weights"])
+            yield
+            if self._sleeps:
+                self.llm.wake_up(tags=["kv_cache"])
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()
+            self.update()
+
+    def sleep(self: Any) -> bool:
+        """Give up weights and cache until the next ones come; returns False if it stays awake, because `engine.vllm`
+        has no `enable_sleep_mode`."""
+        if not self._sleeps:
+            return False
+        with self.paused():
+            self.llm.sleep(level=1 if self.takes_adapters else 2)  # 1 keeps weights, in the CPU's memory
+        return True
 
     def reload(self, named_weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Load weights without counting a version. Only inside of `paused`.
@@ -57,17 +87,20 @@ class LocalLLM:
                 "transformers does, sample with engine.backend transformers"
             ) from error
 
-    def load_adapter(self, folder: str) -> None:
-        """Sample with PEFT's adapter in `folder` from now on. Raises ConfigError for one that vLLM doesn't support."""
-        load = LoRARequest("trained", 1, folder, load_inplace=True)
-        try:
-            self.llm.llm_engine.model_executor.driver_worker.add_lora(load)
-        except ValueError as error:
-            raise ConfigError(
-                f"vLLM can't sample with this adapter ({error}); leave engine.vllm: {{enable_lora: ...}} out, and it "
-                "gets merged weights"
-            ) from error
-        self.adapter = LoRARequest("trained", 1, folder)
+    def load_adapter(self, save: Callable[[Path], None]) -> None:
+        """Sample with the PEFT adapter that `save` writes to a folder. Raises ConfigError for one that vLLM doesn't
+        support."""
+        with self._change(), tempfile.TemporaryDirectory(prefix="repl_rl_adapter_") as folder:
+            save(Path(folder))
+            load = LoRARequest("trained", 1, folder, load_inplace=True)
+            try:
+                self.llm.llm_engine.model_executor.driver_worker.add_lora(load)
+            except ValueError as error:
+                raise ConfigError(
+                    f"vLLM can't sample with this adapter ({error}); leave engine.vllm: {{enable_lora: ...}} out, and "
+                    "it gets merged weights"
+                ) from error
+            self.adapter = LoRARequest("trained", 1, folder)
 
     def shut_down(self) -> None:
         """Unload the model."""

@@ -56,21 +56,22 @@ class LineRequest(Request):  # type: ignore[misc]
 class TableScheduler(Scheduler):  # type: ignore[misc]
     """Stops the requests that `table_of` has a table for; others are handled as in vLLM."""
 
-    def table_of(self, request: Request) -> bytes | None:
-        """One `Ends` per row of the model's vocabulary, or None."""
+    def table_of(self, request: Request) -> tuple[bytes, str | None] | None:
+        """One `Ends` per row of the model's vocabulary, and what to give as the reason to stop instead of the token."""
         raise NotImplementedError
 
     def _update_request_with_output(
         self, request: Request, new_token_ids: list[int], is_stale: bool = False
     ) -> tuple[list[int], bool]:
-        table = self.table_of(request)
-        if table is None:
+        found = self.table_of(request)
+        if found is None:
             outcome: tuple[list[int], bool] = super()._update_request_with_output(request, new_token_ids, is_stale)
             return outcome
+        table, reason = found
         for position, token in enumerate(new_token_ids, 1):
             request.append_output_token_ids(token)
             if table[token]:
-                request.status, request.stop_reason = RequestStatus.FINISHED_STOPPED, token
+                request.status, request.stop_reason = RequestStatus.FINISHED_STOPPED, reason or token
             elif request.num_output_tokens >= request.max_tokens or request.num_tokens >= self.max_model_len:
                 request.status = RequestStatus.FINISHED_LENGTH_CAPPED
             else:
@@ -137,8 +138,8 @@ class LineScheduler(TableScheduler):
         request.num_computed_tokens = 0
         self.waiting.add_request(request)
 
-    def table_of(self, request: Request) -> bytes | None:
-        return self.stop_table if isinstance(request, LineRequest) else None
+    def table_of(self, request: Request) -> tuple[bytes, str | None] | None:
+        return (self.stop_table, None) if isinstance(request, LineRequest) else None
 
     def _free_request_blocks(self, request: Request) -> None:
         ended_a_line = request.status == RequestStatus.FINISHED_STOPPED and isinstance(request, LineRequest)
@@ -182,12 +183,13 @@ class _ServerScheduler(TableScheduler):
             request.sampling_params.seed = None
         super().add_request(request)
 
-    def table_of(self, request: Request) -> bytes | None:
-        asked = _asked(request)
-        if asked is None:
+    def table_of(self, request: Request) -> tuple[bytes, str | None] | None:
+        extra = request.sampling_params and request.sampling_params.extra_args
+        if not extra or LINE_KEY not in extra:
             return None
-        digest, table = self._own_table(asked[0])
-        return table if digest == asked[1] else self._every_token
+        stops, wanted = extra[LINE_KEY]
+        digest, table = self._own_table(stops)
+        return (table, None) if digest == wanted else (self._every_token, digest)
 
     def _own_table(self, stops: str) -> tuple[str, bytes]:
         if stops not in self._own:
@@ -198,20 +200,6 @@ class _ServerScheduler(TableScheduler):
                 _log.exception("no table of the tokens that end a line")
                 self._own[stops] = f"none: {error}", self._every_token
         return self._own[stops]
-
-    def _update_request_with_output(
-        self, request: Request, new_token_ids: list[int], is_stale: bool = False
-    ) -> tuple[list[int], bool]:
-        tokens, has_stopped = super()._update_request_with_output(request, new_token_ids, is_stale)
-        asked = _asked(request) if has_stopped else None
-        if asked is not None and self._own[asked[0]][0] != asked[1]:
-            request.stop_reason = self._own[asked[0]][0]
-        return tokens, has_stopped
-
-
-def _asked(request: Request) -> Any:
-    extra = request.sampling_params and request.sampling_params.extra_args
-    return extra.get(LINE_KEY) if extra else None
 
 
 class _AsyncServerScheduler(AsyncScheduler, _ServerScheduler):  # type: ignore[misc]

@@ -9,13 +9,12 @@ from pathlib import Path
 NANO_PATH = Path(__file__).resolve().parent / "weights"
 """The shipped checkpoint, a folder that transformers and vLLM load."""
 
-CONVENTIONS_PATH = Path(__file__).resolve().parent / "conventions"
-"""The checkpoint of nano-conventions, which works in five dialects: python, fenced, inline, tool_call and text."""
+SHIPPED = {
+    "nano": NANO_PATH,
+    "nano-conventions": NANO_PATH.with_name("conventions"),
+    "nano-rlm": NANO_PATH.with_name("recursive_sessions"),
+}
+"""By the name in a config. nano-conventions works in five dialects: python, fenced, inline, tool_call and text.
+nano-rlm asks itself about parts of a list, and counts its answers."""
 
-RLM_PATH = Path(__file__).resolve().parent / "recursive_sessions"
-"""The checkpoint of nano-rlm, which asks itself about parts of a list, and counts its answers."""
-
-SHIPPED = {"nano": NANO_PATH, "nano-conventions": CONVENTIONS_PATH, "nano-rlm": RLM_PATH}
-"""By the name in a config."""
-
-__all__ = ["CONVENTIONS_PATH", "NANO_PATH", "RLM_PATH", "SHIPPED"]
+__all__ = ["NANO_PATH", "SHIPPED"]

@@ -129,8 +129,7 @@ class RolloutWorker(RolloutService):
         if isinstance(self._engine, ServesSlots):
             self._engine.serve(lines)
         else:
-            self._host = EngineHost(self._engine)
-            await self._host.open(lines)
+            self._host = await EngineHost.open(self._engine, lines)
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 await self._call("open", setup)

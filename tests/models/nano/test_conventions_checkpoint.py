@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 from repl_rl.config import load_config
 from repl_rl.dialect import make_dialect
 from repl_rl.engine import load_vocabulary
-from repl_rl.models.nano import CONVENTIONS_PATH
+from repl_rl.models.nano import SHIPPED
 from repl_rl.rollout.episode import make_prompt
 from repl_rl.rollout.score import reward_table, score
 from repl_rl.rollout.service import open_service
@@ -20,12 +20,12 @@ from studies.conventions.study import CONFIG
 from studies.nano.sessions import texts_of
 from studies.nano.writers import CHAT_TEMPLATE, END_OF_TURN, WRITERS, render_chat
 
-TOKENIZER = AutoTokenizer.from_pretrained(CONVENTIONS_PATH)
-VOCABULARY = load_vocabulary(str(CONVENTIONS_PATH))
+TOKENIZER = AutoTokenizer.from_pretrained(SHIPPED["nano-conventions"])
+VOCABULARY = load_vocabulary(str(SHIPPED["nano-conventions"]))
 
 
 def test_a_text_ends_with_either_of_two_tokens():
-    ends = json.loads((CONVENTIONS_PATH / "generation_config.json").read_text())["eos_token_id"]
+    ends = json.loads((SHIPPED["nano-conventions"] / "generation_config.json").read_text())["eos_token_id"]
     assert [TOKENIZER.decode([end]) for end in ends] == ["<|endoftext|>", END_OF_TURN]
     assert set(ends) == VOCABULARY.eos_ids
 

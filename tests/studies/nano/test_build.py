@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from repl_rl.models.nano import CONVENTIONS_PATH, NANO_PATH
+from repl_rl.models.nano import NANO_PATH, SHIPPED
 from studies.nano.build import RECIPES, Example, begin_with, build, loss_of, model_config
 from studies.nano.writers import CHAT_TEMPLATE
 
@@ -51,7 +51,7 @@ def test_the_loss_sums_over_typed_tokens_alone():
 
 
 def test_the_model_of_conventions_begins_with_what_nano_has_learnt():
-    tokenizer = AutoTokenizer.from_pretrained(CONVENTIONS_PATH)
+    tokenizer = AutoTokenizer.from_pretrained(SHIPPED["nano-conventions"])
     nano, nanos_tokenizer = AutoModelForCausalLM.from_pretrained(NANO_PATH), AutoTokenizer.from_pretrained(NANO_PATH)
     model = LlamaForCausalLM(model_config(tokenizer))
     begin_with(model, tokenizer, NANO_PATH)

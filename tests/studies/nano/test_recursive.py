@@ -9,7 +9,7 @@ import pytest
 from repl_rl.config import load_config
 from repl_rl.engine.vocabulary import load_vocabulary
 from repl_rl.kernel import KernelPool, Limits
-from repl_rl.models.nano import RLM_PATH
+from repl_rl.models.nano import SHIPPED
 from repl_rl.rollout.scripted import type_session
 from repl_rl.rollout.service import open_service
 from repl_rl.tasks import grade, make_tasks
@@ -52,7 +52,7 @@ async def test_what_nano_rlm_is_shown_reads_as_a_rollout(sessions: list[SessionR
 
 def test_a_long_context_is_out_of_its_prompts_reach() -> None:
     made, _ = remarks(0, 100_000)
-    tokens = len(load_vocabulary(str(RLM_PATH)).encode_prompt("\n".join(made)))
+    tokens = len(load_vocabulary(str(SHIPPED["nano-rlm"])).encode_prompt("\n".join(made)))
     assert tokens > 10 * load_config("rlm").engine.context_tokens
 
 

@@ -13,7 +13,7 @@ from scripted import FakeEngine, rollout_of
 from repl_rl.config import DialectConfig, SamplingConfig
 from repl_rl.dialect import make_dialect
 from repl_rl.engine import Finish, SampledLine, Vocabulary, load_vocabulary
-from repl_rl.models.nano import CONVENTIONS_PATH
+from repl_rl.models.nano import SHIPPED
 from repl_rl.tasks import FAMILIES, grade, make_tasks, split_of
 from repl_rl.trajectory import Trajectory
 from studies.nano.build import Example, example_of
@@ -58,7 +58,7 @@ def shown_in(record: SessionRecord) -> str:
 
 
 async def roll_out(name: str, records: Sequence[SessionRecord], examples: Sequence[Example]) -> list[Trajectory]:
-    vocabulary = load_vocabulary(str(CONVENTIONS_PATH), make_dialect_of(name).stops)
+    vocabulary = load_vocabulary(str(SHIPPED["nano-conventions"]), make_dialect_of(name).stops)
     turns = [
         [list(vocabulary.encode_frame(part.text)) for part in record.segments if part.sampled] for record in records
     ]
@@ -91,7 +91,7 @@ def typed_by(name: str, steps: Sequence[tuple[Step, str]]) -> list[str]:
 @pytest.mark.parametrize("name", WRITERS)
 async def test_a_rollout_that_types_a_session_makes_the_sequence_that_is_trained_on(name, by_dialect):
     records = by_dialect[name][:80]
-    tokenizer = load_vocabulary(str(CONVENTIONS_PATH)).tokenizer
+    tokenizer = load_vocabulary(str(SHIPPED["nano-conventions"])).tokenizer
     examples = [example_of(record, tokenizer) for record in records]
     for record, example, made in zip(records, examples, await roll_out(name, records, examples), strict=True):
         assert [*made.prompt_ids, *made.completion_ids] == example.ids.tolist()
