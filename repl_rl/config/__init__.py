@@ -3,53 +3,30 @@
 Each part of the library gets its own small section, never the whole `Config`.
 """
 
-from repl_rl.config.cluster import ClusterConfig
-from repl_rl.config.credit import Baseline, CreditConfig, Scale
-from repl_rl.config.file import Config, dump_config, load_config, parse_config
-from repl_rl.config.rewards import Reward, RewardsConfig
-from repl_rl.config.rollout import (
-    BranchConfig,
-    BudgetConfig,
-    DialectConfig,
-    EngineConfig,
-    KernelConfig,
-    ModelConfig,
-    SamplingConfig,
-    SeededSampling,
-    SubcallsConfig,
-    ToolsConfig,
-)
-from repl_rl.config.section import Section
-from repl_rl.config.tasks import ColumnsConfig, TasksConfig
-from repl_rl.config.train import AsynchronousConfig, EvalConfig, TrainConfig
-from repl_rl.utils.folders import shipped_configs
-
-__all__ = [
-    "AsynchronousConfig",
-    "Baseline",
-    "BranchConfig",
-    "BudgetConfig",
-    "ClusterConfig",
-    "ColumnsConfig",
-    "Config",
-    "CreditConfig",
-    "DialectConfig",
-    "EngineConfig",
-    "EvalConfig",
-    "KernelConfig",
-    "ModelConfig",
-    "Reward",
-    "RewardsConfig",
-    "SamplingConfig",
-    "Scale",
-    "Section",
-    "SeededSampling",
-    "SubcallsConfig",
-    "TasksConfig",
-    "ToolsConfig",
-    "TrainConfig",
-    "dump_config",
-    "load_config",
-    "parse_config",
-    "shipped_configs",
-]
+from repl_rl.config.cluster import ClusterConfig as ClusterConfig
+from repl_rl.config.credit import Baseline as Baseline
+from repl_rl.config.credit import CreditConfig as CreditConfig
+from repl_rl.config.credit import Scale as Scale
+from repl_rl.config.file import Config as Config
+from repl_rl.config.file import dump_config as dump_config
+from repl_rl.config.file import load_config as load_config
+from repl_rl.config.file import parse_config as parse_config
+from repl_rl.config.rewards import Reward as Reward
+from repl_rl.config.rewards import RewardsConfig as RewardsConfig
+from repl_rl.config.rollout import BranchConfig as BranchConfig
+from repl_rl.config.rollout import BudgetConfig as BudgetConfig
+from repl_rl.config.rollout import DialectConfig as DialectConfig
+from repl_rl.config.rollout import EngineConfig as EngineConfig
+from repl_rl.config.rollout import KernelConfig as KernelConfig
+from repl_rl.config.rollout import ModelConfig as ModelConfig
+from repl_rl.config.rollout import SamplingConfig as SamplingConfig
+from repl_rl.config.rollout import SeededSampling as SeededSampling
+from repl_rl.config.rollout import SubcallsConfig as SubcallsConfig
+from repl_rl.config.rollout import ToolsConfig as ToolsConfig
+from repl_rl.config.section import Section as Section
+from repl_rl.config.tasks import ColumnsConfig as ColumnsConfig
+from repl_rl.config.tasks import TasksConfig as TasksConfig
+from repl_rl.config.train import AsynchronousConfig as AsynchronousConfig
+from repl_rl.config.train import EvalConfig as EvalConfig
+from repl_rl.config.train import TrainConfig as TrainConfig
+from repl_rl.utils.folders import shipped_configs as shipped_configs

@@ -5,31 +5,15 @@ engine and asks it for one line after another; the tests use a scripted engine. 
 config names.
 """
 
-from repl_rl.engine.base import (
-    Engine,
-    Finish,
-    SampledLine,
-    ServesSlots,
-    SharedEngine,
-    Slot,
-    TensorFacts,
-    TrainableEngine,
-    Versions,
-)
-from repl_rl.engine.factory import make_engine
-from repl_rl.engine.vocabulary import Vocabulary, load_vocabulary
-
-__all__ = [
-    "Engine",
-    "Finish",
-    "SampledLine",
-    "ServesSlots",
-    "SharedEngine",
-    "Slot",
-    "TensorFacts",
-    "TrainableEngine",
-    "Versions",
-    "Vocabulary",
-    "load_vocabulary",
-    "make_engine",
-]
+from repl_rl.engine.base import Engine as Engine
+from repl_rl.engine.base import Finish as Finish
+from repl_rl.engine.base import SampledLine as SampledLine
+from repl_rl.engine.base import ServesSlots as ServesSlots
+from repl_rl.engine.base import SharedEngine as SharedEngine
+from repl_rl.engine.base import Slot as Slot
+from repl_rl.engine.base import TensorFacts as TensorFacts
+from repl_rl.engine.base import TrainableEngine as TrainableEngine
+from repl_rl.engine.base import Versions as Versions
+from repl_rl.engine.factory import make_engine as make_engine
+from repl_rl.engine.vocabulary import Vocabulary as Vocabulary
+from repl_rl.engine.vocabulary import load_vocabulary as load_vocabulary

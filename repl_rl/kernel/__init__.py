@@ -1,34 +1,16 @@
 """The interpreter seen from outside: sessions, their pool, their limits, and the sandbox around them."""
 
-from repl_rl.kernel.limits import Limits, Profile
-from repl_rl.kernel.pool import KernelPool
-from repl_rl.kernel.results import (
-    ExecResult,
-    ExecStatus,
-    ForeignSession,
-    ForkingSource,
-    HostCall,
-    HostCalls,
-    HostReply,
-    KernelSession,
-    KernelSource,
-    NestingSource,
-)
-from repl_rl.kernel.sandbox import check_sandbox
-
-__all__ = [
-    "ExecResult",
-    "ExecStatus",
-    "ForeignSession",
-    "ForkingSource",
-    "HostCall",
-    "HostCalls",
-    "HostReply",
-    "KernelPool",
-    "KernelSession",
-    "KernelSource",
-    "Limits",
-    "NestingSource",
-    "Profile",
-    "check_sandbox",
-]
+from repl_rl.kernel.limits import Limits as Limits
+from repl_rl.kernel.limits import Profile as Profile
+from repl_rl.kernel.pool import KernelPool as KernelPool
+from repl_rl.kernel.results import ExecResult as ExecResult
+from repl_rl.kernel.results import ExecStatus as ExecStatus
+from repl_rl.kernel.results import ForeignSession as ForeignSession
+from repl_rl.kernel.results import ForkingSource as ForkingSource
+from repl_rl.kernel.results import HostCall as HostCall
+from repl_rl.kernel.results import HostCalls as HostCalls
+from repl_rl.kernel.results import HostReply as HostReply
+from repl_rl.kernel.results import KernelSession as KernelSession
+from repl_rl.kernel.results import KernelSource as KernelSource
+from repl_rl.kernel.results import NestingSource as NestingSource
+from repl_rl.kernel.sandbox import check_sandbox as check_sandbox

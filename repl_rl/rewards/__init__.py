@@ -5,7 +5,6 @@ and every function under its own name. All but the outcome are shaping, limited 
 components is the line's reward before discounting.
 """
 
-from repl_rl.rewards.functions import RewardFunction
-from repl_rl.rewards.table import RewardTable, ScoredTrajectory
-
-__all__ = ["RewardFunction", "RewardTable", "ScoredTrajectory"]
+from repl_rl.rewards.functions import RewardFunction as RewardFunction
+from repl_rl.rewards.table import RewardTable as RewardTable
+from repl_rl.rewards.table import ScoredTrajectory as ScoredTrajectory

@@ -5,7 +5,8 @@ await kernel.prepare(tools.setup_source())
 await kernel.execute("multiply(3, 4)", host=tools.host_calls())
 """
 
-from repl_rl.tools.tool import Tool, as_tools, tool
-from repl_rl.tools.toolbox import Toolbox, tool_metrics
-
-__all__ = ["Tool", "Toolbox", "as_tools", "tool", "tool_metrics"]
+from repl_rl.tools.tool import Tool as Tool
+from repl_rl.tools.tool import as_tools as as_tools
+from repl_rl.tools.tool import tool as tool
+from repl_rl.tools.toolbox import Toolbox as Toolbox
+from repl_rl.tools.toolbox import tool_metrics as tool_metrics

@@ -1,5 +1,3 @@
 """An `Engine` over transformers in this process."""
 
-from repl_rl.engine.transformers.engine import TransformersEngine
-
-__all__ = ["TransformersEngine"]
+from repl_rl.engine.transformers.engine import TransformersEngine as TransformersEngine

@@ -1,5 +1,3 @@
 """An `Engine` over vLLM in this process."""
 
-from repl_rl.engine.vllm.engine import VLLMEngine
-
-__all__ = ["VLLMEngine"]
+from repl_rl.engine.vllm.engine import VLLMEngine as VLLMEngine

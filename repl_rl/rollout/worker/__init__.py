@@ -5,6 +5,4 @@ parsed, run and inserted would hold up the whole batch. So the loop and its kern
 over: requests for lines, sampled tokens, and the finished trajectories.
 """
 
-from repl_rl.rollout.worker.handle import RolloutWorker
-
-__all__ = ["RolloutWorker"]
+from repl_rl.rollout.worker.handle import RolloutWorker as RolloutWorker
