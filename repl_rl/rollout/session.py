@@ -247,6 +247,8 @@ class Session:
         transcript.truncate(lines[-1].end if lines else 0)
         return Trajectory(
             task_id=self.request.task.id,
+            question=self.request.task.question,
+            family=self.request.task.family,
             prompt=self.prompt.text,
             prompt_ids=self.prompt.ids,
             completion_ids=tuple(transcript.completion_ids),

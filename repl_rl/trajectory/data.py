@@ -297,6 +297,10 @@ class Trajectory(_Displayed):
     answer_forms: tuple[str | None, ...] | None = None
     compactions: tuple[Compaction, ...] = ()
     """Where its transcript was compacted, in order. `parts` are what was sampled with one prompt each."""
+    question: str | None = None
+    """The problem as its task has it; None, in trajectories from a user's own loop, if nobody said."""
+    family: str = ""
+    """The family of its task."""
     reference: str | None = None
     """The reference answer that it was graded with. It is put here after the session, which never sees it."""
     grade_reason: str | None = None

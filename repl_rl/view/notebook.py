@@ -26,7 +26,6 @@ from repl_rl.files import replace_file
 from repl_rl.trajectory import LineKind, StopReason, Trajectory
 from repl_rl.utils.text import visible, whole
 from repl_rl.view.session_cells import Role, SessionCell, SessionText, session_text
-from repl_rl.view.viewer.index import question_in
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -186,8 +185,8 @@ def _heading(trajectory: Trajectory) -> NotebookNode:
     from nbformat import v4
 
     parts = [f"# {plain_markdown(trajectory.task_id)}"]
-    if question := question_in(trajectory.prompt):
-        parts.append("  \n".join(map(plain_markdown, question.split("\n"))))
+    if trajectory.question:
+        parts.append("  \n".join(map(plain_markdown, trajectory.question.split("\n"))))
     parts.append(plain_markdown(verdict(trajectory)))
     prompt = visible(truncate_middle(trajectory.prompt, _PROMPT_CHARS))
     fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`{3,}", prompt))])

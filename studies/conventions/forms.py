@@ -29,10 +29,10 @@ from repl_rl.models import resolve_model
 from repl_rl.rollout.score import reward_table, score
 from repl_rl.rollout.service import start_service
 from repl_rl.rollout.setup import RolloutSetup, load_extensions
-from repl_rl.run.evaluation.statistics import wilson
 from repl_rl.tasks import grade, load_tasks
 from repl_rl.trajectory import write_jsonl
 from repl_rl.utils.machine import machine
+from repl_rl.utils.statistics import wilson
 from studies.common.command import main
 
 Say = Callable[[str], None]

@@ -1,8 +1,8 @@
 """What a newcomer types in the first two hours, with the built wheel in an empty folder: by README and
 docs/quickstart.md, then a problem file of one's own (docs/tasks.md) and several runs together (docs/runs.md).
 
-Every command of the first two pages runs, in their order, but for the training of a real model. Only sizes change: fewer steps and problems. The viewer's
-page, which would be served until Ctrl-C, is printed as a summary.
+Every command of the first two pages runs, in their order, but for the training of a real model. Only sizes change:
+fewer steps and problems. The viewer's page, which would be served until Ctrl-C, is printed as a summary.
 """
 
 from __future__ import annotations

@@ -58,6 +58,8 @@ def make_trajectory(
         sampled += [True] * 3 + [False] * (2 if output else 0)
     return Trajectory(
         task_id=task_id,
+        question=question,
+        family=task_id.partition("-")[0],
         prompt=f"{BANNER}>>> # {question}\n>>>",
         prompt_ids=(1, 2, 3),
         completion_ids=tuple(range(len(sampled))),

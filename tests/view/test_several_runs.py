@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from repl_rl.errors import RunError
-from repl_rl.run.evaluation.statistics import Tally, estimate_pass_at_k, paired_difference
 from repl_rl.trajectory import write_jsonl
+from repl_rl.utils.statistics import Tally, estimate_pass_at_k, paired_difference
 from repl_rl.view.viewer.api import RunApi
 from repl_rl.view.viewer.indexer import update
 from tests.view.conftest import STEPS, TASKS, failed_trajectory, solved_trajectory

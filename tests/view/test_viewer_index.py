@@ -12,17 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
 from filelock import FileLock
 
-from repl_rl.config import DialectConfig
-from repl_rl.dialect import make_dialect
 from repl_rl.errors import RunError
 from repl_rl.trajectory import Trajectory, write_jsonl
 from repl_rl.view.viewer import indexer, queries
-from repl_rl.view.viewer.index import family_of, index_path, opened, question_of, revision, targets_of
+from repl_rl.view.viewer.index import index_path, opened, question_of, revision, targets_of
 from repl_rl.view.viewer.indexer import update
-from tests.view.conftest import STEPS, failed_trajectory, solved_trajectory
+from tests.view.conftest import QUESTION, STEPS, failed_trajectory, solved_trajectory
 
 BOTH = ["train-3-0", "train-3-1"]
 
@@ -224,29 +221,7 @@ def test_two_at_once_index_each_trajectory_once(run_folder: Path) -> None:
     assert state(run_folder)[1] == {"trajectories": 30, "files_done": 4, "files": 4, "complete": True}
 
 
-# Names
-
-CASES = yaml.safe_load(Path(__file__).with_name("names.yaml").read_text(encoding="utf-8"))
-QUESTION = "What is 2 + 2?\n\nSay it # twice."
-
-
-@pytest.mark.parametrize("name", ["python", "ipython", "fenced", "inline", "text"])
-@pytest.mark.parametrize("examples", [0, 1])
-def test_a_dialect_s_prompt_gives_the_question_back(name: str, examples: int) -> None:
-    examples *= name != "ipython"
-    prompt = make_dialect(DialectConfig(name=name, examples=examples)).completion_prompt(QUESTION)
-    assert question_of(prompt) == QUESTION
-
-
-@pytest.mark.parametrize(("prompt", "question"), CASES["questions"].items())
-def test_other_prompts(prompt: str, question: str) -> None:
-    assert question_of(prompt) == question
-
-
-def test_a_long_prompt_without_a_question_is_cut() -> None:
-    assert question_of("x" * 500) == "…" + "x" * 400
-
-
-@pytest.mark.parametrize(("task_id", "family"), CASES["families"].items())
-def test_families(task_id: str, family: str) -> None:
-    assert family_of(task_id) == family
+def test_a_prompt_stands_for_a_question_that_nobody_said() -> None:
+    made = replace(solved_trajectory(), question=None, prompt="x" * 500)
+    assert question_of(made) == "…" + "x" * 400
+    assert question_of(solved_trajectory()) == QUESTION

@@ -23,10 +23,10 @@ from repl_rl.rollout.batch import OnEnd, Watched
 from repl_rl.rollout.score import reward_table
 from repl_rl.rollout.service import open_service
 from repl_rl.run.evaluation.plan import Combination, EvaluationPlan
-from repl_rl.run.evaluation.statistics import CONFIDENCE, Estimate, Tally, estimate_pass_at_k, paired_difference
 from repl_rl.run.held_out import evaluate
 from repl_rl.trajectory import LineKind, StopReason, Trajectory
 from repl_rl.utils.machine import machine
+from repl_rl.utils.statistics import CONFIDENCE, Estimate, Tally, estimate_pass_at_k, paired_difference
 from repl_rl.utils.text import visible
 from repl_rl.view.words import solved
 

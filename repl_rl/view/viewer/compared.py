@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from repl_rl.run.evaluation.statistics import Tally, estimate_pass_at_k, paired_difference
+from repl_rl.utils.statistics import Tally, estimate_pass_at_k, paired_difference
 from repl_rl.view.run import Run
 from repl_rl.view.viewer.index import Target
 from repl_rl.view.words import counted, short

@@ -7,9 +7,7 @@ It is in this user's cache, never in the run folder: one that came with the fold
 Many may read and write it at once (WAL); the indexer makes sure that only one of them indexes at a time. Not covered:
 network file systems on which SQLite's locks don't work.
 
-What a stored trajectory does not state is derived here: the question in its prompt, and the family of its task. The
-question is found where each shipped dialect puts it (comments at the prompt, a `Problem:`, the user's message of a
-chat). Of any other prompt, the end is taken.
+Where a trajectory does not state its question, the end of its prompt stands for it.
 """
 
 from __future__ import annotations
@@ -82,16 +80,6 @@ _NAME_CHARS, _NAMES = 300, 100
 _LONGEST = 4000
 """How many characters of a question are kept."""
 _TAIL = 400
-_USER = re.compile(
-    r"(?:<\|im_start\|>user\n|<start_of_turn>user\n|<\|start_header_id\|>user<\|end_header_id\|>\n*|<\|user\|>\n?|\[INST\]\s?)"
-)
-_END_OF_MESSAGE = re.compile(r"<\|im_end\|>|<end_of_turn>|<\|eot_id\|>|<\|end\|>|<\|assistant\|>|</s>|\[/INST\]")
-_PROBLEM = re.compile(r"^(?:Problem|Question):[ \n]", re.MULTILINE)
-_END_OF_PROBLEM = re.compile(r"^(?:Solution|Answer):", re.MULTILINE)
-_WAITING = re.compile(r"(?:^|\n)(?:>>>|In \[\d+\]:)[ ]?\Z")
-_COMMENT = re.compile(r"(?:>>> |\.\.\. |In \[\d+\]: |   \.\.\.: )?#(?: |$)")
-_FAMILY = re.compile(r"(.+?)-(?:train|heldout|test|validation|eval|dev)-", re.DOTALL)
-_NUMBERED = re.compile(r"(.*?\D)(?:-\d+)+", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +229,7 @@ def columns(trajectory: Trajectory) -> tuple[Any, ...]:
     errors = error_names(trajectory)
     return (
         shown_name(trajectory.task_id),
-        shown_name(family_of(trajectory.task_id[:_NAME_CHARS])),
+        shown_name(trajectory.family),
         status(trajectory),
         str(trajectory.stop_reason),
         total_reward(trajectory),
@@ -266,39 +254,9 @@ def shown_name(name: str) -> str:
     return visible(short(name, _NAME_CHARS))
 
 
-def question_in(prompt: str) -> str:
-    """The problem as the user put it, where a shipped dialect's prompt has it; "" for any other prompt."""
-    found = _between(prompt, _USER, _END_OF_MESSAGE) or _comments(prompt) or _between(prompt, _PROBLEM, _END_OF_PROBLEM)
-    return found[:_LONGEST]
-
-
-def question_of(prompt: str) -> str:
-    """The problem as the user put it, or else the end of the prompt."""
-    if found := question_in(prompt):
-        return found
-    tail = prompt.rstrip()
+def question_of(trajectory: Trajectory) -> str:
+    """The problem, or else the end of the prompt."""
+    if trajectory.question is not None:
+        return trajectory.question[:_LONGEST]
+    tail = trajectory.prompt.rstrip()
     return tail if len(tail) <= _TAIL else "…" + tail[-_TAIL:]
-
-
-def family_of(task_id: str) -> str:
-    """The family in a task's id: `gcd` for `gcd-train-12-18`, `task` for `task-3`; "" if there is none."""
-    found = _FAMILY.match(task_id) or _NUMBERED.fullmatch(task_id)
-    return found[1] if found else ""
-
-
-def _between(prompt: str, begins: re.Pattern[str], ends: re.Pattern[str]) -> str:
-    """The text after the last match of `begins`, up to the next match of `ends`."""
-    found = list(begins.finditer(prompt))
-    return ends.split(prompt[found[-1].end() :], maxsplit=1)[0].strip() if found else ""
-
-
-def _comments(prompt: str) -> str:
-    """The last comments before the final prompt, without their `#`."""
-    waiting = _WAITING.search(prompt)
-    if waiting is None:
-        return ""
-    lines = prompt[: waiting.start()].rstrip().split("\n")
-    first = len(lines)
-    while first and _COMMENT.match(lines[first - 1]):
-        first -= 1
-    return "\n".join(_COMMENT.sub("", line, count=1) for line in lines[first:]).strip()

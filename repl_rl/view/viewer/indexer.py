@@ -204,7 +204,7 @@ def _is_object(line: bytes) -> bool:
 def _add(connection: sqlite3.Connection, file: StepFile, position: int, start: int, line: bytes) -> None:
     """Index the trajectory on one line. Raises ValueError if it can't be read."""
     trajectory = read_record(line)
-    question = visible(question_of(trajectory.prompt))
+    question = visible(question_of(trajectory))
     digest = int.from_bytes(blake2b(question.encode(), digest_size=7).digest(), "big")
     connection.execute("INSERT OR IGNORE INTO question VALUES (?, ?)", (digest, question))
     target = file.target

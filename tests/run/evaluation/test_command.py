@@ -15,11 +15,11 @@ from small import without_times
 
 from repl_rl.config import load_config
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.run.evaluation.statistics import pass_at_k
 from repl_rl.run.folder import new_run
 from repl_rl.run.held_out import heldout_tasks
 from repl_rl.tasks import grade
 from repl_rl.trajectory import Trajectory, read_jsonl
+from repl_rl.utils.statistics import pass_at_k
 from tests.run.commands import begin, finish
 
 pytestmark = pytest.mark.more

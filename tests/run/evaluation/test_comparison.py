@@ -26,8 +26,8 @@ from repl_rl.run.evaluation.comparison import (
     tally,
 )
 from repl_rl.run.evaluation.plan import Combination, EvaluationPlan
-from repl_rl.run.evaluation.statistics import Estimate, Tally, wilson
 from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory, write_jsonl
+from repl_rl.utils.statistics import Estimate, Tally, wilson
 from tests.made_trajectories import line, made
 
 CASES = yaml.safe_load(Path(__file__).with_name("comparisons.yaml").read_text(encoding="utf-8"))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repl_rl.run.evaluation.statistics import (
+from repl_rl.utils.statistics import (
     Estimate,
     Tally,
     estimate_pass_at_k,
