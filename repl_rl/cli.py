@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Lock
 from types import FrameType
+from typing import Any
 
-import shtab
 from rich.console import Console
 
 from repl_rl import __version__, bench
@@ -87,7 +87,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"repl-rl {__version__}")
     parser.add_argument("--verbose", action="store_true", help="show the libraries' own logs and warnings")
-    shtab.add_argument_to(parser, help="of a shell, to be eval'ed")
+    shells = ("bash", "zsh", "tcsh")
+    parser.add_argument("--print-completion", action=_PrintCompletion, choices=shells, help="of a shell, to be eval'ed")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     shipped = f"a YAML file, or one of: {', '.join(shipped_configs())}"
 
@@ -109,6 +110,16 @@ def make_parser() -> argparse.ArgumentParser:
     doctor.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override a value of the config")
     doctor.set_defaults(command=_doctor)
     return parser
+
+
+class _PrintCompletion(argparse.Action):
+    """Prints the completion of a shell, made by shtab, and exits."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: str | None = None) -> None:
+        import shtab
+
+        print(shtab.complete(parser, values))
+        parser.exit()
 
 
 def _doctor(options: argparse.Namespace, console: Console) -> int:

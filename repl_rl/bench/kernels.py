@@ -39,7 +39,7 @@ import zmq.asyncio
 from jupyter_client import AsyncKernelClient, AsyncKernelManager
 from jupyter_client.kernelspec import NATIVE_KERNEL_NAME
 
-from repl_rl.bench import FEW, KernelsSettings, Say
+from repl_rl.bench.settings import FEW, KernelsSettings, Say
 from repl_rl.errors import ForkRefusedError, KernelDiedError, KernelError, KernelStartError
 from repl_rl.kernel import ExecResult, ExecStatus, HostCalls, KernelPool, KernelSession, KernelSource, Limits
 from repl_rl.utils.machine import cores, machine

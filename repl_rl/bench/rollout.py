@@ -25,7 +25,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from repl_rl.bench import RolloutSettings, Say
+from repl_rl.bench.settings import LINE_S, RolloutSettings, Say
 from repl_rl.config import BudgetConfig, EngineConfig, KernelConfig, ModelConfig, SamplingConfig
 from repl_rl.dialect import Turn
 from repl_rl.engine import Vocabulary, load_vocabulary
@@ -48,10 +48,6 @@ if TYPE_CHECKING:
 CONTEXT_TOKENS = 6144
 """nano was trained on much shorter contexts and may type nonsense, which does not matter for what is measured here."""
 SAMPLING = SamplingConfig(temperature=1.0)
-
-
-LINE_S = 1.0
-"""Time limit of a line. Now and then nano types something like `9 ** 9 ** 9`, and the whole batch would wait for it."""
 
 
 class OpenEnded(Guest):

@@ -21,7 +21,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
-from repl_rl.bench import Say, TrainSettings
+from repl_rl.bench.settings import Say, TrainSettings
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.run.trial import forget_peak, status_mb
 from repl_rl.trainer.typed_tokens import TypedTokenTrainer

@@ -23,7 +23,7 @@ from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 
-from repl_rl.bench.rollout import LINE_S
+from repl_rl.bench.settings import LINE_S
 from repl_rl.bench.train import no_reward
 from repl_rl.config import DialectConfig, KernelConfig
 from repl_rl.dialect import CellRun, Dialect, make_dialect

@@ -2,7 +2,8 @@
 
 from repl_rl.tasks.datasets import PRESETS, Preset, load_splits, load_tasks, require_gradable
 from repl_rl.tasks.families import FAMILIES, Family
-from repl_rl.tasks.grading import Verdict, grade, grade_many, judge_many
+from repl_rl.tasks.grading import grade, grade_many, judge_many
+from repl_rl.tasks.grading.reasons import Verdict
 from repl_rl.tasks.identity import Split
 from repl_rl.tasks.make import environment_of, make_tasks, split_of
 from repl_rl.tasks.symbolic import SYMBOLIC_FAMILIES

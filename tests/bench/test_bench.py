@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from repl_rl.bench import TrainSettings
 from repl_rl.bench.kernels import descendants
+from repl_rl.bench.settings import TrainSettings
 from repl_rl.bench.train import make_batch
 from repl_rl.cli import main
 

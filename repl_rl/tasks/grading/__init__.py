@@ -14,19 +14,18 @@ import sys
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import NamedTuple
 
 from repl_rl.tasks.confined import Call, ask
 from repl_rl.tasks.families import FAMILIES
+from repl_rl.tasks.grading.reasons import Verdict, reading
 from repl_rl.tasks.gym import PREFIX, home
 from repl_rl.tasks.make import KNOWN
 from repl_rl.trajectory import Task
-from repl_rl.utils.text import cut_middle, string_of
+from repl_rl.utils.text import string_of
 
 _MAX_CHARS = 2_000
 """How much longer a submission may be than four times its reference."""
 _MAX_VALUES = 100
-_READING_CHARS = 100
 _REMEMBERED = 10_000
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?(e[+-]?[0-9]{1,3})?")
 _NO_REPR = re.compile(r"[+-]?0[0-9]")
@@ -34,20 +33,6 @@ _EXTRA_CHARS = 40
 """How much longer than the expected answer a number may be: sign, quotes, ".0", an exponent, a float's digits."""
 _FLOAT_NOISE = Decimal("1e-9")
 EQUAL = "repl_rl.tasks.grading.compare:equal"
-
-
-class Verdict(NamedTuple):
-    """A grade, and why it was given."""
-
-    grade: float
-    reason: str
-
-
-def reading(answer: str, reference: str, are_equal: bool) -> str:
-    """A verdict's reason: how the two sides were read, and what came of it."""
-    read = [cut_middle(" ".join(text.split()), _READING_CHARS, "…") for text in (answer, reference)]
-    return f"answer read as {read[0]}, reference read as {read[1]}: {'equal' if are_equal else 'not equal'}"
-
 
 Question = tuple[str, tuple[str, ...], str, tuple[int, ...]]
 """Reference, what was submitted, and the family and operands of a problem that its family decides."""

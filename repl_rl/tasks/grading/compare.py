@@ -18,8 +18,8 @@ from math_verify import verify
 from sympy.core.relational import Relational
 from sympy.core.symbol import Str
 
-from repl_rl.tasks.grading import reading
 from repl_rl.tasks.grading.python_text import read_python
+from repl_rl.tasks.grading.reasons import reading
 from repl_rl.tasks.grading.text import as_set, read_text, require_readable
 from repl_rl.tasks.grading.units import converted
 from repl_rl.tasks.grading.values import (
