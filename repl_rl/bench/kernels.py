@@ -28,7 +28,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import cycle, islice
@@ -38,10 +38,9 @@ import psutil  # type: ignore[import-untyped]
 import zmq.asyncio
 from jupyter_client import AsyncKernelClient, AsyncKernelManager
 from jupyter_client.kernelspec import NATIVE_KERNEL_NAME
-from rich.console import Group
-from rich.table import Table
 
-from repl_rl.errors import ConfigError, ForkRefusedError, KernelDiedError, KernelError, KernelStartError
+from repl_rl.bench.settings import FEW, KernelsSettings, Say
+from repl_rl.errors import ForkRefusedError, KernelDiedError, KernelError, KernelStartError
 from repl_rl.kernel import ExecResult, ExecStatus, HostCalls, KernelPool, KernelSession, KernelSource, Limits
 from repl_rl.utils.machine import cores, machine
 
@@ -57,9 +56,6 @@ LINES = (
     "name = 'line'",
     "len(name)",
 )
-RAISING = "1 / 0"
-FEW = 16
-"""The number of sessions that many sessions are compared with."""
 
 _FORKED_LINES = 20
 _PACKAGES = ("repl-rl", "ipykernel", "ipython", "jupyter_client", "pyzmq", "numpy", "sympy")
@@ -68,38 +64,6 @@ _STOCK_MB = 400
 """Free memory to allow for each stock kernel, in MB; about half of it is its private memory."""
 _LIMITS = Limits(line_s=60.0)
 _FREE_SHARE = 0.8
-
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class KernelsSettings:
-    """How much is measured. `stock_kernels=None` means as many as fit. Raises ConfigError for an invalid `many`."""
-
-    sessions: int = 64
-    rounds: int = 5
-    stock_kernels: int | None = None
-    many: int = 512
-    """0 leaves this part out."""
-    starts: int = 3
-    """Per round, like all that follow. Lines are per session."""
-    solo_lines: int = 225
-    raises: int = 20
-    fleet_lines: int = 90
-    many_lines: int = 18
-    many_rounds: int = 3
-    forks: int = 30
-    """In all, as of the lines run again."""
-
-    def __post_init__(self) -> None:
-        if self.many != 0 and self.many <= FEW:
-            raise ConfigError(f"--many {self.many}: give more than {FEW}, or 0 to leave that part out")
-
-
-DEFAULT = KernelsSettings()
-QUICK = KernelsSettings(
-    8, 2, 2, 32, starts=1, solo_lines=45, raises=5, fleet_lines=27, many_lines=9, many_rounds=1, forks=5
-)
 
 
 @dataclass(slots=True)
@@ -150,30 +114,6 @@ async def _measure(settings: KernelsSettings, say: Say) -> dict[str, Any]:
         "duration_s": time.monotonic() - began,
         **machine(_PACKAGES),
     }
-
-
-def table(report: dict[str, Any]) -> Group:
-    """Ours, stock, and the factor by which ours is better; then the results with many sessions and of forks."""
-    shown = Table(title=f"kernels, {report['cores']} cores", title_justify="left", header_style="bold")
-    shown.add_column("")
-    for column in (f"ours ({report['kernels']})", f"stock ({report['stock_kernels']})", "ratio"):
-        shown.add_column(column, justify="right")
-    for key, name in _ROWS.items():
-        ours, stock = report[key], report["stock"][key]
-        ratio = ours / stock if key == "lines_per_s" else stock / ours
-        shown.add_row(name, _figure(ours), _figure(stock), f"{_figure(ratio)}x")
-    said = []
-    if many := report["many"]:
-        said.append(
-            f"{many['sessions']} live sessions: {many['total_mb']:,.0f} MB in all, {many['lines_per_s_many']:,.0f} "
-            f"lines/s ({many[f'lines_per_s_{FEW}']:,.0f} with {FEW}): a line costs {many['cost_ratio']:.2f}x as much"
-        )
-    if fork := report["fork"]:
-        said.append(
-            f"a fork of a session of {fork['lines']} lines: {fork['fork_ms_p50']:.1f} ms; the same lines in a fresh "
-            f"session: {fork['again_ms_p50']:.1f} ms"
-        )
-    return Group(shown, *said)
 
 
 async def timed_s(
@@ -241,7 +181,7 @@ async def _measure_both(settings: KernelsSettings, stock_size: int, say: Say) ->
                 lines = islice(cycle(LINES), settings.solo_lines)
                 side.line_s += [await timed_s(side.fleet[0], line) for line in lines]
             for side in sides:
-                raising = [await timed_s(side.fleet[0], RAISING, ExecStatus.ERROR) for _ in range(settings.raises)]
+                raising = [await timed_s(side.fleet[0], "1 / 0", ExecStatus.ERROR) for _ in range(settings.raises)]
                 side.raise_s += raising
             for side in sides:
                 side.lines_per_s.append(await speed(side.fleet, settings.fleet_lines))
@@ -334,20 +274,6 @@ def memory_mb(processes: Iterable[psutil.Process], kind: Literal["uss", "pss"]) 
                 f"the memory of process {process.pid} can't be read; run the benchmark as root"
             ) from error
     return total_bytes / _MIB
-
-
-_ROWS = {
-    "start_ms_p50": "start, ms (p50)",
-    "line_ms_p50": "line, ms (p50)",
-    "line_ms_p99": "line, ms (p99)",
-    "raise_ms_p50": "line that raises, ms (p50)",
-    "lines_per_s": "lines per second, all at once",
-    "unique_mb": "unique memory of a session, MB",
-}
-
-
-def _figure(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _free_mb() -> float:

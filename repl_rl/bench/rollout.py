@@ -18,24 +18,28 @@ others to the kernels.
 
 from __future__ import annotations
 
+import asyncio
 import statistics
+import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-
-from repl_rl.bench.open_ended import LINE_S, OpenEnded
+from repl_rl.bench.settings import LINE_S, RolloutSettings, Say
 from repl_rl.config import BudgetConfig, EngineConfig, KernelConfig, ModelConfig, SamplingConfig
+from repl_rl.dialect import Turn
 from repl_rl.engine import Vocabulary, load_vocabulary
 from repl_rl.engine.environment import prepare_environment, require_vllm
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.batch import RolloutService
+from repl_rl.rollout.execute import TurnResult
+from repl_rl.rollout.guest import Guest
 from repl_rl.rollout.service import MakeRunner, start_service
-from repl_rl.rollout.setup import RolloutSetup
+from repl_rl.rollout.session import Session
+from repl_rl.rollout.setup import Extensions, RolloutSetup
+from repl_rl.rollout.state import Wait
 from repl_rl.tasks import make_tasks
-from repl_rl.trajectory import Trajectory
+from repl_rl.trajectory import StopReason, Task, Trajectory
 from repl_rl.utils.machine import machine
 
 if TYPE_CHECKING:
@@ -45,33 +49,22 @@ CONTEXT_TOKENS = 6144
 """nano was trained on much shorter contexts and may type nonsense, which does not matter for what is measured here."""
 SAMPLING = SamplingConfig(temperature=1.0)
 
-Say = Callable[[str], None]
 
+class OpenEnded(Guest):
+    """For measurements that need a certain number of lines: a submission does not end a trajectory. And its cells take
+    longer, as they do with slow tools."""
 
-@dataclass(frozen=True, slots=True)
-class RolloutSettings:
-    """How much is measured."""
+    latency_s: float = 0.0
+    """Added to each cell."""
 
-    trajectories: int = 256
-    concurrency: int = 64
-    """Slots in the engine's batch, for all sides."""
-    kernels: int = 128
-    """Trajectories in flight: while one runs a line, another samples in its slot."""
-    lines: int = 16
-    line_tokens: int = 48
-    rounds: int = 5
-    trl_trajectories: int = 64
-    """0 leaves this part out."""
-    trl_lines: int = 8
-    """2 at least: the last one calls no tool."""
-    trl_rounds: int = 3
-    tool_latency_ms: tuple[float, ...] = (0.0, 50.0)
-
-
-DEFAULT = RolloutSettings()
-QUICK = RolloutSettings(
-    16, 8, 12, 4, rounds=1, trl_trajectories=8, trl_lines=3, trl_rounds=1, tool_latency_ms=(0.0, 5.0)
-)
+    async def ran(self, session: Session, turn: Turn, ran: TurnResult) -> TurnResult:
+        if self.latency_s:
+            with session.clock.waiting(Wait.KERNEL):
+                await asyncio.sleep(self.latency_s * len(ran.cells))
+        if session.stop is StopReason.ANSWER:
+            is_last = session.start.spent.lines + len(session.lines) + 1 >= session.budget.lines
+            session.answer, session.stop = None, StopReason.MAX_LINES if is_last else None
+        return ran
 
 
 def measure(settings: RolloutSettings, say: Say) -> dict[str, Any]:
@@ -98,16 +91,12 @@ def measure(settings: RolloutSettings, say: Say) -> dict[str, Any]:
 def _against_plain(settings: RolloutSettings, engine: VLLMEngine, vocabulary: Vocabulary, say: Say) -> dict[str, Any]:
     tasks = make_tasks(None, settings.trajectories, seed=3, split="heldout")
     rounds: list[dict[str, float]] = []
-    with open_ended(settings, engine, vocabulary, settings.lines, settings.kernels) as service:
+    with open_ended(settings.line_tokens, engine, vocabulary, settings.lines, settings.kernels) as service:
         wait_until_ready(service, settings.kernels)
         service.generate(tasks)
         for number in range(settings.rounds):
             say(f"rollouts and plain generation, round {number + 1} of {settings.rounds}")
-            wait_until_ready(service, settings.kernels)
-            started = time.perf_counter()
-            made = service.generate(tasks)
-            repl_s = time.perf_counter() - started
-            wait_until_ready(service, settings.kernels)
+            made, repl_s = _timed(service, tasks, settings.kernels)
             rounds.append(
                 {
                     "repl_s": repl_s,
@@ -165,31 +154,24 @@ def _against_trl(settings: RolloutSettings, engine: VLLMEngine, vocabulary: Voca
     limits = {"lines": settings.trl_lines, "line_tokens": settings.line_tokens, "tokens": CONTEXT_TOKENS}
     tasks = make_tasks(None, settings.trl_trajectories, seed=5, split="heldout")
     rows: list[dict[str, Any]] = []
-    with TRLRollouts(str(NANO_PATH), engine.llm, vocabulary, slots=settings.concurrency, **limits) as trl:
+    with tempfile.TemporaryDirectory(prefix="repl_rl_bench_") as folder:
+        trl = TRLRollouts(folder, engine.llm, vocabulary, slots=settings.concurrency, **limits)
         for latency_ms in settings.tool_latency_ms:
             say(f"TRL's tool loop and ours, tools of {latency_ms:g} ms")
-            latency_s = latency_ms / 1000
-            with open_ended(settings, engine, vocabulary, settings.trl_lines, len(tasks), latency_s) as service:
+            latency_s, size = latency_ms / 1000, (settings.trl_lines, len(tasks))
+            with open_ended(settings.line_tokens, engine, vocabulary, *size, latency_s) as service:
                 trl.roll_out(tasks, latency_s)
                 service.generate(tasks)
                 rounds = []
                 for _ in range(settings.trl_rounds):
                     peer = trl.roll_out(tasks, latency_s)
-                    wait_until_ready(service, len(tasks))
-                    executions = service.kernel_numbers()["executions"]
-                    started = time.perf_counter()
-                    made = service.generate(tasks)
-                    seconds = time.perf_counter() - started
-                    executions = int(service.kernel_numbers()["executions"] - executions)
-                    wait_until_ready(service, len(tasks))
+                    before = service.kernel_numbers()["executions"]
+                    made, seconds = _timed(service, tasks, len(tasks))
                     rounds.append(
-                        {
-                            "trl_rollouts_s": peer.seconds,
+                        peer
+                        | {
                             "repl_rollouts_s": seconds,
-                            "trl_tool_executions": peer.calls,
-                            "repl_tool_executions": executions,
-                            "trl_in_tools_s": peer.tool_s,
-                            "trl_sampled_tokens": peer.sampled_tokens,
+                            "repl_tool_executions": int(service.kernel_numbers()["executions"] - before),
                             "repl_sampled_tokens": sum(trajectory.sampled_tokens for trajectory in made),
                             "plain_rollouts_s": plain_seconds(engine.llm, made, logprobs=0),
                         }
@@ -205,7 +187,7 @@ def _against_trl(settings: RolloutSettings, engine: VLLMEngine, vocabulary: Voca
 
 
 def open_ended(
-    settings: RolloutSettings,
+    line_tokens: int,
     engine: Any,
     vocabulary: Vocabulary,
     lines: int,
@@ -217,13 +199,23 @@ def open_ended(
     setup = RolloutSetup(
         vocabulary,
         context_tokens=CONTEXT_TOKENS,
-        budget=BudgetConfig(line_tokens=settings.line_tokens, lines=lines, tokens=CONTEXT_TOKENS, seconds=3600),
+        budget=BudgetConfig(line_tokens=line_tokens, lines=lines, tokens=CONTEXT_TOKENS, seconds=3600),
         sampling=SAMPLING,
         at_once=kernels,
         kernel=KernelConfig(size=kernels, line_s=LINE_S),
-        wrap_kernels=OpenEnded(latency_s),
+        extensions=Extensions(guests=(type("Slowed", (OpenEnded,), {"latency_s": latency_s}),)),
     )
     return start_service(engine, setup, make_runner=make_runner)
+
+
+def _timed(service: RolloutService, tasks: Sequence[Task], kernels: int) -> tuple[list[Trajectory], float]:
+    """The tasks' trajectories, and how many seconds they took, with kernels that are up before and afterwards."""
+    wait_until_ready(service, kernels)
+    started = time.perf_counter()
+    made = service.generate(tasks)
+    seconds = time.perf_counter() - started
+    wait_until_ready(service, kernels)
+    return made, seconds
 
 
 def wait_until_ready(service: RolloutService, kernels: int) -> None:
@@ -231,21 +223,3 @@ def wait_until_ready(service: RolloutService, kernels: int) -> None:
     deadline = time.monotonic() + 60
     while service.kernel_numbers()["alive"] < kernels and time.monotonic() < deadline:
         time.sleep(0.05)
-
-
-def table(report: dict[str, Any]) -> Table:
-    """The figures for a terminal."""
-    shown = Table(title=f"{report['trajectories']} rollouts of nano through {report['concurrency']} slots")
-    for column in ("", "rollouts", "peer", "ratio"):
-        shown.add_column(column, justify="left" if not column else "right")
-    plain = f"{report['plain_tok_s']:,.0f} (generate)"
-    shown.add_row("sampled tokens/s", f"{report['repl_tok_s']:,.0f}", plain, f"{report['ratio']:.2f}")
-    shown.add_row("lines/s", f"{report['lines_per_s']:,.0f}", "", "")
-    for index, latency_ms in enumerate(report.get("tool_latency_ms", ())):
-        shown.add_row(
-            f"tools of {latency_ms:g} ms",
-            f"{report['repl_rollouts_s'][index]:.2f} s",
-            f"{report['trl_rollouts_s'][index]:.2f} s (TRL)",
-            f"{report['trl_ratio'][index]:.1f}",
-        )
-    return shown

@@ -12,17 +12,16 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
-from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
+from repl_rl.bench.settings import Say, TrainSettings
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.run.trial import forget_peak, status_mb
 from repl_rl.trainer.typed_tokens import TypedTokenTrainer
@@ -31,28 +30,7 @@ from repl_rl.utils.machine import machine
 _CHUNK_TOKENS = 10
 """The length of a line, and of the output after it."""
 
-Say = Callable[[str], None]
 Batch = dict[str, torch.Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class TrainSettings:
-    """How much is measured."""
-
-    trajectories: int = 16
-    group_size: int = 1
-    """How many of them have the same prompt."""
-    prompt_tokens: int = 40
-    """The length of the longest prompt; the shortest has half of it."""
-    tokens: int = 256
-    """The length of the longest completion; the shortest has a quarter of it, a line at least."""
-    rounds: int = 3
-    vocabularies: tuple[int | None, ...] = (None, 150_000)
-    """Vocabulary sizes. None is nano's own; a larger one gets new, random rows."""
-
-
-DEFAULT = TrainSettings()
-QUICK = TrainSettings(trajectories=4, tokens=80, rounds=1, vocabularies=(None, 2_000))
 
 
 def measure(settings: TrainSettings, say: Say) -> dict[str, Any]:
@@ -168,21 +146,3 @@ def _trainer(kind: type[GRPOTrainer], checkpoint: Path, settings: TrainSettings)
 
 def no_reward(completions: Sequence[Any], **_: Any) -> list[float]:
     return [0.0] * len(completions)
-
-
-def table(report: dict[str, Any]) -> Table:
-    """The figures for a terminal."""
-    shown = Table(title=f"loss and gradient of {report['trajectories']} trajectories")
-    for column in ("vocabulary", "step", "TRL's", "ratio", "peak", "TRL's", "ratio"):
-        shown.add_column(column, justify="right")
-    for index, vocabulary in enumerate(report["vocab"]):
-        shown.add_row(
-            f"{vocabulary:,}",
-            f"{report['step_s'][index]:.2f} s",
-            f"{report['trl_step_s'][index]:.2f} s",
-            f"{report['ratio'][index]:.2f}",
-            f"{report['peak_mb'][index]:,.0f} MB",
-            f"{report['trl_peak_mb'][index]:,.0f} MB",
-            f"{report['peak_ratio'][index]:.2f}",
-        )
-    return shown

@@ -13,25 +13,23 @@ prompt. A submission does not end the trajectory here, and latency can be added 
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from datasets import Dataset
 from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 
-from repl_rl.bench.open_ended import LINE_S
+from repl_rl.bench.settings import LINE_S
 from repl_rl.bench.train import no_reward
 from repl_rl.config import DialectConfig, KernelConfig
 from repl_rl.dialect import CellRun, Dialect, make_dialect
 from repl_rl.engine import Vocabulary
 from repl_rl.kernel import KernelSession
+from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.setup import make_pool
 from repl_rl.trajectory import Task
 from repl_rl.utils.threads import BackgroundLoop
@@ -95,22 +93,13 @@ _TEMPLATE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TRLRound:
-    """One rollout per prompt. `tool_s` is the part of the seconds that was spent in the tools."""
-
-    seconds: float
-    calls: int
-    tool_s: float
-    sampled_tokens: int
-
-
 class TRLRollouts:
-    """TRL's side: each rollout takes `lines` turns; all but the last call its tool. If `llm` is None, TRL makes one."""
+    """TRL's side, with nano: each rollout takes `lines` turns; all but the last call its tool. If `llm` is None, TRL
+    makes one. `folder` is for what its trainer writes."""
 
     def __init__(
         self,
-        model: str,
+        folder: str,
         llm: Any | None,
         vocabulary: Vocabulary,
         *,
@@ -119,9 +108,8 @@ class TRLRollouts:
         line_tokens: int,
         tokens: int,
     ) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="repl_rl_bench_")
         arguments = GRPOConfig(
-            output_dir=self._folder.name,
+            output_dir=folder,
             per_device_train_batch_size=slots,
             num_generations=2,
             max_completion_length=tokens,
@@ -137,11 +125,11 @@ class TRLRollouts:
             generation_kwargs={"stop_token_ids": sorted(vocabulary.newline_ids), "max_tokens": line_tokens},
         )
         self._trainer = GRPOTrainer(
-            model=model,
+            model=str(NANO_PATH),
             args=arguments,
             reward_funcs=[no_reward],
             train_dataset=Dataset.from_list([{"prompt": [{"role": "user", "content": "."}]}]),
-            processing_class=_tokenizer(model),
+            processing_class=_tokenizer(),
             tools=[python],
         )
         self._trainer._last_loaded_step = self._trainer.state.global_step
@@ -160,8 +148,9 @@ class TRLRollouts:
             generation_kwargs=arguments.generation_kwargs,
         )
 
-    def roll_out(self, tasks: Sequence[Task], latency_s: float) -> TRLRound:
-        """Make one rollout per task, each with a kernel of its own that is running before the clock starts."""
+    def roll_out(self, tasks: Sequence[Task], latency_s: float) -> dict[str, float]:
+        """Make one rollout per task, each with a kernel of its own that is running before the clock starts. The figures
+        go by the names that the benchmark writes."""
         dialect = make_dialect(DialectConfig())
         conversations = [[{"role": "user", "content": dialect.completion_prompt(task.question)}] for task in tasks]
         with open_tools(len(tasks), KernelConfig(size=len(tasks), line_s=LINE_S), latency_s) as tools:
@@ -170,18 +159,12 @@ class TRLRollouts:
             started = time.perf_counter()
             _, _, mask, *_ = self._trainer._generate(conversations)
             seconds = time.perf_counter() - started
-        return TRLRound(
-            seconds,
-            calls=sum(tool.calls for tool in tools),
-            tool_s=sum(tool.seconds for tool in tools),
-            sampled_tokens=sum(map(sum, mask)),
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._folder.cleanup()
+        return {
+            "trl_rollouts_s": seconds,
+            "trl_tool_executions": sum(tool.calls for tool in tools),
+            "trl_in_tools_s": sum(tool.seconds for tool in tools),
+            "trl_sampled_tokens": sum(map(sum, mask)),
+        }
 
 
 class _SharedLLM(VLLMGeneration):  # type: ignore[misc]
@@ -196,8 +179,8 @@ class _SharedLLM(VLLMGeneration):  # type: ignore[misc]
         self._llm_weights_sleeping = False
 
 
-def _tokenizer(model: str | Path) -> Any:
-    tokenizer = AutoTokenizer.from_pretrained(model)
+def _tokenizer() -> Any:
+    tokenizer = AutoTokenizer.from_pretrained(NANO_PATH)
     tokenizer.chat_template = _TEMPLATE
     tokenizer.response_template = {}
 

@@ -6,7 +6,6 @@ shared too.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -16,20 +15,18 @@ from typing import Any
 from repl_rl.config import SamplingConfig
 from repl_rl.dialect import Dialect, Turn
 from repl_rl.engine import Engine, Vocabulary
-from repl_rl.errors import BrokenStateError, ConfigError, EnvironmentFailure, ForkRefusedError
+from repl_rl.errors import ConfigError, EnvironmentFailure, ForkRefusedError
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.rollout.state import Prompt
 from repl_rl.rollout.subcalls import PolicyModel, ServedModel, Sessions, SubCalls, TextModel
 from repl_rl.tools import Toolbox
 from repl_rl.tools.environments import EnvironmentSession
-from repl_rl.trajectory import Message, Task, Trajectory
+from repl_rl.trajectory import Message, Task
 
 _REMEMBERED_DIALECTS = 256
 _REMEMBERED_PROMPTS = 256
 _LINE_FRAME_TOKENS = 8
 """An upper bound on the tokens that frame each line of a question."""
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +61,6 @@ class Episode:
     async def observed(self, turn: Turn) -> str:
         """What the environment shows after a turn in which something ran. Raises EnvironmentFailure."""
         return "" if self.environment is None or not turn.cells else await self.environment.after_line()
-
-    async def graded(self, trajectory: Trajectory) -> Trajectory:
-        """The trajectory with the environment's reward filled in: 0 if what the session left behind can't be rewarded.
-        Raises EnvironmentFailure.
-        """
-        if self.environment is None or trajectory.is_void:
-            return trajectory
-        try:
-            return replace(trajectory, environment_reward=await self.environment.reward(trajectory))
-        except BrokenStateError as failure:
-            _log.warning("a session earns nothing: %s", failure)
-            return replace(trajectory, environment_reward=0.0, error=trajectory.error or str(failure))
 
 
 class EpisodeMaker:

@@ -58,7 +58,7 @@ class TrajectoryKernel:
         self._session = AsyncExitStack()
         stack.push_async_exit(self._session)
         self._clock = clock or Clock()
-        self._setup = tuple(filter(None, setup))
+        self._setup = setup
         self._dialect_setup = dialect_setup
         self.language = "python"
         """The language of its kernel."""
@@ -72,17 +72,13 @@ class TrajectoryKernel:
         """Take a kernel. Raises KernelError if none starts."""
         with self._clock.waiting(Wait.QUEUE):
             await self._session.aclose()  # gives a failed one back to the pool first
-            if self._depth:
-                assert isinstance(self._kernels, NestingSource)
-                session = self._kernels.session(self._depth)
-            else:
-                session = self._kernels.session()
-            self._kernel = await self._session.enter_async_context(session)
+            kernels = self._kernels
+            opening = kernels.session(self._depth) if isinstance(kernels, NestingSource) else kernels.session()
+            self._kernel = await self._session.enter_async_context(opening)
             if isinstance(self._kernel, ForeignSession):
                 self.language = self._kernel.language
-            if self._dialect_setup and self.language == "python":
-                await self._kernel.prepare(self._dialect_setup)
-            for source in self._setup:
+            dialect_setup = self._dialect_setup if self.language == "python" else ""
+            for source in filter(None, (dialect_setup, *self._setup)):
                 await self._kernel.prepare(source)
 
     async def is_complete(self, source: str) -> str:
@@ -155,10 +151,6 @@ class TurnResult:
         if not text or not self.cells:
             return self
         return replace(self, cells=(*self.cells[:-1], replace(self.cells[-1], observed=self.cells[-1].observed + text)))
-
-    def asking(self, subcalls: tuple[SubCall, ...]) -> TurnResult:
-        """A copy with what the turn asked a model."""
-        return replace(self, subcalls=subcalls) if subcalls else self
 
     def as_line(self, start: int, end: int, text: str, shown: str, dialect: Dialect) -> Line:
         """The line of tokens `start:end`, after which `shown` was inserted."""

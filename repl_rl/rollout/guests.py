@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 from repl_rl.config import SamplingConfig
 from repl_rl.dialect import Turn
@@ -17,9 +19,12 @@ from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.rollout.tree import Trees
 from repl_rl.trajectory import LineKind, StopReason, Trajectory
 
+_log = logging.getLogger(__name__)
+
 
 class Environment(Guest):
-    """Shows what the environment of the session says after each line, and gives its reward in the end."""
+    """Shows what the environment of the session says after each line, and gives its reward in the end: 0 if what the
+    session left behind can't be rewarded."""
 
     async def ran(self, session: Session, turn: Turn, ran: TurnResult) -> TurnResult:
         if ran.stop is None:
@@ -30,7 +35,14 @@ class Environment(Guest):
         return ran
 
     async def ended(self, session: Session, trajectory: Trajectory) -> Trajectory:
-        return await session.episode.graded(trajectory)
+        assert session.episode.environment is not None
+        if trajectory.is_void:
+            return trajectory
+        try:
+            return replace(trajectory, environment_reward=await session.episode.environment.reward(trajectory))
+        except BrokenStateError as failure:
+            _log.warning("a session earns nothing: %s", failure)
+            return replace(trajectory, environment_reward=0.0, error=trajectory.error or str(failure))
 
 
 class Asking(Guest):
@@ -42,7 +54,7 @@ class Asking(Guest):
 
     async def ran(self, session: Session, turn: Turn, ran: TurnResult) -> TurnResult:
         assert session.episode.subcalls is not None
-        return ran.asking(await session.episode.subcalls.take())
+        return replace(ran, subcalls=await session.episode.subcalls.take())
 
 
 class Repeats(Guest):

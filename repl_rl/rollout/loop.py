@@ -24,7 +24,7 @@ from repl_rl.rollout.events import Event, Listener, event_stream
 from repl_rl.rollout.execute import TrajectoryKernel, read_turn, run_turn
 from repl_rl.rollout.guest import Guest
 from repl_rl.rollout.guests import guests_of, trees_of
-from repl_rl.rollout.scheduler import Cut, CutScope, Scheduler
+from repl_rl.rollout.scheduler import Cut, CutScope, scheduled
 from repl_rl.rollout.session import Request, Session, Start, Typed
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.rollout.state import Clock, ShownEncoder, Spent, Wait
@@ -47,11 +47,6 @@ class Rollout:
             )
         self._episodes = EpisodeMaker(setup, engine, self.asked)
         self._encoder = ShownEncoder(setup.vocabulary)
-
-    @property
-    def sampling(self) -> SamplingConfig:
-        """How lines are sampled unless a call asks for something else."""
-        return self.setup.sampling
 
     def stream(self, task: Task, sampling: SamplingConfig | None = None) -> AsyncGenerator[Event, None]:
         """What happens to one task (`repl_rl.rollout.events`), as it happens: each line before and after it runs.
@@ -131,7 +126,7 @@ class Rollout:
             return await (self._of_batch(request) if trees is None else trees.typed(request, self._of_batch))
 
         try:
-            async with aclosing(Scheduler(run, len(tasks), setup.at_once, batch.cut).stream()) as ended:
+            async with aclosing(scheduled(run, len(tasks), setup.at_once, batch.cut)) as ended:
                 async for index, trajectory in ended:
                     yield index, trajectory
         finally:

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from statistics import fmean
 
 import numpy as np
 
 from repl_rl.trajectory import LineKind, Task, Trajectory
 
-_COUNTED_AS_RUN = frozenset(
-    {
-        LineKind.STATEMENT,
-        LineKind.EXPRESSION,
-        LineKind.SYNTAX_ERROR,
-        LineKind.EXCEPTION,
-        LineKind.TIMEOUT,
-        LineKind.KILLED,
-        LineKind.ANSWER,
-    }
-)
+_RUN_NOTHING = frozenset({LineKind.BLANK, LineKind.COMMENT, LineKind.OPEN, LineKind.OVERLONG})
 _MOST_ERRORS = 20
 
 
@@ -47,21 +37,21 @@ def batch_metrics(trajectories: Sequence[Trajectory], seconds: float) -> dict[st
         frequent["other"] = frequent.get("other", 0) + rare
     values |= {f"errors/{name}": count / len(lines) for name, count in sorted(frequent.items())}
     values["error_rate"] = sum(errors.values()) / len(lines)
-    times_ms = [line.duration_s * 1000 for line in lines if line.kind in _COUNTED_AS_RUN]
+    times_ms = [line.duration_s * 1000 for line in lines if line.kind not in _RUN_NOTHING]
     if times_ms:
         values |= {f"kernel_ms_p{percent}": float(np.percentile(times_ms, percent)) for percent in (50, 99)}
     for name in ("engine_s", "kernel_s", "queue_s", "own_s"):
-        values[f"time/{name}"] = _mean(getattr(trajectory, name) for trajectory in valid)
+        values[f"time/{name}"] = fmean(getattr(trajectory, name) for trajectory in valid)
     if begun := [trajectory.branch.by for trajectory in valid if trajectory.branch is not None]:
         values |= {f"branches/{by}": begun.count(by) / len(begun) for by in ("fork", "replay", "anew")}
     if any(trajectory.compactions for trajectory in valid):
-        values["compactions_per_trajectory"] = _mean(len(trajectory.compactions) for trajectory in valid)
+        values["compactions_per_trajectory"] = fmean(len(trajectory.compactions) for trajectory in valid)
     values |= _subcall_metrics(valid)
     sampled = sum(trajectory.sampled_tokens for trajectory in valid)
     return {
         **values,
-        "solve_rate": _mean(float((trajectory.outcome_reward or 0.0) > 0) for trajectory in valid),
-        "unread_calls": _mean(trajectory.unread_calls for trajectory in valid),
+        "solve_rate": fmean(float((trajectory.outcome_reward or 0.0) > 0) for trajectory in valid),
+        "unread_calls": fmean(trajectory.unread_calls for trajectory in valid),
         "lines_per_trajectory": len(lines) / len(valid),
         "tokens_per_trajectory": sampled / len(valid),
         "tokens_per_s": sampled / seconds,
@@ -80,22 +70,10 @@ def _subcall_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "subcalls/batch": len(calls) / batches,
         "subcalls/prompt_tokens": sum(call.prompt_tokens for call in calls) / len(trajectories),
         "subcalls/tokens": sum(call.tokens for call in calls) / len(trajectories),
-        "subcalls/seconds": _mean(call.duration_s for call in calls),
-        "subcalls/refused": _mean(float(call.error_name is not None) for call in calls),
+        "subcalls/seconds": fmean(call.duration_s for call in calls),
+        "subcalls/refused": fmean(float(call.error_name is not None) for call in calls),
         "subcalls/depth": float(max(call.depth for call in calls)),
         "subcalls/sessions": sum(call.lines > 0 for call in calls) / len(trajectories),
-    }
-
-
-def credit_metrics(trajectories: Sequence[Trajectory], flat: Sequence[bool], group_size: int) -> dict[str, float]:
-    """Counts of what teaches nothing, over consecutive groups. `flat` says of each trajectory whether its group is.
-
-    `credit/groups_without_variance`: groups whose outcomes are equal, see `repl_rl.credit.is_without_variance`.
-    `credit/void_trajectories`: aborted, cut or empty ones, left out of every baseline.
-    """
-    return {
-        "credit/groups_without_variance": float(sum(flat[::group_size])),
-        "credit/void_trajectories": float(sum(trajectory.is_void for trajectory in trajectories)),
     }
 
 
@@ -105,9 +83,4 @@ def solve_rates(tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> tu
     for task, trajectory in zip(tasks, trajectories, strict=True):
         by_family.setdefault(task.family, []).append(float((trajectory.outcome_reward or 0.0) > 0))
     everything = [grade for grades in by_family.values() for grade in grades]
-    return _mean(everything), {family: _mean(grades) for family, grades in sorted(by_family.items())}
-
-
-def _mean(values: Iterable[float]) -> float:
-    collected = list(values)
-    return math.fsum(collected) / len(collected)
+    return fmean(everything), {family: fmean(grades) for family, grades in sorted(by_family.items())}

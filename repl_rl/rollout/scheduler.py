@@ -78,7 +78,7 @@ class CutScope:
     def __init__(self, is_cut: bool = False) -> None:
         self.is_cut = is_cut
         """Whether the trajectory has to end. One that has not begun checks this before it begins."""
-        self.task: asyncio.Task[Trajectory] | None = None
+        self.task: asyncio.Task[Any] | None = None
         self._is_open = False
 
     def cut(self) -> None:
@@ -103,60 +103,40 @@ class CutScope:
             self._is_open = False
 
 
-class Scheduler:
-    """Runs `count` trajectories, at most `at_once` of them at a time (None: all), in the order of their indices.
+async def scheduled(
+    run: Callable[[int, CutScope], Coroutine[Any, Any, Trajectory]],
+    count: int,
+    at_once: int | None = None,
+    cut: Cut | None = None,
+) -> AsyncGenerator[tuple[int, Trajectory], None]:
+    """Index and trajectory of `count` trajectories, as they end. At most `at_once` run at a time (None: all), and they
+    begin in the order of their indices.
 
-    `run(index, scope)` makes one trajectory and returns it, whether it was cut or not.
+    `run(index, scope)` makes one and returns it, whether it was cut or not. Closing the generator cancels what is still
+    running and waits for it. Raises the first failure of `run`.
     """
+    slots, rule = asyncio.Semaphore(at_once or count), None if cut is None else CutRule(count, cut)
+    running: dict[int, CutScope] = {}
 
-    def __init__(
-        self,
-        run: Callable[[int, CutScope], Coroutine[Any, Any, Trajectory]],
-        count: int,
-        at_once: int | None = None,
-        cut: Cut | None = None,
-    ) -> None:
-        self._run = run
-        self._at_once = count if at_once is None else at_once
-        self._rule = None if cut is None else CutRule(count, cut)
-        self._left = iter(range(count))
-        self._count = count
-        self._running: dict[int, CutScope] = {}
-        self._ended: asyncio.Queue[tuple[int, asyncio.Task[Trajectory]]] = asyncio.Queue()
+    async def one(index: int) -> tuple[int, Trajectory]:
+        async with slots:
+            scope = running[index] = CutScope(is_cut=rule is not None and rule.is_cut(index))
+            scope.task = asyncio.current_task()
+            try:
+                trajectory = await run(index, scope)
+            finally:
+                del running[index]
+        if rule is not None and not scope.is_cut:
+            for late in rule.finished(index, trajectory.is_void):
+                if late in running:
+                    running[late].cut()
+        return index, trajectory
 
-    async def stream(self) -> AsyncGenerator[tuple[int, Trajectory], None]:
-        """Index and trajectory, as they end. Closing the generator cancels what is still running and waits for it.
-
-        Raises the first failure of `run`.
-        """
-        try:
-            while len(self._running) < self._at_once and self._start_next():
-                pass
-            for _ in range(self._count):
-                index, task = await self._ended.get()
-                yield index, task.result()
-        finally:
-            self._left = iter(())
-            tasks = [scope.task for scope in self._running.values() if scope.task is not None]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _start_next(self) -> bool:
-        index = next(self._left, None)
-        if index is None:
-            return False
-        scope = CutScope(is_cut=self._rule is not None and self._rule.is_cut(index))
-        scope.task = asyncio.create_task(self._run(index, scope))
-        scope.task.add_done_callback(lambda task: self._on_end(index, scope, task))
-        self._running[index] = scope
-        return True
-
-    def _on_end(self, index: int, scope: CutScope, task: asyncio.Task[Trajectory]) -> None:
-        del self._running[index]
-        self._ended.put_nowait((index, task))
-        if self._rule is not None and not task.cancelled() and task.exception() is None and not scope.is_cut:
-            for late in self._rule.finished(index, task.result().is_void):
-                if late in self._running:
-                    self._running[late].cut()
-        self._start_next()
+    tasks = [asyncio.create_task(one(index)) for index in range(count)]
+    try:
+        for ended in asyncio.as_completed(tasks):
+            yield await ended
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -15,7 +15,6 @@ from repl_rl.errors import RewardError
 from repl_rl.rewards import RewardFunction, RewardTable, ScoredTrajectory
 from repl_rl.rewards.functions import name_of
 from repl_rl.rewards.table import PROBE
-from repl_rl.rollout.metrics import credit_metrics
 from repl_rl.rollout.setup import Grader
 from repl_rl.tasks import Verdict, grade, judge_many
 from repl_rl.trajectory import Task, Trajectory, whole_session
@@ -184,7 +183,12 @@ def is_flat(group: Sequence[ScoredTrajectory], config: CreditConfig) -> bool:
 
 
 def credit_numbers(credited: Sequence[CreditedTrajectory], group_size: int) -> dict[str, float]:
-    """`credit_metrics` summed over all processes, which have to call it together."""
-    flat = [item.is_in_flat_group for item in credited]
-    counts = gather([credit_metrics([item.trajectory for item in credited], flat, group_size)])
-    return {name: sum(of_one[name] for of_one in counts) for name in counts[0]}
+    """Counts of what teaches nothing, over consecutive groups and all processes, which have to call this together.
+
+    `credit/groups_without_variance`: groups whose outcomes are equal, see `repl_rl.credit.is_without_variance`.
+    `credit/void_trajectories`: aborted, cut or empty ones, left out of every baseline.
+    """
+    flat = sum(item.is_in_flat_group for item in credited[::group_size])
+    counts = gather([(flat, sum(item.trajectory.is_void for item in credited))])
+    names = "credit/groups_without_variance", "credit/void_trajectories"
+    return {name: float(sum(of_all)) for name, of_all in zip(names, zip(*counts, strict=True), strict=True)}

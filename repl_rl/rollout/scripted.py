@@ -86,54 +86,42 @@ class ScriptedPolicy:
         answer: Callable[[str], str] = lambda prompt: "",
         sessions: Mapping[str, str] | None = None,
     ) -> None:
-        self._vocabulary = vocabulary
-        self._turns = turns(text, vocabulary.stops)
+        self.vocabulary = vocabulary
+        self._text = text
         self._answer = answer
         self._sessions = sessions or {}
 
     @asynccontextmanager
-    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[ScriptedSlot | AnsweringSlot]:
-        if depth:
-            yield AnsweringSlot(self._vocabulary, self._answer, self._sessions)
-        else:
-            yield ScriptedSlot(self._vocabulary, iter(self._turns))
+    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[ScriptedSlot]:
+        yield ScriptedSlot(self.vocabulary, self._asked if depth else lambda prompt: (self._text, True))
 
     def close(self) -> None:
         """Does nothing: there is nothing to release."""
 
+    def _asked(self, prompt: str) -> tuple[str, bool]:
+        typed = [typed for question, typed in self._sessions.items() if question in prompt and question != prompt]
+        return (typed[0], True) if typed else (self._answer(prompt), False)
+
 
 class ScriptedSlot:
-    """Types one session."""
+    """Types what `script` makes of the prompt: a text, turn by turn, or else an answer that ends with itself."""
 
-    def __init__(self, vocabulary: Vocabulary, left: Iterator[str]) -> None:
+    def __init__(self, vocabulary: Vocabulary, script: Callable[[str], tuple[str, bool]]) -> None:
+        """`script` says of its text whether that is one of turns."""
         self._vocabulary = vocabulary
-        self._left = left
+        self._script = script
+        self._left: Iterator[str] | None = None
 
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
-        """The next turn, whatever came before it."""
+        """The next turn, whatever came before it, or the answer."""
+        if self._left is None:
+            text, has_turns = self._script(self._vocabulary.decode(ids))
+            if not has_turns:
+                return typed_line(self._vocabulary, text, True, max_tokens)
+            self._left = iter(turns(text, self._vocabulary.stops))
         typed = next(self._left, "")
         ends = not typed or typed[-1].encode() not in self._vocabulary.stops
         return typed_line(self._vocabulary, typed, ends, max_tokens)
-
-
-class AnsweringSlot:
-    """Answers one prompt, to its end of text, or types the session about a question in it."""
-
-    def __init__(self, vocabulary: Vocabulary, answer: Callable[[str], str], sessions: Mapping[str, str]) -> None:
-        self._vocabulary = vocabulary
-        self._answer = answer
-        self._sessions = sessions
-        self._session: ScriptedSlot | None = None
-
-    async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
-        """The next turn of the session, or what `answer` makes of the prompt."""
-        if self._session is None:
-            prompt = self._vocabulary.decode(ids)
-            typed = [typed for question, typed in self._sessions.items() if question in prompt and question != prompt]
-            if not typed:
-                return typed_line(self._vocabulary, self._answer(prompt), True, max_tokens)
-            self._session = ScriptedSlot(self._vocabulary, iter(turns(typed[0], self._vocabulary.stops)))
-        return await self._session.sample_line(ids, max_tokens, sampling)
 
 
 def typed_line(vocabulary: Vocabulary, text: str, ends: bool, max_tokens: int) -> SampledLine:

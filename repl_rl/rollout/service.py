@@ -17,6 +17,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from repl_rl.config import Config, load_config, parse_config, shipped_configs
@@ -146,7 +147,6 @@ def load_engine(
 def open_service(
     config: Config,
     wrap_kernels: Callable[[KernelPool], KernelSource] | None = None,
-    extensions: Extensions | None = None,
     sessions: int | None = None,
 ) -> Iterator[RolloutService]:
     """Load the config's model into an engine and start its kernels; both are gone after the block.
@@ -154,7 +154,7 @@ def open_service(
     `sessions` is for `load_engine`. Raises DependencyError, SandboxError, ConfigError or ModelError before anything is
     loaded.
     """
-    engine, setup = load_engine(config, extensions, wrap_kernels, sessions)
+    engine, setup = load_engine(config, None, wrap_kernels, sessions)
     try:
         with start_service(engine, setup, apart=wrap_kernels is None) as service:
             yield service
@@ -204,28 +204,29 @@ def prompts(config: Config, tasks: Sequence[Task]) -> Iterator[Prompt]:
         yield make_prompt(dialect, setup.vocabulary, task.question, setup.chat, task.history)
 
 
+@dataclass(frozen=True, slots=True)
 class AttachedKernels:
-    """A `KernelSource` over a pool whose sessions any Jupyter client can attach to, during a rollout and after it.
+    """A `KernelSource` over a pool whose sessions any Jupyter client can attach to, during a rollout and after it."""
 
-    `opened` is called with the connection file before anything runs. `done` is called in a thread when the rollout has
-    finished with the session, which ends when `done` returns.
-    """
+    pool: KernelPool
+    opened: Callable[[Path], None]
+    """Called with the connection file before anything runs."""
+    done: Callable[[], None]
+    """Called in a thread when the rollout has finished with the session, which ends when this returns."""
 
-    def __init__(self, pool: KernelPool, opened: Callable[[Path], None], done: Callable[[], None]) -> None:
-        self._pool = pool
-        self._opened = opened
-        self._done = done
-        self.depth = pool.depth
+    @property
+    def depth(self) -> int:
+        return self.pool.depth
 
     @asynccontextmanager
     async def session(self, depth: int = 0) -> AsyncIterator[KernelSession]:
         """A fresh interpreter; one of another `depth` than 0 is not opened. Raises KernelError if it has no Jupyter
         side."""
-        async with self._pool.session(depth) as kernel:
+        async with self.pool.session(depth) as kernel:
             if depth:
                 yield kernel
                 return
-            self._opened(await kernel.open_jupyter())
+            self.opened(await kernel.open_jupyter())
             yield kernel
             if kernel.is_alive:
-                await asyncio.to_thread(self._done)
+                await asyncio.to_thread(self.done)

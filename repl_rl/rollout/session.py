@@ -19,7 +19,7 @@ from repl_rl.rollout.execute import TrajectoryKernel, TurnResult, read_turn, run
 from repl_rl.rollout.guest import Guest
 from repl_rl.rollout.scheduler import CutScope
 from repl_rl.rollout.setup import RolloutSetup
-from repl_rl.rollout.state import NOTHING, Clock, Prompt, Spent, Transcript, Wait
+from repl_rl.rollout.state import Clock, Prompt, Spent, Transcript, Wait
 from repl_rl.rollout.subcalls import SubCalls
 from repl_rl.trajectory import Branch, Line, LineKind, StopReason, Task, Trajectory
 
@@ -76,7 +76,7 @@ class Start:
     branch: Branch | None = None
     prompt: Prompt | None = None
     turns: tuple[Typed, ...] = ()
-    spent: Spent = NOTHING
+    spent: Spent = field(default_factory=Spent)
     fork: Fork | None = None
     held: AsyncExitStack = field(default_factory=AsyncExitStack)
     """Closes the fork and its environment. Closing it again does nothing."""

@@ -182,30 +182,6 @@ class RolloutSetup:
             )
 
     @classmethod
-    def from_config(
-        cls,
-        config: Config | Any,
-        vocabulary: Vocabulary,
-        extensions: Extensions | None = None,
-        wrap_kernels: Callable[[KernelPool], KernelSource] | None = None,
-    ) -> RolloutSetup:
-        """The setup that a config describes, or a trainer's arguments with its sections. Without `extensions`, those
-        that the config names are loaded."""
-        return cls(
-            vocabulary,
-            config.dialect,
-            context_tokens=config.engine.context_tokens,
-            budget=config.budget,
-            sampling=config.sampling,
-            subcalls=config.subcalls.one_by_one if config.engine.deterministic else config.subcalls,
-            chat=config.model.chat if isinstance(config, Config) else config.chat,
-            at_once=1 if config.engine.deterministic else config.kernel.size,
-            kernel=config.kernel,
-            wrap_kernels=wrap_kernels,
-            extensions=load_extensions(config) if extensions is None else extensions,
-        )
-
-    @classmethod
     def for_model(
         cls,
         config: Config | Any,
@@ -213,11 +189,25 @@ class RolloutSetup:
         extensions: Extensions | None = None,
         wrap_kernels: Callable[[KernelPool], KernelSource] | None = None,
     ) -> RolloutSetup:
-        """As `from_config`, with the vocabulary of the model at `path`. Loads its tokenizer. Raises ModelError, and
-        ConfigError if the model can't speak the dialect."""
+        """The setup that a config describes, or a trainer's arguments with its sections, for the model at `path`.
+        Without `extensions`, those that the config names are loaded.
+
+        Loads the model's tokenizer. Raises ModelError, and ConfigError if the model can't speak the dialect.
+        """
         named = config.model if isinstance(config, Config) else config
-        vocabulary = load_vocabulary(path, require_dialect(config.dialect).stops, named.chat_template_kwargs)
-        setup = cls.from_config(config, vocabulary, extensions, wrap_kernels)
+        setup = cls(
+            load_vocabulary(path, require_dialect(config.dialect).stops, named.chat_template_kwargs),
+            config.dialect,
+            context_tokens=config.engine.context_tokens,
+            budget=config.budget,
+            sampling=config.sampling,
+            subcalls=config.subcalls.one_by_one if config.engine.deterministic else config.subcalls,
+            chat=named.chat,
+            at_once=1 if config.engine.deterministic else config.kernel.size,
+            kernel=config.kernel,
+            wrap_kernels=wrap_kernels,
+            extensions=load_extensions(config) if extensions is None else extensions,
+        )
         setup.dialect_with(setup.extensions.toolbox.tools)
         return setup
 
@@ -227,9 +217,12 @@ class RolloutSetup:
 
     def dialect_with(self, tools: Sequence[OfferedTool]) -> Dialect:
         """The dialect, offering `tools`. Raises ConfigError if the model can't speak it."""
-        if not isinstance(self.dialect, DialectConfig):
-            return self.dialect
-        return dialect_for(self.vocabulary, self.dialect, tools, self.chat)
+        config = self.dialect
+        if not isinstance(config, DialectConfig):
+            return config
+        in_chat = self.chat is not False or getattr(dialect_class(config), "needs_chat", False)
+        template = self.vocabulary.render_chat if self.vocabulary.has_chat_template and in_chat else None
+        return make_dialect(config, tools, template)
 
     def kernels(self, pool: KernelPool) -> KernelSource:
         """The source from which the rollouts take their kernels."""
@@ -253,16 +246,6 @@ def packed(thing: object, setup: RolloutSetup) -> bytes:
             f"{type(thing).__name__} can't be sent to the process that runs the rollouts: {why} ({error}); or run the "
             "rollouts in this process with apart=False"
         ) from error
-
-
-def dialect_for(
-    vocabulary: Vocabulary, config: DialectConfig, tools: Sequence[OfferedTool] = (), chat: bool | None = None
-) -> Dialect:
-    """The dialect of a config for a model; `chat` as in `RolloutSetup`. Raises ConfigError if it can't speak it."""
-    in_chat = vocabulary.has_chat_template and (
-        chat is not False or getattr(dialect_class(config), "needs_chat", False)
-    )
-    return make_dialect(config, tools, vocabulary.render_chat if in_chat else None)
 
 
 def limits_of(config: KernelConfig) -> Limits:

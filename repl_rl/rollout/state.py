@@ -31,7 +31,6 @@ class Spent:
     seconds: float = 0.0
 
 
-NOTHING = Spent()
 _REMEMBERED_TEXTS = 1024
 _SHORT_CHARS = 32
 

@@ -39,21 +39,6 @@ MOST_CHARS_PER_TOKEN = 16
 refused without being encoded, because encoding a whole context would hold up all trajectories."""
 
 
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """A model's answer, and how many tokens it took.
-
-    `trajectory` is set if the policy sampled the answer. `error_name` is set if a session ended without an answer;
-    `text` then says why.
-    """
-
-    text: str
-    prompt_tokens: int
-    tokens: int
-    trajectory: Trajectory | None = None
-    error_name: str | None = None
-
-
 class Question(NamedTuple):
     """What is asked. With `is_session`, a session answers it, which has `context` as a variable."""
 
@@ -73,8 +58,9 @@ class NoAnswerError(Exception):
 class TextModel(Protocol):
     """Answers sub-calls, several at a time."""
 
-    async def complete(self, prompt: str, max_tokens: int, depth: int, sampling: SamplingConfig) -> Completion:
-        """Answer with at most `max_tokens` tokens. Raises NoAnswerError."""
+    async def complete(self, prompt: str, max_tokens: int, depth: int, sampling: SamplingConfig) -> SubCall:
+        """The prompt, its answer of at most `max_tokens` tokens, and how many both have; the trajectory too, if the
+        policy sampled it. Raises NoAnswerError."""
 
 
 Sessions = Callable[[Task, int, "SubCalls", SamplingConfig], Coroutine[Any, Any, Trajectory]]
@@ -93,7 +79,7 @@ class PolicyModel:
         self._context_tokens = context_tokens
         self._is_chat = vocabulary.has_chat_template if chat is None else chat
 
-    async def complete(self, prompt: str, max_tokens: int, depth: int, sampling: SamplingConfig) -> Completion:
+    async def complete(self, prompt: str, max_tokens: int, depth: int, sampling: SamplingConfig) -> SubCall:
         began_s, room = time.monotonic(), self._context_tokens - max_tokens
         if len(prompt) > MOST_CHARS_PER_TOKEN * max(room, 0):
             raise NoAnswerError("length", f"the prompt has {len(prompt):,} characters, and {room:,} tokens fit")
@@ -132,7 +118,7 @@ class PolicyModel:
             updates=tuple(transcript.updates),
             duration_s=time.monotonic() - began_s,
         )
-        return Completion(text, prompt_tokens, len(transcript.completion_ids), trajectory)
+        return SubCall(prompt, text, prompt_tokens, len(transcript.completion_ids), trajectory=trajectory)
 
     def _decoded(self, ids: Sequence[int]) -> str:
         return self._vocabulary.decode([index for index in ids if index not in self._vocabulary.eos_ids])
@@ -149,7 +135,7 @@ class ServedModel:
         self._name = name
         self._wait_s = wait_s
 
-    async def complete(self, prompt: str, max_tokens: int, depth: int, sampling: SamplingConfig) -> Completion:
+    async def complete(self, prompt: str, max_tokens: int, depth: int, sampling: SamplingConfig) -> SubCall:
         if self._name is None:
             listed = await self._call("GET", "/v1/models", None)
             try:
@@ -169,7 +155,7 @@ class ServedModel:
             used = int(usage.get("prompt_tokens", 0)), int(usage.get("completion_tokens", 0))
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise NoAnswerError("server", f"{self._shown} answered in another form than OpenAI's API") from error
-        return Completion("" if text is None else str(text), *used)
+        return SubCall(prompt, "" if text is None else str(text), *used)
 
     async def _call(self, method: str, path: str, body: Any) -> Any:
         import aiohttp
@@ -348,9 +334,8 @@ class SubCalls:
         sampling, spent, began_s = self._sampling, 0, time.monotonic()
         if isinstance(sampling, SeededSampling):
             sampling = sampling.model_copy(update={"seed": f"{sampling.seed}/sub-call {number}"})
-        prompt = whole(question.prompt)
-        call = SubCall(_cut(prompt), "", batch=batch, depth=self.depth, error_name="cancelled")
-        name = f"{self._name}/{number}"
+        prompt, name = whole(question.prompt), f"{self._name}/{number}"
+        call = SubCall(prompt, "", error_name="cancelled")
         inner = SubCalls(self._model, self._config, sampling, name, self._sessions, self)
         try:
             async with self._permits:
@@ -359,43 +344,41 @@ class SubCalls:
                     assert self._sessions is not None
                     inner.running_s = self.running_s
                     task = Task(name, prompt, "", metadata={"context": question.context})
-                    made = _completion(await self._sessions(task, tokens, inner, sampling))
+                    call = _answered(prompt, await self._sessions(task, tokens, inner, sampling))
                 else:
-                    made = await self._model.complete(prompt, tokens, self.depth, sampling)
-            text, spent, sampled = made.text, made.tokens, made.trajectory
-            call = replace(
-                call,
-                text=_cut(text),
-                prompt_tokens=made.prompt_tokens,
-                tokens=made.tokens,
-                lines=len(sampled.lines) if question.is_session and sampled is not None else 0,
-                error_name=made.error_name,
-                trajectory=replace(sampled, task_id=name) if self._config.train and sampled is not None else None,
-            )
+                    call = await self._model.complete(prompt, tokens, self.depth, sampling)
+            spent = call.tokens
         except NoAnswerError as error:
-            text = f"[no answer: {error}]"
-            call = replace(call, text=_cut(text), error_name=error.kind)
+            call = SubCall(prompt, f"[no answer: {error}]", error_name=error.kind)
         finally:
             self._left.tokens += max(0, tokens - spent)
             inner._flushed()
-            self._recorded[number] = (replace(call, duration_s=time.monotonic() - began_s), *inner._taken)
-        return text
+            sampled = None if call.trajectory is None else replace(call.trajectory, task_id=name)
+            recorded = replace(
+                call,
+                prompt=_cut(prompt),
+                text=_cut(call.text),
+                batch=batch,
+                depth=self.depth,
+                duration_s=time.monotonic() - began_s,
+                trajectory=sampled if self._config.train else None,
+            )
+            self._recorded[number] = (recorded, *inner._taken)
+        return call.text
 
 
-def _completion(session: Trajectory) -> Completion:
+def _answered(prompt: str, session: Trajectory) -> SubCall:
     """The answer of a session. Its own calls are recorded beside it, so its lines are stored without them."""
     own = replace(session, lines=tuple(replace(line, subcalls=()) for line in session.lines))
-    numbers = len(session.prompt_ids), session.sampled_tokens, own
     if session.answer is not None:
-        return Completion(", ".join(map(_value_as_text, session.answer)), *numbers)
-    why = session.error or f"the session ended without one, {session.stop_reason}"
-    return Completion(f"[no answer: {why}]", *numbers, session.stop_reason.value)
-
-
-def _value_as_text(written: str) -> str:
-    """A submitted value, given as its `repr`; a string without its quotes."""
-    text = string_of(written)  # None if it was cut, or is another value, or prose
-    return written if text is None else text
+        texts = [(string_of(written), written) for written in session.answer]
+        # None if it was cut, or is another value than a string, or prose.
+        text, error_name = ", ".join(written if text is None else text for text, written in texts), None
+    else:
+        why = session.error or f"the session ended without one, {session.stop_reason}"
+        text, error_name = f"[no answer: {why}]", session.stop_reason.value
+    call = SubCall(prompt, text, len(session.prompt_ids), session.sampled_tokens, lines=len(session.lines))
+    return replace(call, error_name=error_name, trajectory=own)
 
 
 def _cut(text: str) -> str:

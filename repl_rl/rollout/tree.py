@@ -98,13 +98,18 @@ class Root(Guest):
         return self.rule.is_due(self)
 
     async def fork(self, session: Session) -> None:
-        """Let branches begin here. A session that does not survive this is found dead by its next line, as one is that
-        has ended in another way between two lines: what happens to it is its own doing.
+        """Let branches begin here, as many as can have one at once with a fork. A session that does not survive this is
+        found dead by its next line, as one is that has ended in another way between two lines: what happens to it is
+        its own doing.
         """
         starts = [self._start(len(self._spent)) for _ in range(self.config.branches - 1)]
         try:
             if self.config.by == "fork":
-                await _fork(starts, session)
+                around = [await session.episode.fork(start.held) for start in starts]
+                kernels = await session.kernel.fork([start.held for start in starts])
+                for start, surroundings, kernel in zip(starts, around, kernels, strict=False):
+                    assert start.branch is not None
+                    start.fork, start.branch = Fork(surroundings, kernel), replace(start.branch, by="fork")
         except (ForkRefusedError, KernelDiedError) as error:
             _log.debug("the branches of root %d run its lines again: %s", self.index, error)
         except BaseException:
@@ -139,15 +144,6 @@ class Root(Guest):
     def _settle(self, start: Start | None) -> None:
         self.starts[self._begun].set_result(start)
         self._begun += 1
-
-
-async def _fork(starts: Sequence[Start], session: Session) -> None:
-    """Give forks to as many as can have one at once. Raises ForkRefusedError if there are none."""
-    around = [await session.episode.fork(start.held) for start in starts]
-    kernels = await session.kernel.fork([start.held for start in starts])
-    for start, surroundings, fork in zip(starts, around, kernels, strict=False):
-        assert start.branch is not None
-        start.fork, start.branch = Fork(surroundings, fork), replace(start.branch, by="fork")
 
 
 class ForkRule:
@@ -231,9 +227,8 @@ class Trees:
         rule = fork_rule(config.at)
 
         def draws(index: int) -> Random:
-            return Random(
-                f"{sampling.of_trajectory(index).seed}/fork" if isinstance(sampling, SeededSampling) else None
-            )
+            own = sampling.of_trajectory(index) if isinstance(sampling, SeededSampling) else None
+            return Random(None if own is None else f"{own.seed}/fork")
 
         self._rules = [
             rule([Root(config, index, most_lines, draws(first + index)) for index in range(config.roots)])
@@ -246,13 +241,15 @@ class Trees:
         Raises RewardError if the grader fails.
         """
         assert request.index is not None
-        index, root, outcome, start = request.index, self._root_of(request.index), None, None
-        is_branch = self._is_branch(index)
+        group, within = divmod(request.index, self.config.group_size)
+        rule, branch, outcome, start = self._rules[group], within - self.config.roots, None, None
+        is_branch = branch >= 0
+        each = self.config.forks * (self.config.branches - 1)
+        root = rule.roots[branch // each if is_branch else within]
         try:
             if is_branch and not request.scope.is_cut:
-                branch = index % self.config.group_size - self.config.roots
                 with request.scope.open_to_cut(), request.clock.waiting(Wait.QUEUE):
-                    start = await asyncio.shield(root.starts[branch % len(root.starts)])
+                    start = await asyncio.shield(root.starts[branch % each])
             anew = Start(Branch(root.index, 0, 1.0, "anew") if is_branch else None)
             try:
                 trajectory = await type_(request, start or anew, *([] if is_branch else [root]))
@@ -262,7 +259,7 @@ class Trees:
                 outcome = await self._outcome(request.task, trajectory)
             return trajectory
         finally:
-            self._rules[index // self.config.group_size].ended(root, is_branch, outcome)
+            rule.ended(root, is_branch, outcome)
 
     async def close(self) -> None:
         """Close the forks that nobody took."""
@@ -280,13 +277,3 @@ class Trees:
         if trajectory.environment_reward is not None:
             return trajectory.environment_reward
         return (await asyncio.to_thread(graded_by, self._grader, task, trajectory)).grade
-
-    def _is_branch(self, index: int) -> bool:
-        return index % self.config.group_size >= self.config.roots
-
-    def _root_of(self, index: int) -> Root:
-        """The root with this index, or that of the branch with this index."""
-        group, within = divmod(index, self.config.group_size)
-        if self._is_branch(index):
-            within = (within - self.config.roots) // (self.config.forks * (self.config.branches - 1))
-        return self._rules[group].roots[within]

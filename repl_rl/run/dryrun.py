@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -20,7 +21,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from repl_rl.config import Config
+from repl_rl.config import Config, CreditConfig, EngineConfig, RewardsConfig, TrainConfig
+from repl_rl.config.rewards import ShapingConfig
 from repl_rl.engine import load_vocabulary
 from repl_rl.engine.environment import gpus_here, prepare_environment
 from repl_rl.engine.factory import engine_backend
@@ -30,12 +32,33 @@ from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.service import prompts
 from repl_rl.rollout.setup import environment_of, limits_of
 from repl_rl.run.held_out import longest_prompt
-from repl_rl.run.in_words import credit_in_words, idle_settings, rewards_in_words
 from repl_rl.run.memory import Shapes, memory, shapes_of
 from repl_rl.run.training import Inputs, check_inputs, choose_run, training_arguments
+from repl_rl.trajectory import LineKind
 from repl_rl.utils.distributed import launcher
 from repl_rl.utils.text import visible
 
+_RUN_NOTHING = (LineKind.BLANK, LineKind.COMMENT, LineKind.OPEN, LineKind.OVERLONG)
+"""Kinds of lines that change nothing and show nothing."""
+_ESTIMATORS = {
+    "outcome": "a session's return, less {baseline}",
+    "dr_grpo": "a session's return, less the group's mean",
+    "rloo": "a session's return, less the mean of the others",
+    "reinforce++": "a session's return, less {baseline}, standardised over the batch",
+    "return_to_go": "a line's reward and all later ones, less {baseline}",
+    "turn": "a line's reward and later ones, each compared with those of the same line number",
+    "critic": "temporal differences against a value of the interpreter's state",
+    "branch": "what a segment came to, less the mean of its siblings",
+    "gigpo": "a session's return, less the group's mean, and {omega:g} times a line's, less that of lines in equal "
+    "states",
+}
+_BASELINES = {
+    "mean": "the group's mean",
+    "leave_one_out": "the others' mean",
+    "place": "the others' mean from the same line number on",
+    "state": "the mean of the others' lines that began in the same interpreter state",
+    "none": "nothing",
+}
 _SESSION_MB = 4.2
 """Private memory of a forked session, and of a stock Jupyter kernel, as measured in BENCHMARKS.md."""
 _STOCK_KERNEL_MB = 73.3
@@ -157,19 +180,16 @@ def _model(config: Config, inputs: Inputs, shapes: Shapes, notes: list[str]) -> 
     trained = f"trained in {config.train.dtype}"
     if inputs.adapted is not None:
         trained = f"frozen in {config.train.dtype}, with adapters on {inputs.adapted.share:.1%} of them"
-    if not path.is_dir():
-        name, whence, how = str(path), "from the hub", "fetched from the hub"
-        if path.is_absolute():
-            name, whence, how = config.model.path, "as a GGUF file", f"converted into {path} first, once"
-        notes.append(
-            f"{name} would be {how}: "
-            + ("its tokenizer and its prompts were not checked" if shapes else "nothing of it was checked")
-        )
-        size = f"{sum(map(math.prod, shapes.values())) / 1e6:,.1f} million parameters, " if shapes else ""
-        return f"{name}, {whence}: {size}sampled in {dtype}, {trained}"
-    parameters = sum(map(math.prod, shapes.values()))
     name = "nano, of this package" if path == NANO_PATH else str(path)
-    return f"{name}: {parameters / 1e6:,.1f} million parameters, sampled in {dtype}, {trained}"
+    if not path.is_dir():
+        name, how = f"{path}, from the hub", f"{path} would be fetched from the hub"
+        if path.is_absolute():
+            name = f"{config.model.path}, as a GGUF file"
+            how = f"{config.model.path} would be converted into {path} first, once"
+        unchecked = "its tokenizer and its prompts were not checked" if shapes else "nothing of it was checked"
+        notes.append(f"{how}: {unchecked}")
+    size = f"{sum(map(math.prod, shapes.values())) / 1e6:,.1f} million parameters, " if shapes else ""
+    return f"{name}: {size}sampled in {dtype}, {trained}"
 
 
 def _note_layers(config: Config, inputs: Inputs, notes: list[str]) -> None:
@@ -202,7 +222,9 @@ def _prompts(config: Config, inputs: Inputs, notes: list[str]) -> tuple[int | No
             f"the longest prompt leaves {context - longest} of {context} tokens, less than budget.tokens ({budget}): "
             "such trajectories stop at the context"
         )
-    shown, digits = config.dialect.max_output_chars, _output_tokens(config, inputs)
+    shown = config.dialect.max_output_chars  # of which many models make a token each, if they are digits
+    output = "".join(Random(0).choices("0123456789", k=shown))
+    digits = len(load_vocabulary(inputs.model_path).encode_output(output))
     if digits >= budget:
         notes.append(
             f"an output of {shown:,} digits, which dialect.max_output_chars lets through, takes {digits:,} tokens of "
@@ -216,12 +238,6 @@ def _prompts(config: Config, inputs: Inputs, notes: list[str]) -> tuple[int | No
         f"{len(first.ids)}; an output of {shown:,} characters is up to {digits:,} tokens",
         first.text,
     )
-
-
-def _output_tokens(config: Config, inputs: Inputs) -> int:
-    """Tokens of the longest output that is shown, if it is all digits, of which many models make one each."""
-    digits = "".join(Random(0).choices("0123456789", k=config.dialect.max_output_chars))
-    return len(load_vocabulary(inputs.model_path).encode_output(digits))
 
 
 def _engine(config: Config) -> str:
@@ -268,3 +284,61 @@ def _kernels(config: Config) -> str:
         f"{size}{each} ({config.kernel.backend}, {config.kernel.sandbox}): about {usual_mb:,.0f} MB, at most "
         f"{limits_of(config.kernel).memory_mb:,} MB a session and {budget_mb:,.0f} MB together"
     )
+
+
+def rewards_in_words(config: RewardsConfig) -> str:
+    """What a session earns, and how that is limited."""
+    kinds = [f"{reward:+g} {kind}" for kind, reward in config.kinds.items() if reward]
+    classes = [f"{reward:+g} {name}" for name, reward in config.exceptions.items()]
+    rules = [f"{rule.reward:+g} {rule.name}" for rule in config.rules]
+    paid = [*kinds, *classes, *rules, *map(str, config.model_dump(mode="json")["functions"])]
+    parts = [f"{config.outcome:+g} for a right answer"]
+    if paid:
+        shaping, caps = config.shaping, config.shaping.caps
+        parts.append(f"a line: {', '.join(paid)}")
+        parts += ["as a potential of the state"] * (shaping.mode == "potential")
+        parts += ["no gain for what changes and shows nothing new"] * shaping.novelty
+        parts += [f"gains times {shaping.decay:g} at each repetition"] * (shaping.decay < 1)
+        parts += [] if shaping.clip is None else [f"within {list(shaping.clip)} a line"]
+        parts += [] if caps.gain is None else [f"gains of a session at most {caps.gain:g}"]
+        parts += [] if caps.loss is None else [f"losses at most {caps.loss:g}"]
+        weight = shaping.weight
+        if weight.end is not None:
+            parts.append(f"times {weight.start:g}, falling to {weight.end:g} in {weight.steps} steps")
+        elif weight.start != 1:
+            parts.append(f"times {weight.start:g}")
+    return "; ".join(parts)
+
+
+def credit_in_words(config: CreditConfig) -> str:
+    """What a line's advantage is."""
+    described = _ESTIMATORS.get(config.estimator)
+    if described is None:
+        return config.estimator
+    text = f"{config.estimator}: {described.format(baseline=_BASELINES[config.baseline], omega=config.omega)}"
+    text += "" if config.scale == "none" else f"; divided by the deviation ({config.scale})"
+    text += "" if config.gamma == 1 else f"; discounted by {config.gamma:g} a line"
+    return text if config.clip is None else f"{text}; within {config.clip:g} of 0"
+
+
+def idle_settings(config: Config, gpus: int) -> Iterator[str]:
+    """Settings that differ from their defaults and do nothing beside the others: each with the reason."""
+    rewards, shaping, engine, train = config.rewards, config.rewards.shaping, config.engine, config.train
+    if shaping.novelty:
+        for kind in _RUN_NOTHING:
+            if rewards.kinds.get(kind, 0.0) > 0:
+                yield f"rewards.kinds.{kind} is never paid: what runs nothing gains nothing (rewards.shaping.novelty)"
+    is_shaped = any(rewards.kinds.values()) or rewards.exceptions or rewards.rules or rewards.functions
+    if shaping != ShapingConfig() and not is_shaped:
+        yield "rewards.shaping limits what lines earn, and none earns anything"
+    if is_shaped and shaping.weight.start == 0 and not shaping.weight.end:
+        yield "rewards: lines are paid nothing, because shaping.weight is 0; they are only logged"
+    usual = EngineConfig()
+    if engine.weights_folder and not engine.servers and not config.cluster:
+        yield "engine.weights_folder is for servers, and there are none"
+    if gpus and engine.kv_cache_gib != usual.kv_cache_gib:
+        yield "engine.kv_cache_gib is for CPUs; here, engine.gpu_memory_utilization says what the engine takes"
+    if engine.servers and engine.gpu_memory_utilization != usual.gpu_memory_utilization:
+        yield "engine.gpu_memory_utilization is for vLLM in this process; a server has a flag of that name"
+    if not train.report_to and train.report_rollouts != TrainConfig().report_rollouts:
+        yield "train.report_rollouts: nobody is told (train.report_to)"

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.text import Text
 
 from repl_rl.errors import ConfigError
+from repl_rl.run.rollouts import asked_tasks, require_task
 from repl_rl.trajectory import Line, StopReason, Task, Trajectory
 
 if TYPE_CHECKING:
@@ -49,8 +50,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     """Play one session, grade it and print it. Raises ConfigError for invalid options before anything starts."""
     if options.problem < 1:
         raise ConfigError(f"--problem {options.problem}: they are counted from 1")
-    if options.answer is not None and options.task is None:
-        raise ConfigError(f"--answer {options.answer!r} belongs to a --task; held-out problems have their own answers")
+    require_task(options)
     import readline  # noqa: F401 - lets lines be edited
 
     from repl_rl.config import load_config
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     from repl_rl.view import print_trajectory
 
     config = load_config(options.config, tuple(options.set))
-    task = _task(options, config)
+    task = asked_tasks(options, config, options.problem)[-1]
     table = reward_table(config.rewards, config.credit)
     console.print(
         "You are the model. Enter ends a line, Ctrl-D on an empty one your text, Ctrl-C the session.", style="dim"
@@ -70,17 +70,6 @@ def run(options: argparse.Namespace, console: Console) -> int:
     console.print()
     print_trajectory(console, trajectory)
     return 0
-
-
-def _task(options: argparse.Namespace, config: Config) -> Task:
-    from repl_rl.tasks import load_tasks, require_gradable
-
-    if options.task is None:
-        return load_tasks(config.tasks, "heldout", 0, options.problem)[-1]
-    task = Task("play", options.task, options.answer or "")
-    if options.answer is not None:
-        require_gradable([task])
-    return task
 
 
 def play(config: Config, task: Task, table: RewardTable, console: Console) -> Trajectory:

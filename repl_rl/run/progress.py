@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from itertools import count
 from types import FrameType
 from typing import Any
 
@@ -90,7 +91,18 @@ class Progress:
                     bar.refresh()
                     bar.remove_task(task)
         else:
-            yield _Lines(self.say, text, total).one_more
+            done, began = count(1), time.monotonic()
+            said = began
+
+            def one_more() -> None:
+                nonlocal said
+                number, now = next(done), time.monotonic()
+                if now - said >= _LINE_EVERY_S and number < total:
+                    said = now
+                    left = (now - began) / number * (total - number)
+                    self.say(f"  {text}: {number} of {total}, about {duration(left)} left")
+
+            yield one_more
 
     def _new_bar(self, **options: Any) -> Bar:
         columns = ("{task.description}", MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
@@ -108,20 +120,3 @@ class Progress:
             f"held-out at step {row['step']}: {row['solve_rate']:.1%} of {row['problems']} problems solved "
             f"({row['seconds']:.0f} s)"
         )
-
-
-class _Lines:
-    """Says how far a part is, where no bar can."""
-
-    def __init__(self, say: Callable[[str], None], text: str, total: int) -> None:
-        self._say, self._text, self._total = say, text, total
-        self._done = 0
-        self._began = self._said = time.monotonic()
-
-    def one_more(self) -> None:
-        self._done += 1
-        now = time.monotonic()
-        if now - self._said >= _LINE_EVERY_S and self._done < self._total:
-            self._said = now
-            left = (now - self._began) / self._done * (self._total - self._done)
-            self._say(f"  {self._text}: {self._done} of {self._total}, about {duration(left)} left")

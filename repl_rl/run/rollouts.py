@@ -51,8 +51,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         raise ConfigError(f"-n {options.n}: give at least one rollout")
     if options.attach and options.n != 1:
         raise ConfigError(f"--attach is for one rollout at a time; leave out -n {options.n}")
-    if options.answer is not None and options.task is None:
-        raise ConfigError(f"--answer {options.answer!r} belongs to a --task; held-out problems have their own answers")
+    require_task(options)
     if options.out is not None:
         require_file("--out", options.out)
     config = _config(options, console)
@@ -64,7 +63,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     from repl_rl.view.run import unanswered
     from repl_rl.view.watch import Board, TerminalCanvas, watched
 
-    tasks = _tasks(options, config)
+    tasks = asked_tasks(options, config, options.n)
     table = reward_table(config.rewards, config.credit)
     progress, attached = Progress(console), _attached(options, console)
     ended: dict[int, Trajectory] = {}
@@ -145,14 +144,19 @@ def _config(options: argparse.Namespace, console: Console) -> Config:
     return config.model_copy(update={"model": model})
 
 
-def _tasks(options: argparse.Namespace, config: Config) -> list[Task]:
+def require_task(options: argparse.Namespace) -> None:
+    """Raises ConfigError for an `--answer` without a `--task`."""
+    if options.answer is not None and options.task is None:
+        raise ConfigError(f"--answer {options.answer!r} belongs to a --task; held-out problems have their own answers")
+
+
+def asked_tasks(options: argparse.Namespace, config: Config, count: int) -> list[Task]:
+    """`--task`, so many times, or else so many held-out problems. Raises ConfigError for an unreadable `--answer`."""
     from repl_rl.tasks import load_tasks, require_gradable
 
     if options.task is None:
-        return load_tasks(config.tasks, "heldout", 0, options.n)
-    tasks = [
-        Task(id=f"task-{number}", question=options.task, answer=options.answer or "") for number in range(options.n)
-    ]
+        return load_tasks(config.tasks, "heldout", 0, count)
+    tasks = [Task(f"task-{number}", options.task, options.answer or "") for number in range(count)]
     if options.answer is not None:
         require_gradable(tasks[:1])
     return tasks

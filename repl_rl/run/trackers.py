@@ -20,6 +20,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
+from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
 from repl_rl.config import Config, dump_config
@@ -164,11 +166,8 @@ class TensorBoard(Tracker):
 KINDS: Mapping[str, type[Tracker]] = {"tensorboard": TensorBoard, "trackio": Trackio, "wandb": Wandb}
 
 
-def as_code(text: str) -> str:
-    """Markdown that shows `text` literally, as an indented code block that no line of it can end."""
-    return "\n".join(f"    {line}" for line in text.split("\n"))
-
-
+as_code = partial(indent, prefix="    ", predicate=bool)
+"""Markdown that shows a text literally, as an indented code block that no line of it can end."""
 TRANSCRIPT_CHARACTERS = 20_000
 MESSAGE_CHARACTERS = 4_000
 LINES = 200
@@ -194,12 +193,10 @@ def columns(trajectory: Trajectory, step: int) -> dict[str, Any]:
 
 def messages(trajectory: Trajectory) -> list[dict[str, str]]:
     """The session as a conversation: the prompt, then what was typed and what the interpreter answered."""
-    lines = excerpt(trajectory.lines, LINES)
-    said = [("user", trajectory.prompt)]
-    said += [part for line in lines.head for part in (("assistant", line.text), ("tool", line.output))]
-    if lines.left_out:
-        said.append(("system", f"[{lines.left_out:,} lines left out]"))
-    said += [part for line in lines.tail for part in (("assistant", line.text), ("tool", line.output))]
+    turns = [(("assistant", line.text), ("tool", line.output)) for line in trajectory.lines]
+    kept = excerpt(turns, LINES)
+    gap = [("system", f"[{kept.left_out:,} lines left out]")] if kept.left_out else []
+    said = [("user", trajectory.prompt), *chain(*kept.head), *gap, *chain(*kept.tail)]
     shown = [(role, shortened(visible(text), MESSAGE_CHARACTERS)) for role, text in said]
     return [{"role": role, "content": text} for role, text in shown if text]
 
@@ -267,10 +264,10 @@ class Trackers:
             self._rollouts("eval/rollouts", row["step"], spread(trajectories, self._plan.report_rollouts))
 
     def on_train_begin(self, *arguments: Any, **named: Any) -> None:
-        """Does nothing: `open` has started the trackers already."""
+        """Does nothing: `open` has started the trackers already. At its end an evaluation is still to come, and `close`
+        ends the trackers."""
 
-    def on_train_end(self, *arguments: Any, **named: Any) -> None:
-        """Does nothing: an evaluation is still to come, and `close` ends the trackers."""
+    on_train_end = on_train_begin
 
     def on_log(self, *arguments: Any, logs: Mapping[str, Any], **named: Any) -> None:
         """Log numbers, with keys made safe to show: they contain names of exceptions, which a model can choose."""

@@ -251,7 +251,7 @@ def _splits_in(path: Path, subset: str | None) -> Collection[str]:
         return loaded if hasattr(loaded, "keys") else ()
     splits = _files_by_split(path, subset)
     for file in sorted(path.rglob("*")):
-        name = _split_of(file.relative_to(path).with_suffix(""))
+        name = _split_of(file.with_suffix(""), path)
         if name is not None and name not in splits and file.is_file() and not _is_data(file):
             raise ConfigError(
                 f"{file} is not read: its name has to end in {', '.join(DATA_FILES)}; convert it, take it out of the "
@@ -262,25 +262,21 @@ def _splits_in(path: Path, subset: str | None) -> Collection[str]:
 
 def _files_by_split(path: Path, subset: str | None) -> dict[str, list[Path]]:
     """A folder's files, or the one file. Names say which split a file is; without one in them it belongs to `train`."""
-    root, files = path, [file for file in sorted(path.rglob("*")) if _is_data(file) and file.is_file()]
-    if path.is_file():
-        root, files = path.parent, [path]
-    if not files:
+    files = [file for file in ([path] if path.is_file() else sorted(path.rglob("*"))) if _is_data(file)]
+    if not (files := [file for file in files if file.is_file()]):
         raise ConfigError(f"{path} holds no file that ends in {', '.join(DATA_FILES)}")
-    if subset is not None and any(subset in file.relative_to(root).parts for file in files):
-        files = [file for file in files if subset in file.relative_to(root).parts]
+    of_subset = [file for file in files if file != path and subset in file.relative_to(path).parts]
     splits: dict[str, list[Path]] = {}
-    for file in files:
-        splits.setdefault(_split_of(file.relative_to(root)) or "train", []).append(file)
+    for file in of_subset or files:
+        splits.setdefault(_split_of(file, path) or "train", []).append(file)
     return splits
 
 
 def _files_of(path: Path, subset: str | None, split: str) -> list[Path]:
     """A split's files. Raises ConfigError naming the splits that are there."""
     splits = _files_by_split(path, subset)
-    root = path.parent if path.is_file() else path
     name = next((name for name, words in _SPLITS.items() if split in words), split)
-    chosen = splits.get(name) or [f for files in splits.values() for f in files if split in _words(f.relative_to(root))]
+    chosen = splits.get(name) or [file for file in chain(*splits.values()) if split in _words(file, path)]
     if not chosen:
         held = sorted(splits)
         if path.is_file():
@@ -304,15 +300,16 @@ def _is_data(file: Path) -> bool:
     return file.suffix.lower() in DATA_FILES
 
 
-def _words(file: Path) -> set[str]:
-    """What the names in a path say: "held_out-1.jsonl" says held, out, 1 and heldout; a folder is one word."""
-    said = re.findall(r"[a-z]+|\d+", file.stem.lower())
-    words = {*said, *map("".join, pairwise(said)), *(re.sub(r"[\W_]", "", part.lower()) for part in file.parts[:-1])}
-    return words | {word.removesuffix("set") for word in words} | {file.stem, *file.parts[:-1]}
+def _words(file: Path, path: Path) -> set[str]:
+    """What its name and those of its folders in `path` say: "held_out-1.jsonl" says held, out, 1 and heldout; a folder
+    is one word."""
+    said, folders = re.findall(r"[a-z]+|\d+", file.stem.lower()), file.parts[len(path.parts) : -1]
+    words = {*said, *map("".join, pairwise(said)), *(re.sub(r"[\W_]", "", folder.lower()) for folder in folders)}
+    return words | {word.removesuffix("set") for word in words} | {file.stem, *folders}
 
 
-def _split_of(file: Path) -> str | None:
-    words = _words(file)
+def _split_of(file: Path, path: Path) -> str | None:
+    words = _words(file, path)
     return next((name for name, aliases in _SPLITS.items() if words.intersection(aliases)), None)
 
 

@@ -15,8 +15,9 @@ import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 Operands = tuple[int, ...]
 
 
@@ -44,6 +45,13 @@ class Family:
     confined process, in place of a comparison with the answer, on text that nobody has checked."""
     needs_gym: bool = False
     """Whether the package reasoning-gym makes and scores its problems."""
+
+
+def drawn(draw: Callable[[], T], fits: Callable[[T], object]) -> T:
+    """The first of several draws that fits."""
+    while not fits(made := draw()):
+        pass
+    return made
 
 
 def _draw_remainder(rng: Random, divisors: tuple[int, int], quotients: tuple[int, int]) -> Operands:

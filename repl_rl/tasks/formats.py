@@ -14,7 +14,6 @@ Rows are checked when they are read. A problem whose question or answer doesn't 
 
 from __future__ import annotations
 
-import calendar
 import csv
 import datetime
 import json
@@ -283,22 +282,15 @@ def period_of(value: Any) -> tuple[datetime.date, datetime.date]:
 
     Raises ValueError for anything else.
     """
-    if isinstance(value, datetime.datetime):
-        value = value.date()
-    if isinstance(value, datetime.date):
-        return value, value
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int | str):
+    import pandas  # type: ignore[import-untyped]
+
+    if isinstance(value, bool) or not isinstance(value, int | float | str | datetime.date):
         raise ValueError(f"{value!r:.80} is not a date")
-    text = str(value).strip()
-    found = re.fullmatch(r"(\d{4})(?:-(\d{1,2})(?:-(\d{1,2})(?:[T ].*)?)?)?", text)
-    if not found:
+    text = str(int(value) if isinstance(value, float) and value.is_integer() else value).strip()
+    if not (found := re.fullmatch(r"(\d{4}(?:-\d{1,2}(?:-\d{1,2})?)?)(?:[T ].*)?", text)):
         raise ValueError(f"{text!r:.80} is not a date such as 2024, 2024-06 or 2024-06-01")
-    year, month, day = found.groups()
-    first = datetime.date(int(year), int(month or 1), int(day or 1))
-    last_month = int(month or 12)
-    return first, first.replace(month=last_month, day=int(day or calendar.monthrange(first.year, last_month)[1]))
+    period = pandas.Period(found[1])
+    return period.start_time.date(), period.end_time.date()
 
 
 _READ: Mapping[str, Callable[[Any], Any]] = {"date": period_of, "context": lambda value: value}

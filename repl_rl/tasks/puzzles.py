@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import count
 from typing import Any, ClassVar
 
 from repl_rl.tasks.families import Family
-from repl_rl.tasks.gym import imported
+from repl_rl.tasks.gym import data_set, imported
 from repl_rl.trajectory import Task, Trajectory
 
 LENGTHS = (3, 10, 20, 40)
@@ -64,7 +64,7 @@ class Puzzle:
 
     def reward(self, trajectory: Trajectory) -> float:
         """What reasoning-gym gives for the moves; 0 where it pays for their form alone."""
-        score = float(_dataset(self.name, self._length).score_answer(self.answer(), self._entry))
+        score = float(data_set(self.name, **self.arguments[self._length]).score_answer(self.answer(), self._entry))
         return score if score > _PAID_FOR_FORM else 0.0
 
 
@@ -263,14 +263,9 @@ _KINDS = {kind.name: kind for kind in (QuantumLock, Jugs, TowerOfHanoi, Sokoban,
 def made(name: str, number: int, length: int) -> Entry:
     """The first puzzle from this number on that can be solved in fewer than `length` moves, but not in fewer than the
     next smaller one of `LENGTHS`. Raises DependencyError if reasoning-gym is missing."""
-    dataset, least = _dataset(name, length), max([0, *(each for each in LENGTHS if each < length)])
-    entries = (dataset[index] for index in count(number))
-    return next(entry for entry in entries if max(1, least) <= _KINDS[name].needs(entry) < length)
-
-
-@cache
-def _dataset(name: str, length: int) -> Any:
-    return imported("reasoning_gym").create_dataset(name, seed=0, size=1, **_KINDS[name].arguments[length])
+    kind, least = _KINDS[name], max([1, *(each for each in LENGTHS if each < length)])
+    entries = map(data_set(name, **kind.arguments[length]).__getitem__, count(number))
+    return next(entry for entry in entries if least <= kind.needs(entry) < length)
 
 
 def _family(kind: type[Puzzle], length: int) -> Family:

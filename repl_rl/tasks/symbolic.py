@@ -10,7 +10,7 @@ import math
 from random import Random
 from typing import Any
 
-from repl_rl.tasks.families import Family, Operands
+from repl_rl.tasks.families import Family, Operands, drawn
 from repl_rl.utils.import_path import LazyModule
 
 sympy = LazyModule("sympy")
@@ -30,11 +30,11 @@ def _not_square(rng: Random, bound: int) -> int:
 
 
 def _draw_fractions(rng: Random) -> Operands:
-    while True:
-        first, second = (rng.randint(-20, 20), rng.randint(2, 9)), (rng.randint(-20, 20), rng.randint(1, 9))
-        lowest = all(math.gcd(*pair) == 1 for pair in (first, second))
-        if lowest and first[0] * second[1] != second[0] * first[1]:
-            return (*first, *second)
+    """Two different fractions in lowest terms."""
+    return drawn(
+        lambda: (rng.randint(-20, 20), rng.randint(2, 9), rng.randint(-20, 20), rng.randint(1, 9)),
+        lambda made: math.gcd(*made[:2]) == math.gcd(*made[2:]) == 1 and made[0] * made[3] != made[2] * made[1],
+    )
 
 
 def _draw_radicals(rng: Random) -> Operands:
@@ -83,15 +83,19 @@ _EQUATIONS = (
 )
 
 
+def _matrix(entries: Operands) -> Any:
+    """A square matrix from its entries, row by row."""
+    size = math.isqrt(len(entries))
+    return sympy.Matrix(size, size, entries)
+
+
 def _draw_linear(rng: Random, size: int) -> Operands:
-    while True:
-        matrix = [_some(rng, 9) for _ in range(size * size)]
-        if sympy.Matrix(size, size, matrix).det() != 0:
-            return (*matrix, *(rng.randint(-12, 12) for _ in range(size)))
+    matrix = drawn(lambda: tuple(_some(rng, 9) for _ in range(size * size)), lambda made: _matrix(made).det() != 0)
+    return (*matrix, *(rng.randint(-12, 12) for _ in range(size)))
 
 
 def _equations(size: int, operands: Operands) -> tuple[Any, ...]:
-    matrix, solution = sympy.Matrix(size, size, operands[: size * size]), sympy.Matrix(operands[size * size :])
+    matrix, solution = _matrix(operands[: size * size]), sympy.Matrix(operands[size * size :])
     left = matrix * sympy.Matrix(sympy.symbols("x y z")[:size])
     return tuple(part for pair in zip(left, matrix * solution, strict=True) for part in pair)
 
@@ -145,8 +149,12 @@ def _draw_cubic(rng: Random) -> Operands:
     return lower, rng.randint(lower + 1, 7), *(_some(rng, 9) for _ in range(4))
 
 
+def _polynomial_of(coefficients: Operands) -> Any:
+    return sum(factor * _x() ** power for power, factor in enumerate(coefficients))
+
+
 def _cubic(lower: int, upper: int, *coefficients: int) -> tuple[Any, ...]:
-    return sum(factor * _x() ** power for power, factor in enumerate(coefficients)), lower, upper
+    return _polynomial_of(coefficients), lower, upper
 
 
 def _cubic_area(*operands: int) -> Any:
@@ -156,13 +164,12 @@ def _cubic_area(*operands: int) -> Any:
 
 def _primitive(rate: int, *coefficients: int) -> Any:
     """The antiderivative that is zero at zero."""
-    polynomial = sum(factor * _x() ** power for power, factor in enumerate(coefficients))
-    return polynomial * sympy.exp(rate * _x()) - coefficients[0]
+    return _polynomial_of(coefficients) * sympy.exp(rate * _x()) - coefficients[0]
 
 
 def _integrand(rate: int, *coefficients: int) -> tuple[Any, ...]:
     """The derivative by the product rule: another polynomial, times the same exponential."""
-    polynomial = sum(factor * _x() ** power for power, factor in enumerate(coefficients))
+    polynomial = _polynomial_of(coefficients)
     factor = sympy.collect(sympy.expand(rate * polynomial + polynomial.diff(_x())), _x())
     return (factor * sympy.exp(rate * _x()),)
 
@@ -258,20 +265,6 @@ _LIMITS = (
 )
 
 
-def _matrix(entries: Operands) -> Any:
-    """A square matrix from its entries, row by row."""
-    size = math.isqrt(len(entries))
-    return sympy.Matrix(size, size, entries)
-
-
-def _draw_regular(rng: Random, size: int) -> Operands:
-    """The entries of a matrix that is not singular and whose determinant is not 1 or -1."""
-    while True:
-        entries = tuple(rng.randint(-9, 9) for _ in range(size * size))
-        if abs(_matrix(entries).det()) > 1:
-            return entries
-
-
 def _draw_pair(rng: Random) -> Operands:
     first, second = rng.sample(range(-12, 13), 2)
     return first, second, rng.choice([-4, -3, -2, 2, 3, 4]), rng.randint(-4, 4)
@@ -308,9 +301,14 @@ _EIGENVALUES = (
 
 
 def _regular(name: str, size: int, solve: Any, phrasings: tuple[str, ...]) -> Family:
-    return Family(
-        name, lambda rng: _draw_regular(rng, size), solve, phrasings, lambda *entries: (_matrix(entries).tolist(),)
-    )
+    """The entries are those of a matrix that is not singular and whose determinant is not 1 or -1."""
+
+    def draw(rng: Random) -> Operands:
+        return drawn(
+            lambda: tuple(rng.randint(-9, 9) for _ in range(size * size)), lambda made: abs(_matrix(made).det()) > 1
+        )
+
+    return Family(name, draw, solve, phrasings, lambda *entries: (_matrix(entries).tolist(),))
 
 
 _MATRICES = (
@@ -340,10 +338,8 @@ _PRIMES = tuple(n for n in range(101, 1000) if all(n % divisor for divisor in ra
 
 def _draw_congruences(rng: Random, count: int) -> Operands:
     """Remainders and moduli in turn. The moduli are pairwise coprime."""
-    while True:
-        moduli = sorted(rng.sample(range(5, 40), count))
-        if math.lcm(*moduli) == math.prod(moduli):
-            return tuple(part for modulus in moduli for part in (rng.randint(1, modulus - 1), modulus))
+    moduli = drawn(lambda: sorted(rng.sample(range(5, 40), count)), lambda made: math.lcm(*made) == math.prod(made))
+    return tuple(part for modulus in moduli for part in (rng.randint(1, modulus - 1), modulus))
 
 
 def _remainder(*operands: int) -> int:

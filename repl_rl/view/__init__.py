@@ -10,10 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from repl_rl.view.command import view as view
     from repl_rl.view.display import bundle as bundle
-    from repl_rl.view.display import group_html as group_html
-    from repl_rl.view.display import trajectory_html as trajectory_html
     from repl_rl.view.notebook import to_notebook as to_notebook
     from repl_rl.view.run import Run as Run
     from repl_rl.view.run import read_run as read_run
@@ -28,15 +25,12 @@ _HOMES = {
     "Run": "run",
     "before_after_table": "terminal",
     "bundle": "display",
-    "group_html": "display",
     "live": "watch",
     "print_trajectory": "terminal",
     "read_run": "run",
     "show": "watch",
     "terminal_text": "terminal",
     "to_notebook": "notebook",
-    "trajectory_html": "display",
-    "view": "command",
     "write_report": "viewer.export",
 }
 

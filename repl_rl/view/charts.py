@@ -53,6 +53,7 @@ _COMPARED = {
     "tokens_per_s": "Tokens sampled per second",
 }
 """Metrics of a step, and of an evaluation the solve rate, by what a chart of several runs is called."""
+_MOST_ERRORS = 6
 _SMOOTHED_FROM = 20
 """Curves of fewer steps get no moving average."""
 
@@ -173,10 +174,10 @@ def _kinds(run: Run) -> Chart | None:
     return _chart("kinds", "Kinds of lines", caption, traces, _percent("of lines"), height=380)
 
 
-def _errors(run: Run, shown: int = 6) -> Chart | None:
+def _errors(run: Run) -> Chart | None:
     names = sorted({key for row in run.train for key in row if key.startswith("errors/")})
     total = {name: sum(number(row, name) or 0.0 for row in run.train) for name in names}
-    frequent = sorted(names, key=lambda name: -total[name])[:shown]
+    frequent = sorted(names, key=lambda name: -total[name])[:_MOST_ERRORS]
     # A row names only the exceptions of its step: a missing one means none.
     rows = [{**dict.fromkeys(frequent, 0.0), **row} for row in run.train]
     series = [(name, colour) for name, colour in zip(frequent, _CYCLE, strict=False) if total[name]]

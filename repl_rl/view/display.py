@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from repl_rl.credit.tree import Segment, trees
 from repl_rl.trajectory import Line, Trajectory
 from repl_rl.utils.text import Excerpt, excerpt, visible
 from repl_rl.view.tokens import TokenTexts, stretches, texts_fit
@@ -34,7 +35,6 @@ from repl_rl.view.transcript import (
     trajectory_text,
     transcript_rows,
 )
-from repl_rl.view.tree import tree_rows
 from repl_rl.view.words import (
     FAULTS,
     VERDICT_MARKS,
@@ -108,17 +108,6 @@ class Part:
     rows: tuple[Markup, ...] = ()
     title: str = ""
     left_out: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Card:
-    """A trajectory as the template draws it; `task` is empty if the page shows the task elsewhere."""
-
-    verdict: str
-    mark: str
-    task: str
-    facts: tuple[tuple[str, str], ...]
-    parts: tuple[Part, ...]
 
 
 def trajectory_html(trajectory: Trajectory, *, token_texts: TokenTexts | None = None) -> str:
@@ -255,8 +244,9 @@ def _told(rows: Sequence[ScreenRow]) -> str:
 
 def _card(
     trajectory: Trajectory, task: str, budget_bytes: int, prompt_rows: int = PROMPT_ROWS, image_bytes: int = 0
-) -> _Card:
-    """The heading holds what is known; what isn't known is left out."""
+) -> dict[str, Any]:
+    """A trajectory as the template draws it: its heading, in which what isn't known is left out, and its parts. `task`
+    is empty if the page shows the task elsewhere."""
     verdict = status(trajectory)
     faults = sum(line.kind in FAULTS for line in trajectory.lines)
     masked = len(trajectory.completion_ids) - trajectory.sampled_tokens
@@ -280,4 +270,53 @@ def _card(
     parts = transcript_parts(
         trajectory.prompt, trajectory.lines, None, budget_bytes, logprobs, prompt_rows, image_bytes
     )
-    return _Card(verdict, VERDICT_MARKS[verdict], task, shown, tuple(parts))
+    return {"verdict": verdict, "mark": VERDICT_MARKS[verdict], "task": task, "facts": shown, "parts": parts}
+
+
+def tree_rows(group: Sequence[Trajectory]) -> list[dict[str, Any]]:
+    """Roots in their order, each followed by its branches, as the template draws them.
+
+    A row begins `before` columns from the left, and `began` says how. Of a line, `worth` is what its segment came to,
+    at the first line of one; `forks` says that it ends one. Empty for a group in which nothing forked, or of which a
+    parent is missing.
+    """
+    if all(member.branch is None for member in group):
+        return []
+    rewards = [[line.reward or 0.0 for line in member.lines] for member in group]
+    try:
+        worths = {(each.member, each.start): each.worth(rewards) for first in trees(group) for each in _all(first)}
+    except ValueError:
+        return []
+    children: dict[int, list[tuple[int, int]]] = {}
+    for index, member in enumerate(group):
+        if member.branch is not None and member.branch.line:
+            children.setdefault(member.branch.parent, []).append((member.branch.line, index))
+    rows: list[dict[str, Any]] = []
+
+    def add(index: int, before: int) -> None:
+        member, forks = group[index], {line for line, _ in children.get(index, ())}
+        verdict, branch, began = status(member), member.branch, ""
+        if branch is not None:
+            began = f"by {branch.by} after line {branch.line - 1} of #{branch.parent + 1}, weight {branch.weight:.3g}"
+            began = began if branch.line else "from the prompt, instead of a fork that did not come about"
+        cells = [
+            {
+                "line": line,
+                "worth": worths.get((index, number)) if number in {0, *forks} else None,
+                "forks": number + 1 in forks,
+            }
+            for number, line in enumerate(member.lines)
+        ]
+        drawn = {"number": index + 1, "verdict": verdict, "mark": VERDICT_MARKS[verdict], "cells": cells}
+        rows.append(drawn | {"before": before, "began": began})
+        for line, child in sorted(children.get(index, ())):
+            add(child, before + line)
+
+    for index, member in enumerate(group):
+        if member.branch is None or not member.branch.line:
+            add(index, 0)
+    return rows
+
+
+def _all(segment: Segment) -> list[Segment]:
+    return [segment, *(each for following in segment.following for each in _all(following))]

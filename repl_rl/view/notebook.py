@@ -23,9 +23,11 @@ from typing import TYPE_CHECKING, Any
 from repl_rl.dialect import truncate_middle
 from repl_rl.errors import ConfigError, RunError
 from repl_rl.files import replace_file
-from repl_rl.trajectory import LineKind, StopReason, Trajectory
+from repl_rl.trajectory import LineKind, Trajectory
 from repl_rl.utils.text import visible, whole
 from repl_rl.view.session_cells import Role, SessionCell, SessionText, session_text
+from repl_rl.view.transcript import ending
+from repl_rl.view.words import fenced, status
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -138,12 +140,10 @@ def _about(trajectory: Trajectory, text: SessionText) -> dict[str, Any]:
         "setup": text.setup,
         "stop_reason": str(trajectory.stop_reason),
         "answer": _answer(trajectory),
-        "outcome_reward": _finite(trajectory.outcome_reward),
-        "environment_reward": _finite(trajectory.environment_reward),
+        **{name: _finite(getattr(trajectory, name)) for name in ("outcome_reward", "environment_reward", "duration_s")},
         "version": trajectory.version,
         "prompt_tokens": len(trajectory.prompt_ids),
         "completion_tokens": len(trajectory.completion_ids),
-        "duration_s": _finite(trajectory.duration_s),
         "error": None if trajectory.error is None else whole(trajectory.error),
     }
 
@@ -187,22 +187,9 @@ def _heading(trajectory: Trajectory) -> NotebookNode:
     parts = [f"# {plain_markdown(trajectory.task_id)}"]
     if trajectory.question:
         parts.append("  \n".join(map(plain_markdown, trajectory.question.split("\n"))))
-    parts.append(plain_markdown(verdict(trajectory)))
-    prompt = visible(truncate_middle(trajectory.prompt, _PROMPT_CHARS))
-    fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`{3,}", prompt))])
-    parts.append(f"The prompt:\n\n{fence}text\n{prompt}\n{fence}")
+    parts.append(plain_markdown(f"{status(trajectory)}, {ending(trajectory)}"))
+    parts.append(f"The prompt:\n\n{fenced(visible(truncate_middle(trajectory.prompt, _PROMPT_CHARS)), 'text')}")
     return v4.new_markdown_cell("\n\n".join(parts), metadata={"repl_rl": {"role": "heading"}})
-
-
-def verdict(trajectory: Trajectory) -> str:
-    """How the trajectory ended, in a sentence."""
-    grade = trajectory.outcome_reward
-    how = "Not graded" if grade is None else f"{'Solved' if grade > 0 else 'Not solved'} (graded {grade:g})"
-    if trajectory.is_void:
-        how = "Void: takes part in no loss"
-    end = "an answer" if trajectory.stop_reason is StopReason.ANSWER else str(trajectory.stop_reason)
-    answer = "" if trajectory.answer is None else f", {', '.join(trajectory.answer)}"
-    return f"{how}; it ended with {end}{answer}. {len(trajectory.lines)} lines, {trajectory.sampled_tokens} tokens."
 
 
 def plain_markdown(text: str) -> str:

@@ -37,6 +37,7 @@ from repl_rl.engine.environment import silence_libraries
 from repl_rl.errors import ConfigError
 from repl_rl.rollout.events import Began, Ended, Event, Ran, Sampled
 from repl_rl.rollout.loop import Rollout
+from repl_rl.rollout.scheduler import CutScope, scheduled
 from repl_rl.rollout.service import config_of, open_rollout
 from repl_rl.trajectory import Group, Line, Task, Trajectory
 from repl_rl.utils.text import visible
@@ -139,7 +140,7 @@ class Board:
 async def watch(rollout: Rollout, task: Task, board: Board) -> Trajectory | Group:
     """Roll out a task once for each rollout on the board, and keep the board drawn meanwhile."""
     with board.until_the_end():
-        making = asyncio.create_task(_rolled(rollout, task, board, rollout.sampling))
+        making = asyncio.create_task(_rolled(rollout, task, board, rollout.setup.sampling))
         try:
             while not making.done():
                 await asyncio.wait([making], timeout=_TICK_S)
@@ -154,25 +155,19 @@ async def _rolled(rollout: Rollout, task: Task, board: Board, sampling: Sampling
     """Roll out as many at a time as the rollout allows; the first failure ends all."""
     vocabulary = rollout.setup.vocabulary
     board.texts = lambda ids: [vocabulary.bytes_of([index]).decode("utf-8", "backslashreplace") for index in ids]
-    count = len(board.seen)
-    slots = asyncio.Semaphore(rollout.setup.at_once or count)
 
-    async def roll(index: int) -> Trajectory:
+    async def roll(index: int, scope: CutScope) -> Trajectory:
         own = sampling.of_trajectory(index) if isinstance(sampling, SeededSampling) else sampling
-        async with slots, aclosing(rollout.stream(task, own)) as events:
+        async with aclosing(rollout.stream(task, own)) as events:
             async for event in events:
                 board.take(index, event)
         trajectory = board.seen[index].trajectory
         assert trajectory is not None
         return trajectory
 
-    rolling = [asyncio.create_task(roll(index)) for index in range(count)]
-    try:
-        return await asyncio.gather(*rolling)
-    finally:
-        for each in rolling:
-            each.cancel()
-        await asyncio.gather(*rolling, return_exceptions=True)
+    async with aclosing(scheduled(roll, len(board.seen), rollout.setup.at_once)) as ended:
+        made = {index: trajectory async for index, trajectory in ended}
+    return [made[index] for index in sorted(made)]
 
 
 def _one_or_all(made: Sequence[Trajectory]) -> Trajectory | Group:

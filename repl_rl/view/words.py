@@ -7,6 +7,7 @@ text that a model or an interpreter wrote (an exception's name) still has to pas
 from __future__ import annotations
 
 import math
+import re
 
 from repl_rl.trajectory import Line, LineKind, SubCall, Trajectory
 from repl_rl.utils.text import cut_middle
@@ -75,9 +76,9 @@ def milliseconds(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
-def counted(count: int, one: str, many: str = "") -> str:
+def counted(count: int, one: str) -> str:
     """`1 line`, `1,204 lines`."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
+    return f"{count:,} {one if count == 1 else one + 's'}"
 
 
 def outcome(label: str, rollouts: int, solved: int, graded: int) -> str:
@@ -89,6 +90,12 @@ def outcome(label: str, rollouts: int, solved: int, graded: int) -> str:
 def one_line(text: str) -> str:
     """`text` with its line breaks replaced by a sign, where there is one row."""
     return text.replace("\n", "⏎")
+
+
+def fenced(text: str, language: str) -> str:
+    """A block of Markdown that its text can't end."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall(r"`+", text)), default=0))
+    return f"{fence}{language}\n{text.rstrip()}\n{fence}"
 
 
 def cost(call: SubCall) -> str:

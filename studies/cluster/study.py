@@ -21,13 +21,13 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from rich.table import Table
 
-from repl_rl.bench.rollout import CONTEXT_TOKENS, RolloutSettings, open_ended
+from repl_rl.bench.rollout import CONTEXT_TOKENS, open_ended
 from repl_rl.cluster import RolloutCluster, connect, open_replicas
 from repl_rl.config import ClusterConfig, Config, EngineConfig, ModelConfig, SamplingConfig, load_config
 from repl_rl.engine import SharedEngine, Vocabulary, load_vocabulary
@@ -138,7 +138,6 @@ def _sides(settings: ClusterSettings, engine_name: str, say: Say) -> Iterator[di
     vocabulary = load_vocabulary(path)
     config = _config(settings, has_server=engine_name != "script")
     assert config.cluster is not None
-    rollout = replace(RolloutSettings(), line_tokens=32)
     with connect(config.cluster) as connection, ExitStack() as stack:
         engine: SharedEngine
         locate = None
@@ -155,7 +154,7 @@ def _sides(settings: ClusterSettings, engine_name: str, say: Say) -> Iterator[di
             engine = VLLMServerEngine(path, vocabulary, config.model, config.engine, config.seed, locate=locate)
         stack.callback(engine.close)
         by_ray = partial(RolloutCluster, connection=connection, config=config, path=path, locate=locate)
-        opened = partial(open_ended, rollout, engine, vocabulary, settings.lines, settings.kernels)
+        opened = partial(open_ended, 32, engine, vocabulary, settings.lines, settings.kernels)
         with opened() as process, opened(make_runner=by_ray) as ray:
             yield {"process": process, "ray": ray}
 

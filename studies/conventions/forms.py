@@ -15,7 +15,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from repl_rl.engine.environment import prepare_environment
 from repl_rl.models import resolve_model
 from repl_rl.rollout.score import reward_table, score
 from repl_rl.rollout.service import start_service
-from repl_rl.rollout.setup import RolloutSetup, load_extensions
+from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.tasks import grade, load_tasks
 from repl_rl.trajectory import write_jsonl
 from repl_rl.utils.machine import machine
@@ -98,7 +98,7 @@ def measure(settings: FormsSettings, say: Say) -> dict[str, Any]:
     try:
         for dialect, config in configs.items():
             tasks = load_tasks(config.tasks, "heldout", 0, settings.problems)
-            setup = RolloutSetup.from_config(config, vocabulary, load_extensions(config))
+            setup = replace(RolloutSetup.for_model(config, path), vocabulary=vocabulary)
             began = time.perf_counter()
             with start_service(engine, setup) as service:
                 made = service.generate(tasks, config.sampling.seeded(f"{settings.seed}/forms"))

@@ -20,7 +20,8 @@ from typing import Any
 
 from rich.table import Table
 
-from repl_rl.bench.kernels import Say, descendants, memory_mb, timed_s
+from repl_rl.bench.kernels import descendants, memory_mb, timed_s
+from repl_rl.bench.settings import Say
 from repl_rl.errors import ConfigError, KernelError
 from repl_rl.kernel import KernelPool, KernelSession, Limits
 from repl_rl.kernel.limits import MATH, Profile

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from dataclasses import asdict
+import tempfile
 
 from repl_rl.engine import load_vocabulary
 from repl_rl.models.nano import NANO_PATH
@@ -24,9 +24,10 @@ def main() -> None:
 
     vocabulary = load_vocabulary(str(NANO_PATH))
     tasks = make_tasks(None, options.trajectories, seed=5, split="heldout")
-    with TRLRollouts(str(NANO_PATH), None, vocabulary, slots=len(tasks), lines=8, line_tokens=48, tokens=512) as trl:
+    with tempfile.TemporaryDirectory(prefix="repl_rl_bench_") as folder:
+        trl = TRLRollouts(folder, None, vocabulary, slots=len(tasks), lines=8, line_tokens=48, tokens=512)
         for _ in range(options.rounds):
-            print(json.dumps(asdict(trl.roll_out(tasks, latency_s=0.0))), flush=True)
+            print(json.dumps(trl.roll_out(tasks, latency_s=0.0)), flush=True)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ class SharedScript(ScriptedPolicy):
 
     @asynccontextmanager
     async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[ScriptedSlot]:
-        yield _QuestionSlot(self._vocabulary)
+        yield ScriptedSlot(self.vocabulary, _typed)
 
     @property
     def weights(self) -> int:
@@ -36,17 +36,9 @@ class SharedScript(ScriptedPolicy):
         """They can always be given."""
 
 
-class _QuestionSlot(ScriptedSlot):
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        super().__init__(vocabulary, iter(()))
-        self._has_begun = False
-
-    async def sample_line(self, ids: Any, max_tokens: int, sampling: Any) -> Any:
-        if not self._has_begun:
-            self._has_begun = True
-            _, script, _ = self._vocabulary.decode(ids).split("`")
-            self._left = iter([f" {line}\n" for line in script.split(";;")])
-        return await super().sample_line(ids, max_tokens, sampling)
+def _typed(prompt: str) -> tuple[str, bool]:
+    _, script, _ = prompt.split("`")
+    return "".join(f" {line}\n" for line in script.split(";;")), True
 
 
 def make(path: str, vocabulary: Vocabulary, model: ModelConfig, config: EngineConfig, seed: int) -> SharedScript:

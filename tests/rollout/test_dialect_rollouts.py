@@ -21,7 +21,7 @@ from repl_rl.engine import Vocabulary
 from repl_rl.kernel import KernelPool
 from repl_rl.rewards.history import history
 from repl_rl.rollout.scripted import turns
-from repl_rl.rollout.setup import dialect_for
+from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory
 from repl_rl.utils.threads import BackgroundLoop
 
@@ -71,7 +71,9 @@ async def roll_out(
     """The trajectory of a policy that types these turns. What holds of every one is asserted here."""
     vocabulary = vocabulary_for(dialect, end, template)
     engine = RecordingEngine(ScriptedEngine(vocabulary, lambda prompt: lines_of(typed, vocabulary.stops)))
-    made = dialect_for(vocabulary, DialectConfig(name=dialect, max_output_chars=1000))
+    made = RolloutSetup(
+        vocabulary, DialectConfig(name=dialect, max_output_chars=1000), context_tokens=context_tokens
+    ).dialect_with(())
     given: dict[str, Any] = {"vocabulary": vocabulary, "dialect": made, "context_tokens": context_tokens}
     rollout = rollout_of(
         engine, pool, budget={"lines": 60, "tokens": 3000, "line_tokens": 400, "repeats": None} | budget, **given

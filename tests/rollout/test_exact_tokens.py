@@ -70,7 +70,7 @@ class HalfScripted(FakeEngine):
         async with self._engine.slot(tokens, depth) as slot:
             self.held[depth] += 1
             try:
-                yield slot if depth else ScriptedSlot(self._vocabulary, iter(self._typed))
+                yield slot if depth else ScriptedSlot(self._vocabulary, lambda _: ("".join(self._typed), True))
             finally:
                 self.held[depth] -= 1
 

@@ -205,14 +205,18 @@ async def test_a_question_is_encoded_once_for_its_group_when_its_first_trajector
     monkeypatch.setattr(
         Vocabulary, "encode_prompt", lambda self, text: log.append(text[-13:].strip()) or encode(self, text)
     )
+
+    async def typed(prompt: str, turn: int, sampling: object) -> None:
+        if turn == 0:
+            log.append("typed")
+
     tasks = tasks_of(*(f"Session {number // 3}" for number in range(6)))
-    rollout = rollout_of(ScriptedEngine(vocabulary, TYPED), at_once=3)
+    rollout = rollout_of(ScriptedEngine(vocabulary, TYPED, typed), at_once=3)
     async for index, each in rollout.as_completed(RolloutBatch(tasks)):
-        log.append(f"end {index}")
         assert each.task_id == f"t{index}"
     frame, *rest = log
     assert frame == "ormation.\n>>>", "the prompt around an empty question tells how much room there is"
-    assert rest[:2] == ["Session 0\n>>>", "end 0"]
+    assert rest[:2] == ["Session 0\n>>>", "typed"]
     assert rest.count("Session 0\n>>>") == rest.count("Session 1\n>>>") == 1
     assert len(rest) == 2 + 6
 
@@ -249,6 +253,7 @@ async def test_a_cut_leaves_each_trajectory_as_far_as_it_has_come(vocabulary: Vo
             await asyncio.Event().wait()
 
     async def run(session: int, cell: int, source: str, execute: Execute) -> ExecResult:
+        await asyncio.sleep(0)  # sessions take turns
         if stalls[session] == "running" and cell == 1:
             await asyncio.Event().wait()
         return await execute()

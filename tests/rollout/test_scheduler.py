@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any
 
 import pytest
 
 from repl_rl.errors import EngineError
-from repl_rl.rollout.scheduler import Cut, CutRule, CutScope, Scheduler
+from repl_rl.rollout.scheduler import Cut, CutRule, CutScope, scheduled
 from repl_rl.trajectory import Line, LineKind, StopReason, Trajectory
 
 
@@ -38,8 +38,8 @@ def turns(durations: list[int | None], log: list[str]) -> Callable[[int, CutScop
     return run
 
 
-async def collect(scheduler: Scheduler) -> list[tuple[int, StopReason]]:
-    return [(index, ended.stop_reason) async for index, ended in scheduler.stream()]
+async def collect(scheduler: AsyncGenerator[tuple[int, Trajectory], None]) -> list[tuple[int, StopReason]]:
+    return [(index, ended.stop_reason) async for index, ended in scheduler]
 
 
 EOS, UNFINISHED = StopReason.EOS, StopReason.UNFINISHED
@@ -47,13 +47,13 @@ EOS, UNFINISHED = StopReason.EOS, StopReason.UNFINISHED
 
 async def test_trajectories_come_as_they_end() -> None:
     log: list[str] = []
-    assert await collect(Scheduler(turns([9, 1, 5], log), 3)) == [(1, EOS), (2, EOS), (0, EOS)]
+    assert await collect(scheduled(turns([9, 1, 5], log), 3)) == [(1, EOS), (2, EOS), (0, EOS)]
     assert log == ["start 0", "start 1", "start 2", "eos 1", "eos 2", "eos 0"]
 
 
 async def test_no_more_run_than_may_and_a_place_is_taken_as_soon_as_it_is_free() -> None:
     log: list[str] = []
-    assert await collect(Scheduler(turns([50, 1, 1, 1], log), 4, at_once=2)) == [(1, EOS), (2, EOS), (3, EOS), (0, EOS)]
+    assert await collect(scheduled(turns([50, 1, 1, 1], log), 4, at_once=2)) == [(1, EOS), (2, EOS), (3, EOS), (0, EOS)]
     assert log == ["start 0", "start 1", "eos 1", "start 2", "eos 2", "start 3", "eos 3", "eos 0"]
 
 
@@ -68,13 +68,13 @@ async def test_no_more_run_than_may_and_a_place_is_taken_as_soon_as_it_is_free()
 async def test_the_rest_is_cut_once_the_share_has_finished(
     durations: list[int | None], share: float, cut: list[int]
 ) -> None:
-    ended = sorted(await collect(Scheduler(turns(durations, []), len(durations), cut=Cut(share, 4))))
+    ended = sorted(await collect(scheduled(turns(durations, []), len(durations), cut=Cut(share, 4))))
     assert [index for index, _ in ended] == list(range(len(durations)))
     assert [index for index, reason in ended if reason is UNFINISHED] == cut
 
 
 async def test_what_has_not_begun_is_cut_without_beginning() -> None:
-    scheduler = Scheduler(turns([1, 1, None, None], []), 4, at_once=2, cut=Cut(0.5, 4))
+    scheduler = scheduled(turns([1, 1, None, None], []), 4, at_once=2, cut=Cut(0.5, 4))
     assert await collect(scheduler) == [(0, EOS), (1, EOS), (2, UNFINISHED), (3, UNFINISHED)]
 
 
@@ -85,7 +85,7 @@ async def test_a_trajectory_that_only_cleans_up_is_not_cut() -> None:
         await asyncio.sleep(0.01 * index)
         return trajectory(EOS)
 
-    assert await collect(Scheduler(run, 3, cut=Cut(0.3, 3))) == [(0, EOS), (1, EOS), (2, EOS)]
+    assert await collect(scheduled(run, 3, cut=Cut(0.3, 3))) == [(0, EOS), (1, EOS), (2, EOS)]
 
 
 def rule(count: int, share: float, group_size: int, *finished: int, void: tuple[int, ...] = ()) -> list[list[int]]:
@@ -120,7 +120,7 @@ def test_a_failure_ends_the_stream_and_everything_that_runs() -> None:
             log.append(f"gone {index}")
 
     async def go() -> None:
-        stream = Scheduler(run, 3).stream()
+        stream = scheduled(run, 3)
         with pytest.raises(EngineError, match="the weights are broken"):
             await anext(stream)
         log.append("over")
@@ -135,7 +135,7 @@ def test_a_stream_that_is_left_ends_what_runs() -> None:
     log: list[str] = []
 
     async def go() -> None:
-        async with aclosing(Scheduler(turns([1, None, None], log), 3, at_once=2).stream()) as ended:
+        async with aclosing(scheduled(turns([1, None, None], log), 3, at_once=2)) as ended:
             async for index, _ in ended:
                 assert index == 0
                 break
@@ -157,7 +157,7 @@ def test_a_cancelled_reader_cancels_the_batch() -> None:
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     async def read() -> None:
-        async for _ in Scheduler(turns([None, None], log), 2, cut=Cut(0.5, 2)).stream():
+        async for _ in scheduled(turns([None, None], log), 2, cut=Cut(0.5, 2)):
             raise AssertionError
 
     asyncio.run(go())

@@ -22,8 +22,8 @@ from repl_rl.kernel import ExecResult, ExecStatus, HostCall, HostCalls
 from repl_rl.rollout.batch import RolloutBatch
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.scheduler import Cut
-from repl_rl.rollout.subcalls import Completion, PolicyModel, SubCalls
-from repl_rl.trajectory import StopReason, Task
+from repl_rl.rollout.subcalls import PolicyModel, SubCalls
+from repl_rl.trajectory import StopReason, SubCall, Task
 
 SAMPLING = SamplingConfig()
 TYPED = ["ask()\n", "submit_final_answer(1)\n"]
@@ -182,14 +182,14 @@ class Noting:
         self.may_answer.set()
         self.under_way = self.most = 0
 
-    async def complete(self, prompt: str, max_tokens: int, depth: int, sampling: SamplingConfig) -> Completion:
+    async def complete(self, prompt: str, max_tokens: int, depth: int, sampling: SamplingConfig) -> SubCall:
         self.asked.append((prompt, max_tokens, sampling))
         self.under_way += 1
         self.most = max(self.most, self.under_way)
         await asyncio.sleep(0)
         await self.may_answer.wait()
         self.under_way -= 1
-        return Completion(prompt.upper(), len(prompt), min(max_tokens, len(prompt)))
+        return SubCall(prompt, prompt.upper(), len(prompt), min(max_tokens, len(prompt)))
 
 
 async def test_answers_keep_the_order_and_so_many_are_asked_at_once() -> None:

@@ -21,8 +21,8 @@ from repl_rl.engine.server.client import Wanted, serve_command
 from repl_rl.engine.vocabulary import load_vocabulary
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.run import dryrun
+from repl_rl.run.dryrun import idle_settings
 from repl_rl.run.folder import RunFolder
-from repl_rl.run.in_words import idle_settings
 from repl_rl.run.training import training_arguments
 from repl_rl.utils.folders import resource_folder
 

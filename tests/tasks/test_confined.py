@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,6 +27,10 @@ ENDS: Call = ("os:_exit", [0])
 FILLS: Call = ("builtins:bytearray", [3 << 30])
 
 
+def verdicts(asked: Any, calls: list[Call]) -> list[bool | None]:
+    return [verdict for verdict, _ in asked.ask(calls)]
+
+
 @pytest.fixture(scope="module")
 def checker() -> Iterator[Confined]:
     made = Confined()
@@ -35,8 +40,8 @@ def checker() -> Iterator[Confined]:
 
 def test_verdicts_come_in_order(checker: Confined) -> None:
     calls = [RIGHT, WRONG, RAISES, WRONG, RIGHT] * 20
-    assert checker.ask(calls) == [True, False, False, False, True] * 20
-    assert checker.ask([]) == []
+    assert verdicts(checker, calls) == [True, False, False, False, True] * 20
+    assert verdicts(checker, []) == []
 
 
 @pytest.mark.parametrize("bad", [CRASHES, ENDS, FILLS], ids=["crashes", "ends", "fills"])
@@ -44,51 +49,51 @@ def test_verdicts_come_in_order(checker: Confined) -> None:
 def test_what_ends_its_process_costs_its_own_verdict(checker: Confined, bad: Call, index: int) -> None:
     calls, expected = [RIGHT] * 9, [True] * 9
     calls[index], expected[index] = bad, None
-    assert checker.ask(calls) == expected
-    assert checker.ask([bad] * 5) == [None] * 5
+    assert verdicts(checker, calls) == expected
+    assert verdicts(checker, [bad] * 5) == [None] * 5
 
 
 @pytest.mark.slow
 def test_processor_time_is_bounded(checker: Confined) -> None:
     slow: Call = (EQUAL, ["[0, 1]", ["Union(" + ", ".join(f"Interval({n}, {n}.5)" for n in range(390)) + ")"]])
-    assert checker.ask([RIGHT, slow, RIGHT, slow, RIGHT]) == [True, None, True, None, True]
+    assert verdicts(checker, [RIGHT, slow, RIGHT, slow, RIGHT]) == [True, None, True, None, True]
 
 
 @pytest.mark.slow
 def test_so_is_time_on_the_clock(checker: Confined) -> None:
-    assert checker.ask([RIGHT, ("time:sleep", [10_000]), RIGHT]) == [True, None, True]
+    assert verdicts(checker, [RIGHT, ("time:sleep", [10_000]), RIGHT]) == [True, None, True]
 
 
 @pytest.mark.more
 def test_a_program_that_was_killed_is_started_again(checker: Confined) -> None:
-    assert checker.ask([RIGHT]) == [True]
+    assert verdicts(checker, [RIGHT]) == [True]
     before = checker.process.pid
     os.kill(before, signal.SIGKILL)
-    assert checker.ask([RIGHT]) == [True]
+    assert verdicts(checker, [RIGHT]) == [True]
     assert checker.process.pid != before
 
 
 @pytest.mark.more
 def test_a_program_that_ends_twice_is_an_error(checker: Confined) -> None:
     with pytest.raises(RewardError, match="ended twice on the same 2 calls"):
-        checker.ask([RIGHT, ("no_such_module:function", [])])
-    assert checker.ask([RIGHT]) == [True]
+        verdicts(checker, [RIGHT, ("no_such_module:function", [])])
+    assert verdicts(checker, [RIGHT]) == [True]
 
 
 @pytest.mark.more
 def test_several_threads_take_turns(checker: Confined) -> None:
     with ThreadPoolExecutor(6) as threads:
-        assert list(threads.map(lambda _: checker.ask([RIGHT, WRONG]), range(12))) == [[True, False]] * 12
+        assert list(threads.map(lambda _: verdicts(checker, [RIGHT, WRONG]), range(12))) == [[True, False]] * 12
 
 
 @pytest.mark.more
 def test_a_forked_process_has_a_program_of_its_own() -> None:
-    assert confined.ask([RIGHT]) == [True]
+    assert verdicts(confined, [RIGHT]) == [True]
     assert confined.current is not None
     before = confined.current.process.pid
 
     def ask_again() -> None:
-        assert confined.ask([RIGHT]) == [True]
+        assert verdicts(confined, [RIGHT]) == [True]
         assert confined.current is not None
         assert confined.current.process.pid != before
         confined.current.close()
@@ -97,7 +102,7 @@ def test_a_forked_process_has_a_program_of_its_own() -> None:
     child.start()
     child.join()
     assert child.exitcode == 0
-    assert confined.ask([RIGHT]) == [True]
+    assert verdicts(confined, [RIGHT]) == [True]
     assert confined.current.process.pid == before
 
 
@@ -122,7 +127,7 @@ def test_modules_in_the_working_directory_are_not_imported(tmp_path: Path, monke
         (tmp_path / f"{name}.py").write_text("raise SystemExit(3)")
     monkeypatch.chdir(tmp_path)
     made = Confined()
-    assert made.ask([RIGHT]) == [True]
+    assert verdicts(made, [RIGHT]) == [True]
     made.close()
 
 

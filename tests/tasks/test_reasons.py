@@ -46,7 +46,7 @@ def test_a_reason_that_goes_wrong_costs_no_verdict(
     checker = Confined()
     told, right = ("telling:Told", [True]), (EQUAL, ["x+1", ["1 + x"]])
     calls: list[Call] = [right, told, ("telling:Told", [False]), right, told, told, right]
-    found = checker.ask_why(calls)
+    found = checker.ask(calls)
     checker.close()
     assert [verdict for verdict, _ in found] == [True, True, False, True, True, True, True]
     assert found[-1] == (True, "answer read as x + 1, reference read as x + 1: equal")

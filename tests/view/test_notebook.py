@@ -86,9 +86,12 @@ def test_an_error_is_shown_and_named() -> None:
 def test_the_heading_says_what_and_how() -> None:
     heading = to_notebook(solved_trajectory()).cells[0].source
     assert heading.startswith("# gcd-heldout-12-18\n\nWhat is the greatest common divisor of 12 and 18?\n\n")
-    assert "\n\nSolved (graded 1); it ended with an answer, 6. 7 lines, 21 tokens.\n\n" in heading
-    assert "Not solved (graded 0)" in to_notebook(failed_trajectory()).cells[0].source
-    assert "Void" in to_notebook(replace(solved_trajectory(), stop_reason=StopReason.ABORTED)).cells[0].source
+    assert "\n\nsolved, stopped: answer  answer: 6  graded 1  reward +1.00  7 lines, 21 tokens, 0.3 s\n\n" in heading
+    assert "not solved, stopped: answer  answer: 12  graded 0" in to_notebook(failed_trajectory()).cells[0].source
+    assert (
+        "void, stopped: aborted"
+        in to_notebook(replace(solved_trajectory(), stop_reason=StopReason.ABORTED)).cells[0].source
+    )
 
 
 def test_what_never_ran_is_raw() -> None:

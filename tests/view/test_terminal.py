@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from repl_rl.trajectory import LineKind, SubCall, write_jsonl
-from repl_rl.view import before_after_table, print_trajectory, view
+from repl_rl.view import before_after_table, print_trajectory
+from repl_rl.view.command import view
 from repl_rl.view.words import duration, signed
 from tests.view.conftest import SESSIONS, eval_row, failed_trajectory, make_trajectory, solved_trajectory
 

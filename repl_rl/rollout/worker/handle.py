@@ -115,13 +115,7 @@ class RolloutWorker(RolloutService):
     def close(self) -> None:
         if self._loop.is_closed:
             return
-        self._loop.run(self._ask_to_close())
-        try:
-            self._process.wait(_PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._loop.run(self._disconnect())
+        self._loop.run(self._end())
         self._loop.close()
 
     async def _open(self, end: socket.socket, lines: socket.socket, setup: bytes) -> None:
@@ -136,12 +130,14 @@ class RolloutWorker(RolloutService):
         except TimeoutError as error:
             raise KernelError(f"the process for the rollouts did not come up within {_PATIENCE_S:g} s") from error
 
-    async def _ask_to_close(self) -> None:
+    async def _end(self) -> None:
         if self._channel is not None:
             self._channel.send(Call(next(self._call_numbers), "close", ()))
-            self._channel.flush()
-
-    async def _disconnect(self) -> None:
+        try:
+            await asyncio.to_thread(self._process.wait, _PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         if self._host is not None:
             await self._host.close()
         if self._channel is not None:

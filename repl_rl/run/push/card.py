@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from string import Template
 from typing import Any
 
 from repl_rl.config import Config
@@ -24,10 +23,12 @@ from repl_rl.utils.text import cut_middle, visible
 from repl_rl.utils.yaml import write_yaml
 from repl_rl.view.charts import chart_svg, charts
 from repl_rl.view.run import Run, facts, family_rows, summary
+from repl_rl.view.words import fenced
 
 CURVE = "curve.svg"
 HUB = "https://huggingface.co"
-_SAMPLE_CHARS = 6_000
+_SAMPLE_CHARS, _LEFT_OUT = 6_000, "\n[... {} characters left out ...]\n"
+_HERE = Path(__file__).parent
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _NAME = re.compile(r"(\./)?[\w-][\w.: -]*(/[\w.-]+)?")
 """A word, a name of a hub, a date, an import path; no address, and no path of a machine."""
@@ -108,32 +109,26 @@ def model_card(run: Run, config: Config, example: Trajectory | None, has_adapter
         pipeline_tag="text-generation",
         tags=["repl-rl", "reinforcement-learning", "grpo"],
     )
-    rates, rollout, rollouts = family_rows(run), "", ""
-    if example is not None:
-        shown = visible(cut_middle(transcript(example), _SAMPLE_CHARS, "\n[... {} characters left out ...]\n"))
-        graded = "not graded" if example.outcome_reward is None else f"graded {example.outcome_reward:g}"
-        task = f"Task <code>{_plain(example.task_id)}</code>, {graded}."
-        rollout = f"## A rollout\n\n{task}\n\n{_fenced(shown, 'python')}\n\n"
-    if published.rollouts:
-        rollouts = f" The run's rollouts: [{_plain(published.rollouts)}]({published.rollouts_link})."
-    weights = "the adapter is merged into them" if config.train.lora is not None else "whole"
-    image = f"![Learning curve: the share of problems solved, by step]({CURVE})\n\n"
-    text = _filled(
-        "model.md",
-        title=_plain(run.path.resolve().name),
-        base=_plain(base),
-        summary=_plain(". ".join(summary(run))),
-        curve="" if curve(run) is None else image,
-        rates=f"## Held-out problems solved\n\n{_rates(rates)}\n\n" if rates else "",
-        model=repr(published.model),
-        path=published.model,
-        weights=weights + (", and alone in the folder `adapter`, for PEFT." if has_adapter else "."),
-        rollouts=rollouts,
-        rollout=rollout,
-        facts="\n".join(f"| {_plain(key)} | {_plain(value)} |" for key, value in facts(run) if key != "model"),
-        config=_fenced(visible(write_yaml(run.config)), "yaml"),
+    shown = "" if example is None else cut_middle(transcript(example), _SAMPLE_CHARS, _LEFT_OUT)
+    return str(
+        ModelCard.from_template(
+            data,
+            str(_HERE / "model.md"),
+            plain=_plain,
+            title=run.path.resolve().name,
+            base=base,
+            summary=". ".join(summary(run)),
+            curve="" if curve(run) is None else CURVE,
+            rates=family_rows(run),
+            published=published,
+            is_merged=config.train.lora is not None,
+            has_adapter=has_adapter,
+            example=example,
+            transcript=fenced(visible(shown), "python"),
+            facts=facts(run),
+            config=fenced(visible(write_yaml(run.config)), "yaml"),
+        )
     )
-    return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}"))
 
 
 def rollouts_card(run: Run, config: Config, rows: Mapping[str, int], published: Published) -> str:
@@ -147,39 +142,10 @@ def rollouts_card(run: Run, config: Config, rows: Mapping[str, int], published: 
         tags=["repl-rl", "reinforcement-learning", "rollouts"],
         configs=[{"config_name": "default", "data_files": data_files(rows)}],
     )
-    text = _filled(
-        "rollouts.md",
-        title=_plain(name),
-        base=_plain(base_name(config.model.path)),
-        counts=", ".join(f"{count:,} in `{split}`" for split, count in rows.items()),
-        model=_plain(published.model),
-        model_link=published.model_link,
-    )
-    return str(DatasetCard(f"---\n{data.to_yaml()}\n---\n\n{text}"))
-
-
-def _filled(name: str, **fields: str) -> str:
-    """The text of a file beside this one, with the fields filled in."""
-    return Template(Path(__file__).with_name(name).read_text(encoding="utf-8")).substitute(fields)
-
-
-def _rates(rows: Sequence[Mapping[str, Any]]) -> str:
-    def percent(value: float | None) -> str:
-        return "–" if value is None else f"{value:.1%}"
-
-    lines = ["| family | problems | before | after |", "|---|---|---|---|"]
-    for row in rows:
-        count = "–" if row["count"] is None else f"{row['count']:.0f}"
-        lines.append(f"| {_plain(row['name'])} | {count} | {percent(row['before'])} | {percent(row['after'])} |")
-    return "\n".join(lines)
+    values: dict[str, Any] = {"title": name, "base": base_name(config.model.path), "rows": rows, "published": published}
+    return str(DatasetCard.from_template(data, str(_HERE / "rollouts.md"), plain=_plain, **values))
 
 
 def _plain(text: object) -> str:
     """Text that Markdown shows as it is, within a line or a cell."""
     return re.sub(r"([\\`*_\[\]|#])", r"\\\1", html.escape(" ".join(visible(str(text)).split()), quote=False))
-
-
-def _fenced(text: str, language: str) -> str:
-    """A block that its text can't end."""
-    fence = "`" * max(3, 1 + max(map(len, re.findall(r"`+", text)), default=0))
-    return f"{fence}{language}\n{text.rstrip()}\n{fence}"

@@ -1,7 +1,7 @@
 """Yes or no, and why, from functions that read what strangers wrote. They are called in processes that can do nothing
 but compute.
 
-    ask([("repl_rl.tasks.grading.compare:equal", ["1/2", ["0.5"]])])    # [True]
+    ask([("repl_rl.tasks.grading.compare:equal", ["1/2", ["0.5"]])])    # [(True, "answer read as 0.5, ...")]
 
 A program (`program.py`) is started when first needed and kept, with the functions' modules loaded. It answers calls in
 forks of itself, which end with them. One that hangs, crashes or fills its memory costs its own verdict and no other.
@@ -37,16 +37,13 @@ class Confined:
         self._turn = threading.Lock()
         self._start()
 
-    def ask(self, calls: Sequence[Call], search: Sequence[str] = ()) -> list[bool | None]:
-        """What the functions say, in order; None for a call that took too much time or memory, or crashed.
+    def ask(self, calls: Sequence[Call], search: Sequence[str] = ()) -> list[tuple[bool | None, str]]:
+        """What the functions say, in order; None for a call that took too much time or memory, or crashed. Each comes
+        with its reason: the `reason` of what the function returned, or what it raised; else "".
 
         A function that raises says no. `search` are folders to import from, besides this process's PYTHONPATH. Raises
         RewardError if the program does not come up, or ends twice: a broken machine never becomes a reward.
         """
-        return [verdict for verdict, _ in self.ask_why(calls, search)]
-
-    def ask_why(self, calls: Sequence[Call], search: Sequence[str] = ()) -> list[tuple[bool | None, str]]:
-        """As `ask`, each with its reason: the `reason` of what the function returned, or what it raised; else ""."""
         request = json.dumps({"calls": calls, "search": list(search)}).encode()
         with self._turn:
             for _ in range(2):
@@ -95,20 +92,11 @@ current: Confined | None = None
 _first = threading.Lock()
 
 
-def ask(calls: Sequence[Call], search: Sequence[str] = ()) -> list[bool | None]:
+def ask(calls: Sequence[Call], search: Sequence[str] = ()) -> list[tuple[bool | None, str]]:
     """`Confined.ask` of this process's program, which ends with the process. A forked child starts one of its own."""
-    return _of_this_process().ask(calls, search)
-
-
-def ask_why(calls: Sequence[Call], search: Sequence[str] = ()) -> list[tuple[bool | None, str]]:
-    """`Confined.ask_why` of this process's program."""
-    return _of_this_process().ask_why(calls, search)
-
-
-def _of_this_process() -> Confined:
     global current
     with _first:
         if current is None or current.owner != os.getpid():
             current = Confined()
             atexit.register(current.close)
-    return current
+    return current.ask(calls, search)

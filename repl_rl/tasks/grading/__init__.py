@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from pathlib import Path
 
-from repl_rl.tasks.confined import Call, ask, ask_why
+from repl_rl.tasks.confined import Call, ask
 from repl_rl.tasks.families import FAMILIES
 from repl_rl.tasks.grading.reasons import Verdict, reading
 from repl_rl.tasks.gym import PREFIX, home
@@ -72,7 +72,7 @@ def judge_many(
     search = [home()] if any(KNOWN[family].needs_gym for family in families) else []
     if any(":" in family for family in families):  # families by import path are found where this process finds them
         search += [str(Path(folder).resolve()) for folder in sys.path]
-    answered = ask_why([_call(*item) for item in open_], search) if open_ else []
+    answered = ask([_call(*item) for item in open_], search) if open_ else []
     fresh = {item: _verdict_of(item, *each) for item, each in zip(open_, answered, strict=True)}
     known |= fresh
     verdicts = [item if isinstance(item, Verdict) else known[item] for item in first]
@@ -102,7 +102,10 @@ def unreadable(tasks: Iterable[Task]) -> list[Task]:
             doubtful.setdefault(task.answer, []).append(task)
     verdicts = ask([(EQUAL, [answer, None]) for answer in doubtful]) if doubtful else []
     return [
-        task for same, is_readable in zip(doubtful.values(), verdicts, strict=True) if not is_readable for task in same
+        task
+        for same, (is_readable, _) in zip(doubtful.values(), verdicts, strict=True)
+        if not is_readable
+        for task in same
     ]
 
 

@@ -10,7 +10,7 @@ from itertools import product
 from random import Random
 from typing import Any
 
-from repl_rl.tasks.families import Family, Operands
+from repl_rl.tasks.families import Family, Operands, drawn
 from repl_rl.tasks.proofs.reading import integers, rational
 from repl_rl.utils.import_path import LazyModule
 
@@ -86,7 +86,7 @@ def _is_assignment(submitted: Sequence[str], number: int) -> bool:
 
 def _draw_semiprime(rng: Random) -> Operands:
     def prime() -> int:
-        return next(n for n in iter(lambda: rng.randrange(10_001, 100_000, 2), None) if _smallest_factor(n) == n)
+        return drawn(lambda: rng.randrange(10_001, 100_000, 2), lambda number: _smallest_factor(number) == number)
 
     return (prime() * prime(),)
 
@@ -104,13 +104,6 @@ def _is_prime(number: int) -> bool:
     return bool(sympy.isprime(number))  # exact below 2**64, which all numbers here are
 
 
-def _draw_prime_values(rng: Random) -> Operands:
-    while True:
-        slope, start = rng.randrange(1, 100, 2), rng.randrange(101, 3_000, 2)
-        if _not_prime(slope, start) >= _FIRST_PRIMES:
-            return slope, start
-
-
 def _not_prime(slope: int, start: int) -> int:
     return next(n for n in range(start + 1) if not _is_prime(n * n + slope * n + start))
 
@@ -118,13 +111,6 @@ def _not_prime(slope: int, start: int) -> int:
 def _is_not_prime(submitted: Sequence[str], slope: int, start: int) -> bool:
     [n] = integers(submitted)
     return 0 <= n <= _MOST_N and not _is_prime(n * n + slope * n + start)
-
-
-def _draw_composite(rng: Random) -> Operands:
-    while True:
-        number = rng.randint(100, 20_000)
-        if not _is_prime(number):
-            return (number,)
 
 
 def _divides_neither(submitted: Sequence[str], number: int) -> bool:
@@ -169,13 +155,6 @@ def _first_failure(*coins: int) -> int | None:
     """The smallest amount for which the greedy way is not best; it lies below the two largest coins' sum."""
     ordered = sorted((1, *coins), reverse=True)
     return next((n for n in range(1, 2 * ordered[0]) if _greedy(ordered, n) > _fewest(ordered, n)), None)
-
-
-def _draw_coins(rng: Random) -> Operands:
-    while True:
-        coins = tuple(sorted(rng.sample(range(4, 60), 3)))
-        if _first_failure(*coins) is not None:
-            return coins
 
 
 def _greedy_fails(submitted: Sequence[str], *coins: int) -> bool:
@@ -230,7 +209,10 @@ FAMILIES = (
     ),
     Family(
         "counterexample-1",
-        _draw_prime_values,
+        lambda rng: drawn(
+            lambda: (rng.randrange(1, 100, 2), rng.randrange(101, 3_000, 2)),
+            lambda line: _not_prime(*line) >= _FIRST_PRIMES,
+        ),
         _not_prime,
         (
             "Claim: n**2 + {0}*n + {1} is prime for each integer n from 0 on. Submit an n for which it is not.",
@@ -240,7 +222,7 @@ FAMILIES = (
     ),
     Family(
         "counterexample-2",
-        _draw_composite,
+        lambda rng: (drawn(lambda: rng.randint(100, 20_000), lambda number: not _is_prime(number)),),
         lambda number: (_smallest_factor(number), number // _smallest_factor(number)),
         (
             "Claim: if {0} divides x*y, it divides x or y. Submit integers (x, y) for which this is false.",
@@ -261,7 +243,7 @@ FAMILIES = (
     ),
     Family(
         "counterexample-4",
-        _draw_coins,
+        lambda rng: drawn(lambda: tuple(sorted(rng.sample(range(4, 60), 3))), lambda coins: _first_failure(*coins)),
         _first_failure,
         (
             "There are coins of 1, {0}, {1} and {2}. Claim: taking the largest coin that fits, again and again, always "

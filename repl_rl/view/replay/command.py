@@ -49,8 +49,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     Raises ConfigError for invalid options, before anything runs.
     """
     from repl_rl.view.notebook import write_notebook
-    from repl_rl.view.replay.notebooks import read_notebooks
-    from repl_rl.view.replay.run import replay
+    from repl_rl.view.replay.notebooks import read_notebooks, replay
 
     if options.n is not None and options.n < 1:
         raise ConfigError(f"-n {options.n}: give at least one trajectory")

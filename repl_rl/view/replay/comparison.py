@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import ast
 import re
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -27,6 +26,7 @@ from repl_rl.dialect.ipython import echoed
 from repl_rl.dialect.syntax import kind_of
 from repl_rl.kernel.results import ExecResult, ExecStatus
 from repl_rl.trajectory import LineKind
+from repl_rl.utils.text import parsed
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -251,11 +251,9 @@ class TaintedNames:
 
     def take(self, source: str, also: Iterable[Cause] = ()) -> frozenset[Cause]:
         """The causes that a cell works with, including `also`, those known beforehand."""
-        with warnings.catch_warnings(action="ignore"):
-            try:
-                tree = ast.parse(source)
-            except (SyntaxError, ValueError, MemoryError, RecursionError):
-                return frozenset(also)
+        tree = parsed(source)
+        if tree is None:
+            return frozenset(also)
         nodes = list(ast.walk(tree))
         for name, cause in _imports(nodes):
             self._marked[name] = frozenset({cause})

@@ -1,24 +1,33 @@
-"""What is to be replayed: files of rollouts, which are exported here, and notebooks that were exported before.
+"""Read what is to be replayed: files of rollouts, which are exported here, and notebooks that were exported before. Run
+it again, several kernels at once, and compare.
 
 Each trajectory is read in its own dialect. For a file in a run folder, the run's config gives the dialect of records
 that name none, and time and memory limits. It may be a stranger's: limits above the default ones are taken from it only
 where it is trusted. What can't be read is left out with a note.
+
+Each notebook gets a session of its own from a pool of Jupyter kernels, with the same isolation and limits as a
+rollout's. The kernelspec is always the one that ships with this package, whatever else is on Jupyter's search path.
 """
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from repl_rl.errors import ConfigError, RunError
+from repl_rl.errors import ConfigError, KernelError, RunError
 from repl_rl.files import read_file
-from repl_rl.kernel.limits import Limits
+from repl_rl.kernel import ExecResult, KernelPool, Limits
+from repl_rl.kernel.jupyter.backend import OWN_NAME
 from repl_rl.trajectory import read_jsonl
+from repl_rl.utils.threads import BackgroundLoop
 from repl_rl.view.notebook import FORMAT, to_notebook
+from repl_rl.view.replay.comparison import Replayed, compared
 from repl_rl.view.run import read_config
 
 if TYPE_CHECKING:
@@ -77,7 +86,8 @@ def read_notebooks(
 
 def _of_run(path: Path, notes: list[str], trust: bool) -> tuple[str | None, Limits]:
     """The dialect and limits of the run folder that a file of rollouts is in; elsewhere None and the default limits."""
-    config = run_config(path)
+    found = (read_config(folder / "config.yaml", []) for folder in path.resolve().parents[:2])
+    config: Mapping[str, Any] = next(filter(None, found), {})
     section, kernel = config.get("dialect"), config.get("kernel")
     name = section.get("name") if isinstance(section, Mapping) else None
     given = {key: kernel[key] for key in _LIMITS if kernel.get(key)} if isinstance(kernel, Mapping) else {}
@@ -96,12 +106,6 @@ def _of_run(path: Path, notes: list[str], trust: bool) -> tuple[str | None, Limi
     return told, dataclasses.replace(limits, **above)
 
 
-def run_config(path: Path) -> Mapping[str, Any]:
-    """The config of the run folder that a file of rollouts is in; empty if there is none that can be read."""
-    found = (read_config(folder / "config.yaml", []) for folder in path.resolve().parents[:2])
-    return next(filter(None, found), {})
-
-
 def _notebook(path: Path) -> NotebookNode:
     import nbformat
 
@@ -115,3 +119,45 @@ def _notebook(path: Path) -> NotebookNode:
     if not isinstance(about, Mapping) or about.get("format") != FORMAT:
         raise RunError(f"{path} is not an exported rollout: Trajectory.to_notebook or `replay --notebooks` make one")
     return notebook
+
+
+def replay(notebooks: Iterable[ExportedNotebook], *, at_once: int | None = None) -> list[Replayed]:
+    """The result of each notebook, in order; each runs in a fresh kernel, `at_once` of them at a time (default: cores).
+
+    A notebook that could not be run has a `failure`. Raises ConfigError for an `at_once` below 1, and SandboxError or
+    DependencyError if this machine can't isolate a kernel.
+    """
+    count = (os.cpu_count() or 1) if at_once is None else at_once
+    if count < 1:
+        raise ConfigError(f"{count} kernels at once can't run anything; give at least 1")
+
+    async def replay_all(batch: Sequence[ExportedNotebook], limits: Limits) -> list[Replayed]:
+        async with KernelPool(min(count, len(batch)), limits, backend=OWN_NAME, warm=0) as pool:
+            return await asyncio.gather(*(_replayed(exported, pool) for exported in batch))
+
+    results: list[Replayed] = []
+    with BackgroundLoop() as loop:
+        for limits, batch in groupby(notebooks, key=lambda exported: exported.limits):
+            results += loop.run(replay_all(list(batch), limits))
+    return results
+
+
+async def _replayed(exported: ExportedNotebook, pool: KernelPool) -> Replayed:
+    """Run all code cells, or those up to the one that ends the session, and compare."""
+    about = exported.notebook["metadata"]["repl_rl"]
+    results: dict[int, ExecResult] = {}
+    try:
+        async with pool.session() as kernel:
+            if setup := str(about.get("setup", "")):
+                await kernel.prepare(setup)
+            for index, cell in enumerate(exported.notebook["cells"]):
+                if cell["cell_type"] == "code":
+                    results[index] = await kernel.execute(cell["source"])
+                    if results[index].state_lost:
+                        break
+        return compared(exported.name, exported.notebook, results)
+    except KernelError as error:
+        why = f"the notebook could not be run: {type(error).__name__}: {error}"
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        why = f"it is not as exported: {error!r}"
+    return Replayed(exported.name, str(about.get("task_id", "")), failure=why)

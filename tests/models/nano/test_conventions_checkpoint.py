@@ -14,7 +14,7 @@ from repl_rl.models.nano import SHIPPED
 from repl_rl.rollout.episode import make_prompt
 from repl_rl.rollout.score import reward_table, score
 from repl_rl.rollout.service import open_service
-from repl_rl.rollout.setup import dialect_for
+from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.tasks import grade, make_tasks
 from studies.conventions.study import CONFIG
 from studies.nano.sessions import texts_of
@@ -55,7 +55,8 @@ def test_calls_and_results_stand_in_the_template_as_hermes_has_them():
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_prompts_are_short(name):
-    dialect = dialect_for(VOCABULARY, load_config(CONFIG, (f"dialect.name={texts_of(name)}",)).dialect)
+    config = load_config(CONFIG, (f"dialect.name={texts_of(name)}",))
+    dialect = RolloutSetup(VOCABULARY, config.dialect, context_tokens=1000).dialect_with(())
     prompt = make_prompt(dialect, VOCABULARY, "What is 1234 * 5678?", chat=True)
     assert len(prompt.ids) < 60
 

@@ -14,8 +14,7 @@ from repl_rl.kernel import KernelPool, Limits
 from repl_rl.trajectory import Trajectory
 from repl_rl.view.notebook import to_notebook
 from repl_rl.view.replay.comparison import Replayed
-from repl_rl.view.replay.notebooks import ExportedNotebook
-from repl_rl.view.replay.run import replay
+from repl_rl.view.replay.notebooks import ExportedNotebook, replay
 from tests.rollout.test_dialect_rollouts import SESSIONS, roll_out
 
 LIMITS = Limits(line_s=30.0)

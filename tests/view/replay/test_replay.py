@@ -16,8 +16,7 @@ from repl_rl.kernel.paths import kernels_folder
 from repl_rl.trajectory import LineKind, RecordedCell, StopReason, Trajectory
 from repl_rl.view.notebook import to_notebook
 from repl_rl.view.replay.comparison import Cause, Replayed
-from repl_rl.view.replay.notebooks import ExportedNotebook
-from repl_rl.view.replay.run import replay
+from repl_rl.view.replay.notebooks import ExportedNotebook, replay
 from tests.rollout.test_dialect_rollouts import SESSIONS
 
 pytestmark = pytest.mark.more

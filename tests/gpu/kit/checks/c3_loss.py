@@ -38,7 +38,8 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 import repl_rl.trainer  # noqa: F401 - silences what TRL says
-from repl_rl.bench.train import TrainSettings, make_batch
+from repl_rl.bench.settings import TrainSettings
+from repl_rl.bench.train import make_batch
 from repl_rl.trainer.typed_tokens import TypedTokenTrainer
 
 PROMPT, TOKENS = (24, 80) if TINY else (400, 1200)
