@@ -48,7 +48,7 @@ lint: $(STAMP) ## ruff and mypy
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 
-bench: $(STAMP) ## kernels beside stock Jupyter kernels, rollouts beside plain generation and TRL's tool loop, steps beside TRL's
+bench: $(STAMP) ## kernels beside stock Jupyter kernels, rollouts beside plain generation, steps beside TRL's
 	@$(BIN)/repl-rl bench kernels
 	@$(BIN)/repl-rl bench rollout
 	@$(BIN)/repl-rl bench train

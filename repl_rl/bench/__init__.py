@@ -21,7 +21,7 @@ from repl_rl.utils.folders import require_file
 
 _BENCHES: dict[str, tuple[str, type[Any]]] = {
     "kernels": ("sessions of a kernel pool beside stock Jupyter kernels", KernelsSettings),
-    "rollout": ("rollouts beside plain generation and TRL's tool loop", RolloutSettings),
+    "rollout": ("rollouts beside plain generation", RolloutSettings),
     "train": ("loss and gradient beside TRL's own", TrainSettings),
 }
 """What `repl-rl bench` measures: for each module of `repl_rl.bench`, a description and its settings."""

@@ -1,26 +1,20 @@
-"""`repl-rl bench rollout`: rollouts of nano compared with plain generation and with TRL's own tool loop, in one run.
+"""`repl-rl bench rollout`: rollouts of nano compared with plain generation, in one run.
 
-One vLLM engine serves all sides, which take turns. The kernels are real and sandboxed. A submission does not end a
+One vLLM engine serves both sides, which take turns. The kernels are real and sandboxed. A submission does not end a
 trajectory here, so that each one types `lines` lines (or reaches another of its limits).
 
 - ratio: sampled tokens per second of the rollouts over those of vLLM's own `generate`, which samples the same number of
   tokens for each of the same prompts and never stops. The start of kernels that are ready when the clock starts is not
   measured; the others start meanwhile. Medians over the rounds.
-- TRL: its GRPOTrainer with `tools=[python]` (`repl_rl.bench.trl_tools`) against ours, the same number of lines for the
-  same prompts. Its tool runs the line in a kernel of the same kind that was started before the clock, with the same
-  added latency as ours. In TRL each line but the last is a tool call; in ours each cell is one, and a line without a
-  newline ends its trajectory. Executions and sampled tokens of both are reported, and the time that plain generation of
-  our tokens takes, in one go and without turns.
 
-`generate` and TRL compute with all cores, vLLM's default; with a small model, our engine uses one core and leaves the
-others to the kernels.
+`generate` computes with all cores, vLLM's default; with a small model, our engine uses one core and leaves the others
+to the kernels. `python -m studies.trl_tools` compares them with TRL's own tool loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -72,20 +66,22 @@ def measure(settings: RolloutSettings, say: Say) -> dict[str, Any]:
     run."""
     require_vllm()
     prepare_environment()
-    from repl_rl.engine.vllm.engine import VLLMEngine
-
     say("loading nano into vLLM")
     vocabulary = load_vocabulary(str(NANO_PATH))
-    overrides = {"hf_overrides": {"max_position_embeddings": CONTEXT_TOKENS}}
-    config = EngineConfig(context_tokens=CONTEXT_TOKENS, places=settings.concurrency, vllm=overrides)
-    engine = VLLMEngine(str(NANO_PATH), vocabulary, ModelConfig(), config)
+    engine = open_nano(vocabulary, settings.concurrency)
     try:
-        report = _against_plain(settings, engine, vocabulary, say)
-        if settings.trl_trajectories:
-            report |= _against_trl(settings, engine, vocabulary, say)
+        return _against_plain(settings, engine, vocabulary, say) | machine()
     finally:
         engine.close()
-    return report | machine()
+
+
+def open_nano(vocabulary: Vocabulary, places: int) -> VLLMEngine:
+    """nano in vLLM, with a context that holds any session here."""
+    from repl_rl.engine.vllm.engine import VLLMEngine
+
+    overrides = {"hf_overrides": {"max_position_embeddings": CONTEXT_TOKENS}}
+    config = EngineConfig(context_tokens=CONTEXT_TOKENS, places=places, vllm=overrides)
+    return VLLMEngine(str(NANO_PATH), vocabulary, ModelConfig(), config)
 
 
 def _against_plain(settings: RolloutSettings, engine: VLLMEngine, vocabulary: Vocabulary, say: Say) -> dict[str, Any]:
@@ -96,7 +92,7 @@ def _against_plain(settings: RolloutSettings, engine: VLLMEngine, vocabulary: Vo
         service.generate(tasks)
         for number in range(settings.rounds):
             say(f"rollouts and plain generation, round {number + 1} of {settings.rounds}")
-            made, repl_s = _timed(service, tasks, settings.kernels)
+            made, repl_s = timed(service, tasks, settings.kernels)
             rounds.append(
                 {
                     "repl_s": repl_s,
@@ -147,45 +143,6 @@ def plain_seconds(llm: Any, trajectories: Sequence[Trajectory], logprobs: int | 
     return seconds
 
 
-def _against_trl(settings: RolloutSettings, engine: VLLMEngine, vocabulary: Vocabulary, say: Say) -> dict[str, Any]:
-    import repl_rl.trainer  # noqa: F401 - silences what TRL says about versions of vLLM
-    from repl_rl.bench.trl_tools import TRLRollouts
-
-    limits = {"lines": settings.trl_lines, "line_tokens": settings.line_tokens, "tokens": CONTEXT_TOKENS}
-    tasks = make_tasks(None, settings.trl_trajectories, seed=5, split="heldout")
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="repl_rl_bench_") as folder:
-        trl = TRLRollouts(folder, engine.llm, vocabulary, slots=settings.concurrency, **limits)
-        for latency_ms in settings.tool_latency_ms:
-            say(f"TRL's tool loop and ours, tools of {latency_ms:g} ms")
-            latency_s, size = latency_ms / 1000, (settings.trl_lines, len(tasks))
-            with open_ended(settings.line_tokens, engine, vocabulary, *size, latency_s) as service:
-                trl.roll_out(tasks, latency_s)
-                service.generate(tasks)
-                rounds = []
-                for _ in range(settings.trl_rounds):
-                    peer = trl.roll_out(tasks, latency_s)
-                    before = service.kernel_numbers()["executions"]
-                    made, seconds = _timed(service, tasks, len(tasks))
-                    rounds.append(
-                        peer
-                        | {
-                            "repl_rollouts_s": seconds,
-                            "repl_tool_executions": int(service.kernel_numbers()["executions"] - before),
-                            "repl_sampled_tokens": sum(trajectory.sampled_tokens for trajectory in made),
-                            "plain_rollouts_s": plain_seconds(engine.llm, made, logprobs=0),
-                        }
-                    )
-            rows.append({name: statistics.median(figures[name] for figures in rounds) for name in rounds[0]})
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
-    pairs = zip(columns["trl_rollouts_s"], columns["repl_rollouts_s"], strict=True)
-    return {
-        "tool_latency_ms": list(settings.tool_latency_ms),
-        "trl_ratio": [trl / repl for trl, repl in pairs],
-        **columns,
-    }
-
-
 def open_ended(
     line_tokens: int,
     engine: Any,
@@ -208,7 +165,7 @@ def open_ended(
     return start_service(engine, setup, make_runner=make_runner)
 
 
-def _timed(service: RolloutService, tasks: Sequence[Task], kernels: int) -> tuple[list[Trajectory], float]:
+def timed(service: RolloutService, tasks: Sequence[Task], kernels: int) -> tuple[list[Trajectory], float]:
     """The tasks' trajectories, and how many seconds they took, with kernels that are up before and afterwards."""
     wait_until_ready(service, kernels)
     started = time.perf_counter()

@@ -47,21 +47,16 @@ class KernelsSettings:
 
 @dataclass(frozen=True, slots=True)
 class RolloutSettings:
-    """Rollouts beside plain generation and TRL's tool loop."""
+    """Rollouts beside plain generation."""
 
     trajectories: int = _setting(256, 16, "in a batch")
     concurrency: int = _setting(64, 8, "lines in the engine's batch")
-    """For all sides."""
+    """For both sides."""
     kernels: int = _setting(128, 12, "trajectories in flight")
     """While one runs a line, another samples in its slot."""
     lines: int = _setting(16, 4, "of each trajectory")
     line_tokens: int = _setting(48, 48)
     rounds: int = _setting(5, 1, "how often both take their turn")
-    trl_trajectories: int = _setting(64, 8, "beside TRL, 0: none", least=0)
-    trl_lines: int = _setting(8, 3)
-    """2 at least: the last one calls no tool."""
-    trl_rounds: int = _setting(3, 1)
-    tool_latency_ms: tuple[float, ...] = _setting((0.0, 50.0), (0.0, 5.0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ def test_a_study_runs_by_its_command(name: str, tmp_path: Path) -> None:
 
 
 def test_trl_rolls_out_with_an_llm_of_its_own() -> None:
-    run("studies.trl_tools", "--trajectories", "4", "--rounds", "1")
+    run("studies.trl_tools", "--trajectories", "4", "--own", "1")
 
 
 @pytest.mark.parametrize("name", ["branching.build", "nano"])

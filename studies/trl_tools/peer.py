@@ -1,6 +1,6 @@
-"""TRL's side of `repl-rl bench rollout`: its GRPOTrainer with `tools=[python]`, running its own tool loop.
+"""TRL's side: its GRPOTrainer with `tools=[python]`, running its own tool loop.
 
-Trainer and loop are TRL's, unmodified; it samples from the same `vllm.LLM` as ours does.
+Trainer and loop are TRL's, unmodified; it samples from the same `vllm.LLM` as ours does, or from one that TRL makes.
 
 nano writes no JSON, so the chat template writes a session as nano knows it, each turn stops after a newline, and the
 tokenizer's `parse_response`, which TRL calls to find tool calls, turns every line into one call of `python`, which
@@ -94,20 +94,13 @@ _TEMPLATE = (
 
 
 class TRLRollouts:
-    """TRL's side, with nano: each rollout takes `lines` turns; all but the last call its tool. If `llm` is None, TRL
-    makes one. `folder` is for what its trainer writes."""
+    """TRL's side, with nano. If `llm` is None, TRL makes one. `folder` is for what its trainer writes; `limits` are the
+    turns of a rollout, all but the last of which call its tool, the tokens of a turn, and those of a rollout."""
 
     def __init__(
-        self,
-        folder: str,
-        llm: Any | None,
-        vocabulary: Vocabulary,
-        *,
-        slots: int,
-        lines: int,
-        line_tokens: int,
-        tokens: int,
+        self, folder: str, llm: Any | None, vocabulary: Vocabulary, slots: int, limits: tuple[int, int, int]
     ) -> None:
+        lines, line_tokens, tokens = limits
         arguments = GRPOConfig(
             output_dir=folder,
             per_device_train_batch_size=slots,
