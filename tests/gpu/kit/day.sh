@@ -56,7 +56,7 @@ if [ "$tiny" = 1 ]; then
     --set budget.lines=4 --set budget.tokens=128 --set train.prompts_per_step=2 --set train.group_size=4 --set train.micro_batch=4 --set eval.problems=8"
 else
   kernels="--sessions 64 --rounds 2 --stock-kernels 16 --many 0"
-  rollout="--trajectories 256 --concurrency 256 --kernels 256 --rounds 2 --deep 0 --trl-trajectories 0"
+  rollout="--trajectories 256 --concurrency 256 --kernels 256 --rounds 2"
   doctor="--set engine.context_tokens=2048 --set budget.tokens=512" steps="--set model.path=\$folder --set train.prompts_per_step=8 \
     --set budget.tokens=1024 --set budget.lines=12 --set eval.problems=32 --set train.micro_batch=8"
 fi
