@@ -3,8 +3,6 @@
 Data types are imported immediately; everything that needs torch, vLLM or Jupyter is loaded on first use.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

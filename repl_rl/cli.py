@@ -3,8 +3,6 @@
 Each command's package names its arguments and runs it; what a command needs is imported when it runs.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import os

@@ -6,8 +6,6 @@ Never raises: if a check itself fails, the report says so. torch and vLLM are ch
 Not covered: whether a model fits into the free memory, and the speed of anything.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import os

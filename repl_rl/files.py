@@ -7,8 +7,6 @@ opens it by this module, which raises OSError with a sentence as its `strerror`.
 Not covered: hard links, which can't be told from files, and whoever changes the folder while it is read.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

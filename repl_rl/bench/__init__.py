@@ -3,8 +3,6 @@
 The measurements are the modules beside this one. Importing this loads nothing heavy.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json

@@ -1,7 +1,5 @@
 """How much each bench measures. Importing this loads nothing heavy."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any

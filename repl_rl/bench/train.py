@@ -7,8 +7,6 @@ optimiser. Its peak memory is the most that the process holds beyond what it hel
 over the rounds.
 """
 
-from __future__ import annotations
-
 import statistics
 import tempfile
 import time

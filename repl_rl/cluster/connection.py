@@ -1,7 +1,5 @@
 """The connection to a Ray cluster, and what each of its machines has, asked before anything is started there."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import os

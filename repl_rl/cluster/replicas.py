@@ -5,8 +5,6 @@ the engine finds it. If its machine is lost, Ray starts the actor again on anoth
 engines ask the actor where its server is now (`Replicas.locate`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

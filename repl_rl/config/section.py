@@ -1,7 +1,5 @@
 """The base class of every section of the file, and what sections say of options that exclude one another."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable
 from typing import Annotated, Any, ClassVar, Self
 

@@ -15,8 +15,6 @@ far as V is wrong, and varies less.
 The first step of a run with a single group has no value: V = 0.
 """
 
-from __future__ import annotations
-
 import math
 import symtable
 import warnings

@@ -8,8 +8,6 @@ division by a trajectory's length, belongs to the loss: `train.loss_type: dr_grp
 The expected gradient is (G - 1) / G times the exact one, because the mean includes R_i; its direction is exact.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from repl_rl.config import CreditConfig

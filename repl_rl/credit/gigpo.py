@@ -20,8 +20,6 @@ policy that sees only the state, AS alone gives d / 2 times the exact gradient i
 twice, where d is the share of trajectories that visit it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from repl_rl.config import CreditConfig

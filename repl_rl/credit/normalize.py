@@ -4,8 +4,6 @@ A baseline is what a line's return is compared with. A scale is what the differe
 inside an estimator, as in the papers; `outcome`, `floor` and `batch` are applied to its result (`credit/__init__.py`).
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Sequence

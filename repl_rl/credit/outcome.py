@@ -10,8 +10,6 @@ Unbiased with `scale: none` and the baselines `leave_one_out` and `none`. `mean`
 expected gradient by (G - 1) / G. The deviation depends on R_i and changes the gradient's direction.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from repl_rl.config import CreditConfig

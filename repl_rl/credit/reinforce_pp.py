@@ -13,8 +13,6 @@ Biased in a small batch, because mean and std depend on each R_i. As the batch g
 remains is a factor of 1 / std, times (G - 1) / G if the group's mean includes R_i itself.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -20,8 +20,6 @@ gradient is left. A discount, or a deviation, which depends on the returns that 
 than the gradient of the expected return.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from repl_rl.config import CreditConfig

@@ -6,8 +6,6 @@ Kool et al. 2019, Buy 4 REINFORCE Samples, Get a Baseline for Free!; Ahmadian et
 A trajectory that is alone in its group gets 0. Unbiased: the baseline does not depend on the trajectory itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from repl_rl.config import CreditConfig

@@ -17,8 +17,6 @@ one. Otherwise it is biased, and strongly so if every line earns or costs someth
 at its position, so what a trajectory loses or saves by ending early is not counted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from repl_rl.config import CreditConfig

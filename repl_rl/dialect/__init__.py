@@ -4,8 +4,6 @@ Text in, text out: nothing here knows tokens or kernels. Each dialect is one fil
 config names one of them, a file of texts for one of them, or a user's own class.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What every dialect is made of: cells, turns, what is shown, the protocols. Text only: no tokens, no kernels."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ as one: such an object between other tags, in a block of JSON, or on a line of i
 with parameters in it; and a block of Python, which is a call of `python`.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

@@ -18,8 +18,6 @@ the C string and the rest of the line is lost, newline included: here the whole 
 it.
 """
 
-from __future__ import annotations
-
 import codecs
 from collections.abc import Callable
 from dataclasses import dataclass, field

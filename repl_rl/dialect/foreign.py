@@ -8,8 +8,6 @@ Lines of nothing but a comment do not run, and count as comments, if the languag
 languages, and where a comment begins in other ways, they are cells.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Sequence
 from typing import Protocol, runtime_checkable
 

@@ -1,7 +1,5 @@
 """When CPython's interactive mode runs what has been typed, and as what kind of line. Uses CPython's parser only."""
 
-from __future__ import annotations
-
 import ast
 import codeop
 import io

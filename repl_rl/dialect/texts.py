@@ -16,8 +16,6 @@ A user's own file names the dialect that it is for (`dialect: fenced`). Keys tha
 dialect.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ than the wait for a core that a kernel is using. One thread is then just as fast
 while kernels run.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import logging

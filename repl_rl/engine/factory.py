@@ -3,8 +3,6 @@
 Built-in engines are found and made in the same way. docs/engines.md says what an engine has to do.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from collections.abc import Callable

@@ -10,8 +10,6 @@ A decoder's rule that strips a space from the beginning of a text is ignored: it
 covered: tokenizers of other kinds; the bytes of each token are then what it decodes to on its own.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -8,8 +8,6 @@ typed next runs in a fresh interpreter, with a note about the loss. A failure of
 that such an episode can be left out of the rewards.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import os

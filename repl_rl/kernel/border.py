@@ -5,8 +5,6 @@ recurses deeply nor keeps the event loop; then its fields are checked one by one
 the `repr` of a hostile value is as long, and as deep, as its sender likes.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import json

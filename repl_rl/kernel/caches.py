@@ -4,8 +4,6 @@ Sessions have homes of their own, in which each would build it again. It is buil
 profile's code (`Profile.caches`) in a sandbox, and each session has links to it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import subprocess

@@ -4,8 +4,6 @@ Weaker than bubblewrap's walls. A session can't start processes, because there i
 all. The size of its folder is not limited. It can find out whether a file exists, though it can't read it.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 from collections.abc import Iterable

@@ -5,8 +5,6 @@ take no more than its own limits allow. Where control groups can be made (cgroup
 holds, and keeps each session and the pool within their limits at once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -3,8 +3,6 @@
 A pipe belongs to one event loop.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import os

@@ -6,8 +6,6 @@ the kernels dies, SIGKILL included, the shell that removes its folder does so (`
 that was given another environment and whose parent has ended.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -10,8 +10,6 @@ nothing else has, because process limits are counted per user and not enforced f
 user, it makes a user namespace. Where neither is possible, Landlock is used instead (landlock.py).
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

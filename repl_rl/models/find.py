@@ -1,8 +1,6 @@
 """Finds the checkpoint that a config names: a model that ships, one that comes in packages, a folder, a GGUF file or a
 hub id."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

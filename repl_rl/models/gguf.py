@@ -5,8 +5,6 @@ read as data and nothing of it is imported; what its parts make is checked again
 bits per weight holds is close to the published checkpoint and not equal to it.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

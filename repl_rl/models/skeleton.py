@@ -4,8 +4,6 @@ A router chooses the experts of each token. transformers keeps the experts of a 
 linear layers; PEFT knows of some models that these were linear layers once, and adapts them with `all-linear`.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 import warnings

@@ -6,8 +6,6 @@ async: all async functions are awaited on one event loop.
 Not covered: a late call can't be ended, only abandoned. Code that never releases the GIL blocks the whole process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import threading

@@ -7,8 +7,6 @@ counts as stale, and a first line counts as a change only if it binds a name. If
 line counts as a change if it binds a name and was not typed before.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import Counter

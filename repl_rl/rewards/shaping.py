@@ -5,8 +5,6 @@ the logged values of the components are what they paid, and add up. They never t
 gain.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise

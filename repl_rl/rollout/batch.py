@@ -1,7 +1,5 @@
 """A batch of trajectories as it is asked for, and `RolloutService`, which synchronous callers ask for it."""
 
-from __future__ import annotations
-
 import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -5,8 +5,6 @@ of a config say of each other is checked where they are read (`repl_rl.config`),
 in `RolloutSetup.for_model`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from repl_rl.config import Config

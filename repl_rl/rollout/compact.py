@@ -7,8 +7,6 @@ The kept lines are the same tokens as before, and the summary is encoded once. W
 with exactly this prompt (`Trajectory.parts`), and what was sampled before, with the one that it had.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

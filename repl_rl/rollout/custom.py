@@ -4,8 +4,6 @@ The loop is an async function. `engine` is a `SamplerEngine`, `kernels` a `Kerne
 while-loop that uses them. The result is checked: there must be one trajectory per task, in the order of the tasks.
 """
 
-from __future__ import annotations
-
 import inspect
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence

@@ -9,8 +9,6 @@ failed while a line ran, its `Ran` follows then. If an incomplete character was 
 all events of its trajectory come when it has ended.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from dataclasses import dataclass

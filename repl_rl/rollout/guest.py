@@ -9,8 +9,6 @@ A config names them by import path (`guests: [my:NoGiants]`). Each session has g
 arguments, so they may keep what they like of it. What an exception in a guest ends is the run.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from repl_rl.dialect import Turn

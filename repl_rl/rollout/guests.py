@@ -1,7 +1,5 @@
 """Who looks on while a session is typed, and in what order."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Callable

@@ -7,8 +7,6 @@ whatever the typed code does is part of the data.
 Not covered: a failing engine, which ends the run, because all trajectories share it.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing

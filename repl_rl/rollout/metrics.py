@@ -1,7 +1,5 @@
 """What a batch of scored trajectories says about the policy, as names and numbers for the trainer's logs. Pure."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean

@@ -5,8 +5,6 @@ ones: they are cancelled and returned as far as they got. Short trajectories are
 which is a bias; in return, a few long ones can't hold up everything else.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections import Counter

@@ -11,8 +11,6 @@ In a `Rollout`, engine and line loop share this process and take turns at the in
 loop in a process of its own, which is better for large batches.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor

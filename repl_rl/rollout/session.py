@@ -1,7 +1,5 @@
 """`Session`: what one trajectory has while it lives, whether it began at its prompt, at a fork, or for another one."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack

@@ -1,7 +1,5 @@
 """Parts of a session: its prompt, its tokens, where its time goes."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -15,8 +15,6 @@ a fresh session, and compares whatever they show, and what the names are bound t
 lines asked for the time, say, no branch begins there, and the session begins at the prompt.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

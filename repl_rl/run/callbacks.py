@@ -1,7 +1,5 @@
 """The callbacks of a run while TRL trains."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from contextlib import ExitStack

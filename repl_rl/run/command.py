@@ -1,7 +1,5 @@
 """`repl-rl train`: its arguments, and what it prints. Importing this loads nothing heavy."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import shlex

@@ -8,8 +8,6 @@ Writes nothing.
 Memory is estimated by formula. Not covered: whether servers answer.
 """
 
-from __future__ import annotations
-
 import math
 import textwrap
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`runs/NAME/`: the folder of a run. Files are appended to or replaced whole, so a crash loses at most one line."""
 
-from __future__ import annotations
-
 import errno
 import json
 import logging

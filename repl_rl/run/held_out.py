@@ -1,7 +1,5 @@
 """Held-out problems, one rollout each: how often the policy solves them."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`train.lora`: adapters in place of all weights, checked before a model is loaded."""
 
-from __future__ import annotations
-
 import importlib.util
 from dataclasses import fields
 from typing import Any

@@ -1,7 +1,5 @@
 """What a run holds in memory, by formula."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

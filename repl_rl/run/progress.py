@@ -1,7 +1,5 @@
 """Live progress of a run: one line per step, and a bar if the output is a terminal."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections import defaultdict

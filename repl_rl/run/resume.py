@@ -4,8 +4,6 @@ A key may change if it decides how long a run goes on, how fast, or what is meas
 different run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

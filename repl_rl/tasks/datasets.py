@@ -7,8 +7,6 @@ if two splits are named, they are trusted to be disjoint; with dates, problems f
 from another one on held out. Reference answers that can't be graded are found here, before a run starts.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os

@@ -6,8 +6,6 @@ have spent, from a table in which people and purchases are rows of different kin
 problem's number and size when a session begins, and a computed answer is exact.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 from random import Random

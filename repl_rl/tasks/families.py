@@ -8,8 +8,6 @@ words. An untrained base model solves some of them by typing the question's expr
 learning something to start from.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Callable

@@ -12,8 +12,6 @@ is written:
 Rows are checked when they are read. A problem whose question or answer doesn't fit says why, and where it is.
 """
 
-from __future__ import annotations
-
 import csv
 import datetime
 import json

@@ -9,8 +9,6 @@ Left out are data sets without a reference answer, and those that make other pro
 draw from sets (`intermediate_integration`, `polynomial_multiplication`).
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re

@@ -5,8 +5,6 @@ shows and gives a session when it begins, with the answer. Not the numbers that 
 one puzzle. All of it is computed from the family, so that no family has to say it, and none can forget it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import inspect

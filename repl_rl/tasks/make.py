@@ -8,8 +8,6 @@ A family of your own is named by its import path: `package.module:NAME` is a `Fa
 their family; its own `name` is in their ids and decides their split.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from random import Random

@@ -4,8 +4,6 @@ The number after a family's name is its level. Every answer is known from how th
 confirm it by another method, for many draws. sympy is loaded when the first problem is made.
 """
 
-from __future__ import annotations
-
 import math
 from random import Random
 from typing import Any

@@ -7,8 +7,6 @@ Not covered: an async function that blocks its event loop holds up all calls, an
 ended, only abandoned (see `CallSemaphore`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import json

@@ -7,8 +7,6 @@ an error. A list for a `tuple`, a string for a `date` and an object for a datacl
 nothing closer.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import inspect

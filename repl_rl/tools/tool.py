@@ -13,8 +13,6 @@ The decorator returns the function itself, which can be called, tested and pickl
 wrong with a function is reported here, before a model is loaded or a kernel started.
 """
 
-from __future__ import annotations
-
 import inspect
 import keyword
 import math

@@ -3,8 +3,6 @@
 Importing this loads nothing; TRL is loaded with the first name that is used.
 """
 
-from __future__ import annotations
-
 import importlib
 import warnings
 from typing import TYPE_CHECKING, Any

@@ -16,8 +16,6 @@ With `max_staleness: 0` nothing is ahead: each step begins its groups after its 
 them. Tasks, seeds and order are those of training without this queue, and so are the weights that come out.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence

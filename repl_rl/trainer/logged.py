@@ -1,7 +1,5 @@
 """What is logged of a batch, where TRL keeps it until the next log: its metrics by mode, its table of completions."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence

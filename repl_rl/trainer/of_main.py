@@ -6,8 +6,6 @@ would, and gives each its share: groups stay whole, and seeds are the same. Wher
 (tensor parallelism), the first of each such team does so for its team.
 """
 
-from __future__ import annotations
-
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The queue of a trainer with `asynchronous`: what it is made of, and its place in a checkpoint."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext

@@ -8,8 +8,6 @@ Not covered: TRL's `reward_funcs` are called when the batch is complete, so a gr
 counts as one without variance. Give such rewards as `line_rewards`.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import chain, cycle

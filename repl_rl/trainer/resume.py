@@ -15,8 +15,6 @@ trajectory's index.
 Not covered: the version of servers, which outlive the run; iterable data sets, which have no sampler.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -6,8 +6,6 @@ a void trajectory is None, which TRL leaves out of its sums and of the means tha
 B batch, T completion tokens.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Callable, Sequence

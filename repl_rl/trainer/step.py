@@ -3,8 +3,6 @@
 B batch, T completion tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -6,8 +6,6 @@ right: ratios of whole sequences, the off-policy mask, VESPO's weights, and mean
 loss. B batch, S prompt and completion tokens, T completion tokens.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import defaultdict
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """How a trainer's weights come to its engine: TRL's weight sync, into an engine that already exists."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext

@@ -3,8 +3,6 @@
 `rollouts.jsonl` has its images in the folder `rollouts.images`, each named after its content.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

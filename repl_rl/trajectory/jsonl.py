@@ -4,8 +4,6 @@ A record is read as its declared types say, or it can't be read. What trains and
 that can't be read; what shows a file leaves such records out, and a note says how many there are and why.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress

@@ -6,8 +6,6 @@ Whoever holds room may wait for something else that it has asked for itself, a s
 deepest wait for nobody, so in the end nobody waits forever.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections import Counter, deque

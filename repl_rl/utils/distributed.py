@@ -6,8 +6,6 @@ processes have to call `from_main`, `share_of_main`, `gather`, `any_of_all` and,
 Not covered: processes that share no file system.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta

@@ -5,8 +5,6 @@ Such folders lie in `$XDG_CACHE_HOME/repl-rl`, or `~/.cache/repl-rl`, and may be
 them. Two processes that want the same folder make it once. Not covered: network file systems whose locks don't hold.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import glob

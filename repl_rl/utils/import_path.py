@@ -1,7 +1,5 @@
 """What users name in a config as `package.module:name`: where it is looked for, and which of its lines failed."""
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import os

@@ -1,7 +1,5 @@
 """This machine: its cores, the versions of what is installed, and the commands that install more."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import platform

@@ -1,7 +1,5 @@
 """Processes that end with the one that started them, and ports for those that listen."""
 
-from __future__ import annotations
-
 import ctypes
 import multiprocessing
 import multiprocessing.connection

@@ -4,8 +4,6 @@ Samples of one problem are correlated: a problem that is solved once is likely t
 drawn independently, so the intervals here are over problems, not over samples.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Text: what is safe to show, the ends of what is too long to show whole, Python code, and hints at misspelt names."""
 
-from __future__ import annotations
-
 import ast
 import difflib
 import re

@@ -6,8 +6,6 @@ gradients. Functions of users run in daemon threads, so that one that hangs does
 Not covered: a thread can't be ended from outside. What hangs stays, with all that it holds, until the process ends.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import contextvars

@@ -1,7 +1,5 @@
 """YAML that anybody may have written: plain values, whatever the text holds, in bounded time and memory."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -4,8 +4,6 @@ Reads run folders and trajectories and writes nothing but `report.html`. Importi
 Jupyter; functions that need one import it when they are called.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -7,8 +7,6 @@ background (text, grid, hover box) is left to the page. Every label is escaped t
 control characters, and with HTML entities because plotly reads tags in labels.
 """
 
-from __future__ import annotations
-
 import html
 import math
 import re

@@ -8,8 +8,6 @@ out. All text goes through `visible` and the template's escaping.
 Not covered: where a front end strips styles (GitHub, an untrusted notebook), only tables and marks remain.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache

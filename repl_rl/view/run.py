@@ -6,8 +6,6 @@ are left out with a note, and of two rows for one step the later one counts. Onl
 Nothing here is escaped: names from a config or a file still have to pass `visible` and the page's escaping.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import sys

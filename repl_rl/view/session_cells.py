@@ -8,8 +8,6 @@ as it was typed, all that was typed before counts as prose, and so do calls of a
 otherwise than Qwen's and Hermes' templates write them.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ origins can be told apart without colour. What a line asked a language model fol
 what was asked about that in turn is indented.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterable, Mapping
 from typing import Any

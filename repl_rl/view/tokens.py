@@ -7,8 +7,6 @@ torch, no network.
 Not covered: for checkpoints without `tokenizer.json` there are only ids, no texts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby

@@ -5,8 +5,6 @@ as in a terminal. A mark in front of each row says who wrote it. Everything that
 through `visible` before it becomes part of a row.
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

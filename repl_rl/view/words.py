@@ -4,8 +4,6 @@ Pure: a value goes in, a short text comes out. A value that was never assigned b
 text that a model or an interpreter wrote (an exception's name) still has to pass `visible` and the page's escaping.
 """
 
-from __future__ import annotations
-
 import math
 import re
 

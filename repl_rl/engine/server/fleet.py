@@ -11,8 +11,6 @@ weights has a label, and a server reports the label with every token that it sam
 with its old checkpoint, or updated by somebody else, is noticed at its next answer.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import Counter

@@ -9,8 +9,6 @@ what its kernels want packed. What is here: one group for several servers, and i
 Not covered: `ipc`, for which trainer and server share a GPU; the engine in the trainer's process is made for that.
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib.util
 import logging

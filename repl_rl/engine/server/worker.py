@@ -14,8 +14,6 @@ there, until `repl_rl.engine.vllm.scheduler` is imported.
 Not covered: quantised weights, which vLLM repacks on a GPU too; such a server is refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

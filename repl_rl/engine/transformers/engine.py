@@ -11,8 +11,6 @@ generator, and took 36 s on two cores for tokens that take this loop 0.2 s.
 Not covered: several devices, tensor parallelism, recurrent models (they are refused).
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -15,8 +15,6 @@ Not covered: states that are not keys and values (Mamba, linear attention); pena
 layers keep all columns.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

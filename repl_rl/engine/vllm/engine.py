@@ -5,8 +5,6 @@
 Not covered: servers (see the server engine), and vLLM's own multiprocess mode.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import secrets

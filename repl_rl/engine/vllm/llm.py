@@ -1,7 +1,5 @@
 """A `vllm.LLM` in this process, with weights that can be replaced."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import tempfile

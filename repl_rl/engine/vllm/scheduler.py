@@ -13,8 +13,6 @@ tokenizer. A request asks for it by `extra_args: {"repl_rl_line": [stops, digest
 `scheduler_cls` is not a public interface of vLLM; `tests/engine/test_contracts.py` tests what is relied on here.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 from enum import IntEnum

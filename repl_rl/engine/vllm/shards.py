@@ -7,8 +7,6 @@ executor's `collective_rpc`, the others do with theirs. They have an `Engine` th
 All of them take part in a change of weights, each with its own shard: inside of `paused`, nobody is asked for anything.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

@@ -6,8 +6,6 @@ that is neither such a call nor the reply to the current request ends the channe
 the reply carry a random number drawn for the request, so that none can be prepared for a later one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -19,8 +19,6 @@ Kernels on this machine are killed with all that they started, at the end and wh
 in Python on this machine, they are reached through sockets in a private folder, all others through TCP ports.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -3,8 +3,6 @@
 That is the cell's text, its answer, and how it ended.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import re

@@ -1,7 +1,5 @@
 """Launches a kernel in a sandbox, as a kernel provisioner of jupyter_client."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -3,8 +3,6 @@
 The messages between the two are defined here. Lines have a channel of their own (`repl_rl.engine.remote`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

@@ -1,7 +1,5 @@
 """The worker's program: `python -m repl_rl.rollout.worker.program CONTROL LINES`. Ends when the other side is gone."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -6,8 +6,6 @@ were asked for. The tables number their rows, and later tables refer to rows by 
 percent or percentage points. In a narrow terminal, names are wrapped and numbers are not.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

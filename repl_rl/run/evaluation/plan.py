@@ -1,7 +1,5 @@
 """What is to be evaluated: every model with every dialect on the same problems. What can fail early fails here."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

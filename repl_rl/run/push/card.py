@@ -4,8 +4,6 @@ Names from a config or a file, and what a model typed, are hostile text here: in
 transcript stands in a fence that is longer than any it contains.
 """
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Mapping

@@ -7,8 +7,6 @@ which name them: published beside their questions, they would spoil these as a t
 can't hold, are written as escapes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import is_dataclass, replace
 from functools import cache

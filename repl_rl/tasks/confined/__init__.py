@@ -7,8 +7,6 @@ A program (`program.py`) is started when first needed and kept, with the functio
 forks of itself, which end with them. One that hangs, crashes or fills its memory costs its own verdict and no other.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

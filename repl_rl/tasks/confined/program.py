@@ -6,8 +6,6 @@ themselves run in forks: with limits on time and memory, and behind walls that k
 networks.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib.util
 import json

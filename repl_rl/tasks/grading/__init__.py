@@ -7,8 +7,6 @@ what counts as equal. The answers of the number families are always numbers, so 
 Families whose problems have many right answers, or a scorer of their own, decide by `Family.accepts`, confined as well.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterable, Sequence

@@ -5,8 +5,6 @@ submission has to be one too. Closed expressions are equal if they agree to 40 d
 agree at random points where the reference is real. math-verify decides what can't be decided in this way.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The text is parsed, never evaluated: names, numbers, operators and calls come fr
 else is unreadable. Nothing that is read is worked out.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Callable, Sequence

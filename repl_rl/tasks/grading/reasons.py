@@ -1,7 +1,5 @@
 """Verdicts with their reasons, which are made on both sides of the confined process and load nothing heavy."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from repl_rl.utils.text import cut_middle

@@ -1,7 +1,5 @@
 """The table of texts (`texts.yaml`): what is set right before reading, and the words and units that are known."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from decimal import Decimal

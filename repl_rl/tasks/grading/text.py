@@ -6,8 +6,6 @@ world` as a product of letters, and works out binomials and determinants, which 
 `texts.yaml` has what is set right before reading.
 """
 
-from __future__ import annotations
-
 import re
 from itertools import accumulate
 from typing import Any

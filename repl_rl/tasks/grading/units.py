@@ -1,7 +1,5 @@
 """Units: which texts are one, and how many of one are in another. Runs in a confined process."""
 
-from __future__ import annotations
-
 import re
 from fractions import Fraction
 from typing import Any

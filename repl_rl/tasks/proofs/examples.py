@@ -1,7 +1,5 @@
 """`witness-*`: something exists; `counterexample-*`: a claim is false. What is submitted is an example of it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from fractions import Fraction

@@ -6,8 +6,6 @@ holds only together with another one is refused. A set of residues is accepted i
 the steps, and lacks the state that must not be reached.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any

@@ -4,8 +4,6 @@ The texts are `repr`s from a sandbox that may have been made to say anything. Th
 the confined process in which families decide bounds the time that a polynomial takes.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Sequence

@@ -7,8 +7,6 @@ are back after every line, whatever the line bound them to. With `subcalls.depth
 `rlm_query_batched`, which ask for sessions like this one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any

@@ -7,8 +7,6 @@ trajectory is read from its file on request. Safe to call from several threads.
 Raises `queries.NotFound` for an id that the run does not hold (any more), and ConfigError for invalid parameters.
 """
 
-from __future__ import annotations
-
 import math
 import time
 import zlib

@@ -1,7 +1,5 @@
 """Several runs, or an evaluation of several models, over each other: held-out rates with intervals and differences."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence

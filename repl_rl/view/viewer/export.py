@@ -9,8 +9,6 @@ contains no `<`. All files of the page are in `page/`, except plotly's script, w
 comes from its package. Nothing comes from the network. Not covered: without JavaScript the page shows nothing.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

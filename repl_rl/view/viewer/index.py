@@ -10,8 +10,6 @@ network file systems on which SQLite's locks don't work.
 Where a trajectory does not state its question, the end of its prompt stands for it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

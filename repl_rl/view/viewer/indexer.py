@@ -8,8 +8,6 @@ Of several indexers of one run, a lock file lets one work while the others skip 
 that a reader sees the first trajectories at once, and after a kill the next indexer goes on from the last commit.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import sqlite3

@@ -3,8 +3,6 @@
 Input from outside is checked against lists of names or passed as a bound value; none of it becomes SQL.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -8,8 +8,6 @@ Answers are computed in threads. Every request makes the indexer look at the run
 second: while nobody is looking, nothing is read.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal

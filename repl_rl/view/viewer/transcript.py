@@ -3,8 +3,6 @@
 Tokens get their texts from the run's own vocabulary, if it can be found.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from functools import cache
