@@ -190,15 +190,17 @@ def new_run(config: Config, parent: Path) -> RunFolder:
     """
     while True:
         path = free_folder(config.name, parent)
+        part = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
         try:
-            path.mkdir(parents=True)
-        except FileExistsError:
-            continue
+            part.mkdir(parents=True)
+            RunFolder(part).keep_config(config)
+            part.rename(path)
         except OSError as error:
-            raise ConfigError(f"--runs {parent} can't be written: {error.strerror}; give another folder") from error
-        folder = RunFolder(path)
-        folder.keep_config(config)
-        return folder
+            shutil.rmtree(part, ignore_errors=True)
+            if not path.exists():  # else another run has got it
+                raise ConfigError(f"--runs {parent} can't be written: {error.strerror}; give another folder") from error
+        else:
+            return RunFolder(path)
 
 
 def free_folder(name: str, parent: Path) -> Path:

@@ -21,7 +21,7 @@ from commands import begin, finish
 from safetensors.torch import load_file
 
 from repl_rl.config import load_config
-from repl_rl.errors import KernelError, RunError
+from repl_rl.errors import ConfigError, KernelError, RunError
 from repl_rl.run import training
 from repl_rl.run.folder import RunFolder, new_run
 
@@ -39,6 +39,16 @@ def test_a_name_that_is_taken_gets_a_number(tmp_path: Path) -> None:
     config = load_config("quickstart")
     assert [new_run(config, tmp_path).path.name for _ in range(3)] == ["quickstart", "quickstart-2", "quickstart-3"]
     assert RunFolder(tmp_path / "quickstart-2").config() == config
+
+
+def test_a_disk_that_is_full_before_there_is_a_config_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    monkeypatch.setattr("repl_rl.run.folder.replace_file", full)
+    with pytest.raises(ConfigError, match="can't be written: No space left"):
+        new_run(load_config("quickstart"), tmp_path / "runs")
+    assert list(tmp_path.glob("runs/*")) == []
 
 
 def test_a_line_that_a_crash_cut_off_loses_only_itself(folder: RunFolder) -> None:
@@ -178,6 +188,7 @@ def test_an_interrupt_while_the_model_loads_is_said_at_once_and_takes_the_folder
     [
         (KernelError("the process that runs the rollouts was killed (Killed)"), "was killed (Killed)"),
         (OSError(errno.ENOSPC, "No space left on device"), "a disk is full: that of runs/stored, or of"),
+        (RuntimeError("CUDA out of memory. Tried 2 GiB."), "the memory did not suffice: CUDA out of memory"),
         (KeyError("a bug"), None),
     ],
 )
@@ -189,14 +200,14 @@ def test_trouble_in_a_run_ends_with_what_is_saved_and_how_to_go_on(
         raise trouble
 
     monkeypatch.setattr(training, "train", train)
+    go_on = "The run is saved up to step 0. Once that is mended, go on with: repl-rl train --resume runs/stored"
     if message is None:
-        with pytest.raises(KeyError, match="a bug"):
+        with pytest.raises(KeyError, match="a bug") as caught:
             said("train", "sample.yaml")
+        assert caught.value.__notes__ == [go_on]
         return
     printed = said("train", "sample.yaml", code=2)
     assert message in printed
-    assert printed.endswith(
-        "\nThe run is saved up to step 0. Once that is mended, go on with: repl-rl train --resume runs/stored\n"
-    )
+    assert printed.endswith(f"\n{go_on}\n")
     with RunFolder(stored / "runs/stored").locked():
         pass
