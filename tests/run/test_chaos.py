@@ -33,7 +33,7 @@ SEED = uuid.uuid4().hex[:8] if SEED == "new" else SEED
 WAIT_S = 600
 HARMS = ("Ctrl-C", "kill -9", "full disk", "killed worker")
 PHASES = ("start", "rollout", "training", "evaluation", "saving")
-LONGEST_S = {"start": 12.0, "rollout": 0.6, "training": 0.4, "evaluation": 0.6, "saving": 0.15}
+LONGEST_S = {"start": 12.0, "rollout": 0.6, "training": 0.4, "evaluation": 0.4, "saving": 0.15}
 """Of a phase: how long after its beginning the moment comes, at most. Later is another moment."""
 
 
@@ -152,10 +152,14 @@ class Attempt:
                 print("chaos: send", number)
                 with suppress(ProcessLookupError):
                     os.killpg(self.process.pid, number)
-        elif workers := sorted(self.started, key=lambda each: each.pid):
-            worker = chance.choice(workers)
-            with suppress(psutil.NoSuchProcess):
-                print("chaos: kill", worker.pid, worker.cmdline()[:4])
+        else:
+            workers: dict[str, psutil.Process] = {}  # one of those that are alike
+            for each in sorted(self.started, key=lambda each: each.pid):
+                with suppress(psutil.NoSuchProcess):
+                    workers.setdefault(" ".join(each.cmdline())[:120], each)
+            if workers:
+                command, worker = chance.choice([*workers.items()])
+                print("chaos: kill", worker.pid, command)
                 worker.kill()
 
     def end(self) -> int:
@@ -193,7 +197,8 @@ def require_kept(attempt: Attempt, run: Path) -> None:
 def test_whatever_ends_a_run_it_can_be_resumed_and_what_was_shown_is_kept(number: int, disk: Disk) -> None:
     chance = random.Random(f"{SEED}/{number}")
     print(f"CHAOS_SEED={SEED}")
-    config = CONFIGS["tiny"] | {"engine": {"context_tokens": 384, "places": 8, "backend": "transformers"}}
+    backend = "transformers" if number else "vllm"  # which takes longer to load
+    config = CONFIGS["tiny"] | {"engine": {"context_tokens": 384, "places": 8, "backend": backend}}
     (disk.seen / "tiny.yaml").write_text(yaml.safe_dump(config))
     run, steps = disk.seen / "runs" / "tiny", 4
     moments = [(harm, PHASES[(index + number) % len(PHASES)]) for index, harm in enumerate(HARMS)]
@@ -221,7 +226,9 @@ def test_whatever_ends_a_run_it_can_be_resumed_and_what_was_shown_is_kept(number
                 break
             steps += 4
         elif code != -signal.SIGKILL:
-            assert attempt.lines[-1].endswith("go on with: repl-rl train --resume runs/tiny\n")
+            has_begun = any(line.startswith("run folder: ") for line in attempt.lines)
+            go_on = "go on with: repl-rl train --resume runs/tiny\n"
+            assert attempt.lines[-1].endswith(go_on) or not has_begun
     assert [row["step"] for row in rows(run, "train")] == [*range(1, steps + 1)]
     assert {row["step"] for row in rows(run, "eval")} >= {0, steps}
     for step in (steps - 2, steps):
