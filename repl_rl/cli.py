@@ -26,7 +26,8 @@ from repl_rl.run import play, rollouts
 from repl_rl.run.evaluation import command as evaluation
 from repl_rl.run.push import command as push
 from repl_rl.utils.distributed import is_main_process
-from repl_rl.utils.folders import in_a_sentence, shipped_configs
+from repl_rl.utils.folders import shipped_configs
+from repl_rl.utils.machine import in_a_sentence
 from repl_rl.view import command as viewing
 from repl_rl.view.replay import command as replay
 

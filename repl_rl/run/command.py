@@ -11,7 +11,7 @@ from rich.console import Console
 
 from repl_rl.errors import ConfigError, ReplRLError, RunError
 from repl_rl.utils.distributed import is_main_process, launcher, leave
-from repl_rl.utils.folders import in_a_sentence
+from repl_rl.utils.machine import in_a_sentence
 
 _RUNS = Path("runs")
 

@@ -149,6 +149,14 @@ class RunFolder(RunFiles):
         found = [row for row in self.rows() if row["kind"] == "eval" and row["step"] == step]
         return next((row for row in reversed(found) if settings in (None, row.get("settings"))), None)
 
+    def forget_after(self, step: int) -> None:
+        """As `RunFiles` does, and drop later checkpoints: they are incomplete, and would be kept as the newest ones."""
+        RunFiles.forget_after(self, step)
+        for path in self.checkpoints.glob("checkpoint-*"):
+            with suppress(ValueError):
+                if checkpoint_step(path) > step:
+                    shutil.rmtree(path, ignore_errors=True)
+
     @property
     def is_unused(self) -> bool:
         """Whether nothing has been done in the run yet."""

@@ -22,11 +22,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from repl_rl.errors import ConfigError, DependencyError, ReplRLError
+from repl_rl.errors import ConfigError, DependencyError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_OUT_OF_MEMORY = ("out of memory", os.strerror(errno.ENOMEM))
-"""What torch says of it, on GPUs and on CPUs, and the system."""
 _LEAST_BYTES = 2**20
 """With less than this, a disk is full."""
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -105,20 +103,6 @@ def full_disk(error: BaseException, folder: Path) -> str | None:
 def cache_home() -> Path:
     """The folder of all caches of this package; it may not exist yet."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "repl-rl"
-
-
-def in_a_sentence(error: BaseException, folder: Path) -> str | None:
-    """What to say of an error that a user can mend: one of ours, or a disk or memory that was full. None for any other,
-    which is a fault of this package."""
-    if isinstance(error, ReplRLError):
-        return str(error)
-    if isinstance(error, MemoryError) or any(said in str(error) for said in _OUT_OF_MEMORY):
-        return (
-            f"the memory did not suffice: {str(error).strip() or 'MemoryError'}; end what else uses it, or lower "
-            "engine.gpu_memory_utilization, engine.kv_cache_gib or kernel.size (a run that is resumed may change them)"
-            ", or start a run with a smaller train.micro_batch"
-        )
-    return full_disk(error, folder)
 
 
 @contextmanager

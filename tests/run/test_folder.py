@@ -66,7 +66,9 @@ def test_what_came_after_the_checkpoint_is_forgotten(folder: RunFolder) -> None:
     for step in (1, 2, 3):
         folder.append({"kind": "train", "step": step})
         (folder.rollouts / f"step_{step:05d}.jsonl").write_text("")
+        (folder.checkpoints / f"checkpoint-{step}").mkdir(parents=True)
     folder.forget_after(2)
+    assert sorted(path.name for path in folder.checkpoints.iterdir()) == ["checkpoint-1", "checkpoint-2"]
     assert [row["step"] for row in folder.rows()] == [1, 2]
     assert sorted(path.name for path in folder.rollouts.iterdir()) == ["step_00001.jsonl", "step_00002.jsonl"]
 
