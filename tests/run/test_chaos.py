@@ -82,10 +82,15 @@ class Attempt:
 
     disk: Disk
     process: subprocess.Popen[str]
+    marker: str
+    """In the environment of all its processes."""
     began: float = field(default_factory=time.time)
-    marker: str = ""
     lines: list[str] = field(default_factory=list)
     started: set[psutil.Process] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.reader = threading.Thread(target=self._read)
+        self.reader.start()
 
     @classmethod
     def begin(cls, disk: Disk, *arguments: str) -> Attempt:
@@ -95,33 +100,31 @@ class Attempt:
         process = subprocess.Popen(
             command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env, start_new_session=True
         )
-        attempt = cls(disk, process, marker=marker)
-        attempt.reader = threading.Thread(target=attempt._read)
-        attempt.reader.start()
-        return attempt
+        return cls(disk, process, marker)
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line)
-            print(line, end="")
+        with self.process.stdout as output:
+            for line in output:
+                self.lines.append(line)
+                print(line, end="")
 
     def is_new(self, pattern: str) -> bool:
-        return any(path.stat().st_ctime > self.began for path in (self.disk.seen / "runs" / "tiny").glob(pattern))
+        with suppress(OSError):  # it is gone again
+            return any(path.stat().st_ctime > self.began for path in (self.disk.seen / "runs" / "tiny").glob(pattern))
+        return False
 
     def is_in(self, phase: str, nth: int) -> bool:
         """Whether the nth such phase has begun."""
-        with suppress(OSError):
-            if phase == "training":
-                return self.is_new("rollouts/*.jsonl")
-            if phase == "saving":
-                return self.is_new("checkpoints/checkpoint-*") or self.is_new("model")
-        said = {"rollout": "resuming from|held-out at step 0|step  ", "evaluation": " held-out problems at"}
+        if phase == "training":
+            return self.is_new("rollouts/*.jsonl")
+        if phase == "saving":
+            return self.is_new("checkpoints/checkpoint-*") or self.is_new("model")
         if phase == "start":  # the handler of SIGTERM is there
             status = Path(f"/proc/{self.process.pid}/status").read_text()
             return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (signal.SIGTERM - 1) & 1)
-        found = [line for line in self.lines if any(part in line for part in said[phase].split("|"))]
-        return len(found) > nth
+        begins = ("resuming from", "held-out at step 0", "step  ") if phase == "rollout" else ("1 held-out problems",)
+        return sum(line.startswith(begins) for line in self.lines) > nth
 
     def wait_for(self, phase: str, chance: random.Random) -> bool:
         """Whether the moment came before the end."""
@@ -133,12 +136,9 @@ class Attempt:
             assert time.monotonic() < deadline
             time.sleep(0.002)
         time.sleep(delay)
-        self.note()
-        return self.process.poll() is None
-
-    def note(self) -> None:
         with suppress(psutil.NoSuchProcess):
             self.started |= {*psutil.Process(self.process.pid).children(recursive=True)}
+        return self.process.poll() is None
 
     def harm(self, harm: str, chance: random.Random) -> None:
         if harm == "full disk":
@@ -165,7 +165,6 @@ class Attempt:
     def end(self) -> int:
         until(lambda: self.process.poll() is not None, WAIT_S)
         self.reader.join()
-        self.process.stdout.close()
         until(lambda: not self.left_over(), 120)
         return self.process.returncode
 
@@ -231,8 +230,9 @@ def test_whatever_ends_a_run_it_can_be_resumed_and_what_was_shown_is_kept(number
             assert attempt.lines[-1].endswith(go_on) or not has_begun
     assert [row["step"] for row in rows(run, "train")] == [*range(1, steps + 1)]
     assert {row["step"] for row in rows(run, "eval")} >= {0, steps}
-    for step in (steps - 2, steps):
-        load_file(run / "checkpoints" / f"checkpoint-{step}" / "model.safetensors")
-    load_file(run / "model" / "model.safetensors")
+    saved = [*run.glob("checkpoints/checkpoint-*"), run / "model"]
+    assert len(saved) == 3
+    for folder in saved:
+        load_file(folder / "model.safetensors")
     assert RunFolder(run).reached() == steps
     assert (run / "report.html").stat().st_size > 10_000
