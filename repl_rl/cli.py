@@ -6,6 +6,7 @@ Each command's package names its arguments and runs it; what a command needs is 
 from __future__ import annotations
 
 import argparse
+import atexit
 import logging
 import os
 import signal
@@ -64,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     finally:
         signal.signal(signal.SIGTERM, kept)
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)  # all is said; now Ctrl-C just ends the process
 
 
 def interrupting() -> Callable[[int, FrameType | None], None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import signal
 from pathlib import Path
 
 from rich.console import Console
@@ -89,6 +90,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
                 return 0
             report = _report(folder.path)
         except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # what remains is short, and has to be done whole
             if options.resume is None and folder.is_unused:
                 progress.say(f"nothing has been trained or measured yet, so {folder.path} is removed again")
             else:

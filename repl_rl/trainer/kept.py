@@ -75,8 +75,9 @@ class RunFiles:
 
     def forget_after(self, step: int) -> None:
         """Drop what was written after the checkpoint of `step`: a resumed run repeats those steps."""
-        kept = [row for row in self.rows() if row["step"] <= step]
-        replace_file(self.metrics_path, "".join(json.dumps(row) + "\n" for row in kept))
+        if self.metrics_path.exists():
+            kept = [row for row in self.rows() if row["step"] <= step]
+            replace_file(self.metrics_path, "".join(json.dumps(row) + "\n" for row in kept))
         for path in self.rollouts.glob("step_*.jsonl"):
             if int(path.stem.removeprefix("step_")) > step:
                 path.unlink()

@@ -147,7 +147,7 @@ class Attempt:
             self.process.kill()
         elif harm == "Ctrl-C":  # which a terminal sends to all that run in it; schedulers send SIGTERM
             number = chance.choice([signal.SIGINT, signal.SIGINT, signal.SIGTERM])
-            for delay in [0.0, *[chance.uniform(0, 1.5)] * chance.randrange(2)]:
+            for delay in [0.0, *[chance.uniform(0, 1.5)] * chance.randrange(3)]:
                 time.sleep(delay)
                 print("chaos: send", number)
                 with suppress(ProcessLookupError):
@@ -215,7 +215,7 @@ def test_whatever_ends_a_run_it_can_be_resumed_and_what_was_shown_is_kept(number
         print(f"chaos: ended with {code} after {time.time() - attempt.began:.0f} s")
         if code != -signal.SIGKILL:
             assert "Traceback" not in "".join(attempt.lines)
-            assert code in (0, 2, 130)
+            assert code in (0, 2, 130, -signal.SIGINT, -signal.SIGTERM)
         if not run.exists():
             assert harm == "kill -9" or attempt.lines[-1].startswith(("nothing has been", "repl-rl: ", "interrupted"))
             continue
@@ -227,7 +227,7 @@ def test_whatever_ends_a_run_it_can_be_resumed_and_what_was_shown_is_kept(number
         elif code != -signal.SIGKILL:
             has_begun = any(line.startswith("run folder: ") for line in attempt.lines)
             go_on = "go on with: repl-rl train --resume runs/tiny\n"
-            assert attempt.lines[-1].endswith(go_on) or not has_begun
+            assert attempt.lines[-1].endswith(go_on) or not has_begun, attempt.lines[-5:]
     assert [row["step"] for row in rows(run, "train")] == [*range(1, steps + 1)]
     assert {row["step"] for row in rows(run, "eval")} >= {0, steps}
     saved = [*run.glob("checkpoints/checkpoint-*"), run / "model"]
