@@ -21,7 +21,7 @@ from typing import Any
 from rich.console import Console
 
 from repl_rl import __version__, bench
-from repl_rl.errors import ConfigError
+from repl_rl.errors import ConfigError, ReplRLError
 from repl_rl.run import command as training
 from repl_rl.run import play, rollouts
 from repl_rl.run.evaluation import command as evaluation
@@ -53,7 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             silence_libraries(python_warnings=True)
         return int(options.command(options, console))
     except Exception as error:
-        if (said := in_a_sentence(error, Path.cwd())) is None:
+        said = str(error) if isinstance(error, ReplRLError) else in_a_sentence(error, Path.cwd())
+        if said is None:
             raise
         if options.verbose:
             traceback.print_exc()

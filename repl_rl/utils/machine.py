@@ -66,14 +66,12 @@ def jupyter_console() -> str | None:
 
 
 def in_a_sentence(error: BaseException, folder: Path) -> str | None:
-    """What to say of an error that a user can mend: one of ours, or a disk or memory that was full. None for any other,
+    """What to say of an error that a user can mend: a disk or memory that was full, or one of ours. None for any other,
     which is a fault of this package."""
-    if isinstance(error, ReplRLError):
-        return str(error)
     if isinstance(error, MemoryError) or any(said in str(error) for said in _OUT_OF_MEMORY):
         return (
             f"the memory did not suffice: {str(error).strip() or 'MemoryError'}; end what else uses it, or lower "
             "engine.gpu_memory_utilization, engine.kv_cache_gib or kernel.size (a run that is resumed may change them)"
             ", or start a run with a smaller train.micro_batch"
         )
-    return full_disk(error, folder)
+    return full_disk(error, folder) or (str(error) if isinstance(error, ReplRLError) else None)

@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
-from run.commands import CONFIGS, rollouts, rows
+from run.commands import CONFIGS, rollouts, rows, scratched
 from safetensors.torch import load_file
 from waiting import until
 
@@ -95,7 +95,7 @@ class Attempt:
     @classmethod
     def begin(cls, disk: Disk, *arguments: str) -> Attempt:
         marker = uuid.uuid4().hex
-        env = os.environ | {"CHAOS": marker, "TMPDIR": str(disk.path)}
+        env = os.environ | scratched(disk.path) | {"CHAOS": marker}
         command = disk.command(sys.executable, "-m", "repl_rl.cli", "train", *arguments)
         process = subprocess.Popen(
             command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env, start_new_session=True

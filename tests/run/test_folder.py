@@ -21,7 +21,7 @@ from commands import begin, finish
 from safetensors.torch import load_file
 
 from repl_rl.config import load_config
-from repl_rl.errors import ConfigError, KernelError, RunError
+from repl_rl.errors import ConfigError, EngineError, KernelError, RunError
 from repl_rl.run import training
 from repl_rl.run.folder import RunFolder, new_run
 
@@ -190,6 +190,10 @@ def test_an_interrupt_while_the_model_loads_is_said_at_once_and_takes_the_folder
     [
         (KernelError("the process that runs the rollouts was killed (Killed)"), "was killed (Killed)"),
         (OSError(errno.ENOSPC, "No space left on device"), "a disk is full: that of runs/stored, or of"),
+        (
+            EngineError("vLLM failed: No space left on device\nand more"),
+            "vLLM failed: No space left on device; free some",
+        ),
         (RuntimeError("CUDA out of memory. Tried 2 GiB."), "the memory did not suffice: CUDA out of memory"),
         (KeyError("a bug"), None),
     ],
