@@ -72,7 +72,6 @@ def silence_libraries(python_warnings: bool = False) -> None:
     quiet = "transformers trl vllm datasets accelerate torch torch._library.triton ray.widgets.util"
     for name in quiet.split():
         logging.getLogger(name).setLevel(logging.ERROR)
-    logging.getLogger("vllm.logging_utils.dump_input").setLevel(logging.CRITICAL)  # all of its state, where it fails
 
 
 def require_vllm() -> None:

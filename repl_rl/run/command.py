@@ -97,14 +97,14 @@ def run(options: argparse.Namespace, console: Console) -> int:
                 progress.say(go_on)
             return 130
         except Exception as error:
+            go_on = f"\nThe run is saved up to step {folder.reached()}. Once that is mended, {go_on}"
             if options.resume is None and folder.is_unused:
-                raise
-            go_on = f"The run is saved up to step {folder.reached()}. Once that is mended, {go_on}"
+                go_on = ""
             if (said := in_a_sentence(error, folder.path)) is None:
-                error.add_note(go_on)
+                error.add_note(go_on.strip())
                 raise
             kind = type(error) if isinstance(error, ReplRLError) else RunError
-            raise kind(f"{said}\n{go_on}") from error
+            raise kind(said + go_on) from error
     if outcome.after is None:
         progress.say(f"stopped at step {outcome.step}; everything up to there is saved")
         progress.say(go_on)

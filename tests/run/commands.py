@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +20,6 @@ def begin(cwd: Path, *arguments: str, environment: dict[str, str] | None = None)
     command = [sys.executable, "-m", "repl_rl.cli", *arguments]
     own = os.environ | (environment or {})
     return subprocess.Popen(command, cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=own)
-
-
-def scratched(scratch: Path) -> dict[str, str]:
-    """An environment in which temporary files go to `scratch`, compiled code excepted."""
-    cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}")
-    return {"TMPDIR": str(scratch), "TORCHINDUCTOR_CACHE_DIR": cache}
 
 
 def finish(process: subprocess.Popen[str], code: int = 0) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import os
 import signal
 import subprocess
 import sys
@@ -15,7 +17,7 @@ import psutil
 import pytest
 import torch
 import yaml
-from run.commands import CONFIGS, begin, finish, rollouts, rows, scratched
+from run.commands import CONFIGS, begin, finish, rollouts, rows
 from safetensors.torch import load_file
 from small import without_times
 from waiting import until
@@ -23,6 +25,12 @@ from waiting import until
 assert_same_bits = partial(torch.testing.assert_close, rtol=0, atol=0)
 WAIT_S = 600
 SLOW = ("--set", "budget.seconds=3600", "--set", "engine.deterministic=false")
+
+
+def scratched(scratch: Path) -> dict[str, str]:
+    """An environment in which temporary files go to `scratch`, compiled code excepted."""
+    cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}")
+    return {"TMPDIR": str(scratch), "TORCHINDUCTOR_CACHE_DIR": cache}
 
 
 @pytest.fixture
