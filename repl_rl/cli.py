@@ -4,10 +4,12 @@ Each command's package names its arguments and runs it; what a command needs is 
 """
 
 import argparse
+import atexit
 import logging
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Lock
@@ -23,7 +25,8 @@ from repl_rl.run import play, rollouts
 from repl_rl.run.evaluation import command as evaluation
 from repl_rl.run.push import command as push
 from repl_rl.utils.distributed import is_main_process
-from repl_rl.utils.folders import full_disk, shipped_configs
+from repl_rl.utils.folders import shipped_configs
+from repl_rl.utils.machine import in_a_sentence
 from repl_rl.view import command as viewing
 from repl_rl.view.replay import command as replay
 
@@ -34,30 +37,34 @@ _WIDTH = 160
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the console script. Returns the exit code."""
     options = make_parser().parse_args(arguments)
-    from repl_rl.engine.environment import silence_libraries
-
-    console = Console(quiet=not is_main_process())
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = _WIDTH
-    if (here := os.getcwd()) not in sys.path:  # a config may name modules in this folder by import path
-        sys.path.append(here)
-    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
-    if not options.verbose:
-        silence_libraries(python_warnings=True)
     kept = signal.signal(signal.SIGTERM, interrupting())
     try:
+        from repl_rl.engine.environment import silence_libraries
+
+        console = Console(quiet=not is_main_process())
+        if not console.is_terminal and "COLUMNS" not in os.environ:
+            console.width = _WIDTH
+        if (here := os.getcwd()) not in sys.path:  # a config may name modules in this folder by import path
+            sys.path.append(here)
+        logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
+        if not options.verbose:
+            silence_libraries(python_warnings=True)
         return int(options.command(options, console))
-    except ReplRLError as error:
-        return _failed(str(error))
     except Exception as error:
-        if (said := full_disk(error, Path.cwd())) is None:
+        said = str(error) if isinstance(error, ReplRLError) else in_a_sentence(error, Path.cwd())
+        if said is None:
             raise
-        return _failed(said)
+        if options.verbose:
+            traceback.print_exc()
+        text = f"repl-rl: {said}"
+        Console(stderr=True).print(text, style="bold red", markup=False, highlight=False, soft_wrap=True)
+        return 2
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted", style="bold")
         return 130
     finally:
         signal.signal(signal.SIGTERM, kept)
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)  # all is said; now Ctrl-C just ends the process
 
 
 def interrupting() -> Callable[[int, FrameType | None], None]:
@@ -73,18 +80,12 @@ def interrupting() -> Callable[[int, FrameType | None], None]:
     return handle
 
 
-def _failed(message: str) -> int:
-    text = f"repl-rl: {message}"
-    Console(stderr=True).print(text, style="bold red", markup=False, highlight=False, soft_wrap=True)
-    return 2
-
-
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="repl-rl", description="RL for models that type into a live Python interpreter"
     )
     parser.add_argument("--version", action="version", version=f"repl-rl {__version__}")
-    parser.add_argument("--verbose", action="store_true", help="show the libraries' own logs and warnings")
+    parser.add_argument("--verbose", action="store_true", help="show the libraries' logs and warnings, and tracebacks")
     shells = ("bash", "zsh", "tcsh")
     parser.add_argument("--print-completion", action=_PrintCompletion, choices=shells, help="of a shell, to be eval'ed")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")

@@ -56,7 +56,7 @@ class RecordedService:
         self.cuts: list[Any] = []
         self._recording = recording
 
-    def roll_out(self, batch: RolloutBatch) -> list[Trajectory]:
+    def roll_out(self, batch: RolloutBatch, on_end: object) -> list[Trajectory]:
         self.calls.append([task.id for task in batch.tasks])
         self.cuts.append(batch.cut)
         indices: Counter[str] = Counter()

@@ -3,13 +3,14 @@
 import argparse
 import json
 import shlex
+import signal
 from pathlib import Path
 
 from rich.console import Console
 
 from repl_rl.errors import ConfigError, ReplRLError, RunError
-from repl_rl.utils.distributed import is_main_process, leave
-from repl_rl.utils.folders import full_disk
+from repl_rl.utils.distributed import is_main_process, launcher, leave
+from repl_rl.utils.machine import in_a_sentence
 
 _RUNS = Path("runs")
 
@@ -57,7 +58,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         return 0
     from repl_rl.run.progress import Progress
     from repl_rl.run.training import choose_run, prepare, train
-    from repl_rl.view import before_after_table, write_report
+    from repl_rl.view import before_after_table
 
     progress = Progress(console)
     if options.resume is not None:
@@ -65,39 +66,43 @@ def run(options: argparse.Namespace, console: Console) -> int:
         if measured := folder.finished(wanted):
             steps = wanted.train.steps
             console.print(before_after_table(*measured))
+            old = folder.path / "report.html"
+            if not old.exists() or old.stat().st_mtime < folder.metrics_path.stat().st_mtime:
+                progress.say(f"report: {_report(folder.path)}")
             progress.say(
                 f"{folder.path} is finished: its {steps} steps are trained, measured and saved. For more of them: "
                 f"repl-rl train --resume {folder.path} --set train.steps={2 * steps}"
             )
             return 0
     with progress.interrupts(), prepare(config, options.runs, options.resume, overrides) as prepared:
-        go_on = f"go on with: repl-rl train --resume {prepared.folder.path}"
+        folder, own = prepared.folder, prepared.config
+        start = launcher(own.train.processes, own.model.dtype)
+        go_on = f"go on with: {start} train --resume {shlex.quote(str(folder.path))}"
         try:
-            progress.say(f"run folder: {prepared.folder.path}")
+            progress.say(f"run folder: {folder.path}")
             for note in prepared.notes:
                 progress.warn(note)
             outcome = train(prepared, progress)
+            leave()
+            if not is_main_process():
+                return 0
+            report = _report(folder.path)
         except KeyboardInterrupt:
-            if prepared.folder.is_unused:
-                progress.say(f"nothing has been trained or measured yet, so {prepared.folder.path} is removed again")
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # what remains is short, and has to be done whole
+            if options.resume is None and folder.is_unused:
+                progress.say(f"nothing has been trained or measured yet, so {folder.path} is removed again")
             else:
                 progress.say(go_on)
             return 130
         except Exception as error:
-            said = str(error) if isinstance(error, ReplRLError) else full_disk(error, prepared.folder.path)
-            if said is None or prepared.folder.is_unused:
+            go_on = f"\nThe run is saved up to step {folder.reached()}. Once that is mended, {go_on}"
+            if options.resume is None and folder.is_unused:
+                go_on = ""
+            if (said := in_a_sentence(error, folder.path)) is None:
+                error.add_note(go_on.strip())
                 raise
             kind = type(error) if isinstance(error, ReplRLError) else RunError
-            raise kind(
-                f"{said}\nThe run is saved up to step {prepared.folder.reached()}. Once that is mended, {go_on}"
-            ) from error
-        leave()
-        if not is_main_process():
-            return 0
-        try:
-            report = str(write_report(prepared.folder.path))
-        except (ReplRLError, OSError) as error:  # the run is complete without it
-            report = f"not written: {error}"
+            raise kind(said + go_on) from error
     if outcome.after is None:
         progress.say(f"stopped at step {outcome.step}; everything up to there is saved")
         progress.say(go_on)
@@ -105,3 +110,13 @@ def run(options: argparse.Namespace, console: Console) -> int:
     console.print(before_after_table(outcome.before, outcome.after))
     progress.say(f"trained in {outcome.train_seconds / 60:.1f} minutes; report: {report}")
     return 0
+
+
+def _report(folder: Path) -> str:
+    """Where the report is, or why there is none: the run is complete without it."""
+    from repl_rl.view import write_report
+
+    try:
+        return str(write_report(folder))
+    except (ReplRLError, OSError) as error:
+        return f"not written: {error}"

@@ -147,6 +147,14 @@ class RunFolder(RunFiles):
         found = [row for row in self.rows() if row["kind"] == "eval" and row["step"] == step]
         return next((row for row in reversed(found) if settings in (None, row.get("settings"))), None)
 
+    def forget_after(self, step: int) -> None:
+        """As `RunFiles` does, and drop later checkpoints: they are incomplete, and would be kept as the newest ones."""
+        RunFiles.forget_after(self, step)
+        for path in self.checkpoints.glob("checkpoint-*"):
+            with suppress(ValueError):
+                if checkpoint_step(path) > step:
+                    shutil.rmtree(path, ignore_errors=True)
+
     @property
     def is_unused(self) -> bool:
         """Whether nothing has been done in the run yet."""
@@ -188,15 +196,17 @@ def new_run(config: Config, parent: Path) -> RunFolder:
     """
     while True:
         path = free_folder(config.name, parent)
+        part = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
         try:
-            path.mkdir(parents=True)
-        except FileExistsError:
-            continue
+            part.mkdir(parents=True)
+            RunFolder(part).keep_config(config)
+            part.rename(path)
         except OSError as error:
-            raise ConfigError(f"--runs {parent} can't be written: {error.strerror}; give another folder") from error
-        folder = RunFolder(path)
-        folder.keep_config(config)
-        return folder
+            shutil.rmtree(part, ignore_errors=True)
+            if not path.exists():  # else another run has got it
+                raise ConfigError(f"--runs {parent} can't be written: {error.strerror}; give another folder") from error
+        else:
+            return RunFolder(path)
 
 
 def free_folder(name: str, parent: Path) -> Path:

@@ -73,7 +73,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
         """As it ends: what kills this process leaves the others behind."""
         ended[index] = trajectory
         if so_far is not None:
-            write_jsonl(so_far, [trajectory], append=len(ended) > 1)
+            with contextlib.suppress(OSError):  # a full disk; the whole file is still to come
+                write_jsonl(so_far, [trajectory], append=len(ended) > 1)
 
     failure: KeyboardInterrupt | ReplRLError | None = None
     try:

@@ -186,6 +186,8 @@ def train(prepared: Prepared, progress: Progress, **extra: Any) -> TrainingOutco
             listeners.append(metrics.step)
             registry.register(metrics)
         trackers = stack.enter_context(open_trackers(trainer, prepared.config, prepared.folder))
+        if is_main_process():
+            prepared.folder.forget_after(0 if prepared.checkpoint is None else checkpoint_step(prepared.checkpoint))
         before = _evaluate(trainer, prepared, 0, progress, trackers)
         started = time.perf_counter()
         is_in_time = _fit(trainer, prepared, progress, listeners)
@@ -287,8 +289,6 @@ def _fit(
     from repl_rl.trainer.logged import RecordSteps
 
     if prepared.checkpoint is not None:
-        if is_main_process():
-            prepared.folder.forget_after(checkpoint_step(prepared.checkpoint))
         reached, steps = checkpoint_step(prepared.checkpoint), prepared.config.train.steps
         is_over = "; no step remains, and only what is missing is measured" if reached == steps else ""
         progress.say(f"resuming from step {reached}{is_over}")

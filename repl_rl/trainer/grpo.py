@@ -42,6 +42,7 @@ from repl_rl.rollout.service import MakeRunner
 from repl_rl.rollout.setup import Grader, RolloutSetup, make_extensions
 from repl_rl.tasks import grade
 from repl_rl.trainer.arguments import ReplGRPOConfig
+from repl_rl.trainer.kept import kept_on_failure
 from repl_rl.trainer.of_main import engine_maker, start
 from repl_rl.trainer.packed import base_of
 from repl_rl.trainer.redraw import further_rows, redraw
@@ -211,24 +212,27 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         give each line its advantage."""
         self.sync_weights()
         step = self.roll_out(inputs)
-        self.rollout_func = lambda prompts, trainer: step.sampled()
-        with self.forward_passes_of(step.typed_mask), self.no_pass_before_its_only_update():
-            output: dict[str, Any] = super()._generate_and_score_completions(step.inputs)
-        self.step_log.lengths(step.trajectories)
-        credited = self._credited(step)
-        step.put_advantages(output, credited)
-        if (old := output.get("old_per_token_logps")) is not None:
-            self.step_log.drift(old, output["sampling_per_token_logps"], typed_of(output))
-        if self.args.mask_overlong:
-            step.mask_overlong(output, self.accelerator)
-            overlong = gather([trajectory.is_overlong for trajectory in step.trajectories])
-            self.step_log.values({"credit/overlong_share": sum(overlong) / len(overlong)})
-        is_in_loss = typed_of(output).any(dim=1).float()  # (B,)
-        output["row_share"] = self.accelerator.gather(is_in_loss).mean()
-        own = len(credited)
-        self.step_log.advantages(output["advantages"][:own], typed_of(output)[:own])
-        if self.model.training:
-            self._keep(credited)
+        with kept_on_failure(self._kept_at, step.trajectories):
+            self.rollout_func = lambda prompts, trainer: step.sampled()
+            with self.forward_passes_of(step.typed_mask), self.no_pass_before_its_only_update():
+                output: dict[str, Any] = super()._generate_and_score_completions(step.inputs)
+            self.step_log.lengths(step.trajectories)
+            credited = self._credited(step)
+            step.put_advantages(output, credited)
+            if (old := output.get("old_per_token_logps")) is not None:
+                self.step_log.drift(old, output["sampling_per_token_logps"], typed_of(output))
+            if self.args.mask_overlong:
+                step.mask_overlong(output, self.accelerator)
+                overlong = gather([trajectory.is_overlong for trajectory in step.trajectories])
+                self.step_log.values({"credit/overlong_share": sum(overlong) / len(overlong)})
+            is_in_loss = typed_of(output).any(dim=1).float()  # (B,)
+            output["row_share"] = self.accelerator.gather(is_in_loss).mean()
+            own = len(credited)
+            self.step_log.advantages(output["advantages"][:own], typed_of(output)[:own])
+        if self.model.training and self.rollout_dir is not None:
+            trajectories = gather([item.trajectory for item in credited])
+            if (path := self._kept_at) is not None:
+                write_jsonl(path, trajectories)
         return output
 
     def roll_out(self, inputs: Sequence[dict[str, Any]]) -> Step:
@@ -242,13 +246,15 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
             taken, rows = self.queue.take()
             self.step_log.values(taken.metrics(self.engine.version))
             queued = [trajectory for _, group in taken.groups for trajectory in group]
-            scored = self._scored([task_of(row) for row in rows], queued, self.args.branch)
+            with kept_on_failure(self._kept_at, queued):
+                scored = self._scored([task_of(row) for row in rows], queued, self.args.branch)
             since = self._taken_at or started
         else:
             with self.queue.at_rest():
                 scored = self._scored_rollouts([task_of(row) for row in rows])
         if is_training and self.args.redraws:
-            self._redraw(rows, scored)
+            with kept_on_failure(self._kept_at, [item.trajectory for item in scored]):
+                self._redraw(rows, scored)
         self._taken_at = time.perf_counter()
         tools = [tool.name for tool in self._extensions.toolbox.tools]
         is_watched = tools or self._extensions.environment
@@ -306,7 +312,9 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         share = self.args.budget.finish_share
         cut = Cut(share, self.num_generations) if self.model.training and share < 1 else None
         batch = RolloutBatch(tasks, self.batch_sampling(len(tasks)), cut, branch)
-        scored = self._scored(tasks, self.service.roll_out(batch), branch)
+        ended: dict[int, Trajectory] = {}
+        with kept_on_failure(self._kept_at, ended.values()):
+            scored = self._scored(tasks, self.service.roll_out(batch, ended.__setitem__), branch)
         return [replace(item, environment=batch.environments.get(index)) for index, item in enumerate(scored)]
 
     def _scored(
@@ -337,11 +345,9 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         self.step_log.values(credit_numbers(credited, group_size))
         return credited
 
-    def _keep(self, credited: Sequence[CreditedTrajectory]) -> None:
-        """Write the trajectories of all processes."""
-        if self.rollout_dir is None:
-            return
-        trajectories = gather([item.trajectory for item in credited])
-        if self.accelerator.is_main_process:
-            name = f"step_{self.state.global_step + 1:05d}.jsonl"
-            write_jsonl(Path(self.rollout_dir) / name, trajectories)
+    @property
+    def _kept_at(self) -> Path | None:
+        """Where this process keeps the trajectories of the step: the main one does, of training."""
+        if self.rollout_dir is None or not (self.model.training and self.accelerator.is_main_process):
+            return None
+        return Path(self.rollout_dir) / f"step_{self.state.global_step + 1:05d}.jsonl"

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from repl_rl.files import lines_of, open_file, replace_file
+from repl_rl.trajectory import Trajectory, write_jsonl
+
+
+@contextmanager
+def kept_on_failure(path: Path | None, trajectories: Iterable[Trajectory]) -> Iterator[None]:
+    """Adds these, as they then are, to the rollouts in `path` if the block fails, as far as the disk can hold them."""
+    try:
+        yield
+    except BaseException:
+        if path is not None:
+            with suppress(OSError):
+                write_jsonl(path, list(trajectories), append=True)  # others may still come
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +75,9 @@ class RunFiles:
 
     def forget_after(self, step: int) -> None:
         """Drop what was written after the checkpoint of `step`: a resumed run repeats those steps."""
-        kept = [row for row in self.rows() if row["step"] <= step]
-        replace_file(self.metrics_path, "".join(json.dumps(row) + "\n" for row in kept))
+        if self.metrics_path.exists():
+            kept = [row for row in self.rows() if row["step"] <= step]
+            replace_file(self.metrics_path, "".join(json.dumps(row) + "\n" for row in kept))
         for path in self.rollouts.glob("step_*.jsonl"):
             if int(path.stem.removeprefix("step_")) > step:
                 path.unlink()

@@ -94,7 +94,8 @@ def full_disk(error: BaseException, folder: Path) -> str | None:
     if not is_full:
         return None
     return (
-        f"a disk is full: that of {folder}, or of {temporary} with temporary files (TMPDIR). {error}; free some space"
+        f"a disk is full: that of {folder}, or of {temporary} with temporary files (TMPDIR). "
+        f"{str(error).partition(chr(10))[0]}; free some space"
     )
 
 

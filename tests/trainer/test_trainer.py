@@ -16,10 +16,11 @@ from recorded import first_is_right, make_tasks_named, recorded_trainer
 from small import rows_of, small_args, small_trainer
 
 from repl_rl import ReplGRPOTrainer, Trajectory, read_jsonl
-from repl_rl.errors import ConfigError
+from repl_rl.errors import ConfigError, RewardError
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rewards import ScoredTrajectory
 from repl_rl.rollout.scheduler import Cut
+from repl_rl.tasks import make_tasks
 from repl_rl.trainer.kept import RunFiles
 from repl_rl.trainer.rows import Row, component_sum
 from repl_rl.trajectory import Line, LineKind, StopReason
@@ -212,3 +213,18 @@ def test_a_trainer_made_in_python_keeps_a_run_that_view_reads_and_goes_on_with_i
     assert [row["step"] for row in read_run(tmp_path / "run_001").train] == [1, 2]
     assert RunFiles.within(tmp_path, step=0).path.name == "run_002"
     assert RunFiles.within(tmp_path, step=1).path.name == "run_002"
+
+
+def test_what_a_step_has_sampled_is_kept_if_it_fails(tmp_path: Path) -> None:
+    tasks = make_tasks(["product"], 16, seed=1, split="train")
+
+    def fails(trajectory: Trajectory) -> list[float]:
+        assert trajectory.task_id not in {task.id for task in tasks}, "it passes the check before training"
+        return [0.0] * len(trajectory.lines)
+
+    with (
+        small_trainer(tmp_path, tasks, {"line_rewards": [fails]}) as trainer,
+        pytest.raises(RewardError, match="it passes the check"),
+    ):
+        trainer.train()
+    assert len(list(read_jsonl(tmp_path / "rollouts/step_00001.jsonl"))) == 8

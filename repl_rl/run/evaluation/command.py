@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from repl_rl.errors import ConfigError, ReplRLError
+from repl_rl.errors import ConfigError
 from repl_rl.trajectory import Trajectory, write_jsonl
 from repl_rl.utils.distributed import is_main_process, leave
 from repl_rl.utils.folders import require_file
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
                     marks = labels(plan, row.combination, range(len(plan.tasks) * plan.samples))
                     write_jsonl(options.out, row.trajectories, labels=marks, append=len(rows) > 1)
                 _announce(console, plan, len(rows))
-    except (KeyboardInterrupt, ReplRLError):
+    except BaseException:
         if is_main_process() and options.out and under_way:
             _keep_part(console, plan, options.out, len(rows), under_way)
         raise
