@@ -1,7 +1,5 @@
 """What the CPU engine needs, set before torch is imported anywhere; which tests share a process, and what in it."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import os

@@ -1,7 +1,5 @@
 """What must hold for every trajectory that a real engine and real kernels made: shared by the tests of all models."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import pairwise

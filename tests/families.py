@@ -1,7 +1,5 @@
 """Small random models of the families that people train (`families.yaml`)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Trees in real sandboxed interpreters, typed by a policy that does what a test says."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack

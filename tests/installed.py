@@ -1,7 +1,5 @@
 """The wheel, and a virtual environment that holds it and nothing else of ours."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The kernel seam without a kernel: the interpreter's real core in this process, nothing isolated."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 

@@ -1,7 +1,5 @@
 """Trajectories by hand: one token per line, one output token between two lines."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The names of metrics that docs/metrics.md explains."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase

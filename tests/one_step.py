@@ -6,8 +6,6 @@ The main process writes, under the settings' name, the gradient that the optimiz
 and the step's metrics.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The pages that people read: README and docs/, with the blocks and commands in them."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import textwrap

@@ -1,7 +1,5 @@
 """Real kernels of other languages for slow tests: R's and PARI/GP's, where they are or can be installed."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A trainer whose rollouts are made up: real TRL, real weights and losses, and neither engine nor kernels."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 `rollout_of` makes rollouts of it, and `HookedKernels` are kernels in which a test may do something at each cell.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections import Counter

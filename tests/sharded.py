@@ -7,8 +7,6 @@ it finds processes of no kind that it knows, on CPUs, and is told that they shar
 torch's.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

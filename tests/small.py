@@ -1,7 +1,5 @@
 """Arguments of a training that takes seconds, and trainers on nano with them: real engines, real kernels."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

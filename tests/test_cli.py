@@ -1,7 +1,5 @@
 """Bad input is one clear message and exit code 2, before anything expensive; good input makes files."""
 
-from __future__ import annotations
-
 import importlib.util
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """What the doctor finds, and the command that brings what is missing."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The sessions that the project's first users described, on real sandboxed kernels with a scripted policy."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -8,8 +8,6 @@ The package's own `__init__` is in no room, because every module imports it: it 
 one of its lazy names from it is an import of the module that has it.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

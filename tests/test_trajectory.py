@@ -1,7 +1,5 @@
 """Trajectories check themselves, and go to JSONL and back without loss."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """The built wheel works away from the checkout: everything travels, and one rollout runs from another folder."""
 
-from __future__ import annotations
-
 import zipfile
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Vocabularies of several kinds for tests, each made once: newlines stand alone in some and fuse in others."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Iterable

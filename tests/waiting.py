@@ -1,7 +1,5 @@
 """Waiting for a condition, with a deadline that a busy machine keeps as well."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`repl-rl bench` in its smallest form: real kernels, engines and trainers. No time is judged here."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """A real Ray cluster of several nodes on this machine."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator

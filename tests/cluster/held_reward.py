@@ -1,7 +1,5 @@
 """A reward of nothing that a test can make the trainer wait for."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

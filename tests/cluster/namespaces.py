@@ -4,8 +4,6 @@ Nothing is added to the namespace that the tests run in, and addresses can't col
 `ip` of iproute2.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

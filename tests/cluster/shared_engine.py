@@ -1,7 +1,5 @@
 """A scripted engine with weights that are a number: for workers in other processes, as servers are."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any

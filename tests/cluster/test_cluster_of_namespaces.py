@@ -1,7 +1,5 @@
 """A run on machines that share no network but the one between them: `ray start` on each, in network namespaces."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Rollouts on a real Ray cluster: real kernels, real line loops, a scripted engine in each worker."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import psutil

@@ -3,8 +3,6 @@
 Machines that are lost: `test_cluster_of_namespaces.py`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections import Counter

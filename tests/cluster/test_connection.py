@@ -1,7 +1,5 @@
 """What is found out about a cluster before anything is started there."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

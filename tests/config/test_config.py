@@ -1,7 +1,5 @@
 """Config files: ranges, unknown keys with the nearest known name, overrides, round trips."""
 
-from __future__ import annotations
-
 import copy
 import shlex
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Modules beside the YAML file: found by the run, by one that resumes it, and by the worker's process."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

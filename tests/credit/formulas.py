@@ -3,8 +3,6 @@
 Nothing is shared with `repl_rl.credit` but the epsilon's value, and what the critic reads off a state.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Groups of made-up trajectories, and what hypothesis draws them from."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

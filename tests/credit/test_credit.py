@@ -1,7 +1,5 @@
 """Numbers worked out by hand: each estimator, the edges, the way from lines to tokens, and estimators of one's own."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A field that an estimator does not use is refused by name, and what has no baseline is refused before a run."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

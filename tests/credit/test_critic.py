@@ -1,7 +1,5 @@
 """The critic: a value from what the host knows of a state, exact in expectation, and a memory that fades."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

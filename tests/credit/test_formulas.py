@@ -4,8 +4,6 @@ A small reward has a small effect: what line rewards can do to advantages is bou
 `group`. `reinforce++` is left out there: it divides by the deviation of its batch, as its paper does.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -5,8 +5,6 @@ A small decision process: three lines, two or three actions each, states that di
 nothing is sampled, so equality is equality.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import math

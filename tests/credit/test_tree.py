@@ -1,7 +1,5 @@
 """Credit on trees: equal to RLOO without forks, exact in expectation with them, and every line weighed once."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

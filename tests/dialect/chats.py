@@ -2,8 +2,6 @@
 what matters for tools; those of `REAL` come with TRL.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Real kernels for the dialects' sessions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

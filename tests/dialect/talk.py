@@ -1,7 +1,5 @@
 """Text typed into a dialect's reader, with and without kernels behind it: shared by the tests of the dialects."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack

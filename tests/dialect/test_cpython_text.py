@@ -4,8 +4,6 @@ Both are fed the lines of `sessions.txt`. CPython runs with its output on a term
 does for people; its prompts are set to single characters that nothing else prints, and ours are written the same way.
 """
 
-from __future__ import annotations
-
 import os
 import pty
 import subprocess

@@ -1,7 +1,5 @@
 """Bytes typed turn by turn become text and lines: every newline edge case, and every cut."""
 
-from __future__ import annotations
-
 import ast
 
 import pytest

@@ -1,7 +1,5 @@
 """The `fenced` dialect: which blocks of markdown run, and how their output is put in."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Readers of languages that only their kernels can parse: what is asked, and what becomes of the answers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

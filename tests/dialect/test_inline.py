@@ -1,7 +1,5 @@
 """The `inline` dialect: calls between tags, wherever they stand in prose, and what answers them."""
 
-from __future__ import annotations
-
 import ast
 
 import pytest

@@ -4,8 +4,6 @@
 stock kernel all of it has to be the same; on ours, all but tracebacks, magics and the lines that long values take.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import subprocess

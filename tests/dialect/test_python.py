@@ -1,7 +1,5 @@
 """The `python` dialect: what was typed becomes cells as at CPython's own terminal."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

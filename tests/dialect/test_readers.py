@@ -1,7 +1,5 @@
 """The readers of all dialects: what they make of the turns in `turns.jsonl`, and of any text, however it is cut."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from pathlib import Path

@@ -3,8 +3,6 @@
 The templates in `templates/` follow the public ones of their models, shortened to what matters for tools.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The worked sessions that models are shown: each is what its dialect and a real kernel make of what is typed in it."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

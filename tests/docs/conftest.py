@@ -1,7 +1,5 @@
 """A folder where the code and the files of a page lie as a reader would put them."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The worked example of docs/concepts.md is the trajectory beside it, and the still in the README is drawn from it."""
 
-from __future__ import annotations
-
 import re
 import runpy
 

@@ -1,7 +1,5 @@
 """docs/config.md is what its generator writes, and says of every key what the models say."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 python tests/docs/test_docs_states.py      # writes the table
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the guides show works: their code and configs are taken from the pages and used; their tables are complete."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,7 +1,5 @@
 """The page of all metrics. That it has each one that is logged, `small_trainer` asks in every test that trains."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Python blocks run as scripts, as a reader would run them; the ones that train or
 guides show has tests of its own in test_guides.py; links are checked in test_site.py.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import importlib.util

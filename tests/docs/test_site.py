@@ -1,7 +1,5 @@
 """mkdocs' site: builds without a warning, which names every dead link and every page outside the table of contents."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

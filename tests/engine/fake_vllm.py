@@ -1,7 +1,5 @@
 """The routes of `vllm serve` that the server engine uses, for faults that a real one can't be brought to."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Awaitable, Callable

@@ -4,8 +4,6 @@ Its tokens are whole pieces of a session. Most hold a newline, many go on after 
 a token. The weights are random but for two things: bytes are unlikely, and the pieces are about equally likely.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Rollouts by real engines and kernels, and what has to hold for them."""
 
-from __future__ import annotations
-
 import re
 import urllib.request
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Real `vllm serve` processes on the CPU, for tests."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

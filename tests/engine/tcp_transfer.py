@@ -3,8 +3,6 @@
 `serve_with_tcp.py` registers the workers' end in a server; a test calls `register` for the trainer's.
 """
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,8 +1,6 @@
 """What repl_rl relies on inside TRL and vLLM (`contracts.yaml`). Where one fails, read their change first, then what is
 built on it: `trainer/grpo.py` and `engine/vllm/scheduler.py`."""
 
-from __future__ import annotations
-
 import inspect
 import pkgutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What every engine promises: the same tests on each of them. Servers have theirs in `test_server_engine.py`."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Coroutine, Iterator

@@ -6,8 +6,6 @@ outputs and blocks, and types ahead. The other, nano-conventions, types in every
 real.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What `import repl_rl` sets for libraries that come after it, and what it leaves alone."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

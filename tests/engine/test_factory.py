@@ -1,7 +1,5 @@
 """`engine.backend`: a shipped name, or the import path of what makes an engine of one's own."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Iterator

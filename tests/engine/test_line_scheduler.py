@@ -1,7 +1,5 @@
 """Lines in vLLM's core: where they stop, what becomes of their blocks. The engine has a KV cache of 48 blocks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

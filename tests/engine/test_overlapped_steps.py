@@ -6,8 +6,6 @@ samples from a hash of all that a request's blocks hold. So each id and log-prob
 place, of another line, of older weights or from blocks that were given away is another one.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Slots in another process: the same tests where the engine's own thread serves them, and where a host does."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import time

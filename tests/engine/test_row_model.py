@@ -1,7 +1,5 @@
 """Rows of keys and values under real model families: fed piece by piece, they give a plain forward pass's numbers."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 from typing import Any

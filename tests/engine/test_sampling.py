@@ -1,7 +1,5 @@
 """Tokens and log-probabilities from logits: worked by hand, and as vLLM processes the same logits."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

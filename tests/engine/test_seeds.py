@@ -1,7 +1,5 @@
 """No two sessions of a batch draw the same random numbers, whichever engine or server samples them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from contextlib import ExitStack, closing

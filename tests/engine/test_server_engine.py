@@ -1,7 +1,5 @@
 """The server engine against a real `vllm serve` on the CPU. Servers that are ill: `test_server_faults.py`."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The server engine against servers that are wrong, ill or gone. What a healthy one does: `test_server_engine.py`."""
 
-from __future__ import annotations
-
 import asyncio
 import pickle
 import threading

@@ -1,7 +1,5 @@
 """Several real vLLM servers, or one of several processes: weights reach them all, and one that dies costs nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 from collections.abc import Callable, Iterator

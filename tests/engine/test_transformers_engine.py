@@ -1,7 +1,5 @@
 """What the transformers engine does beyond the common contract: seeds, new and broken weights, places, memory."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing

@@ -1,7 +1,5 @@
 """Weights that change while sessions are under way: each token is that of the weights which it is recorded with."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Vocabularies of several kinds: which tokens end a line, and text to ids and back with nothing lost."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A machine without vLLM: the package imports, rolls out and trains with the transformers engine."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -5,8 +5,6 @@ Every command of the first two pages runs, in their order, but for the training 
 fewer steps and problems. The viewer's page, which would be served until Ctrl-C, is printed as a summary.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

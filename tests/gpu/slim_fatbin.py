@@ -9,8 +9,6 @@ that none is empty. What stays moves to the front, the container's size says so,
 zeros: no address in the file changes, and each container is one as a compiler makes it. Prints what it did.
 """
 
-from __future__ import annotations
-
 import collections
 import struct
 import sys

@@ -1,7 +1,5 @@
 """The checks for a GPU (README.md): at full size where there is one, small on a CPU elsewhere."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """An OpenAI-compatible server whose model follows a script: real HTTP, no model."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Where the packages of `verifiers.txt` lie, a folder that is on no path; and a machine that fails."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

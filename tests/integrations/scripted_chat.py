@@ -4,8 +4,6 @@ The model runs for every token and TRL's `generate` samples from it: only the di
 logits. The template is TRL's copy of Qwen3's, which its parser of tool calls and its training template know.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Every block of docs/integrations.md runs as it stands there; a scripted model is behind the names it leaves open."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import inspect

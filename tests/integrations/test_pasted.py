@@ -1,7 +1,5 @@
 """Programs in one piece: what their cells do together is what the program does."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """TRL's own GRPOTrainer with `environment_factory=ReplEnvironment`: its tool loop, masks and loss, our kernels."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`ReplEnvironment` as a trainer sees it, without the trainer: real sandboxed kernels."""
 
-from __future__ import annotations
-
 import gc
 import inspect
 import logging

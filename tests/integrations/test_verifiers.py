@@ -1,7 +1,5 @@
 """`verifiers` runs our environment: its env, slot, interception, trace and scoring, our kernels, a scripted model."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """Tests run once more in a process of their own: without root, or from forks."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

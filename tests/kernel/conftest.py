@@ -1,7 +1,5 @@
 """Real kernels for the tests of this folder, under small limits."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import re

@@ -1,7 +1,5 @@
 """Kernelspecs for the tests of `KernelspecBackend`: stock ipykernel, and kernels in languages that are not Python."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

@@ -1,7 +1,5 @@
 """System calls by their names: what the filter of sessions says of them, and their numbers."""
 
-from __future__ import annotations
-
 import importlib.util
 import platform
 from pathlib import Path

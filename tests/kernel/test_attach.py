@@ -1,7 +1,5 @@
 """Jupyter's own clients at a live session: the console, and what Shift-Tab and `?` ask for."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path

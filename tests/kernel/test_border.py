@@ -1,7 +1,5 @@
 """What a session sends is refused or read, and neither takes long, recurses, raises anything else, or is shown."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

@@ -1,7 +1,5 @@
 """A pool keeps to its memory budget: sessions wait and say so, and the largest one goes where it is exceeded."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

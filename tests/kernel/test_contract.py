@@ -1,7 +1,5 @@
 """What every `KernelSource` does, the fake that other tests use and real sandboxed kernels alike."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 docs/threat-model.md names the exceptions.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

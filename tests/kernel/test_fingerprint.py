@@ -1,7 +1,5 @@
 """Fingerprints of a session's names: equal for equal states, different for others, and its own code never runs."""
 
-from __future__ import annotations
-
 import builtins
 import math
 import os

@@ -1,7 +1,5 @@
 """The server that sessions are forked from: what it preloads, and what becomes of sessions when it dies."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """Forks of live sessions: a fork has the state of its session, and from then on nothing in common with it."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -1,7 +1,5 @@
 """Kernels of any kernelspec behind bwrap: a kernel in a language of its own, what it sees, and how it goes."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """Tools that run on the host: what a session may ask for while a line runs, and what becomes of the line's time."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

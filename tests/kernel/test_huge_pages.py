@@ -1,7 +1,5 @@
 """Memory that is moved to huge pages is the memory it was."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

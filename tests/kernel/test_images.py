@@ -1,7 +1,5 @@
 """What cells draw with matplotlib is kept as PNG files, in every kind of Python kernel, and no more than that."""
 
-from __future__ import annotations
-
 import base64
 from contextlib import closing
 from typing import Any

@@ -1,7 +1,5 @@
 """Sessions read alike wherever Python, its packages and the project are installed."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """What code in a kernel can't see, reach or change. `test_ordinary_user.py` runs this a second time, without root."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

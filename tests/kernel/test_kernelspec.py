@@ -1,7 +1,5 @@
 """What cells do in kernels of any kernelspec: stock ipykernel, one in another language, and our own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How kernels of any kernelspec come up, are attached to and go; nothing of them is left."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

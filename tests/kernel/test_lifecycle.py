@@ -1,7 +1,5 @@
 """No process and no folder outlives the pool or its owner, and while a kernel lives any Jupyter client can attach."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

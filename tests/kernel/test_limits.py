@@ -1,7 +1,5 @@
 """What code in a kernel can use up, and what becomes of it and of the kernel then; `attacks` tries many more ways."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

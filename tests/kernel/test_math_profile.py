@@ -1,7 +1,5 @@
 """The profile for mathematics: what is missing is named, what is there is warm, works in the sandbox, and forks."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The same walls without root: where root runs the tests, these and the attacks run once more as somebody else."""
 
-from __future__ import annotations
-
 import os
 import shlex
 

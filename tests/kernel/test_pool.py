@@ -1,7 +1,5 @@
 """The pool: ahead of need, never above its size, gone when it is left."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

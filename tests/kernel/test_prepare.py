@@ -1,7 +1,5 @@
 """Set-up code: what it binds for the session, what it leaves behind, and how the calls of tools are told."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

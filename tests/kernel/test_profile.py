@@ -1,7 +1,5 @@
 """A sandbox profile of one's own: where it is found, what its keys do in sessions, and what is refused."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

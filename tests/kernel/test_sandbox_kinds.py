@@ -1,7 +1,5 @@
 """Which walls are taken: as asked for, or the best that this machine has, and what is said where there are none."""
 
-from __future__ import annotations
-
 import logging
 from contextlib import closing
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The seccomp filter: its programs evaluated by hand for both architectures, and in force in real child processes."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import json

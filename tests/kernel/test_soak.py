@@ -1,7 +1,5 @@
 """Thousands of sessions of twenty lines, a tenth of them hostile: nothing is lost, and nothing is left behind."""
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import gc

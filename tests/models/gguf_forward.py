@@ -1,7 +1,5 @@
 """A forward pass of Qwen2 in numpy, in float64, on the tensors of a GGUF file: a second implementation."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """GGUF files: converted once, equal to a second implementation, refused with a sentence where they won't do."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

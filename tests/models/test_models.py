@@ -1,7 +1,5 @@
 """Names of models: what each stands for, what is refused, and Gemma's checkpoint found without being made."""
 
-from __future__ import annotations
-
 from importlib.metadata import version
 from pathlib import Path
 

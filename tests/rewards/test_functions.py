@@ -1,7 +1,5 @@
 """Users' functions: by import path or as they are, sync and async, too slow, and failing in every way they can."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import math

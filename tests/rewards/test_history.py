@@ -1,7 +1,5 @@
 """What a line is to those before it: cells, repetitions, and whether its run was news."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What a line's reward is made of: by hand, and that its parts add up to it whatever is paid and limited."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

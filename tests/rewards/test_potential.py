@@ -1,7 +1,5 @@
 """Potentials: by hand, and that no potential moves one trajectory past another (Ng, Harada and Russell 1999)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The rewards section: presets by name, overridden key by key, and what makes no sense refused in plain words."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

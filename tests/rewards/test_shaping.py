@@ -1,7 +1,5 @@
 """Shaping held in: each limit by hand, their order, and what holds for all of them."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

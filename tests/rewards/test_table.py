@@ -1,7 +1,5 @@
 """Rewards per line: the outcome, kinds of lines, exceptions by class, rules, and how components add up."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

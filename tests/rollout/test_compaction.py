@@ -1,7 +1,5 @@
 """A session that is longer than the context: its transcript is compacted, and its interpreter lives on."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

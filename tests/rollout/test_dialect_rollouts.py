@@ -1,7 +1,5 @@
 """A whole trajectory in every dialect: a scripted policy, sandboxed kernels, and what comes of it to the token."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path

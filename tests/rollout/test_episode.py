@@ -1,7 +1,5 @@
 """What stands around a trajectory: environments that are slow, or say too much, and tools that no call can reach."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`Rollout.stream` of one task: what it tells is the trajectory, and leaving it frees all."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager

@@ -1,7 +1,5 @@
 """64 rollouts of nano through real vLLM and real sandboxed kernels are exact to the token."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """64 rollouts through real kernels of other languages, behind bwrap, are exact to the token."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

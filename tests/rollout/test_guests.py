@@ -1,7 +1,5 @@
 """What looks on while a session is typed: at which moments, in which order, and what it may do."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

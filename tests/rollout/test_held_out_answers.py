@@ -1,7 +1,5 @@
 """The answers of problems stay outside: a session that searches all it can read does not find its own."""
 
-from __future__ import annotations
-
 import ast
 import json
 import time

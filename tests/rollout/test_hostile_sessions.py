@@ -3,8 +3,6 @@
 Nothing leaves its border as an exception or holds up the loop, and no session gets out of the loss by what it does.
 """
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import gc

@@ -1,7 +1,5 @@
 """What a batch says about the policy, in numbers worked out by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

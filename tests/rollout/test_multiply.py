@@ -4,8 +4,6 @@ nano first imitates sessions that call `multiply` rightly, with an argument miss
 which of them pays. Prints the share of right answers and the tool's frequencies per step.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 from typing import Any

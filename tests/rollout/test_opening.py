@@ -1,7 +1,5 @@
 """From a config or a model to an open rollout, and what is left behind it: nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from pathlib import Path

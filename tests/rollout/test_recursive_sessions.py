@@ -1,7 +1,5 @@
 """`rlm_query`: sessions that sessions ask for, in real kernels of one pool, none of which waits for another forever."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, aclosing

@@ -1,7 +1,5 @@
 """A recursive language model in real sandboxed sessions: what lies in them, what comes of it, and what is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any

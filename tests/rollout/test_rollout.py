@@ -1,7 +1,5 @@
 """The line loop with a scripted policy and the interpreter's real core behind the kernel seam."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import subprocess

@@ -1,7 +1,5 @@
 """Trajectories end in any order, and a cut ends the rest without taking a group's baseline."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing

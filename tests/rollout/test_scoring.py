@@ -1,7 +1,5 @@
 """From finished trajectories to advantages per token: grading, groups, and what stays unassigned."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sessions typed by hand: what comes out is what a model's rollout would be, in any dialect."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

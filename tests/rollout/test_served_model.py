@@ -1,7 +1,5 @@
 """A sub-model behind OpenAI's API: a real server that answers, is slow, is wrong, or is not there."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """Trees in the rollout: real forks of real sandboxed interpreters, a policy that types what the test says."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

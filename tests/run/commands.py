@@ -1,7 +1,5 @@
 """Runs of `repl-rl` in processes of their own, and what they leave."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

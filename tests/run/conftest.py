@@ -1,7 +1,5 @@
 """A run that is stored with the tests, in a folder to write in."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

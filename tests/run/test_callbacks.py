@@ -1,7 +1,5 @@
 """Training that ends by the clock, and training that has nothing to learn from."""
 
-from __future__ import annotations
-
 import io
 import math
 import re

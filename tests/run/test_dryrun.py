@@ -1,7 +1,5 @@
 """A dry run says what a run would be, refuses what the run would refuse, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

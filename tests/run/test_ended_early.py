@@ -1,7 +1,5 @@
 """Runs that are killed, or ended by Ctrl-C or by SIGTERM: what they keep, how they go on, and that nothing is left."""
 
-from __future__ import annotations
-
 import getpass
 import os
 import signal

@@ -1,7 +1,5 @@
 """Run folders: names, what a crash leaves, one writer at a time, and no further training of a run that is finished."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

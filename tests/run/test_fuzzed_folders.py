@@ -1,7 +1,5 @@
 """Run folders that chance has changed: each command says in a sentence what is wrong, or shows what is left."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,8 +1,6 @@
 """Run folders and checkpoints of strangers: whatever they hold, nothing hangs, nothing outside is read or written, and
 what is wrong is said in a sentence."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """`repl-rl play` at a real terminal, with real kernels: a person types in the model's place."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

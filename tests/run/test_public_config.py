@@ -1,7 +1,5 @@
 """What `repl-rl push` publishes of a config: each key is decided on, and what can hold a secret stays here."""
 
-from __future__ import annotations
-
 import typing
 from collections.abc import Iterator
 from typing import Any

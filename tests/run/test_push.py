@@ -1,7 +1,5 @@
 """What `repl-rl push` writes: a model, a card and a data set that others load without this package."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

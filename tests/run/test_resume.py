@@ -1,7 +1,5 @@
 """Resuming a run with `--set`: what may change, what is refused, and what a change means for the rest of the run."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`repl-rl rollout`: a problem of one's own, graded, from a run's folder, without a file."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Sequence

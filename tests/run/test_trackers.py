@@ -1,7 +1,5 @@
 """Runs followed by the real wandb (offline), trackio (local) and tensorboard, read back from what these wrote."""
 
-from __future__ import annotations
-
 import html
 import json
 import logging

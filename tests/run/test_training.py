@@ -1,7 +1,5 @@
 """Real GRPO steps on nano: weights move and reach the sampler, and what is promised of a run is there."""
 
-from __future__ import annotations
-
 import re
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """`repl-rl doctor --train`: real steps with each engine, and what it says of a trial that is off."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Whole runs of two trainer processes on CPUs (gloo): each evaluates, trains, saves and resumes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

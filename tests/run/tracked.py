@@ -6,8 +6,6 @@ In the working directory: a run of two steps, killed as it were before its secon
 to three (`runs/tiny`); rollouts full of hostile text (`hostile`); TRL's own `report_to` without a run folder (`plain`).
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Each study runs by its command, at its smallest real size; and the mathematics that their results rest on."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What tests of problems share."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Calls in processes that can do nothing but compute: what goes wrong in one of them costs its own verdict."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

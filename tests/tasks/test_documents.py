@@ -1,7 +1,5 @@
 """Problems about long contexts: sized as named, repeatable, with answers that hold."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Grading: what counts as equal to a reference answer, in whatever form, and that hostile text does nothing."""
 
-from __future__ import annotations
-
 import json
 import re
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Puzzles of reasoning-gym as sessions: solved by its own solutions in real kernels, scored by its own scorers."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import importlib

@@ -1,7 +1,5 @@
 """Questions of reasoning-gym: seeded, split, and graded by its own scorers on what hostile sessions submit."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

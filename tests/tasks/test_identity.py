@@ -1,7 +1,5 @@
 """No held-out problem is trained on: what a session can find out about the problems of both sides, compared as text."""
 
-from __future__ import annotations
-
 import re
 from random import Random
 from typing import Any

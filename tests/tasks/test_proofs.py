@@ -1,7 +1,5 @@
 """Witnesses, counterexamples and invariants: solvable in a session, checked exactly, and closed to hostile evidence."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Why an answer was right or wrong: how each side was read, in a sentence, and that no sentence changes a verdict."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

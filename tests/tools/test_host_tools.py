@@ -1,7 +1,5 @@
 """Calls that come out of a sandbox: every one is answered, whatever the tool does and whoever asks."""
 
-from __future__ import annotations
-
 import asyncio
 import datetime
 import enum

@@ -1,7 +1,5 @@
 """Metrics of calls, worked out by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from made_trajectories import line, made

@@ -1,7 +1,5 @@
 """How tools get into a session, out of a process that has the modules into one that hasn't."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

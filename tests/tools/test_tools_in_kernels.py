@@ -1,7 +1,5 @@
 """Tools in real sandboxed kernels: what the model sees, and what is recorded."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import datetime

@@ -1,7 +1,5 @@
 """Tools as users write them, in a module that no sandbox can import."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 

@@ -1,7 +1,5 @@
 """How far trainer and sampler are apart."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from types import SimpleNamespace

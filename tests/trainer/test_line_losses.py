@@ -1,7 +1,5 @@
 """Losses on advantages per line: what TRL computes per sequence neither mixes nor drops lines."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a budget ended counts in the baseline, and in nothing else."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

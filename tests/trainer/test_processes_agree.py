@@ -1,8 +1,6 @@
 """Two processes learn what one learns from the whole batch, each with the whole model or with half of it (FSDP 2 and
 DeepSpeed's ZeRO-3): real ones, on the CPU, over gloo."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -1,7 +1,5 @@
 """Groups that teach nothing give way to further tasks: which, how often, and what the rest of the step sees of it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice

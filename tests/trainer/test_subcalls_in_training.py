@@ -1,7 +1,5 @@
 """`subcalls.train`: what the policy sampled for sub-calls is in the loss once, with the advantage of who asked."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`ReplGRPOTrainer` from Python, with the arguments that people know from TRL, on real vLLM and real kernels."""
 
-from __future__ import annotations
-
 import copy
 import json
 import pickle

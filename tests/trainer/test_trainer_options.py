@@ -1,7 +1,5 @@
 """What people switch on in TRL works here too: real steps on nano, with real kernels and engines."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The order of problems in a resumed run, epoch by epoch, and what its critic remembers."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`ReplGRPOTrainer` with tools, an environment written for TRL, and the data sets and rewards that TRL users have."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

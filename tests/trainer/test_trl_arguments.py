@@ -4,8 +4,6 @@
 value shows.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import fields

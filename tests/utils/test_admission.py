@@ -1,7 +1,5 @@
 """Who is admitted next: examples worked by hand, and what holds after any sequence of requests."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import threading

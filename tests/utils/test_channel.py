@@ -1,7 +1,5 @@
 """Messages between two processes: however the bytes come apart, and in which order they go out."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from typing import Any

@@ -1,7 +1,5 @@
 """Several processes: how many there are, how long they wait, and what they share. Runs of two: tests/run."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A folder is made once, whole or not at all, whoever asks and whoever dies."""
 
-from __future__ import annotations
-
 import errno
 import shutil
 import signal

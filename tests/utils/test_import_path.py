@@ -1,7 +1,5 @@
 """Import paths: what is found, and what is said where nothing is."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Processes and event loops in threads: nothing of them is left, and what hangs holds nobody up for ever."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import multiprocessing

@@ -1,7 +1,5 @@
 """pass@k against every subset, intervals against simulated problems."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from itertools import combinations, product
 from random import Random

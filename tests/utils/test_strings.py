@@ -1,7 +1,5 @@
 """Texts that others wrote: read back from their `repr`, and shown whatever they are."""
 
-from __future__ import annotations
-
 import ast
 
 import pytest

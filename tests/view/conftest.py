@@ -1,7 +1,5 @@
 """A run folder as the trainer writes it, made of real trajectories."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

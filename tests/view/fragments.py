@@ -1,7 +1,5 @@
 """Pages and parts of them as tests look at them: read by html.parser, which knows nothing of how they were made."""
 
-from __future__ import annotations
-
 import json
 from html.parser import HTMLParser
 from typing import Any

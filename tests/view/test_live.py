@@ -1,7 +1,5 @@
 """Rollouts while they happen: in a real notebook, in a terminal, recorded and real, in a pipe; and interrupted ones."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import pty

@@ -1,7 +1,5 @@
 """Trajectories as notebooks: which cells, which outputs, and nothing that a model wrote can break or steer them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`report.html` is the viewer with a sample of the run, and the charts say what its metrics say."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """The rows of a transcript: who wrote what, what is written out, and what is folded or left out of long ones."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """`repl-rl view RUN RUN`: what tells runs apart, their curves, their held-out rates, and the same task's sessions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What `repl-rl view` does with its options, short of serving, and that it can begin to without loading much."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys

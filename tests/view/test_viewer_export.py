@@ -1,7 +1,5 @@
 """One file holds page, scripts and data; nothing in the data is taken for markup, and what is left out is said."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from pathlib import Path

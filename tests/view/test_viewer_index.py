@@ -1,7 +1,5 @@
 """The index holds what the files hold: after they grew, were cut, were rewritten, went away, and with two at work."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

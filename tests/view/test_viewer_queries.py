@@ -1,7 +1,5 @@
 """Filters, orders and windows against the same done over a list; what comes from outside is refused or a value."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import replace

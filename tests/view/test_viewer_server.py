@@ -1,7 +1,5 @@
 """`repl-rl view` as a process of its own: it answers, follows its run, refuses strangers, and ends cleanly."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import signal

@@ -1,7 +1,5 @@
 """What the page is told: of a run, a trajectory and its lines, of tokens; also of runs that are hostile or halves."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -3,8 +3,6 @@
 In a real browser: `browser/test_page_why.py`.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

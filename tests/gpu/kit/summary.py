@@ -3,8 +3,6 @@
 python3 summary.py results.jsonl day.log
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

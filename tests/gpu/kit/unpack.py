@@ -7,8 +7,6 @@ until all are there; then they are joined, checked and unpacked to /tmp/gpu/vllm
 called site-packages: repl_rl shows folders of that name to its sessions.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import lzma

@@ -1,7 +1,5 @@
 """Arenas for each kind of sandbox, shared by all attacks. They look at the host between tests, batch by batch."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

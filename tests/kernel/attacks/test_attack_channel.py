@@ -1,7 +1,5 @@
 """Attacks on the private channel: forged, broken and unasked-for replies cost their own session, and never more."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

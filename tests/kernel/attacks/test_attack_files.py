@@ -1,7 +1,5 @@
 """Attacks on files: filling them, reading the host's, changing what is everybody's."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

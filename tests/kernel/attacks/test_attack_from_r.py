@@ -3,8 +3,6 @@
 The attacks on Python's interpreter are others' (the rest of this folder). These are those on the host.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import socket

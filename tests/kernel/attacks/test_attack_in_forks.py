@@ -1,7 +1,5 @@
 """Forks as siblings: the attacks once more, typed into forks of sessions, and what a session and its fork can reach."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import AsyncIterator

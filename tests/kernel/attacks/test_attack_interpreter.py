@@ -1,7 +1,5 @@
 """Attacks inside the interpreter: names rebound, modules changed, frames walked; no other session is to notice."""
 
-from __future__ import annotations
-
 import pytest
 from kernel.attacks.arena import BOTH, SOON_S, Attack, cases
 from kernel.attacks.conftest import Arenas, TryOut

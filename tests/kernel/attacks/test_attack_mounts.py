@@ -1,7 +1,5 @@
 """Attacks on what an own profile shows: changing it, and getting from it to what lies beside it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Attacks on siblings and on the network: what others have laid down, and every door that could stand open."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

@@ -1,7 +1,5 @@
 """Attacks by what is printed, shown and handed in, and by the way in which a session ends."""
 
-from __future__ import annotations
-
 import pytest
 from kernel.attacks.arena import BOTH, BY_NAME, Attack, cases
 from kernel.attacks.conftest import Arenas, TryOut

@@ -1,7 +1,5 @@
 """Attacks on the walls themselves: mounts, namespaces, users, capabilities, and the parts of the kernel behind them."""
 
-from __future__ import annotations
-
 import platform
 import shutil
 

@@ -1,7 +1,5 @@
 """Attacks on other processes: signalling, stopping, tracing and outliving them."""
 
-from __future__ import annotations
-
 import pytest
 from kernel.attacks.arena import KILLED, OK, WAYS, Attack, cases, some
 from kernel.attacks.conftest import Arenas, TryOut

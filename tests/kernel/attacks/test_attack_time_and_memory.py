@@ -1,7 +1,5 @@
 """Attacks on time, memory, processes, threads and descriptors: they cost their own line, at most their own session."""
 
-from __future__ import annotations
-
 import pytest
 from kernel.attacks.arena import KILLED, LIMITS, SHORT, SOON_S, Attack, cases
 from kernel.attacks.conftest import Arenas, TryOut

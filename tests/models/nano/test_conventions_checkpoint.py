@@ -1,7 +1,5 @@
 """The checkpoint that knows five conventions, as it ships: loads, speaks the chat template, solves in each of them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Rollouts in a process of their own, with real kernels there and a scripted policy here."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Iterator, Sequence

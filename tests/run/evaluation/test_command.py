@@ -1,7 +1,5 @@
 """`repl-rl eval` from the command line on nano and on nano with noise: real engines, real kernels, real files."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Sequence

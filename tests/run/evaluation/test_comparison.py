@@ -1,7 +1,5 @@
 """Repairs, means, rows, JSON and tables of trajectories made by hand; aborted ones are shown and fail nothing."""
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import replace

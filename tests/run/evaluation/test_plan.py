@@ -1,7 +1,5 @@
 """What is combined with what, which checkpoint a run stands for, and bad input before anything is loaded."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """nano-rlm: what it is shown, and the checkpoint as it ships: it answers what it asks, and seldom asks rightly."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

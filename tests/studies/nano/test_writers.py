@@ -1,7 +1,5 @@
 """One demonstration in five dialects: the same habits, real readers, and sequences as rollouts make them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Environments and calls of their tools, as a rollout and a session make them."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """One environment per trajectory: tools with state outside, text for the model, rewards, and every way to fail."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

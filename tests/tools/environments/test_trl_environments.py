@@ -1,7 +1,5 @@
 """Environments as TRL's users have them: columns in, text behind the prompt, methods as tools, their own reward."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Packed passes of real architectures give what one sequence at a time gives: values, entropies, gradients."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 from unittest.mock import Mock

@@ -1,7 +1,5 @@
 """A padded batch as one row: by hand, and against a literal reading of what the row has to hold."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

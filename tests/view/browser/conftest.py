@@ -1,7 +1,5 @@
 """A real Chromium on the real viewer. What a page may not do (errors, requests elsewhere) is checked for every page."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Callable, Iterator
 from dataclasses import replace

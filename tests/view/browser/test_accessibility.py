@@ -1,7 +1,5 @@
 """axe on every main state of the page, in light and dark, wide and narrow."""
 
-from __future__ import annotations
-
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect

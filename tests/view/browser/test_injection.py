@@ -1,7 +1,5 @@
 """Whatever stands in a run's files is shown as text: nothing of it runs, loads, or becomes an element or an address."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """An exported file, opened from the disk without a network: the same page with the same answers."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

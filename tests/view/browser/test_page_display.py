@@ -1,7 +1,5 @@
 """Fragments in a real Chromium: nothing runs, nothing leaks, themes are followed, and axe finds nothing."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """A page that is open while its run goes on: what is new appears, and what the reader holds stays."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The page of two runs: held-out rates and curves over each other, a filter by run, and their sessions of one task."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The table: what it lists, filters, order, pages, and an address that keeps all of it."""
 
-from __future__ import annotations
-
 import pytest
 from playwright.sync_api import Page, expect
 

@@ -1,7 +1,5 @@
 """The pane: what a trajectory shows, its tokens, its group, and two rollouts of its task compared."""
 
-from __future__ import annotations
-
 import pytest
 from playwright.sync_api import Page, expect
 

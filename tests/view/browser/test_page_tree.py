@@ -1,7 +1,5 @@
 """A group that was forked, drawn as a tree in a real browser."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """In the pane of a trajectory: why its answer was right or wrong, and by a click what a line's reward is made of."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

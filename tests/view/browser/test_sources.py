@@ -1,7 +1,5 @@
 """Rules for the page's own files that no run of it would break loudly."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

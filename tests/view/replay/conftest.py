@@ -1,7 +1,5 @@
 """Rollouts of a scripted policy on sandboxed kernels, and what replay makes of them. All of it is made once."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable, Sequence

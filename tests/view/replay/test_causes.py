@@ -1,7 +1,5 @@
 """Names of differences, from texts and sources alone: `causes.yaml` has the cases."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

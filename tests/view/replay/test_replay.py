@@ -1,7 +1,5 @@
 """Rollouts made on forked sessions, exported, and run again in kernels of our kernelspec."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

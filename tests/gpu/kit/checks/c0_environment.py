@@ -3,8 +3,6 @@
 The ceilings are a copy within the GPU's memory (bytes read and written) and a large product in bfloat16.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import importlib.metadata

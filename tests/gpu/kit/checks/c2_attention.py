@@ -7,8 +7,6 @@ for padding. TFLOP/s count what the values need, for each side the same kind: 3.
 are ‖out - ref‖ / ‖ref‖ against float64, over outputs and all three gradients. cuDNN's attention is off, as in repl_rl.
 """
 
-from __future__ import annotations
-
 import functools
 import statistics
 import time

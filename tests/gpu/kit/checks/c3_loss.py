@@ -10,8 +10,6 @@ by 989 TFLOP/s, the same for both sides; what is computed again, or on padding, 
 off, as it is wherever vLLM runs in the trainer's process.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 import tempfile

@@ -4,8 +4,6 @@
 to the GPU. The last record is a copy on the device, as for vLLM in the same process.
 """
 
-from __future__ import annotations
-
 import os
 import time
 

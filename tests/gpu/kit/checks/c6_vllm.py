@@ -11,8 +11,6 @@ sleep mode, then with vLLM's other model runner, then without compiling. Then, e
 - reload time; memory before, in and after sleep.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

@@ -11,8 +11,6 @@ Plain generation (`repl_rl.bench.rollout.plain_seconds`) gets the same prompts a
 which also read the outputs of many lines find one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

@@ -3,8 +3,6 @@
 python3 c8_metrics.py metrics.jsonl
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -4,8 +4,6 @@ A record is a line of JSON in $OUT/results.jsonl, written and flushed at once. W
 runs on a CPU, to try the code paths.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os
