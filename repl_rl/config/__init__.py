@@ -28,5 +28,6 @@ from repl_rl.config.tasks import ColumnsConfig as ColumnsConfig
 from repl_rl.config.tasks import TasksConfig as TasksConfig
 from repl_rl.config.train import AsynchronousConfig as AsynchronousConfig
 from repl_rl.config.train import EvalConfig as EvalConfig
+from repl_rl.config.train import MaskConfig as MaskConfig
 from repl_rl.config.train import TrainConfig as TrainConfig
 from repl_rl.utils.folders import shipped_configs as shipped_configs

@@ -90,10 +90,26 @@ class Config(Section):
     @property
     def import_paths(self) -> list[str]:
         """The values that name something to import, `package.module:name`."""
-        single = [self.dialect.name, self.environment, self.rollout, self.engine.backend, self.credit.estimator]
+        single = [
+            self.dialect.name,
+            self.environment,
+            self.rollout,
+            self.engine.backend,
+            self.credit.estimator,
+            self.train.mask.function,
+        ]
         listed = [*self.tools.functions, *self.guests, *(self.tasks.families or ())]
         named = [*single, *listed, *self.rewards.model_dump(mode="json")["functions"]]
         return [value for value in named if value is not None and ":" in value]
+
+    @model_validator(mode="after")
+    def _void_turns_need_turns(self) -> Config:
+        if self.train.mask.void_turns and self.dialect.name in ("python", "ipython"):
+            raise ValueError(
+                f"train.mask.void_turns beside dialect {self.dialect.name}: at its prompt there are lines and no "
+                "turns, and a comment is a thought; leave it out, or take fenced or tool_call"
+            )
+        return self
 
     @property
     def eval_sampling(self) -> SamplingConfig:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from repl_rl.config.section import Excluding, Section, one_needs_no_list
+from repl_rl.trajectory import LineKind, StopReason
 from repl_rl.utils.text import nearest
 
 TRACKERS = (
@@ -62,6 +63,55 @@ class AsynchronousConfig(Section):
         return self
 
 
+_MASKS: dict[str, Any] = {"overlong": True, "void_turns": True, "geometric": (0.999, 1.001), "veto": 1e-4}
+"""What a name alone stands for."""
+
+
+class MaskConfig(Section):
+    """Which trajectories are left out of the loss; each that one of these says. `mask: overlong` and `mask: [overlong,
+    geometric]` are short for them with their usual values. They stay in their group's baseline. docs/algorithms.md"""
+
+    overlong: bool = False
+    """What a budget ended (DAPO's overlong filtering)."""
+    void_turns: bool = False
+    """What has a turn with neither code that ran nor an answer (SimpleTIR): a call that can't be read, or a last turn
+    in prose alone. For dialects with turns: at a prompt, a comment is a thought."""
+    stops: tuple[StopReason, ...] = ()
+    """What ended for one of these reasons."""
+    kinds: tuple[LineKind, ...] = ()
+    """What has a line of one of these kinds."""
+    function: str | None = None
+    """What a function `(trajectory) -> bool` says, as `package.module:function`."""
+    geometric: tuple[float, float] | None = None
+    """What the trainer finds on average more or less likely than the sampler did: the bounds of the ratio of their
+    probabilities, as its geometric mean over the typed tokens. `geometric` alone: 0.999 and 1.001. Costs a pass."""
+    veto: float | None = Field(None, gt=0, lt=1)
+    """What has a token that the trainer finds so many times less likely than the sampler did. `veto` alone: 1e-4. Costs
+    a pass, of which `geometric` makes use too."""
+
+    @property
+    def needs_ratios(self) -> bool:
+        return self.geometric is not None or self.veto is not None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _names_stand_for_their_values(cls, values: Any) -> Any:
+        names = one_needs_no_list(values)
+        if not isinstance(names, list | tuple):
+            return values
+        for name in names:
+            if name not in _MASKS:
+                raise ValueError(f"no mask {name!r}; {nearest(str(name), list(_MASKS))}")
+        return {name: _MASKS[name] for name in names}
+
+    @field_validator("geometric")
+    @classmethod
+    def _one_lies_between(cls, bounds: tuple[float, float] | None) -> tuple[float, float] | None:
+        if bounds is not None and not 0 <= bounds[0] < 1 < bounds[1]:
+            raise ValueError(f"give a bound below 1 and one above it, got {list(bounds)}")
+        return bounds
+
+
 class TrainConfig(Section):
     """GRPO's steps; sampling and credit have sections of their own."""
 
@@ -111,9 +161,9 @@ class TrainConfig(Section):
     `redraws` times longer to roll out, and its last, small rounds leave the engine nearly empty."""
     asynchronous: AsynchronousConfig | None = None
     """Roll out while training (`{}`: with the defaults); null rolls out each step's trajectories before it trains."""
-    mask_overlong: bool = False
-    """Leave trajectories that a budget ended out of the loss (DAPO's overlong filtering). They stay in their group's
-    baseline. TRL's `mask_truncated_completions` asks for an end token, which sessions don't have."""
+    mask: MaskConfig = Field(default_factory=MaskConfig)
+    """Trajectories that are left out of the loss: `overlong`, `void_turns`, `geometric`, `veto`, several of them, or
+    the section below. TRL's `mask_truncated_completions` asks for an end token, which sessions don't have."""
     report_to: tuple[str, ...] = ()
     """Trackers that follow the run, by the names that transformers gives them: `wandb`, `trackio` and `tensorboard`
     get rollouts too, others (`mlflow`, `comet_ml`, ...) the numbers. A single name needs no list; `none` is an empty

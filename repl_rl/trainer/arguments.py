@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from trl import GRPOConfig
 
-from repl_rl.config import Config, SamplingConfig, parse_config
+from repl_rl.config import Config, MaskConfig, SamplingConfig, parse_config
 from repl_rl.errors import ConfigError
 from repl_rl.utils.distributed import WAIT_S
 
@@ -37,8 +37,8 @@ _REASONS = {
     "answers, and whatever else a task has, travel in columns of their own": "remove_unused_columns",
     "neither the tokenizer nor the engine runs code that comes with a checkpoint": "trust_remote_code",
     "it asks for TRL's own engine; leave it out, repl_rl brings vLLM itself": "use_vllm",
-    "it masks whatever doesn't end in an end token, which is nearly every session; set mask_overlong "
-    "(train.mask_overlong in the file): it masks what a budget ended": "mask_truncated_completions",
+    "it masks whatever doesn't end in an end token, which is nearly every session; set mask='overlong' "
+    "(train.mask in the file): it masks what a budget ended": "mask_truncated_completions",
 }
 REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 """TRL's arguments that would do nothing here, and why."""
@@ -46,7 +46,7 @@ REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.
 
 _NAMED_ALIKE = (
     *("learning_rate", "warmup_steps", "max_grad_norm", "save_steps", "loss_type", "beta"),
-    *("asynchronous", "redraws", "mask_overlong", "micro_batch_tokens"),
+    *("asynchronous", "redraws", "mask", "micro_batch_tokens"),
 )
 """Keys of the section `train` that are arguments under the same name."""
 
@@ -87,9 +87,9 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
     redraws: int = 0
     """How many times a step's groups without variance are rolled out again with other tasks; each time costs another
     rollout of those groups. See `repl_rl.trainer.redraw`."""
-    mask_overlong: bool = False
-    """Leave trajectories that a budget ended out of the loss, but not out of their group's baseline (Yu et al. 2025,
-    DAPO, section 3.4). TRL's `mask_truncated_completions` is refused."""
+    mask: Any = field(default_factory=MaskConfig)
+    """The keys of `train.mask`, or its names: trajectories that are left out of the loss, but not out of their group's
+    baseline. TRL's `mask_truncated_completions` is refused."""
     micro_batch_tokens: int | None = None
     """Tokens of a pass, at most: each batch of `per_device_train_batch_size` rows is taken in as few passes as that
     needs, with the loss and the gradient of the whole. None takes it in one."""
@@ -140,12 +140,12 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         sections = {name: value for name in SECTIONS if (value := getattr(self, name)) is not None}
-        names = ("redraws", "asynchronous", "micro_batch_tokens")
+        names = ("redraws", "asynchronous", "micro_batch_tokens", "mask")
         train = {"group_size": self.num_generations, **{name: getattr(self, name) for name in names}}
         parsed = parse_config({**sections, "train": train})
         for name in SECTIONS:
             setattr(self, name, getattr(parsed, name))
-        self.asynchronous = parsed.train.asynchronous
+        self.asynchronous, self.mask = parsed.train.asynchronous, parsed.train.mask
         defaults = {
             each.name: each.default if each.default_factory is MISSING else each.default_factory()
             for each in fields(GRPOConfig)
@@ -186,6 +186,11 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
             mode = self.vllm_importance_sampling_mode
             raise ConfigError(f"vllm_importance_sampling_mode={mode!r}: give {' or '.join(_CORRECTIONS)}")
         is_corrected: bool = getattr(self, "vllm_importance_sampling_correction")  # noqa: B009
+        if self.mask.needs_ratios and not is_corrected:
+            raise ConfigError(
+                "mask geometric or veto with vllm_importance_sampling_correction=False: they compare the trainer's "
+                "probabilities with the sampler's, which nothing computes then; leave one of them out"
+            )
         if self.asynchronous is not None and self.asynchronous.ahead and not is_corrected:
             raise ConfigError(
                 "asynchronous with vllm_importance_sampling_correction=False: tokens are sampled by older weights, and "
@@ -206,7 +211,7 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON types only, as the Hugging Face trainer stores it."""
-        given = {name: getattr(self, name) for name in (*SECTIONS, "asynchronous")}
+        given = {name: getattr(self, name) for name in (*SECTIONS, "asynchronous", "mask")}
         own = {name: value and value.model_dump(mode="json") for name, value in given.items()}
         return {**super().to_dict(), **own}
 

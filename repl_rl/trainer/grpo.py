@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -25,7 +26,7 @@ import torch
 from datasets import Dataset, IterableDataset
 from transformers import set_seed
 
-from repl_rl.config import BranchConfig, ModelConfig
+from repl_rl.config import BranchConfig, MaskConfig, ModelConfig
 from repl_rl.config.section import Excluding, refuse_excluding
 from repl_rl.engine import make_engine
 from repl_rl.engine.factory import EngineMaker
@@ -43,6 +44,7 @@ from repl_rl.rollout.setup import Grader, RolloutSetup, make_extensions
 from repl_rl.tasks import grade
 from repl_rl.trainer.arguments import ReplGRPOConfig
 from repl_rl.trainer.kept import kept_on_failure
+from repl_rl.trainer.mask import leaves_out
 from repl_rl.trainer.of_main import engine_maker, start
 from repl_rl.trainer.packed import base_of
 from repl_rl.trainer.redraw import further_rows, redraw
@@ -126,7 +128,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         }
         refuse_excluding(_EXCLUDING, given.__getitem__)
         self._table = reward_table(args.rewards, args.credit, line_rewards)
-        self._grader = grader
+        self._grader, self._is_left_out = grader, leaves_out(args.mask)
         path = model if isinstance(model, str) else model.name_or_path
         setup = RolloutSetup.for_model(args, path, self._extensions, wrap_kernels)
         extra = [reward_funcs] if callable(reward_funcs) else list(reward_funcs)
@@ -214,17 +216,18 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         step = self.roll_out(inputs)
         with kept_on_failure(self._kept_at, step.trajectories):
             self.rollout_func = lambda prompts, trainer: step.sampled()
-            with self.forward_passes_of(step.typed_mask), self.no_pass_before_its_only_update():
+            skipped = nullcontext() if self.args.mask.needs_ratios else self.no_pass_before_its_only_update()
+            with self.forward_passes_of(step.typed_mask), skipped:
                 output: dict[str, Any] = super()._generate_and_score_completions(step.inputs)
             self.step_log.lengths(step.trajectories)
             credited = self._credited(step)
             step.put_advantages(output, credited)
             if (old := output.get("old_per_token_logps")) is not None:
                 self.step_log.drift(old, output["sampling_per_token_logps"], typed_of(output))
-            if self.args.mask_overlong:
-                step.mask_overlong(output, self.accelerator)
-                overlong = gather([trajectory.is_overlong for trajectory in step.trajectories])
-                self.step_log.values({"credit/overlong_share": sum(overlong) / len(overlong)})
+            if self.model.training and self.args.mask != MaskConfig():
+                out = gather(step.leave_out(output, self.args.mask, self._is_left_out))
+                output["num_items_in_batch"] = self.accelerator.gather(typed_of(output).sum()).sum()
+                self.step_log.values({"credit/masked_share": sum(out) / len(out)})
             is_in_loss = typed_of(output).any(dim=1).float()  # (B,)
             output["row_share"] = self.accelerator.gather(is_in_loss).mean()
             own = len(credited)

@@ -3,16 +3,17 @@
 B batch, T completion tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from trl.trainer.utils import pad
 
+from repl_rl.config.train import MaskConfig
 from repl_rl.rewards import ScoredTrajectory
 from repl_rl.rollout.score import CreditedTrajectory
+from repl_rl.trainer.mask import within_ratios
 from repl_rl.trainer.rows import Row, token_advantages
 from repl_rl.trajectory import Trajectory
 
@@ -56,17 +57,21 @@ class Step:
         """Replace TRL's advantages by those of lines, (B, T)."""
         output["advantages"] = token_advantages(self.rows, credited, output["completion_ids"])
 
-    def mask_overlong(self, output: dict[str, Any], accelerator: Accelerator) -> None:
-        """Take trajectories that a budget ended, and what they asked, out of the loss: out of the mask and out of the
-        token count that normalizes it."""
-        kept = [not (self.scored[row.owner].trajectory.is_overlong or row.part.is_overlong) for row in self.rows]
-        is_kept = torch.tensor(kept + [False] * (len(self.lists) - len(kept)))  # (B,)
+    def leave_out(self, output: dict[str, Any], mask: MaskConfig, is_out: Callable[[Trajectory], bool]) -> list[bool]:
+        """Take what the mask leaves out, and what it asked, out of the loss: out of the masks, and of old and reference
+        log-probabilities. Returns whether each trajectory is left out."""
+        out = list(map(is_out, self.trajectories))
+        kept = [not (out[row.owner] or (mask.overlong and row.part.is_overlong)) for row in self.rows]
+        typed = typed_of(output)
+        is_kept = torch.tensor(kept + [False] * (len(self.lists) - len(kept)), device=typed.device)  # (B,)
+        if mask.needs_ratios:
+            apart = (output["old_per_token_logps"] - output["sampling_per_token_logps"]) * typed
+            is_kept &= within_ratios(mask, apart, typed)
         output["tool_mask"] = output["tool_mask"] * is_kept[:, None].to(output["tool_mask"])  # (B, T)
-        typed_tokens = typed_of(output).sum()
-        output["num_items_in_batch"] = accelerator.gather(typed_tokens).sum()
         for name in ("old_per_token_logps", "ref_per_token_logps"):
             if output.get(name) is not None:
                 output[name] = output[name] * output["tool_mask"]
+        return [not kept for kept in is_kept[: len(self.scored)].tolist()]
 
 
 def typed_of(output: dict[str, Any]) -> torch.Tensor:

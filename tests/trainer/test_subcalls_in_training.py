@@ -153,7 +153,7 @@ def test_what_is_sampled_after_a_compaction_is_a_row_with_its_own_prompt(tmp_pat
 
 
 def test_what_a_budget_ended_takes_its_sub_calls_out_of_the_loss(tmp_path: Path) -> None:
-    _, output = scored_batch(tmp_path, subcalls={"train": True}, mask_overlong=True)
+    _, output = scored_batch(tmp_path, subcalls={"train": True}, mask="overlong")
     assert (output["completion_mask"] * output["tool_mask"]).sum(dim=1).tolist() == [6, 6, 6, 0, 3, 0, 9, 9]
     assert output["num_items_in_batch"].item() == 39
 

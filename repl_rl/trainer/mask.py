@@ -1,0 +1,69 @@
+"""Which trajectories of a batch are left out of the loss (`train.mask`): by what became of them, and by how far the
+trainer's probabilities are from the sampler's.
+
+What is left out is in no sum, count or mean of the loss, and stays in its group's baseline. B batch, T completion
+tokens.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from repl_rl.config.train import MaskConfig
+from repl_rl.errors import RewardError
+from repl_rl.trajectory import LineKind, Trajectory
+from repl_rl.utils.import_path import imported, place_of
+
+_RAN_NOTHING = (LineKind.BLANK, LineKind.COMMENT, LineKind.OPEN, LineKind.OVERLONG)
+
+
+def leaves_out(config: MaskConfig) -> Callable[[Trajectory], bool]:
+    """Whether a trajectory is left out by what became of it.
+
+    Raises ConfigError if there is no such function. What comes back raises RewardError if the function raises.
+    """
+    own = None if config.function is None else imported(config.function, "train.mask.function:")
+
+    def is_out(trajectory: Trajectory) -> bool:
+        try:
+            is_out_by_own = own is not None and bool(own(trajectory))
+        except Exception as error:  # users' code may raise anything
+            where = f" ({line})" if (line := place_of(error)) else ""
+            raise RewardError(f"train.mask.function {config.function!r} raised {error!r}{where}") from error
+        return (
+            is_out_by_own
+            or (config.overlong and trajectory.is_overlong)
+            or (config.void_turns and has_void_turn(trajectory))
+            or trajectory.stop_reason in config.stops
+            or any(line.kind in config.kinds for line in trajectory.lines)
+        )
+
+    return is_out
+
+
+def has_void_turn(trajectory: Trajectory) -> bool:
+    """Whether a turn came to neither code that ran nor an answer: one with a call that could not be read, or the last.
+
+    A turn of ours ends where an interpreter answers, so of all others, only the last can have run nothing. Xue et al.
+    2025, SimpleTIR: End-to-End Reinforcement Learning for Multi-Turn Tool-Integrated Reasoning, section 3.3.
+    """
+    if trajectory.unread_calls:
+        return True
+    return trajectory.answer is None and trajectory.lines[-1].kind in _RAN_NOTHING
+
+
+def within_ratios(config: MaskConfig, apart: torch.Tensor, typed: torch.Tensor) -> torch.Tensor:
+    """Whether each row stays, (B,), by log pi - log mu of the trainer and the sampler, (B, T), zero where nothing
+    was typed.
+
+    `geometric` bounds exp(mean(log pi - log mu)), `veto` the least pi / mu of a token. Liu, Li et al. 2025, When Speed
+    Kills Stability: Demystifying RL Collapse from the Training-Inference Mismatch.
+    """
+    stays = torch.ones(len(apart), dtype=torch.bool, device=apart.device)
+    if config.geometric is not None:
+        low, high = config.geometric
+        mean = (apart.sum(-1) / typed.sum(-1).clamp(min=1)).exp()
+        stays &= (mean >= low) & (mean <= high)
+    if config.veto is not None:
+        stays &= apart.amin(-1).exp() >= config.veto
+    return stays

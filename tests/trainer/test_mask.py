@@ -1,0 +1,170 @@
+"""What `train.mask` leaves out counts in the baseline, and in nothing else."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from recorded import RecordedTrainer, make_tasks_named, recorded, recorded_trainer
+
+from repl_rl.config import MaskConfig, parse_config
+from repl_rl.errors import ConfigError, RewardError
+from repl_rl.trainer import ReplGRPOConfig
+from repl_rl.trainer.mask import leaves_out, within_ratios
+from repl_rl.trajectory import LineKind, RecordedCell, StopReason, Task, Trajectory, read_jsonl
+
+BUDGETS = {"max_lines", "line_tokens", "max_tokens", "context", "seconds"}
+TASKS = make_tasks_named("a", "b")
+
+
+@pytest.mark.parametrize("reason", StopReason)
+def test_overlong_is_what_a_budget_ended(reason: StopReason) -> None:
+    assert recorded(TASKS[0], 0, stop_reason=reason).is_overlong is (reason in BUDGETS)
+
+
+def one_of_four_overlong(task: Task, index: int) -> Trajectory:
+    """Of each group the first is right; the second of task a ran out of tokens, four lines long."""
+    is_overlong = (task.id, index) == ("a", 1)
+    reason = StopReason.MAX_TOKENS if is_overlong else StopReason.ANSWER
+    return recorded(task, index, is_right=index == 0, lines=4 if is_overlong else 2, stop_reason=reason)
+
+
+def trainer_of(folder: Path, **settings: Any) -> RecordedTrainer:
+    return recorded_trainer(folder, one_of_four_overlong, TASKS, **settings)
+
+
+@pytest.mark.parametrize(("is_on", "tokens", "share"), [(True, 0, [0.25]), (False, 12, None)])
+def test_overlong_trajectories_leave_the_loss_and_stay_in_the_baseline(
+    tmp_path: Path, is_on: bool, tokens: int, share: list[float] | None
+) -> None:
+    trainer = trainer_of(tmp_path, mask="overlong" if is_on else ())
+    output = trainer.batch()
+    typed = output["completion_mask"] * output["tool_mask"]
+    # rows: a right, a overlong, b right, b wrong; two lines of three typed tokens each, four of the overlong one
+    assert typed.sum(dim=1).tolist() == [6, tokens, 6, 6]
+    assert output["num_items_in_batch"].item() == 18 + tokens
+    assert output["advantages"][0].max() == 1.0, "rloo: its return of 1 less the 0 of the overlong one"
+    assert trainer.metrics.get("credit/masked_share") == share
+    assert trainer.metrics["completions/max_length"] == [12.0], "it was typed all the same"
+    assert trainer.metrics["credit/void_trajectories"] == [0.0]
+    kept = list(read_jsonl(tmp_path / "rollouts" / "step_00001.jsonl"))
+    assert [trajectory.stop_reason for trajectory in kept] == ["answer", "max_tokens", "answer", "answer"]
+
+
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "sapo", "dr_grpo", "luspo"])
+def test_the_gradient_is_that_of_the_others_alone(tmp_path: Path, loss_type: str) -> None:
+    """Whether tokens or trajectories are counted: those that are masked are not."""
+    trainer = trainer_of(tmp_path, mask="overlong", loss_type=loss_type)
+    tensors = {key: value for key, value in trainer.batch().items() if torch.is_tensor(value)}
+    found = trainer.gradient(tensors)
+    assert tensors.pop("row_share").item() == 0.75
+    others = {key: value if value.dim() == 0 else value[[0, 2, 3]] for key, value in tensors.items()}
+    assert found.abs().max() > 1e-4
+    torch.testing.assert_close(found, trainer.gradient(others), atol=1e-6, rtol=1e-4)
+
+
+def test_a_step_of_nothing_but_overlong_trajectories_leaves_the_weights(tmp_path: Path) -> None:
+    def overlong(task: Task, index: int) -> Trajectory:
+        return recorded(task, index, is_right=index == 0, stop_reason=StopReason.MAX_LINES)
+
+    trainer = recorded_trainer(tmp_path, overlong, TASKS, mask="overlong")
+    before = {name: value.clone() for name, value in trainer.model.named_parameters()}
+    trainer.train()
+    assert all(torch.equal(before[name], value) for name, value in trainer.model.named_parameters())
+    assert trainer.state.log_history[0]["credit/masked_share"] == 1.0
+
+
+def test_the_file_reaches_the_trainers_arguments(tmp_path: Path) -> None:
+    config = parse_config({"train": {"mask": ["overlong", "geometric"], "redraws": 2}})
+    args = ReplGRPOConfig.from_config(config, str(tmp_path), bf16=False)
+    assert (args.mask, args.redraws) == (MaskConfig(overlong=True, geometric=(0.999, 1.001)), 2)
+
+
+def of_kinds(
+    *kinds: LineKind, answer: tuple[str, ...] | None = None, cells: tuple[RecordedCell, ...] = ()
+) -> Trajectory:
+    made = recorded(TASKS[0], 0, lines=len(kinds), stop_reason=StopReason.EOS)
+    lines = [replace(line, kind=kind, cells=cells) for line, kind in zip(made.lines, kinds, strict=True)]
+    return replace(made, lines=tuple(lines), answer=answer)
+
+
+def is_long(trajectory: Trajectory) -> bool:
+    return len(trajectory.lines) > 2
+
+
+def raises(trajectory: Trajectory) -> bool:
+    raise KeyError("colour")
+
+
+RAN, TOLD = LineKind.EXPRESSION, LineKind.COMMENT
+
+
+@pytest.mark.parametrize(
+    ("mask", "out"),
+    [
+        ({}, []),
+        ("void_turns", ["told", "unread"]),
+        ({"stops": ["max_tokens"]}, ["cut"]),
+        ({"kinds": ["exception"]}, ["raised"]),
+        ({"function": f"{__name__}:is_long"}, ["answered in prose"]),
+        ({"function": f"{__name__}:is_long", "kinds": ["exception"]}, ["raised", "answered in prose"]),
+    ],
+)
+def test_what_is_left_out(mask: Any, out: list[str]) -> None:
+    sessions = {
+        "ran": of_kinds(TOLD, RAN),
+        "told": of_kinds(RAN, TOLD),
+        "unread": of_kinds(RAN, RAN, cells=(RecordedCell("", "no such call"),)),
+        "raised": of_kinds(LineKind.EXCEPTION, RAN),
+        "answered in prose": of_kinds(RAN, RAN, TOLD, answer=("6",)),
+        "cut": replace(of_kinds(RAN, RAN), stop_reason=StopReason.MAX_TOKENS),
+    }
+    is_out = leaves_out(MaskConfig.model_validate(mask))
+    assert [name for name, session in sessions.items() if is_out(session)] == out
+
+
+def test_what_the_trainer_finds_otherwise_than_the_sampler_is_left_out(tmp_path: Path) -> None:
+    """Recorded sessions say log mu = -4 of each token; bounds between two rows' ratios part them."""
+    apart = trainer_of(tmp_path / "a", mask={"geometric": (0.0, 1e30)}).batch()
+    ratios = apart["old_per_token_logps"] + 4.0
+    typed = apart["completion_mask"] * (apart["old_per_token_logps"] != 0)
+    means = ((ratios * typed).sum(1) / typed.sum(1)).exp()
+    bounds = (sum(sorted(means.tolist())[1:3]) / 2, 1e30)
+    output = trainer_of(tmp_path / "b", mask={"geometric": bounds}).batch()
+    kept = output["tool_mask"].sum(1) > 0
+    assert kept.tolist() == [mean >= bounds[0] for mean in means.tolist()]
+    assert 0 < kept.sum() < 4
+    assert output["num_items_in_batch"].item() == (output["tool_mask"] * output["completion_mask"]).sum().item()
+    assert (output["old_per_token_logps"][~kept] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("mask", "kept"),
+    [({"geometric": (0.9, 1.1)}, [True, False, True]), ({"veto": 0.1}, [True, True, False])],
+)
+def test_ratios_by_hand(mask: dict[str, Any], kept: list[bool]) -> None:
+    typed = torch.tensor([[1, 1, 0], [1, 1, 0], [1, 1, 1]])
+    apart = torch.log(torch.tensor([[1.05, 0.96, 1.0], [0.8, 0.7, 1.0], [0.05, 4.0, 5.0]]))  # of geometric mean 1
+    assert within_ratios(MaskConfig(**mask), apart, typed).tolist() == kept
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ({"mask": "overlnog"}, "no mask 'overlnog'; did you mean 'overlong'"),
+        ({"mask": {"geometric": [1.1, 1.2]}}, "give a bound below 1 and one above it, got"),
+        ({"mask": "void_turns"}, "train.mask.void_turns beside dialect python"),
+    ],
+)
+def test_what_is_refused(train: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        parse_config({"train": train})
+
+
+def test_a_function_that_raises_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RewardError, match=r"train.mask.function '.*:raises' raised KeyError\('colour'\) \(.*:\d+\)"):
+        leaves_out(MaskConfig(function=f"{__name__}:raises"))(of_kinds(RAN))
+    with pytest.raises(ConfigError, match="mask geometric or veto with vllm_importance_sampling_correction=False"):
+        trainer_of(tmp_path, mask="veto", vllm_importance_sampling_correction=False)
