@@ -51,7 +51,7 @@ class StopReason(StrEnum):
     CONTEXT = "context"
     SECONDS = "seconds"
     REPEATS = "repeats"
-    """It kept repeating what gets it nowhere (`budget.repeats`). No truncation: `train.mask_overlong` leaves it in."""
+    """It kept repeating what gets it nowhere (`budget.repeats`). No truncation: the mask `overlong` leaves it in."""
     KILLED = "killed"
     """The interpreter was killed by what the model typed (time, memory, exit): its state is gone. Or the environment
     could not go on from what the session had done to it."""

@@ -60,7 +60,7 @@ class SessionWorker:
     """`rollout_worker` and `weight_transfer` of TRL's `AsyncGRPOTrainer`.
 
     Uses the sections model, dialect, tools, tasks, budget, sampling, branch, kernel, engine, rewards and credit of a
-    config, and of `train` only `group_size`, `mask_overlong`, and, for how much is rolled out ahead, `prompts_per_step`
+    config, and of `train` only `group_size`, `mask.overlong`, and, for how much is rolled out ahead, `prompts_per_step`
     and `asynchronous`. The rest is the business of TRL's arguments.
 
     The model is loaded here, and `close`, which TRL calls when training ends (`stop`), ends engine and kernels. Raises
@@ -269,7 +269,7 @@ class SessionWorker:
         trained = [
             (item, each)
             for item, each in zip(scored, credited, strict=True)
-            if not (each.trajectory.is_void or (self.config.train.mask_overlong and each.trajectory.is_overlong))
+            if not (each.trajectory.is_void or (self.config.train.mask.overlong and each.trajectory.is_overlong))
         ]
         version = self._updates + min([group.version, *(each.trajectory.version for _, each in trained)])
         totals = [sum(item.line_rewards) for item, _ in trained]

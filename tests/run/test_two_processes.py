@@ -130,7 +130,7 @@ def test_two_processes_make_one_run_and_each_step_is_sampled_with_its_own_weight
         for row in rows(run, "train"):
             assert row["drift/logprob_max"] < kind.drift
             assert row.get("credit/redrawn_groups", 0) in range(5)
-            assert 0.0 <= row["credit/overlong_share"] <= 1.0
+            assert 0.0 <= row["credit/masked_share"] <= 1.0
             assert sum(value for key, value in row.items() if key.startswith("stops/")) == pytest.approx(1.0)
         assert (run / "report.html").exists()
 

@@ -80,5 +80,5 @@ def test_their_metrics_are_those_of_the_whole_batch(step_of: Callable[[str, str]
     apart = (*OWN_TO_A_PROCESS, *(("entropy", "kl") if name == "accumulated" else ()))
     same = {key: value for key, value in one.items() if not key.startswith(apart)}
     assert {"reward", "grad_norm", "credit/groups_without_variance", "drift/logprob_mean", "loss"} <= same.keys()
-    assert ("credit/overlong_share" in same) == name.startswith("masked with kl")
+    assert ("credit/masked_share" in same) == name.startswith("masked with kl")
     assert {key: two[key] for key in same} == pytest.approx(same, rel=1e-4, abs=1e-5)
