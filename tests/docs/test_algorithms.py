@@ -16,7 +16,7 @@ from repl_rl.trainer import ReplGRPOConfig
 PAGE = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
 ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if line.startswith("| ")]
 RECIPES = {name: re.findall(r"`([^`]+)`", keys) for name, _, keys, _ in ROWS if "`" in keys}
-SHIPS = ("return to go", "token-level loss", "TIS", "unbiased KL", "GRPO's baseline")
+SHIPS = ("return to go", "token-level loss", "TIS", "unbiased KL")
 
 
 def merged(recipe: list[str]) -> dict[str, Any]:
