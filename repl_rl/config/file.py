@@ -102,15 +102,6 @@ class Config(Section):
         named = [*single, *listed, *self.rewards.model_dump(mode="json")["functions"]]
         return [value for value in named if value is not None and ":" in value]
 
-    @model_validator(mode="after")
-    def _void_turns_need_turns(self) -> Config:
-        if self.train.mask.void_turns and self.dialect.name in ("python", "ipython"):
-            raise ValueError(
-                f"train.mask.void_turns beside dialect {self.dialect.name}: at its prompt there are lines and no "
-                "turns, and a comment is a thought; leave it out, or take fenced or tool_call"
-            )
-        return self
-
     @property
     def eval_sampling(self) -> SamplingConfig:
         """How held-out problems are sampled."""
@@ -177,6 +168,11 @@ class Config(Section):
             raise ValueError(
                 f"subcalls.depth {self.subcalls.depth}: so many sessions wait for one another, each in a kernel, and "
                 f"kernel.size is {self.kernel.size}; set kernel.size: {self.subcalls.depth} or more, or a smaller depth"
+            )
+        if self.train.mask.void_turns and self.dialect.name in ("python", "ipython"):
+            raise ValueError(
+                f"train.mask.void_turns beside dialect {self.dialect.name}: at its prompt there are lines and no turns, "
+                "and a comment is a thought; leave it out, or take fenced or tool_call"
             )
         self._trees_go_together()
         self._a_cluster_has_engines()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -82,7 +82,7 @@ class MaskConfig(Section):
     """What has a line of one of these kinds."""
     function: str | None = None
     """What a function `(trajectory) -> bool` says, as `package.module:function`."""
-    geometric: tuple[float, float] | None = None
+    geometric: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(gt=1)]] | None = None
     """What the trainer finds on average more or less likely than the sampler did: the bounds of the ratio of their
     probabilities, as its geometric mean over the typed tokens. `geometric` alone: 0.999 and 1.001. Costs a pass."""
     veto: float | None = Field(None, gt=0, lt=1)
@@ -103,13 +103,6 @@ class MaskConfig(Section):
             if name not in _MASKS:
                 raise ValueError(f"no mask {name!r}; {nearest(str(name), list(_MASKS))}")
         return {name: _MASKS[name] for name in names}
-
-    @field_validator("geometric")
-    @classmethod
-    def _one_lies_between(cls, bounds: tuple[float, float] | None) -> tuple[float, float] | None:
-        if bounds is not None and not 0 <= bounds[0] < 1 < bounds[1]:
-            raise ValueError(f"give a bound below 1 and one above it, got {list(bounds)}")
-        return bounds
 
 
 class TrainConfig(Section):

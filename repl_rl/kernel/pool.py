@@ -240,12 +240,12 @@ class _Past:
 class KernelPool:
     """A `KernelSource`: at most `size` kernels at a time, `warm` of them waiting for a session.
 
-    `backend` is "fork", kernels forked from a warm server, or the name of a Jupyter kernelspec. `start_concurrency`
-    bounds how many come up at once (default: the number of cores). `memory_mb` is the budget of all kernels together
-    (default: four fifths of what is available when the pool is opened); beyond it, sessions wait. `profile` is the name
-    of a sandbox profile, or the path of your own (docs/sessions.md). `depth` is how deep sessions may wait for sessions
-    that they have asked for: for each depth, one place is kept. Entering the pool raises ConfigError,
-    DependencyError or SandboxError if no kernel could ever run here as asked.
+    `backend` is "fork", kernels forked from a warm server, or the name of a Jupyter kernelspec. As many come up at once
+    as there are cores. `memory_mb` is the budget of all kernels together (default: four fifths of what is available
+    when the pool is opened); beyond it, sessions wait. `profile` is the name of a sandbox profile, or the path of your
+    own (docs/sessions.md). `depth` is how deep sessions may wait for sessions that they have asked for: for each depth,
+    one place is kept. Entering the pool raises ConfigError, DependencyError or SandboxError if no kernel could ever run
+    here as asked.
     """
 
     def __init__(
@@ -256,7 +256,6 @@ class KernelPool:
         backend: str = FORK,
         sandbox: SandboxKind = "auto",
         profile: str = "default",
-        start_concurrency: int | None = None,
         warm: int | None = None,
         memory_mb: float | None = None,
         depth: int = 0,
@@ -277,7 +276,7 @@ class KernelPool:
         self._may_repeat = sandbox != "none"  # without walls, the effects of lines are those on this machine
         self._memory_mb = memory_mb
         self._warm = size if warm is None else min(warm, size)
-        self._few = start_concurrency or os.cpu_count() or 1
+        self._few = os.cpu_count() or 1
         self._start_slots = asyncio.Semaphore(self._few)
         self._open_sessions = 0
         self._reserved = self._asked = 0

@@ -79,7 +79,7 @@ def charts(run: Run) -> list[Chart]:
 
 def charts_of_several(runs: Mapping[str, Run]) -> list[Chart]:
     """A chart for each number that is worth comparing, with a curve for each run; then one for each part of the rewards
-    and each kind of line."""
+    and each kind of line. Curves of many steps are moving averages."""
     keys = dict.fromkeys(key for run in runs.values() for row in run.train for key in row)
     rewards = {key: f"Reward: {key.split('/')[1]}" for key in keys if re.fullmatch(r"rewards/[^/]+/mean", key)}
     kinds = {f"kinds/{kind}": f"Lines: {kind.replace('_', ' ')}" for kind in _KIND_COLOURS if f"kinds/{kind}" in keys}
@@ -88,17 +88,12 @@ def charts_of_several(runs: Mapping[str, Run]) -> list[Chart]:
     for key, title in {**_COMPARED, **rewards, **kinds}.items():
         rows = {name: run.evals if key == "heldout" else run.train for name, run in runs.items()}
         column = "solve_rate" if key == "heldout" else key
-        traces = [curve for name in runs for curve in _smooth(_series(rows[name], column, name, colours[name]))]
+        curves = [_series(rows[name], column, name, colours[name]) for name in runs]
+        traces = [curve and {**(_with_average(curve)[-1] or {}), "name": curve["name"]} for curve in curves]
         is_share = column == "solve_rate" or key in kinds
         layout = {"yaxis": {"tickformat": ".0%" if is_share else "", "rangemode": "tozero" if is_share else "normal"}}
         made.append(_chart(key.replace("/", "-"), title, f"{title}, of each run.", traces, layout))
     return [chart for chart in made if chart is not None]
-
-
-def _smooth(curve: Trace | None) -> list[Trace | None]:
-    """A curve of many steps as its moving average, so that several can be told apart."""
-    smooth = _with_average(curve)[-1]
-    return [curve and smooth and {**smooth, "name": curve["name"]}]
 
 
 def label(text: object) -> str:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ from rich.console import Console
 from repl_rl.errors import ConfigError, ReplRLError, RunError
 from repl_rl.trajectory import Trajectory, read_labelled
 from repl_rl.utils.text import visible
-from repl_rl.view.terminal import before_after_table, compared_table, print_trajectory, say
+from repl_rl.view.terminal import before_after_table, print_trajectory, say
 from repl_rl.view.words import outcome, solved
 
 if TYPE_CHECKING:
@@ -167,9 +167,14 @@ def _print_compared(targets: Sequence[Path], console: Console) -> None:
 
     api = RunApi(*targets)
     update(api.targets, api.index)
-    rows = [row for row in api.run()["compared"] if row["family"] == "all"]
-    if rows:
-        console.print(compared_table(rows))
+    for row in [row for row in api.run()["compared"] if row["family"] == "all" and row["rate"]]:
+        said = f"{row['run']}, {row['model']}, {row['dialect']}, step {row['step']}: solved {_percent(row['rate'])}"
+        say(console, said + (f"; points over the first: {_percent(row['change'])}" if row["change"] else ""))
+
+
+def _percent(estimate: Mapping[str, float]) -> str:
+    value, low, high = (f"{100 * estimate[name]:.1f}" for name in ("value", "low", "high"))
+    return f"{value} [{low}, {high}] in a hundred, of {estimate['problems']} problems"
 
 
 def _print_file(path: Path, console: Console, is_short: bool) -> None:

@@ -91,25 +91,6 @@ def before_after_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> T
     return table
 
 
-def compared_table(rows: Iterable[Mapping[str, Any]]) -> Table:
-    """The held-out rates of several runs with their intervals, and the differences to the first."""
-    table = Table(title="held-out problems solved, 95% intervals", title_justify="left", header_style="bold")
-    for name in ("run", "model", "dialect", "step", "problems", "solved", "points over the first"):
-        table.add_column(name)
-    for row in rows:
-        cells = [*(row[name] for name in ("run", "model", "dialect", "step")), row["rate"]["problems"]]
-        estimates = [_estimate(row["rate"], ".1f", "%"), _estimate(row["change"], "+.1f", "")]
-        table.add_row(*(_cell(str(cell)) for cell in [*cells, *estimates]))
-    return table
-
-
-def _estimate(estimate: Mapping[str, float] | None, form: str, unit: str) -> str:
-    if estimate is None:
-        return "–"
-    value, low, high = (format(100 * estimate[name], form) for name in ("value", "low", "high"))
-    return f"{value}{unit} [{low}, {high}]"
-
-
 def _column(values: Iterable[float | None]) -> Text:
     """Numbers below each other, green above zero and red below."""
     styles = ((value, "dim" if not value else "green" if value > 0 else "red") for value in values)

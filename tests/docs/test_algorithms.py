@@ -1,7 +1,5 @@
 """Every recipe of docs/algorithms.md is taken by our config and by TRL, and does what a default run does not."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

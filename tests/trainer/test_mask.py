@@ -154,7 +154,7 @@ def test_ratios_by_hand(mask: dict[str, Any], kept: list[bool]) -> None:
     ("train", "message"),
     [
         ({"mask": "overlnog"}, "no mask 'overlnog'; did you mean 'overlong'"),
-        ({"mask": {"geometric": [1.1, 1.2]}}, "give a bound below 1 and one above it, got"),
+        ({"mask": {"geometric": [1.1, 1.2]}}, "train.mask.geometric"),
         ({"mask": "void_turns"}, "train.mask.void_turns beside dialect python"),
     ],
 )

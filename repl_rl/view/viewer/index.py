@@ -93,10 +93,6 @@ class Target:
         """The folder that its files may not lead out of; None for a file, which is where its user says."""
         return self.path if self.path.is_dir() else None
 
-    def named(self, file: Path) -> str:
-        """How a file of it is called."""
-        return visible(str(file.relative_to(self.folder or self.path.parent)))
-
 
 def targets_of(paths: Sequence[Path]) -> tuple[Target, ...]:
     """The paths with names that tell them apart. Raises RunError if one is named twice, or if they are too many."""

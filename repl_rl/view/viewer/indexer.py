@@ -79,7 +79,8 @@ def fill(
     """Make the index hold exactly these files, with at most the first `most` trajectories of each."""
     with opened(index) as connection:
         known = {(row["number"], row["path"]): row for row in connection.execute("SELECT * FROM file")}
-        names = {(file.target.number, file.target.named(file.path)): file for file in files}
+        paths = {file: file.path.relative_to(file.target.folder or file.target.path.parent) for file in files}
+        names = {(file.target.number, visible(str(path))): file for file, path in paths.items()}
         with _committed(connection):
             for name, row in known.items():
                 if name not in names:
