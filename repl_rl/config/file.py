@@ -171,7 +171,7 @@ class Config(Section):
             )
         if self.train.mask.void_turns and self.dialect.name in ("python", "ipython"):
             raise ValueError(
-                f"train.mask.void_turns beside dialect {self.dialect.name}: at its prompt there are lines and no turns, "
+                f"train.mask.void_turns beside dialect {self.dialect.name}: its prompt has lines and no turns, "
                 "and a comment is a thought; leave it out, or take fenced or tool_call"
             )
         self._trees_go_together()

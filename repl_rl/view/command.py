@@ -168,13 +168,14 @@ def _print_compared(targets: Sequence[Path], console: Console) -> None:
     api = RunApi(*targets)
     update(api.targets, api.index)
     for row in [row for row in api.run()["compared"] if row["family"] == "all" and row["rate"]]:
-        said = f"{row['run']}, {row['model']}, {row['dialect']}, step {row['step']}: solved {_percent(row['rate'])}"
-        say(console, said + (f"; points over the first: {_percent(row['change'])}" if row["change"] else ""))
+        who = ", ".join(filter(None, (row["run"], row["model"], row["dialect"])))
+        change = f"; over the first: {_estimate(row['change'], ' points')}" if row["change"] else ""
+        say(console, f"{who}, step {row['step']}: solved {_estimate(row['rate'], '%')}{change}")
 
 
-def _percent(estimate: Mapping[str, float]) -> str:
+def _estimate(estimate: Mapping[str, float], unit: str) -> str:
     value, low, high = (f"{100 * estimate[name]:.1f}" for name in ("value", "low", "high"))
-    return f"{value} [{low}, {high}] in a hundred, of {estimate['problems']} problems"
+    return f"{value}{unit} [{low}, {high}] on {estimate['problems']} problems"
 
 
 def _print_file(path: Path, console: Console, is_short: bool) -> None:

@@ -80,7 +80,7 @@ def test_in_the_terminal(two: tuple[Path, Path], said: Callable[..., str]) -> No
     first, second = map(str, two)
     rows = said("view", first, second, "--summary").splitlines()[-2:]
     assert "91.7%" in rows[0]
-    assert "-36.4 [" in rows[1]
+    assert "; over the first: -36.4 points [" in rows[1]
     with pytest.raises(RunError, match="one of them is given twice"):
         RunApi(two[0], two[0].parent / "second" / ".." / "first")
     with pytest.raises(RunError, match="17 runs are too many to look at together; give at most 16"):
