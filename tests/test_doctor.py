@@ -101,7 +101,9 @@ def test_the_sandbox_check_is_the_kernels_own(monkeypatch: pytest.MonkeyPatch) -
 def test_a_missing_jupyter_console_is_no_fault_and_comes_with_what_brings_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    monkeypatch.setattr(
+        doctor.shutil, "which", lambda name: name if Path(name).is_absolute() and Path(name).exists() else None
+    )
     monkeypatch.setattr(doctor.sys, "executable", str(tmp_path / "python"))
     found = "optional: jupyter console, which looks into live sessions, is not installed"
     remedy = "pip install -c constraints.txt -e '.[attach]'"

@@ -12,8 +12,10 @@ from xml.etree import ElementTree
 
 import pytest
 
+from repl_rl.config import load_config
 from repl_rl.errors import DependencyError, RunError
 from repl_rl.run import training
+from repl_rl.run.folder import RunFolder
 from repl_rl.trajectory import LineKind, write_jsonl
 from repl_rl.view import write_report
 from repl_rl.view.charts import BLUE, GREEN, Chart, chart_svg, charts, moving_average
@@ -62,9 +64,9 @@ def test_a_training_whose_report_fails_ends_as_it_would_have(
 ) -> None:
     (run_folder / "report.html").mkdir()
     run = read_run(run_folder)
-    folder = SimpleNamespace(path=run_folder)
+    prepared = SimpleNamespace(folder=RunFolder(run_folder), notes=(), config=load_config("quickstart"))
     outcome = SimpleNamespace(step=3, before=run.before, after=run.after, train_seconds=60.0)
-    monkeypatch.setattr(training, "prepare", lambda *_: nullcontext(SimpleNamespace(folder=folder, notes=())))
+    monkeypatch.setattr(training, "prepare", lambda *_: nullcontext(prepared))
     monkeypatch.setattr(training, "train", lambda *_: outcome)
     assert "trained in 1.0 minutes; report: not written: " in said("train", "quickstart")
     outcome.after = None

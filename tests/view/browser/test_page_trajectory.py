@@ -17,7 +17,7 @@ def shown(page: Page, name: str) -> None:
 def test_a_click_opens_beside_the_table_and_escape_closes(visit: Visit, address: str) -> None:
     page = visit(address)
     row = page.locator("#table tbody tr").nth(14)
-    row.locator("td").nth(2).click()
+    row.locator("td").nth(5).click()
     shown(page, "gcd-train-12-1")
     assert "open=train-12-0" in page.url
     expect(page.locator("#pane-title")).to_be_focused()
