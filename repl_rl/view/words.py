@@ -74,9 +74,9 @@ def milliseconds(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
-def counted(count: int, one: str) -> str:
+def counted(count: int, one: str, many: str = "") -> str:
     """`1 line`, `1,204 lines`."""
-    return f"{count:,} {one if count == 1 else one + 's'}"
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def outcome(label: str, rollouts: int, solved: int, graded: int) -> str:

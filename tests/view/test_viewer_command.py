@@ -147,7 +147,7 @@ def test_options_that_mean_nothing_and_a_port_that_is_taken(run_folder: Path, sa
 @pytest.mark.parametrize(
     ("program", "heavy"),
     [
-        ("import repl_rl.view as v; v.write_report, v.view, v.print_trajectory", "vllm plotly jupyter_client"),
+        ("import repl_rl.view as v; v.write_report, v.read_run, v.print_trajectory", "vllm plotly jupyter_client"),
         ("import repl_rl.cli, repl_rl.view.viewer.server", "vllm plotly jupyter_client numpy jinja2 tokenizers"),
         ("import repl_rl.view.viewer.indexer", "pydantic aiohttp plotly jinja2 rich yaml"),
         ("from repl_rl.view.tokens import load_token_texts as load; load('nano')([1])", "vllm"),
