@@ -82,7 +82,7 @@ def test_they_leave_what_the_pages_promise(hour: tuple[Path, dict[str, str]]) ->
         assert {row["step"] for row in rows if row["kind"] == "eval"} >= {0, steps}
     assert sorted(path.name for path in (folder / "runs").iterdir()) == ["own-problems", "quickstart", "thoughts"]
     assert (folder / "both.html").stat().st_size > 100_000
-    assert "points over the first" in printed["repl-rl view runs/quickstart runs/thoughts"]
+    assert "; over the first: " in printed["repl-rl view runs/quickstart runs/thoughts"]
     assert "42" in printed["repl-rl play own.yaml --task 'What is 6 * 7?' --answer 42"]
     assert len(list(read_jsonl(folder / "x.jsonl"))) == 4
     assert "jupyter console --existing" in "".join(text for line, text in printed.items() if "--attach" in line)
