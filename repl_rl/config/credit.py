@@ -18,6 +18,7 @@ USED: dict[str, tuple[str, ...]] = {
     "outcome": ("baseline", "scale", "clip"),
     "dr_grpo": ("clip",),
     "rloo": ("clip",),
+    "maxrl": ("clip",),
     "reinforce++": ("baseline", "clip"),
     "return_to_go": ("gamma", "baseline", "scale", "clip"),
     "turn": ("gamma", "scale", "clip"),
@@ -39,9 +40,9 @@ class CreditConfig(Section):
     """How rewards become advantages. Formulas and sources are in `repl_rl/credit/`, one file per estimator."""
 
     estimator: Annotated[str, known_or_own(USED, "estimator", "package.module:function")] = "return_to_go"
-    """How a group's rewards become advantages: `outcome`, `dr_grpo`, `rloo`, `reinforce++`, `return_to_go`, `turn`,
-    `gigpo`, `critic`; for trees `branch`; or one of your own, as `package.module:function`. `clip` applies to all of
-    them, the other keys to those that use them; docs/credit.md has a table."""
+    """How a group's rewards become advantages: `outcome`, `dr_grpo`, `rloo`, `maxrl`, `reinforce++`, `return_to_go`,
+    `turn`, `gigpo`, `critic`; for trees `branch`; or one of your own, as `package.module:function`. `clip` applies to
+    all of them, the other keys to those that use them; docs/credit.md has a table."""
     gamma: float = Field(1.0, gt=0, le=1)
     """Discount per line."""
     baseline: Baseline = "mean"

@@ -76,6 +76,7 @@ class Config(Section):
         (("budget.compact_at", "rollout"), "a loop of your own is not compacted"),
         (("branch", "rollout"), "a loop of your own does not fork"),
         (("cluster", "rollout"), "the workers of a cluster run the line loop, and no other"),
+        (("branch", "train.oversample"), "a tree is kept whole"),
         (("branch", "budget.compact_at"), "branches begin with all lines of a session"),
         (("cluster", "budget.finish_share"), "it cuts what is late of one worker, and a cluster has several"),
         (("cluster.replicas", "engine.servers"), "the first starts servers, and the second names others"),
@@ -180,6 +181,11 @@ class Config(Section):
             raise ValueError(
                 "credit.estimator: gigpo compares lines by the fingerprint of the interpreter's state, which "
                 f"kernel.backend {self.kernel.backend!r} does not tell; take backend fork, or another estimator"
+            )
+        if self.credit.estimator == "maxrl" and (least := self.rewards.least) < 0:
+            raise ValueError(
+                f"credit.estimator: maxrl takes returns as shares of their mean, and rewards pay {least:g} for "
+                "something; leave out what is below 0, or take rloo or outcome"
             )
         if self.rewards.shaping.mode == "potential" and self.credit.clip is not None:
             raise ValueError(

@@ -230,6 +230,11 @@ class RewardsConfig(Section):
     """Wall seconds that one call of a function may take."""
     shaping: ShapingConfig = ShapingConfig()
 
+    @property
+    def least(self) -> float:
+        """The least that anything is paid, as far as the file says; 0 if nothing is charged."""
+        return min(0.0, self.outcome, *self.kinds.values(), *self.exceptions.values(), *(r.reward for r in self.rules))
+
     def __getstate__(self) -> dict[Any, Any]:
         """A pickle holds the functions' import paths, as JSON does: checkpoints hold the run's arguments, and lambdas
         can't be pickled."""

@@ -117,6 +117,10 @@ class TrainConfig(Section):
     """Problems of one step, over all processes."""
     group_size: int = Field(8, ge=2)
     """Trajectories per problem."""
+    oversample: int = Field(1, ge=1, le=16)
+    """So many times `group_size` rollouts of each problem, of which a group is kept: wrong ones evenly, right ones the
+    rather the fewer of their lines went wrong (GRPO-RoC; 2 in the paper). What is not kept is neither trained on nor
+    stored."""
     learning_rate: float = Field(1e-3, gt=0)
     """The peak learning rate. The default suits nano; the shipped configs for pretrained models use 1e-6 to 2e-6."""
     schedule: Literal["constant", "constant_with_warmup", "linear", "cosine"] = "constant_with_warmup"
@@ -175,6 +179,7 @@ class TrainConfig(Section):
 
     EXCLUDING: ClassVar[tuple[Excluding, ...]] = (
         (("asynchronous", "redraws"), "a step would wait for rollouts of its own"),
+        (("asynchronous", "oversample"), "groups are taken from the queue whole"),
         (("micro_batch", "micro_batch_tokens"), "each says how much a backward pass takes"),
     )
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from repl_rl.config import CreditConfig
 from repl_rl.credit.dr_grpo import dr_grpo
 from repl_rl.credit.gigpo import gigpo
+from repl_rl.credit.maxrl import maxrl
 from repl_rl.credit.normalize import FLOOR, are_equal, deviation
 from repl_rl.credit.outcome import outcome
 from repl_rl.credit.reinforce_pp import batch_moments, reinforce_pp
@@ -44,6 +45,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "outcome": outcome,
     "dr_grpo": dr_grpo,
     "rloo": rloo,
+    "maxrl": maxrl,
     "reinforce++": reinforce_pp,
     "return_to_go": return_to_go,
     "turn": turn,

@@ -46,7 +46,7 @@ REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.
 
 _NAMED_ALIKE = (
     *("learning_rate", "warmup_steps", "max_grad_norm", "save_steps", "loss_type", "beta"),
-    *("asynchronous", "redraws", "mask", "micro_batch_tokens"),
+    *("asynchronous", "redraws", "oversample", "mask", "micro_batch_tokens"),
 )
 """Keys of the section `train` that are arguments under the same name."""
 
@@ -87,6 +87,8 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
     redraws: int = 0
     """How many times a step's groups without variance are rolled out again with other tasks; each time costs another
     rollout of those groups. See `repl_rl.trainer.redraw`."""
+    oversample: int = 1
+    """Rollouts of a problem for each that is kept. See `repl_rl.trainer.resample`."""
     mask: Any = field(default_factory=MaskConfig)
     """The keys of `train.mask`, or its names: trajectories that are left out of the loss, but not out of their group's
     baseline. TRL's `mask_truncated_completions` is refused."""
@@ -140,7 +142,7 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         sections = {name: value for name in SECTIONS if (value := getattr(self, name)) is not None}
-        names = ("redraws", "asynchronous", "micro_batch_tokens", "mask")
+        names = ("redraws", "oversample", "asynchronous", "micro_batch_tokens", "mask")
         train = {"group_size": self.num_generations, **{name: getattr(self, name) for name in names}}
         parsed = parse_config({**sections, "train": train})
         for name in SECTIONS:

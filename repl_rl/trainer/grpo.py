@@ -48,6 +48,7 @@ from repl_rl.trainer.mask import leaves_out
 from repl_rl.trainer.of_main import engine_maker, start
 from repl_rl.trainer.packed import base_of
 from repl_rl.trainer.redraw import further_rows, redraw
+from repl_rl.trainer.resample import resampled
 from repl_rl.trainer.resume import ResumableTrainer
 from repl_rl.trainer.rows import (
     all_weights,
@@ -311,14 +312,17 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
 
     def _scored_rollouts(self, tasks: Sequence[Task]) -> list[ScoredTrajectory]:
         """A training batch may be cut short and have trees; an evaluation waits for all of its sessions."""
-        branch = self.args.branch if self.model.training else None
-        share = self.args.budget.finish_share
-        cut = Cut(share, self.num_generations) if self.model.training and share < 1 else None
-        batch = RolloutBatch(tasks, self.batch_sampling(len(tasks)), cut, branch)
+        args, is_training = self.args, self.model.training
+        branch, factor = (args.branch, args.oversample) if is_training else (None, 1)
+        more = [task for task in tasks for _ in range(factor)]
+        share = args.budget.finish_share
+        cut = Cut(share, self.num_generations * factor) if is_training and share < 1 else None
+        batch = RolloutBatch(more, self.batch_sampling(len(more)), cut, branch)
         ended: dict[int, Trajectory] = {}
         with kept_on_failure(self._kept_at, ended.values()):
-            scored = self._scored(tasks, self.service.roll_out(batch, ended.__setitem__), branch)
-        return [replace(item, environment=batch.environments.get(index)) for index, item in enumerate(scored)]
+            scored = self._scored(more, self.service.roll_out(batch, ended.__setitem__), branch)
+        scored = [replace(item, environment=batch.environments.get(index)) for index, item in enumerate(scored)]
+        return scored if factor == 1 else resampled(scored, self.num_generations, factor, f"{args.seed}/{self._step}")
 
     def _scored(
         self, tasks: Sequence[Task], trajectories: Sequence[Trajectory], branch: BranchConfig | None

@@ -235,4 +235,7 @@ def _of_group(group: list[list[Typed]], config: CreditConfig) -> Rewards:
         return outcome(rewards, CreditConfig(estimator="outcome", baseline="mean"))
     if config.estimator in ("rloo", "branch"):  # the latter without forks
         return outcome(rewards, CreditConfig(estimator="outcome", baseline="leave_one_out"))
+    if config.estimator == "maxrl":
+        share = mean([sum(r) for r in rewards])
+        return [[(sum(r) - share) / share if share > 1e-12 else 0.0] * len(r) for r in rewards]
     return {"outcome": outcome, "return_to_go": return_to_go, "turn": turn}[config.estimator](rewards, config)

@@ -1,11 +1,12 @@
 """Each estimator against its paper's formula written out a second time, and what holds of all of them.
 
 A small reward has a small effect: what line rewards can do to advantages is bounded for every scale but the papers'
-`group`. `reinforce++` is left out there: it divides by the deviation of its batch, as its paper does.
+`group`. `reinforce++` and `maxrl` are left out there: they divide by what was earned, as their papers do.
 """
 
 import math
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import formulas
@@ -87,7 +88,7 @@ def test_processes_that_share_a_batch_find_what_one_finds(batch: Batch, credit: 
 @st.composite
 def proportional(draw: st.DrawFn) -> CreditConfig:
     """An estimator with any scale but `group`, unclipped, without a discount."""
-    credit = draw(st.sampled_from(sorted(set(ESTIMATORS) - {"reinforce++"})).flatmap(configs))
+    credit = draw(st.sampled_from(sorted(set(ESTIMATORS) - {"reinforce++", "maxrl"})).flatmap(configs))
     assume(credit.scale != "group")
     return credit.model_copy(update={"clip": None, "gamma": 1.0})
 
@@ -147,3 +148,17 @@ def test_identical_trajectories_teach_exactly_nothing(
     used = {"gamma": gamma} if estimator in ("turn", "return_to_go") else {}
     made = batch_line_advantages([[of_lines(typed)] * count], [rewards_of([typed] * count)], config(estimator, **used))
     assert set(flat(made)) == {0.0}
+
+
+@pytest.mark.parametrize(("size", "p"), [(2, 0.3), (4, 0.3), (6, 0.8)])
+def test_maxrl_is_the_gradient_of_a_truncated_log_likelihood(size: int, p: float) -> None:
+    """Of sessions right with chance p, over all outcomes of a group: d/dp of -sum_{k < G} (1 - p)^k / k, which tends to
+    log p. A group without a right answer teaches nothing, which takes away the term of k = G."""
+    expected = 0.0
+    for outcomes in product((0.0, 1.0), repeat=size):
+        chance = math.prod(p if right else 1 - p for right in outcomes)
+        group = [of_lines([Typed(1, right)]) for right in outcomes]
+        advantages = line_advantages(group, [[right] for right in outcomes], config("maxrl"))
+        scores = [1 / p if right else -1 / (1 - p) for right in outcomes]
+        expected += chance * sum(a * score for (a,), score in zip(advantages, scores, strict=True)) / size
+    assert expected == pytest.approx(sum((1 - p) ** (k - 1) for k in range(1, size)))

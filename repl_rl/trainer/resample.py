@@ -1,0 +1,51 @@
+"""Resampling on correct: of more rollouts than a group has, the wrong ones are kept evenly, the right ones by how clean
+they are (`train.oversample`).
+
+Shang et al. 2025, rStar2-Agent, section 3.2 (GRPO-RoC). An answer can be right although half of the calls failed, and
+an outcome alone praises those calls. The kept group has the share of right answers that the larger one had, as nearly
+as its size allows, so its baseline is not moved. Of the right ones, each is drawn with a weight of 1 / p, without
+replacement; p is the share of its lines that raised, did not parse or timed out among those that ran, or 0.5 if none
+ran. The paper adds a penalty for missing or repeated answer tags, which sessions don't have.
+"""
+
+from collections.abc import Sequence
+from random import Random
+
+from repl_rl.rewards import ScoredTrajectory
+from repl_rl.trajectory import LineKind, Trajectory
+
+_ERRORS = (LineKind.SYNTAX_ERROR, LineKind.EXCEPTION, LineKind.TIMEOUT)
+_RAN = (*_ERRORS, LineKind.STATEMENT, LineKind.EXPRESSION, LineKind.ANSWER)
+_CLEAN = 0.01
+"""The least that a weight divides by: a session without errors is a hundred times as likely as one of errors alone."""
+
+
+def resampled(scored: Sequence[ScoredTrajectory], size: int, factor: int, seed: str) -> list[ScoredTrajectory]:
+    """Of each `size * factor` rollouts of one task, the `size` that stay."""
+    kept = []
+    for start in range(0, len(scored), size * factor):
+        group = scored[start : start + size * factor]
+        random = Random(f"{seed}/resample/{group[0].trajectory.task_id}")
+        kept += [group[index] for index in kept_of(group, size, random)]
+    return kept
+
+
+def kept_of(group: Sequence[ScoredTrajectory], size: int, random: Random) -> list[int]:
+    """The places of the `size` rollouts of a group that stay, in order. Void ones stay only where others lack."""
+    order = list(range(len(group)))
+    random.shuffle(order)
+    void = [index for index in order if group[index].trajectory.is_void]
+    right = [index for index in order if index not in void and (group[index].trajectory.outcome_reward or 0.0) > 0]
+    wrong = [index for index in order if index not in void and index not in right]
+    graded = len(right) + len(wrong)
+    wanted = round(min(size, graded) * len(right) / graded) if graded else 0
+    # Efraimidis and Spirakis 2006: the largest u^p are a weighted sample without replacement
+    right.sort(key=lambda index: random.random() ** (error_share(group[index].trajectory) + _CLEAN), reverse=True)
+    chosen = [*right[:wanted], *wrong[: size - wanted]]
+    return sorted([*chosen, *void[: size - len(chosen)]])
+
+
+def error_share(trajectory: Trajectory) -> float:
+    """Of the lines that ran, the share that went wrong; 0.5 if none ran."""
+    ran = [line.kind in _ERRORS for line in trajectory.lines if line.kind in _RAN]
+    return sum(ran) / len(ran) if ran else 0.5
