@@ -80,6 +80,7 @@ class Config(Section):
         (("branch", "budget.compact_at"), "branches begin with all lines of a session"),
         (("cluster", "budget.finish_share"), "it cuts what is late of one worker, and a cluster has several"),
         (("cluster.replicas", "engine.servers"), "the first starts servers, and the second names others"),
+        (("train.asynchronous", "tasks.sampling"), "groups are drawn before it is known how those before them ended"),
         (("train.asynchronous", "budget.finish_share"), "nothing waits for what is late"),
         (
             ("train.asynchronous", "engine.vllm.enable_sleep_mode"),

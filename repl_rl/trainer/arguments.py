@@ -89,6 +89,8 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
     rollout of those groups. See `repl_rl.trainer.redraw`."""
     oversample: int = 1
     """Rollouts of a problem for each that is kept. See `repl_rl.trainer.resample`."""
+    task_sampling: str = "uniform"
+    """`uniform`, or `pass_rate`: draw rather what is neither always nor never solved (`tasks.sampling`)."""
     mask: Any = field(default_factory=MaskConfig)
     """The keys of `train.mask`, or its names: trajectories that are left out of the loss, but not out of their group's
     baseline. TRL's `mask_truncated_completions` is refused."""
@@ -130,6 +132,7 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
             "project": config.name,
             "disable_tqdm": True,
             "chat": config.model.chat,
+            "task_sampling": config.tasks.sampling,
             "chat_template_kwargs": config.model.chat_template_kwargs or None,
         }
         sections = {name: getattr(config, name) for name in SECTIONS}
@@ -144,7 +147,7 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
         sections = {name: value for name in SECTIONS if (value := getattr(self, name)) is not None}
         names = ("redraws", "oversample", "asynchronous", "micro_batch_tokens", "mask")
         train = {"group_size": self.num_generations, **{name: getattr(self, name) for name in names}}
-        parsed = parse_config({**sections, "train": train})
+        parsed = parse_config({**sections, "train": train, "tasks": {"sampling": self.task_sampling}})
         for name in SECTIONS:
             setattr(self, name, getattr(parsed, name))
         self.asynchronous, self.mask = parsed.train.asynchronous, parsed.train.mask

@@ -18,8 +18,10 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
+from random import Random
 from typing import Any, Literal, cast
 
 import torch
@@ -47,6 +49,7 @@ from repl_rl.trainer.kept import kept_on_failure
 from repl_rl.trainer.mask import leaves_out
 from repl_rl.trainer.of_main import engine_maker, start
 from repl_rl.trainer.packed import base_of
+from repl_rl.trainer.pass_rates import right_share
 from repl_rl.trainer.redraw import further_rows, redraw
 from repl_rl.trainer.resample import resampled
 from repl_rl.trainer.resume import ResumableTrainer
@@ -71,6 +74,7 @@ _EXCLUDING: tuple[Excluding, ...] = (
     (("environment", "reward_funcs", "asynchronous"), "environments are closed before reward functions are called"),
     (("environment", "reward_funcs", "make_runner"), "reward functions can't be given environments of other machines"),
     (("asynchronous", "an iterable data set"), "tasks are taken ahead, by their rows"),
+    (("task_sampling", "an iterable data set"), "tasks are drawn by their rows"),
 )
 
 
@@ -123,6 +127,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         given = {
             "environment": owner is not None,
             "asynchronous": args.asynchronous,
+            "task_sampling": args.task_sampling != "uniform",
             "reward_funcs": bool(reward_funcs),
             "make_runner": make_runner is not None,
             "an iterable data set": isinstance(train_dataset, IterableDataset),
@@ -246,6 +251,9 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         """
         since = started = time.perf_counter()
         rows, is_training = list(inputs), self.model.training
+        by_rate = is_training and self.args.task_sampling == "pass_rate"
+        if by_rate:
+            rows = self._drawn_by_rate(len(rows))
         if is_training and self.args.asynchronous is not None:
             taken, rows = self.queue.take()
             self.step_log.values(taken.metrics(self.engine.version))
@@ -259,6 +267,10 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         if is_training and self.args.redraws:
             with kept_on_failure(self._kept_at, [item.trajectory for item in scored]):
                 self._redraw(rows, scored)
+        if by_rate:
+            size = self.num_generations
+            self.pass_rates.learn(gather([right_share(scored[at : at + size]) for at in range(0, len(scored), size)]))
+            self.step_log.values(self.pass_rates.numbers(len(self.train_dataset)))
         self._taken_at = time.perf_counter()
         tools = [tool.name for tool in self._extensions.toolbox.tools]
         is_watched = tools or self._extensions.environment
@@ -329,6 +341,18 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
     ) -> list[ScoredTrajectory]:
         size = None if branch is None else branch.group_size
         return score(tasks, trajectories, self._grader, self._table, self.state.global_step, size)
+
+    def _drawn_by_rate(self, count: int) -> list[dict[str, Any]]:
+        """Rows for this process's groups of the next batch; all processes draw alike, and each takes its own."""
+        groups, size, place = count // self.num_generations, self.num_generations, self.accelerator.process_index
+        random = Random(f"{self.args.seed}/pass_rate/{self._step}")
+        drawn = self.pass_rates.draw(self._task_ids, groups * self.accelerator.num_processes, random)
+        own = drawn[place * groups : (place + 1) * groups]
+        return [dict(self.train_dataset[index]) for index in own for _ in range(size)]
+
+    @cached_property
+    def _task_ids(self) -> list[str]:
+        return [task_of(row).id for row in self.train_dataset]
 
     def _redraw(self, rows: list[dict[str, Any]], scored: list[ScoredTrajectory]) -> None:
         """Roll out other tasks for this process's groups without variance. Processes draw different tasks while there

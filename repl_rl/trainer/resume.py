@@ -5,7 +5,7 @@ TRL's checkpoints hold weights, optimiser, schedule and random states. Added her
 - the batch and the position in it, if one generated batch lasts for several steps (`num_iterations`,
   `steps_per_generation`): TRL would sample a new one and stay out of phase from then on;
 - the number of weight updates that the engine has seen, which trajectories carry as their version;
-- what the critic remembers of earlier batches (`credit.estimator: critic`);
+- what the critic remembers of earlier batches (`credit.estimator: critic`), and how often each problem was solved;
 - with `train.asynchronous`, which groups have been trained on. The others are rolled out again.
 
 The problems' order after the first epoch follows from the seed (`EpochSampler`); TRL's sampler restarts its shuffles in
@@ -35,6 +35,7 @@ from repl_rl.rollout.batch import RolloutService
 from repl_rl.trainer.asynchronous import EpochSampler
 from repl_rl.trainer.logged import KeepRun
 from repl_rl.trainer.of_main import RolloutsOfMain
+from repl_rl.trainer.pass_rates import PassRates
 from repl_rl.trainer.queued import TrainerQueue
 
 
@@ -51,7 +52,7 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
             self.add_callback(KeepRun(self))
         self._sampled: Counter[tuple[int, str]] = Counter()
         """The number of batches by step and mode, kept only for the step in progress."""
-        self.critic = Critic()
+        self.critic, self.pass_rates = Critic(), PassRates()
         self.queue = TrainerQueue(self)
 
     def train(self, *arguments: Any, **named: Any) -> Any:
@@ -117,6 +118,7 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
             "micro_step": self._step,
             "batch": self._buffered_inputs if is_inside else None,
             "critic": torch.from_numpy(self.critic.sums),
+            "pass_rates": self.pass_rates.rates,
             "queue": self.queue.position(),
             "version": self.engine.version - int(counts_again),
         }
@@ -134,6 +136,7 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
         self._step, self._buffered_inputs = stored["micro_step"], stored["batch"]
         self._last_loaded_step = -1
         self.critic.sums = stored["critic"].cpu().numpy()
+        self.pass_rates.rates = stored.get("pass_rates", {})
         self.queue.restore(stored["queue"])
         if not isinstance(self.engine, SharedEngine):
             # never reuse an earlier number: the cache identifies keys and values by it

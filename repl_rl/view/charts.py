@@ -72,7 +72,7 @@ def charts(run: Run) -> list[Chart]:
     """The charts that this run has data for, in the order of the page."""
     makers: tuple[Callable[[Run], Chart | None], ...] = (
         *(_learning, _families, _kinds, _errors, _rewards),
-        *(_lengths, _entropy, _kl, _latency, _speed),
+        *(_lengths, _entropy, _kl, _problems, _latency, _speed),
     )
     return [chart for make in makers if (chart := make(run)) is not None]
 
@@ -216,6 +216,16 @@ def _kl(run: Run) -> Chart | None:
     )
     layout = {"yaxis": {"title": {"text": "nats per token"}, "exponentformat": "e"}}
     return _chart("kl", "KL divergence and drift", caption, traces, layout)
+
+
+def _problems(run: Run) -> Chart | None:
+    shares = (("between", GREEN), ("unseen", GREY), ("resting", RED), ("retired", BLUE))
+    traces = [_series(run.train, f"tasks/{name}", name, colour) for name, colour in shares]
+    caption = (
+        "Training problems by how often they are solved: between a tenth and nine tenths of the time, never drawn, "
+        "hardly ever (resting), nearly always (retired)."
+    )
+    return _chart("problems", "Problems by solve rate", caption, traces, _percent("of problems"))
 
 
 def _latency(run: Run) -> Chart | None:

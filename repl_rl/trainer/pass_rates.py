@@ -1,0 +1,58 @@
+"""Which problems a step draws by how often they were solved (`tasks.sampling: pass_rate`).
+
+A group teaches by the difference of its outcomes, which is largest where half of them are right. Problems solved
+between a tenth and nine tenths of the time are drawn most, and those never seen half as often; those that are hardly
+ever solved rest, solved ones are retired, and both are looked at again now and then. A rate is a running mean, in which
+a problem's newest group counts as much as all before. After the prioritised sampling of Kimi k1.5 (Kimi Team 2025),
+which draws in proportion to 1 - rate, and online difficulty filtering (Bae et al. 2025).
+"""
+
+from collections.abc import Iterable, Sequence
+from random import Random
+
+from repl_rl.rewards import ScoredTrajectory
+
+LOW, HIGH = 0.1, 0.9
+_BETWEEN, _UNSEEN, _REST, _RETIRED = 1.0, 0.5, 0.1, 0.05
+_NEWEST = 0.5
+
+
+class PassRates:
+    """The solve rate of each problem that has been drawn, by its id."""
+
+    def __init__(self) -> None:
+        self.rates: dict[str, float] = {}
+
+    def draw(self, ids: Sequence[str], count: int, random: Random) -> list[int]:
+        """Places of `count` problems of `ids`, no two the same while there are enough. Equal states and equal random
+        numbers draw the same."""
+        # Efraimidis and Spirakis 2006: the largest u^(1/w) are a weighted sample without replacement
+        keys = [(random.random() ** (1 / self._weight(self.rates.get(id))), place) for place, id in enumerate(ids)]
+        order = [place for _, place in sorted(keys, reverse=True)]
+        return [order[index % len(order)] for index in range(count)]
+
+    def learn(self, outcomes: Iterable[tuple[str, float] | None]) -> None:
+        """Take in problems' ids and the shares of their newest groups that were right."""
+        for id, share in filter(None, outcomes):
+            before = self.rates.get(id)
+            self.rates[id] = share if before is None else before + _NEWEST * (share - before)
+
+    def numbers(self, count: int) -> dict[str, float]:
+        """For the log: the shares of `count` problems that are in between, resting and retired, and never seen."""
+        rates = list(self.rates.values())
+        between = sum(LOW <= rate <= HIGH for rate in rates)
+        rest = sum(rate < LOW for rate in rates)
+        of = {"between": between, "resting": rest, "retired": len(rates) - between - rest, "unseen": count - len(rates)}
+        return {f"tasks/{name}": number / count for name, number in of.items()}
+
+    @staticmethod
+    def _weight(rate: float | None) -> float:
+        if rate is None:
+            return _UNSEEN
+        return _REST if rate < LOW else _RETIRED if rate > HIGH else _BETWEEN
+
+
+def right_share(group: Sequence[ScoredTrajectory]) -> tuple[str, float] | None:
+    """A group's task and the share of its sessions that were right, void ones aside; None if there are no others."""
+    right = [(item.trajectory.outcome_reward or 0.0) > 0 for item in group if not item.trajectory.is_void]
+    return (group[0].trajectory.task_id, sum(right) / len(right)) if right else None

@@ -1,0 +1,74 @@
+"""Problems that are neither always nor never solved are drawn more often, alike in all processes and after a resume."""
+
+from collections import Counter
+from itertools import permutations
+from pathlib import Path
+from random import Random
+
+import pytest
+from recorded import RecordedTrainer, make_tasks_named, recorded, recorded_trainer
+
+from repl_rl.errors import ConfigError
+from repl_rl.trainer.pass_rates import PassRates
+from repl_rl.trajectory import Task, Trajectory
+
+IDS = ["half", "new", "never", "always"]
+WEIGHTS = {"half": 1.0, "new": 0.5, "never": 0.1, "always": 0.05}
+TASKS = make_tasks_named("easy", "fair", "hard", "more")
+
+
+def known() -> PassRates:
+    made = PassRates()
+    made.learn([("half", 0.5), None, ("never", 0.0), ("always", 1.0)])
+    return made
+
+
+def test_they_are_drawn_as_their_weights_say() -> None:
+    """Pairs in order: the chance of the first by weight, of the second by weight among those that are left."""
+    rates, random, draws = known(), Random(3), 6000
+    found = Counter(tuple(IDS[place] for place in rates.draw(IDS, 2, random)) for _ in range(draws))
+    for first, second in permutations(IDS, 2):
+        chance = WEIGHTS[first] / 1.65 * WEIGHTS[second] / (1.65 - WEIGHTS[first])
+        assert found[first, second] / draws == pytest.approx(chance, abs=0.025)
+    assert sorted(rates.draw(IDS, 6, random))[::3] in ([0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3], [0, 0], [1, 1])
+
+
+def test_the_newest_group_counts_as_much_as_all_before() -> None:
+    rates = known()
+    rates.learn([("half", 1.0), ("half", 1.0), ("new", 0.25)])
+    assert rates.rates == {"half": 0.875, "never": 0.0, "always": 1.0, "new": 0.25}
+    shares = {"tasks/between": 0.25, "tasks/resting": 0.125, "tasks/retired": 0.125, "tasks/unseen": 0.5}
+    assert rates.numbers(8) == shares
+
+
+def of_their_names(task: Task, index: int) -> Trajectory:
+    return recorded(task, index, is_right=task.id == "easy" or (task.id != "hard" and index == 0))
+
+
+def trainer_of(folder: Path, steps: int) -> RecordedTrainer:
+    return recorded_trainer(
+        folder, of_their_names, TASKS, task_sampling="pass_rate", max_steps=steps, save_strategy="steps", save_steps=6
+    )
+
+
+def test_a_run_comes_to_what_teaches_and_goes_on_alike_after_a_checkpoint(tmp_path: Path) -> None:
+    whole = trainer_of(tmp_path / "a", 12)
+    whole.train()
+    drawn = [tuple(sorted(set(call))) for call in whole.service.calls]
+    late = Counter(name for call in drawn[4:] for name in call)
+    assert late["fair"] + late["more"] > 2 * (late["easy"] + late["hard"])
+    assert whole.pass_rates.rates["easy"] == 1.0
+    assert whole.pass_rates.rates["hard"] == 0.0
+    assert whole.state.log_history[-2]["tasks/between"] == 0.5
+    first = trainer_of(tmp_path / "b", 12)
+    first.args.max_steps = 6
+    first.train()
+    resumed = trainer_of(tmp_path / "b", 12)
+    resumed.train(resume_from_checkpoint=True)
+    assert [*first.service.calls, *resumed.service.calls] == whole.service.calls
+    assert resumed.pass_rates.rates == whole.pass_rates.rates
+
+
+def test_groups_that_are_sampled_ahead_can_t_be_drawn_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"train.asynchronous and tasks.sampling 'pass_rate' exclude one another"):
+        recorded_trainer(tmp_path, of_their_names, TASKS, task_sampling="pass_rate", asynchronous={})
