@@ -63,13 +63,21 @@ class AsynchronousConfig(Section):
         return self
 
 
-_MASKS: dict[str, Any] = {"overlong": True, "void_turns": True, "geometric": (0.999, 1.001), "veto": 1e-4}
+_MASKS: dict[str, Any] = {
+    "overlong": True,
+    "void_turns": True,
+    "geometric": (0.999, 1.001),
+    "veto": 1e-4,
+    "divergence": 0.2,
+    "covariance": (1.0, 5.0, 2e-4),
+}
 """What a name alone stands for."""
 
 
 class MaskConfig(Section):
     """Which trajectories are left out of the loss; each that one of these says. `mask: overlong` and `mask: [overlong,
-    geometric]` are short for them with their usual values. They stay in their group's baseline. docs/algorithms.md"""
+    geometric]` are short for them with their usual values. They stay in their group's baseline. `divergence` and
+    `covariance` take tokens instead, whose advantages become 0 and which still count. docs/algorithms.md"""
 
     overlong: bool = False
     """What a budget ended (DAPO's overlong filtering)."""
@@ -88,10 +96,24 @@ class MaskConfig(Section):
     veto: float | None = Field(None, gt=0, lt=1)
     """What has a token that the trainer finds so many times less likely than the sampler did. `veto` alone: 1e-4. Costs
     a pass, of which `geometric` makes use too."""
+    divergence: float | None = Field(None, gt=0, lt=1)
+    """Tokens whose probability has moved further than this from the sampler's, in the direction of their advantage
+    (DPPO). `divergence` alone: 0.2. Looked at anew at each update."""
+    covariance: tuple[float, float, Annotated[float, Field(gt=0, le=1)]] | None = None
+    """Tokens drawn at random from those whose covariance of log-probability and advantage lies between two bounds
+    (Clip-Cov). The third number is how many, as a share of the batch's typed tokens; at least one is. `covariance`
+    alone: 1, 5 and 2e-4. Costs a pass, as `geometric` does."""
 
     @property
     def needs_ratios(self) -> bool:
-        return self.geometric is not None or self.veto is not None
+        return any(each is not None for each in (self.geometric, self.veto, self.covariance))
+
+    @field_validator("covariance")
+    @classmethod
+    def _the_lower_bound_comes_first(cls, value: tuple[float, float, float] | None) -> Any:
+        if value is not None and value[0] >= value[1]:
+            raise ValueError(f"no covariance lies between {value[0]:g} and {value[1]:g}; give the lower bound first")
+        return value
 
     @model_validator(mode="before")
     @classmethod
@@ -152,6 +174,9 @@ class TrainConfig(Section):
     """TRL's name of the loss: how tokens are clipped and averaged."""
     beta: float = Field(0.0, ge=0)
     """Weight of the KL term."""
+    output_loss: float = Field(0.0, ge=0)
+    """Weight of the mean cross-entropy of what the host put between the lines: the policy learns to predict what the
+    interpreter prints (ECHO, with 0.05). 0 is off. The head then computes these tokens too."""
     redraws: int = Field(0, ge=0)
     """How often the groups of a step that teach nothing are rolled out anew with further tasks (DAPO's dynamic
     sampling); 0 is off. Each time costs the rollout of these groups again, one after the other: at worst a step takes
@@ -159,8 +184,9 @@ class TrainConfig(Section):
     asynchronous: AsynchronousConfig | None = None
     """Roll out while training (`{}`: with the defaults); null rolls out each step's trajectories before it trains."""
     mask: MaskConfig = Field(default_factory=MaskConfig)
-    """Trajectories that are left out of the loss: `overlong`, `void_turns`, `geometric`, `veto`, several of them, or
-    the section below. TRL's `mask_truncated_completions` asks for an end token, which sessions don't have."""
+    """Trajectories that are left out of the loss: `overlong`, `void_turns`, `geometric`, `veto`, and tokens:
+    `divergence`, `covariance`; several of them, or the section below. TRL's `mask_truncated_completions` asks for an
+    end token, which sessions don't have."""
     report_to: tuple[str, ...] = ()
     """Trackers that follow the run, by the names that transformers gives them: `wandb`, `trackio` and `tensorboard`
     get rollouts too, others (`mlflow`, `comet_ml`, ...) the numbers. A single name needs no list; `none` is an empty

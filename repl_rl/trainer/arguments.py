@@ -46,7 +46,7 @@ REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.
 
 _NAMED_ALIKE = (
     *("learning_rate", "warmup_steps", "max_grad_norm", "save_steps", "loss_type", "beta"),
-    *("asynchronous", "redraws", "oversample", "mask", "micro_batch_tokens"),
+    *("asynchronous", "redraws", "oversample", "mask", "micro_batch_tokens", "output_loss"),
 )
 """Keys of the section `train` that are arguments under the same name."""
 
@@ -97,6 +97,8 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
     micro_batch_tokens: int | None = None
     """Tokens of a pass, at most: each batch of `per_device_train_batch_size` rows is taken in as few passes as that
     needs, with the loss and the gradient of the whole. None takes it in one."""
+    output_loss: float = 0.0
+    """Weight of the mean cross-entropy of the interpreter's output."""
     vllm_importance_sampling_mode: str = "token_truncate"
     dataloader_pin_memory: bool = field(default_factory=torch.cuda.is_available)
 
@@ -145,7 +147,7 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         sections = {name: value for name in SECTIONS if (value := getattr(self, name)) is not None}
-        names = ("redraws", "oversample", "asynchronous", "micro_batch_tokens", "mask")
+        names = ("redraws", "oversample", "asynchronous", "micro_batch_tokens", "mask", "output_loss")
         train = {"group_size": self.num_generations, **{name: getattr(self, name) for name in names}}
         parsed = parse_config({**sections, "train": train, "tasks": {"sampling": self.task_sampling}})
         for name in SECTIONS:
@@ -174,8 +176,19 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
                 "micro_batch, with a quantile of each micro-batch"
             )
         super().__post_init__()
+        if self.mask.covariance is not None and not self.updates_once:
+            raise ConfigError(
+                "mask covariance with several updates of a batch (num_iterations, steps_per_generation): its tokens "
+                "would have to be drawn anew at each; leave one of them out"
+            )
         if self.asynchronous is not None:
             self._refuse_groups_too_old()
+
+    @property
+    def updates_once(self) -> bool:
+        """Whether each batch is in a single update."""
+        values: Any = self
+        return bool(values.gradient_accumulation_steps % (values.steps_per_generation * values.num_iterations) == 0)
 
     def _refuse_biased_losses(self) -> None:
         """Raises ConfigError. Sets `epsilon_high` for CISPO."""
@@ -193,8 +206,8 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
         is_corrected: bool = getattr(self, "vllm_importance_sampling_correction")  # noqa: B009
         if self.mask.needs_ratios and not is_corrected:
             raise ConfigError(
-                "mask geometric or veto with vllm_importance_sampling_correction=False: they compare the trainer's "
-                "probabilities with the sampler's, which nothing computes then; leave one of them out"
+                "mask geometric, veto or covariance with vllm_importance_sampling_correction=False: they need the "
+                "trainer's probabilities before the update, which nothing computes then; leave one of them out"
             )
         if self.asynchronous is not None and self.asynchronous.ahead and not is_corrected:
             raise ConfigError(

@@ -46,7 +46,7 @@ from repl_rl.rollout.setup import Grader, RolloutSetup, make_extensions
 from repl_rl.tasks import grade
 from repl_rl.trainer.arguments import ReplGRPOConfig
 from repl_rl.trainer.kept import kept_on_failure
-from repl_rl.trainer.mask import leaves_out
+from repl_rl.trainer.mask import covarying, leaves_out
 from repl_rl.trainer.of_main import engine_maker, start
 from repl_rl.trainer.packed import base_of
 from repl_rl.trainer.pass_rates import right_share
@@ -238,11 +238,26 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
             output["row_share"] = self.accelerator.gather(is_in_loss).mean()
             own = len(credited)
             self.step_log.advantages(output["advantages"][:own], typed_of(output)[:own])
+            if self.model.training:
+                self._change_tokens(output)
         if self.model.training and self.rollout_dir is not None:
             trajectories = gather([item.trajectory for item in credited])
             if (path := self._kept_at) is not None:
                 write_jsonl(path, trajectories)
         return output
+
+    def _change_tokens(self, output: dict[str, Any]) -> None:
+        """Take the advantages of tokens that Clip-Cov draws, and weigh those of the interpreter's output."""
+        args, typed = self.args, typed_of(output)
+        if args.mask.covariance is not None:
+            random = Random(f"{args.seed}/covariance/{self._step}")
+            out = covarying(args.mask.covariance, output["old_per_token_logps"], output["advantages"], typed, random)
+            output["advantages"] = output["advantages"].masked_fill(out, 0.0)
+            self.step_log.share("credit/covariance_share", out, typed)
+        if args.output_loss:
+            outputs = (output["completion_mask"] - typed) * typed.any(dim=1, keepdim=True)
+            count = self.accelerator.gather(outputs.sum()).sum().clamp(min=1)
+            output["output_weights"] = outputs * (self.accelerator.num_processes * args.steps_per_generation / count)
 
     def roll_out(self, inputs: Sequence[dict[str, Any]]) -> Step:
         """Sample and score a batch, of these rows of the data set or, with `asynchronous`, of those whose turn it is.

@@ -36,6 +36,12 @@ class StepLog:
         for name, value in values.items():
             self._metrics[name].append(value)
 
+    def share(self, name: str, out: torch.Tensor, typed: torch.Tensor) -> None:
+        """The share of all processes' typed tokens that are `out`. Both are (B, T)."""
+        is_typed = typed.bool()
+        counts = self._trainer.accelerator.gather(torch.stack([(out & is_typed).sum(), is_typed.sum()])[None]).sum(0)
+        self.values({name: (counts[0] / counts[1].clamp(min=1)).item()})
+
     def batch(
         self, trajectories: Sequence[Trajectory], seconds: float, service: RolloutService, tools: Sequence[str] | None
     ) -> None:

@@ -1,17 +1,19 @@
 """Which trajectories of a batch are left out of the loss (`train.mask`): by what became of them, and by how far the
-trainer's probabilities are from the sampler's.
+trainer's probabilities are from the sampler's. And which tokens.
 
-What is left out is in no sum, count or mean of the loss, and stays in its group's baseline. B batch, T completion
-tokens.
+A trajectory that is left out is in no sum, count or mean of the loss, and stays in its group's baseline. A token gets
+an advantage of 0, and is counted as before. B batch, T completion tokens.
 """
 
 from collections.abc import Callable
+from random import Random
 
 import torch
 
 from repl_rl.config.train import MaskConfig
 from repl_rl.errors import RewardError
 from repl_rl.trajectory import LineKind, Trajectory
+from repl_rl.utils.distributed import gather, process_rank
 from repl_rl.utils.import_path import imported, place_of
 
 _RAN_NOTHING = (LineKind.BLANK, LineKind.COMMENT, LineKind.OPEN, LineKind.OVERLONG)
@@ -67,3 +69,30 @@ def within_ratios(config: MaskConfig, apart: torch.Tensor, typed: torch.Tensor) 
     if config.veto is not None:
         stays &= apart.amin(-1).exp() >= config.veto
     return stays
+
+
+def covarying(
+    band: tuple[float, float, float],
+    logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    typed: torch.Tensor,
+    random: Random,
+) -> torch.Tensor:
+    """Which tokens are drawn from a band: its bounds, and a share of all tokens. Tensors are (B, T). All processes have
+    to call it together, with equal random numbers: means, share and draw are of the batch of all of them.
+
+    Cui et al. 2025, The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models (Clip-Cov).
+    """
+    (low, high, share), is_typed = band, typed.bool()
+    sums = [values[is_typed].double().sum().item() for values in (typed, logprobs, advantages)]
+    count, *totals = (sum(each) for each in zip(*gather([sums]), strict=True))
+    logprob, advantage = (total / max(count, 1) for total in totals)
+    covariance = (logprobs.double() - logprob) * (advantages.double() - advantage)
+    at = ((covariance > low) & (covariance < high) & is_typed).nonzero()
+    found = gather([len(at)])
+    before, drawn = sum(found[: process_rank()]), min(max(1, int(share * count)), sum(found))
+    out = torch.zeros_like(is_typed)
+    for index in random.sample(range(sum(found)), drawn):
+        if before <= index < before + len(at):
+            out[tuple(at[index - before])] = True
+    return out

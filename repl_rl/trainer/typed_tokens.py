@@ -57,6 +57,7 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         self.step_log = StepLog(self)
         self._batch: _Batch | None = None
         self._most_tokens: int = getattr(self.args, "micro_batch_tokens", None) or 0
+        self._divergence: float | None = getattr(getattr(self.args, "mask", None), "divergence", None)
         models = [self.accelerator.unwrap_model(model) for model in (self.model, self.ref_model) if model is not None]
         weights = [weight for model in models for weight in model.parameters()]
         with DistributedBackend(self.accelerator).gather_params(weights), self.accelerator.autocast():
@@ -128,6 +129,9 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
                 loss: torch.Tensor = super()._compute_loss(model, inputs)
         finally:
             self.beta, self.importance_sampling_level = beta, level
+        if (of_output := inputs.get("output_loss")) is not None:
+            self.step_log.values({"output_loss": self.accelerator.gather(of_output.detach()).mean().item()})
+            loss = loss + self.args.output_loss * of_output / self.current_gradient_accumulation_steps
         return loss
 
     @contextmanager
@@ -144,7 +148,7 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
     def no_pass_before_its_only_update(self) -> Iterator[None]:
         """Inside the block, TRL computes no log-probabilities of a batch that is in one update only: `_compare`."""
         is_on: bool = getattr(self, "vllm_importance_sampling_correction")  # noqa: B009 - TRL has no types for mypy
-        if self.args.gradient_accumulation_steps % (self.args.steps_per_generation * self.args.num_iterations) == 0:
+        if self.args.updates_once:
             self.vllm_importance_sampling_correction = False
         try:
             yield
@@ -180,6 +184,18 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         log_ratio = apart.sum(-1, keepdim=True) / typed.sum(-1, keepdim=True).clamp(min=1)  # (B, 1)
         inputs["old_per_token_logps"] = logprobs - log_ratio
 
+    def _leave_out_diverged(self, logprobs: torch.Tensor, typed: torch.Tensor, inputs: dict[str, Any]) -> None:
+        """Take the advantage of tokens whose probability is already further from the sampler's than the bound, to the
+        side where it would move them: `sign(A) (pi - mu) > bound`.
+
+        Qi et al. 2026, Rethinking the Trust Region in LLM Reinforcement Learning, DPPO with binary total variation.
+        """
+        advantages: torch.Tensor = inputs["advantages"]
+        apart = logprobs.exp() - inputs["sampling_per_token_logps"].exp()
+        out = apart * advantages.sign() > self._divergence
+        inputs["advantages"] = advantages.masked_fill(out, 0.0)
+        self.step_log.share("credit/divergence_share", out, typed)
+
     def get_off_policy_mask(self, *, advantages: torch.Tensor, mask: torch.Tensor, **others: Any) -> torch.Tensor:
         """A drifted sequence is dropped whole, or not at all: by the sign of its mean advantage, not of each line's.
 
@@ -201,20 +217,28 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         packed."""
         batch = self._batch
         typed = batch and pad(batch.typed, (0, logits_to_keep - batch.typed.size(1))).to(input_ids.device)
-        if batch is None or typed is None or not self._most_tokens:
-            values = self._values_of(typed, model, input_ids, attention_mask, logits_to_keep, **named)
+        outputs = None if batch is None or batch.inputs is None else batch.inputs.get("output_weights")
+        wanted = typed if outputs is None or typed is None else typed.bool() | outputs.bool()
+        if batch is None or wanted is None or not self._most_tokens:
+            values = self._values_of(wanted, model, input_ids, attention_mask, logits_to_keep, **named)
         else:
-            known = batch.known or [torch.zeros(typed.shape, device=typed.device)] * 2
-            for rows in self._passes(input_ids, attention_mask, typed) if batch.rows is None else [batch.rows]:
+            known = batch.known or [torch.zeros(wanted.shape, device=wanted.device)] * 2
+            for rows in self._passes(input_ids, attention_mask, wanted) if batch.rows is None else [batch.rows]:
                 at = rows or [0]  # an empty pass is one of a row without typed tokens
-                of_pass = typed[at] * bool(rows), model, input_ids[at], attention_mask[at], logits_to_keep
+                of_pass = wanted[at] * bool(rows), model, input_ids[at], attention_mask[at], logits_to_keep
                 own: Any = self._values_of(*of_pass, **{**named, "batch_size": None, "compute_entropy": True})
-                place = (torch.tensor(rows, dtype=torch.long, device=typed.device),)
+                place = (torch.tensor(rows, dtype=torch.long, device=wanted.device),)
                 known = [old.index_put(place, new[: len(rows)].float()) for old, new in zip(known, own, strict=False)]
             if batch.known is not None:
                 batch.known[:] = [values.detach() for values in known]
             values = known[0], known[1], None
         if batch is not None and batch.inputs is not None:
+            if outputs is not None:
+                batch.inputs["output_loss"] = -(values[0] * outputs).sum()
+                if self.packs:  # as in old and reference log-probabilities
+                    values = values[0] * typed, *values[1:]
+            if self._divergence is not None and self.model.training:
+                self._leave_out_diverged(values[0].detach(), batch.typed, batch.inputs)
             if "old_per_token_logps" not in batch.inputs:
                 self._compare(values[0].detach(), batch.typed, batch.inputs)
             elif batch.shares_ratios:

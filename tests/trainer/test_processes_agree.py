@@ -20,7 +20,12 @@ TESTS = Path(__file__).parents[1]
 SETTINGS: dict[str, dict[str, Any]] = {
     "dapo": {"loss_type": "dapo"},
     "accumulated": {"loss_type": "dapo", "accumulated": 2, "credit": {"estimator": "reinforce++"}},
-    "masked with kl": {"loss_type": "dapo", "mask": "overlong", "beta": 0.1},
+    "masked with kl": {
+        "loss_type": "dapo",
+        "mask": {"overlong": True, "covariance": [-100.0, 100.0, 0.3], "divergence": 0.01},
+        "output_loss": 0.5,
+        "beta": 0.1,
+    },
     "grpo": {"loss_type": "grpo"},
     "dr_grpo": {"loss_type": "dr_grpo", "budget": {"tokens": 24, "line_tokens": 8}},
 }
