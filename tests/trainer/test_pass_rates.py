@@ -69,6 +69,14 @@ def test_a_run_comes_to_what_teaches_and_goes_on_alike_after_a_checkpoint(tmp_pa
     assert resumed.pass_rates.rates == whole.pass_rates.rates
 
 
+def test_what_is_drawn_again_has_told_its_rate(tmp_path: Path) -> None:
+    trainer = recorded_trainer(tmp_path, of_their_names, TASKS, task_sampling="pass_rate", redraws=2, oversample=2)
+    trainer.batch()
+    drawn = {name for call in trainer.service.calls for name in call}
+    assert len(trainer.service.calls) > 1
+    assert trainer.pass_rates.rates.keys() == drawn
+
+
 def test_groups_that_are_sampled_ahead_can_t_be_drawn_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"train.asynchronous and tasks.sampling 'pass_rate' exclude one another"):
         recorded_trainer(tmp_path, of_their_names, TASKS, task_sampling="pass_rate", asynchronous={})
