@@ -36,6 +36,7 @@ from repl_rl.tasks import load_splits
 from repl_rl.trajectory import Task
 from repl_rl.utils.distributed import WAIT_S, from_main, is_main_process, join, require_processes
 from repl_rl.utils.folders import require_folder
+from repl_rl.utils.import_path import imported
 
 if TYPE_CHECKING:
     from repl_rl.run.progress import Progress
@@ -143,6 +144,8 @@ def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
         )
     model_path, extensions = find_model(config.model.path), check_rollouts(config)
     table = reward_table(config.rewards, config.credit)
+    if config.train.mask.function is not None:
+        imported(config.train.mask.function, "train.mask.function:")
     adapted = require_adapter(config, is_dry=not asks_hub)
     if config.train.trl.get("optim") == KAHAN and importlib.util.find_spec("optimi") is None:
         raise DependencyError(f"train.trl.optim: {KAHAN} is torch-optimi's; bring it with: pip install torch-optimi")

@@ -9,6 +9,8 @@ import yaml
 from pages import ROOT
 
 from repl_rl.config import Config, parse_config
+from repl_rl.errors import ConfigError
+from repl_rl.run.dryrun import dry_run
 from repl_rl.trainer import ReplGRPOConfig
 
 PAGE = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
@@ -44,3 +46,14 @@ def test_a_recipe_is_taken(name: str, tmp_path: Path) -> None:
         assert sampled, "it does what a run without it does"
     for key, value in recipe.get("train", {}).get("trl", {}).items():
         assert getattr(arguments, key) == pytest.approx(value)
+
+
+@pytest.mark.more
+def test_a_dry_run_accepts_every_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = parse_config(merged(RECIPES["by a function of yours"]))
+    with pytest.raises(ConfigError, match=r"train.mask.function: 'my_masks:leaves_out' can't be imported"):
+        dry_run(config, tmp_path)
+    (tmp_path / "my_masks.py").write_text("def leaves_out(trajectory):\n    return False\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for recipe in RECIPES.values():
+        assert dry_run(parse_config(merged(recipe)), tmp_path).rows
