@@ -14,7 +14,6 @@ from datasets import Dataset, DatasetDict
 
 from repl_rl.config import TasksConfig, dump_config, load_config, parse_config
 from repl_rl.errors import ConfigError
-from repl_rl.run.held_out import heldout_tasks
 from repl_rl.tasks import PRESETS, grade, load_splits, load_tasks, make_tasks
 from repl_rl.tasks.formats import FORMATS, period_of, row_of
 from repl_rl.trajectory import Task
@@ -121,7 +120,7 @@ def test_a_run_takes_its_heldout_problems_from_the_set(tmp_path):
     _write(tmp_path / "train.jsonl", ROWS)
     _write(tmp_path / "test.jsonl", ROWS[:9])
     config = parse_config({"tasks": {"dataset": "gsm8k", "folder": str(tmp_path)}, "eval": {"problems": 4}})
-    tasks = heldout_tasks(config)
+    tasks = load_tasks(config.tasks, "heldout", 0, config.eval.problems)
     assert len(tasks) == 4
     assert all(task.id.startswith("gsm8k-test-") for task in tasks)
 

@@ -12,7 +12,7 @@ from repl_rl.errors import ConfigError, ModelError, RunError
 from repl_rl.models import find_model
 from repl_rl.rollout.checks import check_rollouts
 from repl_rl.run.folder import RunFolder
-from repl_rl.run.held_out import heldout_tasks, longest_prompt
+from repl_rl.run.held_out import longest_prompt
 from repl_rl.tasks import Split, load_tasks
 from repl_rl.trajectory import Task
 
@@ -87,10 +87,8 @@ def make_plan(
         model = config.model.model_copy(update={"path": checkpoint_of(config.model.path)})
         combinations.append(Combination(config.model.path, config.model_copy(update={"model": model})))
     first = configs[0]
-    if split == "train":
-        tasks = tuple(load_tasks(first.tasks, split, first.seed, first.tasks.train))
-    else:
-        tasks = tuple(heldout_tasks(first))
+    seed, count = (first.seed, first.tasks.train) if split == "train" else (0, first.eval.problems)
+    tasks = tuple(load_tasks(first.tasks, split, seed, count))
     for combination in combinations:
         find_model(combination.config.model.path)
         check_rollouts(combination.config)

@@ -16,7 +16,6 @@ from repl_rl.config import load_config
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.run.evaluation.command import keep
 from repl_rl.run.folder import new_run
-from repl_rl.run.held_out import heldout_tasks
 from repl_rl.tasks import grade, load_tasks
 from repl_rl.trajectory import Trajectory, read_jsonl
 from repl_rl.utils.statistics import Tally, pass_at_k
@@ -63,7 +62,7 @@ def rows_of(trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
 
 
 def test_every_model_gets_the_same_problems_in_the_same_order(compared: Compared) -> None:
-    tasks = heldout_tasks(load_config("quickstart", (f"eval.problems={PROBLEMS}",)))
+    tasks = load_tasks(load_config("quickstart").tasks, "heldout", 0, PROBLEMS)
     expected = [task.id for task in tasks for _ in range(SAMPLES)]
     assert [[one.task_id for one in row] for row in rows_of(compared[1])] == [expected] * 3
 
@@ -76,7 +75,7 @@ def test_one_seed_repeats_every_token_and_another_model_types_others(compared: C
 
 
 def test_the_figures_are_those_of_the_rollouts(compared: Compared) -> None:
-    tasks = heldout_tasks(load_config("quickstart", (f"eval.problems={PROBLEMS}",)))
+    tasks = load_tasks(load_config("quickstart").tasks, "heldout", 0, PROBLEMS)
     for row, trajectories in zip(compared[0]["rows"], rows_of(compared[1]), strict=True):
         samples = [trajectories[start : start + SAMPLES] for start in range(0, PROBLEMS * SAMPLES, SAMPLES)]
         right = [sum(grade(task, one.answer) for one in own) for task, own in zip(tasks, samples, strict=True)]
