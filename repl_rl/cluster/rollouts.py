@@ -107,14 +107,6 @@ class RolloutCluster(RolloutService):
             self.close()
             raise
 
-    @property
-    def workers(self) -> list[dict[str, Any]]:
-        """Each worker's number, the node that it was begun on, whether it is up, and its trajectories under way."""
-        return [
-            {"worker": each.number, "node": each.node.address, "up": each.is_open, "under_way": each.taken}
-            for each in self._workers
-        ]
-
     def begin(self, batch: RolloutBatch, on_end: OnEnd = lambda index, trajectory: None) -> Future[list[Trajectory]]:
         """As `RolloutService.begin`; consecutive equal tasks go to one worker."""
         if batch.cut is not None:

@@ -188,6 +188,11 @@ class Config(Section):
                 f"credit.estimator: maxrl takes returns as shares of their mean, and rewards pay {least:g} for "
                 "something; leave out what is below 0, or take rloo or outcome"
             )
+        if (length := self.rewards.length) and length.free >= self.budget.tokens:
+            raise ValueError(
+                f"rewards.length.free {length.free} is no less than budget.tokens {self.budget.tokens}, so nothing "
+                "would be charged; lower it: free and over together are the budget in DAPO"
+            )
         if self.rewards.shaping.mode == "potential" and self.credit.clip is not None:
             raise ValueError(
                 f"credit.clip {self.credit.clip:g} cuts what a potential adds to one line and takes from another, so "

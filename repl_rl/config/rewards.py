@@ -209,6 +209,21 @@ class RewardRule(Section):
         return self.times is not None or self.stale is not None
 
 
+class LengthConfig(Section):
+    """A charge for long sessions, at their last line (DAPO's soft overlong punishment)."""
+
+    free: int = Field(ge=0)
+    """Completion tokens, outputs included, that cost nothing."""
+    over: int = Field(ge=1)
+    """The charge rises in a straight line over so many tokens more, and stays there."""
+    most: float = Field(1.0, gt=0, le=100)
+    """The whole charge."""
+
+    def reward(self, tokens: int) -> float:
+        """What a session of so many completion tokens earns, at most 0."""
+        return -self.most * min(max(tokens - self.free, 0) / self.over, 1.0)
+
+
 class RewardsConfig(Section):
     """What a trajectory and its lines earn. docs/rewards.md says how the parts go together."""
 
@@ -223,6 +238,8 @@ class RewardsConfig(Section):
     `Exception` and `BaseException` cover lines of the kind `exception` only."""
     rules: tuple[RewardRule, ...] = ()
     """Further rewards by text, output, repetition and position; all that fit are added."""
+    length: LengthConfig | None = None
+    """Charged by the session's tokens, and logged as `length`; null: length costs nothing."""
     functions: Annotated[tuple[Function, ...], BeforeValidator(one_needs_no_list)] = ()
     """Import paths, `package.module:function`, of `(trajectory) -> list[float]`, sync or async. From Python, the
     functions themselves will do."""
@@ -233,7 +250,8 @@ class RewardsConfig(Section):
     @property
     def least(self) -> float:
         """The least that anything is paid, as far as the file says; 0 if nothing is charged."""
-        return min(0.0, self.outcome, *self.kinds.values(), *self.exceptions.values(), *(r.reward for r in self.rules))
+        charges = [rule.reward for rule in self.rules] + ([-self.length.most] if self.length else [])
+        return min(0.0, self.outcome, *self.kinds.values(), *self.exceptions.values(), *charges)
 
     def __getstate__(self) -> dict[Any, Any]:
         """A pickle holds the functions' import paths, as JSON does: checkpoints hold the run's arguments, and lambdas
@@ -259,9 +277,10 @@ class RewardsConfig(Section):
         twice = repeated([rule.name for rule in self.rules])
         if twice:
             raise ValueError(f"rules: two rules of one name: {', '.join(twice)}")
-        ahead = [rule.name for rule in self.rules if rule.at == "last"]
+        ahead = [f"rules: {rule.name}: at: last" for rule in self.rules if rule.at == "last"]
+        ahead += ["length"] if self.length else []
         if ahead and self.shaping.mode == "potential":
-            raise ValueError(f"rules: {', '.join(ahead)}: at: last pays nothing where a potential ends with 0")
+            raise ValueError(f"{', '.join(ahead)} pays nothing where a potential ends with 0")
         for name, cap in (("gain", self.shaping.caps.gain), ("loss", self.shaping.caps.loss)):
             if self.outcome and cap is not None and cap > abs(self.outcome):
                 raise ValueError(

@@ -56,6 +56,8 @@ class TasksConfig(Section):
     what the function NAME returns for 10. null takes all number families, unless `dataset` or `folder` is set."""
     train: int = Field(2048, ge=1)
     """Training problems to make, or to take at most; the trainer walks through them in a seeded order."""
+    only: str | None = Field(None, min_length=1)
+    """A file of training problems that `repl-rl eval --keep` wrote: these alone are trained on. null: all."""
     dataset: str | None = Field(None, min_length=1)
     """`gsm8k`, `math`, `math-500`, `aime`, `aime-2025`, the name of any set on the hub, or a file that ends in
     `.parquet`, `.jsonl`, `.json` or `.csv`."""

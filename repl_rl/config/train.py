@@ -191,11 +191,6 @@ class TrainConfig(Section):
     """Trackers that follow the run, by the names that transformers gives them: `wandb`, `trackio` and `tensorboard`
     get rollouts too, others (`mlflow`, `comet_ml`, ...) the numbers. A single name needs no list; `none` is an empty
     list."""
-    metrics_port: int | None = Field(None, ge=1, le=65535)
-    """Port at which Prometheus finds the run's metrics (`/metrics`); null: none. docs/runs.md"""
-    metrics_address: str = Field("127.0.0.1", min_length=1)
-    """Where it listens: by default for this machine alone. `0.0.0.0`: for whoever reaches any address of it; there is
-    no password."""
     report_rollouts_every: int = Field(10, ge=0)
     """Trackers get rollouts of the first step and of every so many after it; 0: of no step and of no evaluation."""
     report_rollouts: int = Field(16, ge=1)

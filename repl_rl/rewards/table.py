@@ -130,7 +130,8 @@ class RewardTable:
 
     @property
     def component_names(self) -> list[str]:
-        return ["outcome", "table", *(rule.name for rule in self._config.rules), *map(name_of, self._functions)]
+        names = ["outcome", "table", *(["length"] if self._config.length else [])]
+        return [*names, *(rule.name for rule in self._config.rules), *map(name_of, self._functions)]
 
     def score(self, trajectory: Trajectory, grade: float, step: int = 0) -> ScoredTrajectory:
         """Fill in the rewards. `grade` is 1.0 for a right answer; schedules are evaluated at training step `step`.
@@ -142,6 +143,9 @@ class RewardTable:
         lines, config = trajectory.lines, self._config
         past = (history if self._looks_back else no_history)(lines)
         shaping: dict[str, tuple[float, ...]] = {"table": tuple(self._entry(line)[1] for line in lines)}
+        if config.length:
+            charged = config.length.reward(len(trajectory.completion_ids))
+            shaping["length"] = tuple(charged * (index == len(lines)) for index in range(1, len(lines) + 1))
         shaping |= {rule.name: rule_rewards(rule, lines, past) for rule in config.rules}
         shaping |= {name_of(each): call_function(each, trajectory, config.function_s) for each in self._functions}
         outcome = (0.0,) * (len(lines) - 1) + (config.outcome * grade,) * bool(lines)

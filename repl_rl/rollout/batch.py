@@ -2,7 +2,7 @@
 
 import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -67,11 +67,6 @@ class RolloutService(ABC):
         """CPU time of the line loop over the wall time of the last batch. Near 1, everything waits for the loop."""
         self.watched: Watched = lambda count: nullcontext(lambda: None)
         """Opened around each batch of `roll_out`; what it yields is called as each trajectory ends."""
-
-    @property
-    def workers(self) -> Sequence[Mapping[str, Any]]:
-        """The workers of a cluster (`worker`, `node`, `up`, `under_way`); none on one machine."""
-        return ()
 
     def generate(
         self,

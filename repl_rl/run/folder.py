@@ -114,10 +114,6 @@ class RunFolder(RunFiles):
         """Whether the model that the run leaves is that of `step`: it is saved before it is measured."""
         return self.model.is_dir() and self.evaluation(step) is not None
 
-    def rollouts_of(self, step: int) -> Path:
-        """The file of a step's trajectories, which exists once the step has rolled any out."""
-        return self.rollouts / f"step_{step:05d}.jsonl"
-
     def config(self) -> Config:
         """The run's config. Raises RunError if the folder is not a run."""
         if not self.config_path.exists():

@@ -12,14 +12,9 @@ from repl_rl.rollout.batch import OnEnd, RolloutService
 from repl_rl.rollout.metrics import solve_rates
 from repl_rl.rollout.score import score
 from repl_rl.rollout.service import prompts
-from repl_rl.tasks import grade, load_tasks
+from repl_rl.tasks import grade
 from repl_rl.trajectory import Task, Trajectory
 from repl_rl.utils.distributed import gather, process_count, process_rank
-
-
-def heldout_tasks(config: Config) -> list[Task]:
-    """The held-out problems of a config, which don't depend on its seed."""
-    return load_tasks(config.tasks, "heldout", 0, config.eval.problems)
 
 
 def longest_prompt(config: Config, tasks: Sequence[Task], whose: str = "") -> int:

@@ -278,7 +278,7 @@ class Trackers:
     def on_step_end(self, *arguments: Any, **named: Any) -> None:
         self._forward("on_step_end", *arguments, **named)
         step, every = self._trainer.state.global_step, self._plan.report_rollouts_every
-        path = self._folder.rollouts_of(step)
+        path = self._folder.rollouts / f"step_{step:05d}.jsonl"
         if self._trackers and every and (step - 1) % every == 0 and path.exists():
             with path.open("rb") as file:
                 lines = spread(file.readlines(), self._plan.report_rollouts)

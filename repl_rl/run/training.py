@@ -10,7 +10,7 @@ import importlib.util
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,7 +30,6 @@ from repl_rl.rollout.setup import Extensions, environment_of
 from repl_rl.run.folder import RunFolder, checkpoint_step, free_folder, new_run
 from repl_rl.run.held_out import evaluate
 from repl_rl.run.lora import lora_config, require_adapter
-from repl_rl.run.prometheus import ServeMetrics, serve
 from repl_rl.run.resume import open_run, what_changes
 from repl_rl.run.trackers import Trackers, open_trackers, require_trackers
 from repl_rl.tasks import load_splits
@@ -176,24 +175,18 @@ def train(prepared: Prepared, progress: Progress, **extra: Any) -> TrainingOutco
     if "trackio" in config.train.report_to:
         # which is read when trackio is imported, and TRL imports it
         os.environ.setdefault("TRACKIO_DIR", str((prepared.folder.trackers / "trackio").resolve()))
-    listeners = [prepared.folder.append, progress.step]
     with ExitStack() as stack:
         prepared, arguments = stack.enter_context(_cluster_of(prepared, progress))
-        registry = stack.enter_context(serve(config.train))
         with progress.stage("loading the model, vLLM and the first kernels"):
             trainer = open_trainer(prepared, **arguments | extra)
         stack.callback(trainer.close)
         trainer.service.watched = partial(progress.part, "sessions")
-        if registry is not None:
-            metrics = ServeMetrics(trainer.service, prepared.folder.path.name)
-            listeners.append(metrics.step)
-            registry.register(metrics)
         trackers = stack.enter_context(open_trackers(trainer, prepared.config, prepared.folder))
         if is_main_process():
             prepared.folder.forget_after(0 if prepared.checkpoint is None else checkpoint_step(prepared.checkpoint))
         before = _evaluate(trainer, prepared, 0, progress, trackers)
         started = time.perf_counter()
-        is_in_time = _fit(trainer, prepared, progress, listeners)
+        is_in_time = _fit(trainer, prepared, progress)
         seconds = time.perf_counter() - started
         step = trainer.state.global_step
         if step < config.train.steps and is_in_time:
@@ -281,10 +274,8 @@ def _evaluate(
     return row
 
 
-def _fit(
-    trainer: ReplGRPOTrainer, prepared: Prepared, progress: Progress, listeners: Sequence[Callable[[Any], None]]
-) -> bool:
-    """Train, telling the listeners of each step's row, and return False if `train.max_minutes` ended it, else True."""
+def _fit(trainer: ReplGRPOTrainer, prepared: Prepared, progress: Progress) -> bool:
+    """Train, and return False if `train.max_minutes` ended it, else True."""
     from transformers import PrinterCallback
 
     from repl_rl.run import callbacks
@@ -300,7 +291,7 @@ def _fit(
     trainer.remove_callback(PrinterCallback)
     troubles = partial(flat_groups, groups=config.prompts_per_step), missing_trees
     warnings = [WarnOnce(trouble, config.steps, progress).step for trouble in troubles]
-    trainer.add_callback(RecordSteps(*listeners, *warnings))
+    trainer.add_callback(RecordSteps(prepared.folder.append, progress.step, *warnings))
     trainer.add_callback(stop)
     trainer.add_callback(callbacks.FollowArguments())
     trainer.add_callback(callbacks.TellOfPasses(progress))

@@ -20,7 +20,8 @@ from typing import Any
 
 from repl_rl.config.tasks import DATA_FILES, ColumnsConfig, TasksConfig
 from repl_rl.errors import ConfigError
-from repl_rl.tasks.formats import FORMATS, Format, Problem, read_problems, rows_of, taken_out
+from repl_rl.tasks.families import FAMILIES
+from repl_rl.tasks.formats import FORMATS, Format, Problem, read_problems, read_tasks, rows_of, taken_out
 from repl_rl.tasks.grading import unreadable
 from repl_rl.tasks.identity import Split
 from repl_rl.tasks.make import make_tasks
@@ -81,7 +82,10 @@ def load_splits(config: TasksConfig, *asked: tuple[Split, int, int]) -> list[lis
     where: dict[int, str] = {}
     left_out: list[tuple[str, str]] = []
     for split, seed, count in asked:
-        if config.is_generated:
+        if split == "train" and config.only is not None:
+            tasks = _only(config, config.only)
+            Random(f"{seed}/{split}").shuffle(tasks)
+        elif config.is_generated:
             tasks = make_tasks(config.families, count, seed, split)
         else:
             problems = _problems_of(config, split)
@@ -116,6 +120,21 @@ def load_splits(config: TasksConfig, *asked: tuple[Split, int, int]) -> list[lis
         if not own:
             raise ConfigError(f"no problem of split {split!r} can be graded; the first of {rows}: {left_out[0]}")
     return kept
+
+
+def _only(config: TasksConfig, file: str) -> list[Task]:
+    """The problems of `tasks.only`, of the config's own families: these grade, and bring environments."""
+    tasks = list(read_tasks(_found(file)))
+    if not tasks:
+        raise ConfigError(f"tasks.only: {file} holds no problem; keep more with other bounds of repl-rl eval --keep")
+    families = set(config.families or FAMILIES) if config.is_generated else set()
+    held = {task.family for task in tasks if config.is_generated or "operands" in task.metadata}
+    if strange := sorted(held - families):
+        raise ConfigError(
+            f"tasks.only: {file} holds problems of {_listed(strange)}, which this config's tasks.families does not "
+            "name; use the config that the file was made with"
+        )
+    return tasks
 
 
 def require_gradable(tasks: Iterable[Task]) -> None:

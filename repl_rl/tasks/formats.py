@@ -17,11 +17,15 @@ import datetime
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from repl_rl.errors import ConfigError
+from repl_rl.trajectory import Task
 from repl_rl.utils.text import last_box
 
 Row = Mapping[str, Any]
@@ -273,6 +277,24 @@ def _object(value: Any) -> Row:
     if not isinstance(value, dict):
         raise ValueError(f"{value!r:.80} is not an object with a problem's columns")
     return value
+
+
+def row_of(task: Task) -> dict[str, Any]:
+    """A problem as a row of a file that `read_tasks` reads. Raises ConfigError if it would not come back as it is."""
+    with suppress(TypeError, ValueError):  # what JSON can't hold
+        row: dict[str, Any] = msgspec.to_builtins(task)
+        if msgspec.convert(json.loads(json.dumps(row)), Task) == task:
+            return row
+    raise ConfigError(f"task {task.id!r} can't be kept in a file: its metadata {task.metadata!r:.200} is not all JSON")
+
+
+def read_tasks(file: Path) -> Iterator[Task]:
+    """The problems of a file of rows of `row_of`; what else a row holds is ignored. Raises ConfigError."""
+    for where, row in rows_of([file]):
+        try:
+            yield msgspec.convert(row, Task)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"{where}: not a problem as repl-rl eval --keep writes it: {error}") from error
 
 
 def period_of(value: Any) -> tuple[datetime.date, datetime.date]:

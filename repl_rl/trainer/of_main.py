@@ -72,10 +72,6 @@ class RolloutsOfMain(RolloutService):
         if own is not None:
             self.at_once = own.at_once
 
-    @property
-    def workers(self) -> Any:
-        return () if self._own is None else self._own.workers
-
     def roll_out(self, batch: RolloutBatch, on_end: OnEnd = lambda index, trajectory: None) -> list[Trajectory]:
         """This process's share of the batches of all, whose sampling is the main one's. What fails there is raised in
         all of them. `on_end` is told of the main one's own trajectories."""

@@ -8,7 +8,7 @@ from cluster.conftest import OpenService
 from cluster.shared_engine import SharedScript
 from waiting import until
 
-from repl_rl.cluster.rollouts import WorkerTimeouts
+from repl_rl.cluster.rollouts import RolloutCluster, WorkerTimeouts
 from repl_rl.config import SamplingConfig
 from repl_rl.errors import ConfigError, EngineError
 from repl_rl.rollout.batch import RolloutBatch, RolloutService
@@ -30,7 +30,8 @@ def answers(trajectories: Sequence[Trajectory]) -> list[str | None]:
 
 def under_way(service: RolloutService) -> list[int]:
     """How many trajectories each worker has."""
-    return [worker["under_way"] for worker in service.workers]
+    assert isinstance(service, RolloutCluster)
+    return [worker.taken for worker in service._workers]
 
 
 def worker_processes() -> list[psutil.Process]:

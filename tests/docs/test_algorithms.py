@@ -1,5 +1,6 @@
 """Every recipe of docs/algorithms.md is taken by our config and by TRL, and does what a default run does not."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from pages import ROOT
 from repl_rl.config import Config, parse_config
 from repl_rl.errors import ConfigError
 from repl_rl.run.dryrun import dry_run
+from repl_rl.tasks import make_tasks
+from repl_rl.tasks.formats import row_of
 from repl_rl.trainer import ReplGRPOConfig
 
 PAGE = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
@@ -54,6 +57,9 @@ def test_a_dry_run_accepts_every_recipe(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(ConfigError, match=r"train.mask.function: 'my_masks:leaves_out' can't be imported"):
         dry_run(config, tmp_path)
     (tmp_path / "my_masks.py").write_text("def leaves_out(trajectory):\n    return False\n")
+    kept = [json.dumps(row_of(task)) for task in make_tasks(None, 64, 0, "train")]
+    (tmp_path / "kept.jsonl").write_text("\n".join(kept))
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
     for recipe in RECIPES.values():
         assert dry_run(parse_config(merged(recipe)), tmp_path).rows

@@ -38,7 +38,6 @@ from repl_rl.rewards import RewardTable
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.score import reward_table
 from repl_rl.rollout.setup import Extensions, RolloutSetup, load_extensions, make_extensions, make_pool
-from repl_rl.run.held_out import heldout_tasks
 from repl_rl.tasks import load_tasks
 from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory
 
@@ -295,7 +294,8 @@ def test_problems_in_a_file_of_ones_own(here: Path) -> None:
     (here / "problems.jsonl").write_text(rows)
     (here / "own.yaml").write_text(config)
     loaded = load_config("own.yaml")
-    train, heldout = load_tasks(loaded.tasks, "train", loaded.seed, loaded.tasks.train), heldout_tasks(loaded)
+    train = load_tasks(loaded.tasks, "train", loaded.seed, loaded.tasks.train)
+    heldout = load_tasks(loaded.tasks, "heldout", 0, loaded.eval.problems)
     assert (len(train), len(heldout)) == (5, 3)
     told = [json.loads(row) for row in rows.splitlines()]
     answers = [row["solution"].rpartition(" ")[2].replace(",", "") for row in told]

@@ -1,6 +1,7 @@
 """Rewards per line: the outcome, kinds of lines, exceptions by class, rules, and how components add up."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,31 @@ SESSION = made(
 
 def table(*functions: Any, **config: Any) -> RewardTable:
     return RewardTable(RewardsConfig(**config), functions)
+
+
+@pytest.mark.parametrize("tokens", [1, 383, 384, 385, 448, 511, 512, 513, 600])
+def test_long_sessions_are_charged_as_in_dapo(tokens: int) -> None:
+    """Equation 13 of arXiv:2503.14476, with a length of 512 and a cache of 128."""
+    longest, cache = 512, 128
+    if tokens <= longest - cache:
+        expected = 0.0
+    elif tokens <= longest:
+        expected = ((longest - cache) - tokens) / cache
+    else:
+        expected = -1.0
+    given = {"completion_ids": (0,) * tokens, "sampled_mask": (True,) + (False,) * (tokens - 1)}
+    session = replace(made([line()]), **given, logprobs=(0.0,) * tokens)
+    length = {"free": longest - cache, "over": cache}
+    found = table(length=length, outcome=2.0).score(session, 1.0)
+    assert (found.components["length"], found.line_rewards) == ((expected,), (2.0 + expected,))
+    capped = table(length=length | {"most": 3.0}, shaping={"caps": {"loss": 0.5}}).score(session, 0.0)
+    assert capped.line_rewards == (max(3 * expected, -0.5),)
+
+
+def test_length_is_charged_at_the_last_line_and_lines_by_a_rule() -> None:
+    slow = {"name": "slow", "reward": -0.01, "after": 4}
+    found = table(length={"free": 0, "over": 22}, rules=[slow]).score(SESSION, 0.0).components
+    assert (found["length"], found["slow"]) == ((0.0,) * 5 + (-0.5,), (0.0,) * 4 + (-0.01,) * 2)
 
 
 def lengths(trajectory: Trajectory) -> list[float]:

@@ -14,9 +14,9 @@ from datasets import Dataset, DatasetDict
 
 from repl_rl.config import TasksConfig, dump_config, load_config, parse_config
 from repl_rl.errors import ConfigError
-from repl_rl.run.held_out import heldout_tasks
 from repl_rl.tasks import PRESETS, grade, load_splits, load_tasks, make_tasks
-from repl_rl.tasks.formats import FORMATS, period_of
+from repl_rl.tasks.formats import FORMATS, period_of, row_of
+from repl_rl.trajectory import Task
 
 HERE = Path(__file__).parent
 FILES = HERE / "formats"
@@ -120,7 +120,7 @@ def test_a_run_takes_its_heldout_problems_from_the_set(tmp_path):
     _write(tmp_path / "train.jsonl", ROWS)
     _write(tmp_path / "test.jsonl", ROWS[:9])
     config = parse_config({"tasks": {"dataset": "gsm8k", "folder": str(tmp_path)}, "eval": {"problems": 4}})
-    tasks = heldout_tasks(config)
+    tasks = load_tasks(config.tasks, "heldout", 0, config.eval.problems)
     assert len(tasks) == 4
     assert all(task.id.startswith("gsm8k-test-") for task in tasks)
 
@@ -316,6 +316,37 @@ def test_a_column_may_hold_the_context_of_a_problem(tmp_path):
     assert not train & heldout
     with pytest.raises(ConfigError, match=r"no column 'document' for tasks\.columns\.context; it has question, answer"):
         _load(file, columns={"context": "document"})
+
+
+def test_problems_that_were_kept_come_back_as_they_were(tmp_path):
+    file = tmp_path / "kept.jsonl"
+    theorem = FILES / "minif2f.jsonl"
+    rows = [{"question": "Who?", "answer": "7", "doc": {"ages": [7, None]}}]
+    _write(tmp_path / "documents.jsonl", rows)
+    for config in (
+        TasksConfig(families=["gcd", "witness-1", "count-1k"], train=9),
+        TasksConfig(folder=str(theorem), format="minif2f"),
+        TasksConfig.model_validate(
+            {"folder": str(tmp_path / "documents.jsonl"), "heldout": 1e-9, "columns": {"context": "doc"}}
+        ),
+    ):
+        tasks = load_tasks(config, "train", 0, 9)
+        _write(file, [{**row_of(task), "pass_rate": 0.5} for task in tasks])
+        kept = load_tasks(config.model_copy(update={"only": str(file)}), "train", 5, 9)
+        assert sorted(kept, key=lambda task: task.id) == sorted(tasks, key=lambda task: task.id)
+    _write(file, [row_of(task) for task in make_tasks("count-1k", 1, 0, "train")])
+    for families, folder in (("gcd", None), (None, str(theorem))):
+        with pytest.raises(ConfigError, match=r"holds problems of count-1k, which this config's tasks.families"):
+            load_tasks(TasksConfig(families=families, folder=folder, only=str(file)), "train", 0, 9)
+    for text, message in (
+        ("", "holds no problem"),
+        ('{"question": "?"}', "line 1: not a problem as repl-rl eval"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=message):
+            load_tasks(TasksConfig(only=str(file)), "train", 0, 9)
+    with pytest.raises(ConfigError, match=r"task 'x' can't be kept in a file: its metadata .*date"):
+        row_of(Task("x", "?", "1", metadata={"context": date(2024, 1, 1)}))
 
 
 @pytest.mark.parametrize("name", FORMATS)

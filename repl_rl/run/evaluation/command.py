@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ from repl_rl.utils.folders import require_file
 if TYPE_CHECKING:
     from repl_rl.run.evaluation.comparison import Row
     from repl_rl.run.evaluation.plan import EvaluationPlan
+    from repl_rl.tasks import Split
+    from repl_rl.utils.statistics import Tally
 
 
 def add_arguments(parser: argparse.ArgumentParser, config_help: str) -> None:
@@ -34,9 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser, config_help: str) -> None:
     parser.add_argument("--dialect", **several, metavar="NAME", help="each with every model (default: the config's)")
     parser.add_argument("-n", type=int, default=1, metavar="SAMPLES", help="rollouts of each problem (default: 1)")
     parser.add_argument("--k", default="", metavar="1,4,8", help="for pass@k (default: 1 and SAMPLES)")
-    parser.add_argument("--problems", type=int, metavar="N", help="instead of the config's eval.problems")
+    parser.add_argument("--problems", type=int, metavar="N", help="in place of eval.problems (--keep: tasks.train)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     parser.add_argument("--out", type=Path, metavar="FILE.jsonl", help="keep the rollouts")
+    between = "of the problems to train on, keep those whose pass rate lies between, such as 0.1:0.9"
+    parser.add_argument("--keep", metavar="LOW:HIGH", help=between)
+    parser.add_argument("--to", type=Path, metavar="TASKS.jsonl", help="where --keep puts them, for tasks.only")
     parser.set_defaults(command=run)
 
 
@@ -45,19 +51,22 @@ def run(options: argparse.Namespace, console: Console) -> int:
     that is interrupted, the rollouts that have ended are kept."""
     from repl_rl.run.evaluation.plan import make_plan
     from repl_rl.run.progress import Progress
+    from repl_rl.tasks.formats import row_of
 
-    overrides = list(options.set)
+    overrides, bounds = list(options.set), _bounds(options)
     if options.problems is not None:
-        overrides.append(f"eval.problems={options.problems}")
+        overrides.append(f"{'tasks.train' if bounds else 'eval.problems'}={options.problems}")
     try:
         ks = tuple(int(part) for part in options.k.split(",")) if options.k else ()
     except ValueError as error:
         raise ConfigError(f"--k {options.k!r}: give whole numbers with commas between them, such as 1,4,8") from error
-    for flag, path in (("--json", options.json), ("--out", options.out)):
+    for flag, path in (("--json", options.json), ("--out", options.out), ("--to", options.to)):
         if path is not None:
             require_file(flag, path)
-    plan = make_plan(options.config, overrides, options.model, options.dialect, options.n, ks)
-    from repl_rl.run.evaluation.comparison import compare, labels, report, tables
+    split: Split = "train" if bounds else "heldout"
+    plan = make_plan(options.config, overrides, options.model, options.dialect, options.n, ks, split)
+    kept = [row_of(task) for task in plan.tasks] if bounds else []
+    from repl_rl.run.evaluation.comparison import compare, labels, report, tables, tally
 
     rows: list[Row] = []
     under_way: dict[int, Trajectory] = {}
@@ -82,7 +91,43 @@ def run(options: argparse.Namespace, console: Console) -> int:
     leave()
     for table in tables(plan, rows):
         console.print(table)
+    if bounds and is_main_process():
+        said = keep(kept, [tally(samples) for samples in rows[0].problems], bounds, options.to)
+        console.print(said, highlight=False, markup=False, soft_wrap=True)
     return 0
+
+
+def _bounds(options: argparse.Namespace) -> tuple[float, float] | None:
+    """The pass rates of `--keep`; None without it. Raises ConfigError for what does not go with it."""
+    if options.keep is None and options.to is None:
+        return None
+    if options.keep is None or options.to is None:
+        raise ConfigError("--keep LOW:HIGH says which training problems are kept, and --to FILE where; give both")
+    low, _, high = options.keep.partition(":")
+    try:
+        bounds = float(low), float(high)
+    except ValueError:
+        bounds = 1.0, 0.0
+    if not 0 <= bounds[0] <= bounds[1] <= 1:
+        raise ConfigError(f"--keep {options.keep}: give two pass rates, the lower one first, such as 0.1:0.9")
+    if options.n < 2:
+        raise ConfigError(f"-n {options.n}: a pass rate needs several sessions of each problem; give -n 4 or more")
+    if len(options.model) > 1 or len(options.dialect) > 1:
+        raise ConfigError("--keep goes by the pass rates of one model in one dialect; give one of each")
+    if options.to.suffix != ".jsonl" or options.to.exists():
+        raise ConfigError(f"--to {options.to}: give the name of a new file that ends in .jsonl")
+    return bounds
+
+
+def keep(rows: Sequence[dict[str, Any]], tallies: Sequence[Tally], bounds: tuple[float, float], to: Path) -> str:
+    """Write the problems whose pass rates lie within the bounds, and say how many those are."""
+    graded = [(row, tally.right / tally.samples) for row, tally in zip(rows, tallies, strict=True) if tally.samples]
+    kept = [{**row, "pass_rate": rate} for row, rate in graded if bounds[0] <= rate <= bounds[1]]
+    to.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+    hard, easy = (sum(rate < bounds[0] for _, rate in graded), sum(rate > bounds[1] for _, rate in graded))
+    lost = f", {len(rows) - len(graded)} without a graded session" if len(graded) < len(rows) else ""
+    said = f"{len(kept)} of {len(rows)} training problems are kept in {to}: {hard} too hard, {easy} too easy{lost}"
+    return f"{said}; train on them with --set tasks.only={to}" if kept else said
 
 
 def _keep_part(console: Console, plan: EvaluationPlan, out: Path, done: int, ended: dict[int, Trajectory]) -> None:

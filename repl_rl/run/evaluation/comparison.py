@@ -160,7 +160,7 @@ def compare(
     for combination in plan.combinations:
         config = combination.config
         tasks = [task for task in plan.tasks for _ in range(plan.samples)]
-        sampling = config.eval_sampling.seeded(f"{config.seed}/heldout/0")
+        sampling = config.eval_sampling.seeded(f"{config.seed}/{plan.split}/0")
         with open_service(config) as service:
             service.watched = watched or service.watched
             table = reward_table(config.rewards, config.credit)
@@ -195,6 +195,7 @@ def report(plan: EvaluationPlan, rows: Sequence[Row]) -> dict[str, Any]:
     return {
         **machine(),
         "seed": plan.config.seed,
+        "split": plan.split,
         "problems": len(plan.tasks),
         "samples": plan.samples,
         "k": list(plan.ks),
@@ -247,7 +248,8 @@ def tables(plan: EvaluationPlan, rows: Sequence[Row]) -> Iterator[Table]:
         }
         for number, row in numbered
     ]
-    yield _table(f"{len(plan.tasks)} held-out problems, {each}", solved, is_tight=True)
+    which = "held-out" if plan.split == "heldout" else "training"
+    yield _table(f"{len(plan.tasks)} {which} problems, {each}", solved, is_tight=True)
     yield _table("per trajectory", [{"#": number, **_effort_cells(row.overall)} for number, row in numbered])
     by_family = [
         {

@@ -12,7 +12,8 @@ from repl_rl.errors import ConfigError, ModelError, RunError
 from repl_rl.models import find_model
 from repl_rl.rollout.checks import check_rollouts
 from repl_rl.run.folder import RunFolder
-from repl_rl.run.held_out import heldout_tasks, longest_prompt
+from repl_rl.run.held_out import longest_prompt
+from repl_rl.tasks import Split, load_tasks
 from repl_rl.trajectory import Task
 
 
@@ -40,6 +41,7 @@ class EvaluationPlan:
     tasks: tuple[Task, ...]
     samples: int
     ks: tuple[int, ...]
+    split: Split = "heldout"
 
     @property
     def config(self) -> Config:
@@ -54,8 +56,11 @@ def make_plan(
     dialects: Sequence[str] = (),
     samples: int = 1,
     ks: Sequence[int] = (),
+    split: Split = "heldout",
 ) -> EvaluationPlan:
     """Every model (default: the config's) with every dialect (default: the config's), ordered by model, then dialect.
+
+    The problems are the held-out ones, or those that training would take, which are sampled as in training.
 
     pass@1 is always reported; if `ks` is empty, pass@`samples` as well. Raises a ReplRLError that says what to change.
     Tokenizers are loaded, weights are not.
@@ -70,16 +75,20 @@ def make_plan(
     # a JSON string is also a YAML string, so a name is never read as another type
     of_models = [[f"model.path={json.dumps(name)}"] for name in models] or [[]]
     of_dialects = [[f"dialect.name={json.dumps(name)}"] for name in dialects] or [[]]
-    configs = [load_config(source, (*overrides, *m, *d)) for m, d in product(of_models, of_dialects)]
+    of_split = ("eval.temperature=null",) if split == "train" else ()
+    configs = [load_config(source, (*overrides, *of_split, *m, *d)) for m, d in product(of_models, of_dialects)]
     if samples > 1 and configs[0].eval_sampling.temperature == 0:
         raise ConfigError(
-            f"at temperature 0 the {samples} samples of a problem would be one; leave -n out, or set eval.temperature"
+            f"at temperature 0 the {samples} samples of a problem would be one; leave -n out, or set "
+            f"{'sampling' if split == 'train' else 'eval'}.temperature"
         )
     combinations = []
     for config in configs:
         model = config.model.model_copy(update={"path": checkpoint_of(config.model.path)})
         combinations.append(Combination(config.model.path, config.model_copy(update={"model": model})))
-    tasks = tuple(heldout_tasks(configs[0]))
+    first = configs[0]
+    seed, count = (first.seed, first.tasks.train) if split == "train" else (0, first.eval.problems)
+    tasks = tuple(load_tasks(first.tasks, split, seed, count))
     for combination in combinations:
         find_model(combination.config.model.path)
         check_rollouts(combination.config)
@@ -87,7 +96,7 @@ def make_plan(
         # refuse a prompt that fills the context now, not after evaluating earlier combinations
         prepare_environment(combination.config.engine.kv_cache_gib)
         longest_prompt(combination.config, tasks, f"{combination.label}: ")
-    return EvaluationPlan(tuple(combinations), tasks, samples, tuple(sorted({1, *(ks or (samples,))})))
+    return EvaluationPlan(tuple(combinations), tasks, samples, tuple(sorted({1, *(ks or (samples,))})), split)
 
 
 def checkpoint_of(path: str) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,11 @@ from small import without_times
 
 from repl_rl.config import load_config
 from repl_rl.models.nano import NANO_PATH
+from repl_rl.run.evaluation.command import keep
 from repl_rl.run.folder import new_run
-from repl_rl.run.held_out import heldout_tasks
-from repl_rl.tasks import grade
+from repl_rl.tasks import grade, load_tasks
 from repl_rl.trajectory import Trajectory, read_jsonl
-from repl_rl.utils.statistics import pass_at_k
+from repl_rl.utils.statistics import Tally, pass_at_k
 from tests.run.commands import begin, finish
 
 pytestmark = pytest.mark.more
@@ -61,7 +62,7 @@ def rows_of(trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
 
 
 def test_every_model_gets_the_same_problems_in_the_same_order(compared: Compared) -> None:
-    tasks = heldout_tasks(load_config("quickstart", (f"eval.problems={PROBLEMS}",)))
+    tasks = load_tasks(load_config("quickstart").tasks, "heldout", 0, PROBLEMS)
     expected = [task.id for task in tasks for _ in range(SAMPLES)]
     assert [[one.task_id for one in row] for row in rows_of(compared[1])] == [expected] * 3
 
@@ -74,7 +75,7 @@ def test_one_seed_repeats_every_token_and_another_model_types_others(compared: C
 
 
 def test_the_figures_are_those_of_the_rollouts(compared: Compared) -> None:
-    tasks = heldout_tasks(load_config("quickstart", (f"eval.problems={PROBLEMS}",)))
+    tasks = load_tasks(load_config("quickstart").tasks, "heldout", 0, PROBLEMS)
     for row, trajectories in zip(compared[0]["rows"], rows_of(compared[1]), strict=True):
         samples = [trajectories[start : start + SAMPLES] for start in range(0, PROBLEMS * SAMPLES, SAMPLES)]
         right = [sum(grade(task, one.answer) for one in own) for task, own in zip(tasks, samples, strict=True)]
@@ -101,6 +102,34 @@ def test_the_report_says_which_checkpoint_was_meant(compared: Compared) -> None:
     assert (report["k"], report["problems"], report["samples"], report["seed"]) == ([1, 2, 3], PROBLEMS, SAMPLES, 0)
     assert f"2 of 3: runs/quickstart, python, {PROBLEMS * SAMPLES} rollouts" in screen
     assert f"{PROBLEMS} held-out problems, {SAMPLES} samples each" in screen
+
+
+def test_problems_that_are_kept_are_trained_on_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = ["--set", "engine={backend: transformers, deterministic: true, context_tokens: 512}"]
+    counts = ["--problems", "12", "-n", "4", "--keep", "0.25:0.75", "--to", "kept.jsonl"]
+    screen = evaluate(tmp_path, "--set", "eval.temperature=0", *settings, *counts)
+    made = load_config("quickstart").tasks
+    tasks = {task.id: task for task in load_tasks(made, "train", 0, 12)}
+    right = Counter(dict.fromkeys(tasks, 0))
+    for one in read_jsonl(tmp_path / "out/e.jsonl"):
+        right[one.task_id] += int(grade(tasks[one.task_id], one.answer))
+    wanted = {key for key, count in right.items() if 1 <= count <= 3}
+    assert 0 < len(wanted) < 12
+    hard, easy = (sum(count == extreme for count in right.values()) for extreme in (0, 4))
+    assert f"{len(wanted)} of 12 training problems are kept in kept.jsonl: {hard} too hard, {easy} too easy" in screen
+    only = made.model_copy(update={"only": "kept.jsonl"})
+    taken = load_tasks(only, "train", 7, 2048)
+    assert {task.id: task for task in taken} == {key: tasks[key] for key in wanted}
+    assert load_tasks(only, "heldout", 0, 4) == load_tasks(made, "heldout", 0, 4)
+
+
+def test_both_bounds_are_kept(tmp_path: Path) -> None:
+    tallies = [Tally(10, 0), Tally(10, 1), Tally(10, 3), Tally(9, 3), Tally(10, 10), Tally(0, 0)]
+    rows = [{"id": f"{tally.right}/{tally.samples}"} for tally in tallies]
+    said = keep(rows, tallies, (0.1, 0.3), file := tmp_path / "kept.jsonl")
+    assert f"2 of 6 training problems are kept in {file}: 1 too hard, 2 too easy, 1 without a graded session;" in said
+    assert [tuple(json.loads(row).values()) for row in file.read_text().splitlines()] == [("1/10", 0.1), ("3/10", 0.3)]
 
 
 @pytest.mark.slow
