@@ -83,14 +83,14 @@ def cluster_checks(address: str) -> list[Check]:
 
     Raises DependencyError without Ray, and ConfigError if the cluster can't be reached.
     """
-    from repl_rl.cluster import connect
+    from repl_rl.cluster.connection import alive_nodes, connect, findings
     from repl_rl.config import ClusterConfig, KernelConfig
 
     wanted = KernelConfig()
-    with connect(ClusterConfig(address=address)) as connection:
-        findings = connection.findings(connection.nodes(), {"backend": wanted.backend, "sandbox": wanted.sandbox})
+    with connect(ClusterConfig(address=address)):
+        asked = findings(alive_nodes(), {"backend": wanted.backend, "sandbox": wanted.sandbox})
     made = []
-    for found in findings:
+    for found in asked:
         facts = found.facts
         amounts = f"{facts.get('cores')} cores, {facts.get('memory_mb', 0) / 1024:.0f} GiB free, "
         versions = f"Python {facts.get('python')}, repl_rl {facts.get('repl_rl')}"

@@ -143,11 +143,6 @@ def recorded_trainer(
     **settings: Any,
 ) -> RecordedTrainer:
     """`trainer` holds the trainer's further arguments, `settings` those of its config."""
-    defaults = {
-        "per_device_train_batch_size": 4,
-        "max_steps": 1,
-        "num_generations": 2,
-        "credit": {"estimator": "rloo"},
-    }
+    defaults = {"per_device_train_batch_size": 4, "max_steps": 1, "num_generations": 2, "credit": {"estimator": "rloo"}}
     args = small_args(folder, **{**defaults, **settings})
     return kind(recording, model, args, tasks, **(trainer or {}))

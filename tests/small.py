@@ -47,11 +47,7 @@ def small_args(folder: Path, **settings: Any) -> ReplGRPOConfig:
 
 @contextmanager
 def small_trainer(
-    folder: Path,
-    tasks: Any = None,
-    trainer: dict[str, Any] | None = None,
-    model: str = str(NANO_PATH),
-    **settings: Any,
+    folder: Path, tasks: Any = None, trainer: dict[str, Any] | None = None, model: str = str(NANO_PATH), **settings: Any
 ) -> Iterator[ReplGRPOTrainer]:
     """A trainer on nano or another model, closed after the block. `trainer` holds its further arguments. What it has
     logged by then, docs/metrics.md has to explain.

@@ -5,7 +5,6 @@ The trainer's side is a `RolloutCluster`, in place of the process that makes the
 from vLLM servers. Tasks go there and trajectories come back; nothing else travels.
 """
 
-from repl_rl.cluster.connection import Connection as Connection
 from repl_rl.cluster.connection import connect as connect
 from repl_rl.cluster.replicas import open_replicas as open_replicas
 from repl_rl.cluster.rollouts import RolloutCluster as RolloutCluster

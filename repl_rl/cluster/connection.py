@@ -1,4 +1,4 @@
-"""The connection to a Ray cluster, and what each of its machines has, asked before anything is started there."""
+"""A process's connection to a Ray cluster, and what each machine there has, asked before anything is started on it."""
 
 import importlib.util
 import logging
@@ -61,74 +61,74 @@ class Finding:
         return ""
 
 
-class Connection:
-    """A cluster that this process is connected to."""
+def alive_nodes() -> list[Node]:
+    """The machines that are alive, the one with this process first."""
+    import ray
 
-    def nodes(self) -> list[Node]:
-        """The machines that are alive, the one with this process first."""
-        import ray
+    here = ray.get_runtime_context().get_node_id()
+    alive = [
+        Node(each["NodeID"], each["NodeManagerAddress"], each["Resources"]) for each in ray.nodes() if each["Alive"]
+    ]
+    return sorted(alive, key=lambda node: (node.id != here, node.id))
 
-        here = ray.get_runtime_context().get_node_id()
-        alive = [
-            Node(each["NodeID"], each["NodeManagerAddress"], each["Resources"]) for each in ray.nodes() if each["Alive"]
-        ]
-        return sorted(alive, key=lambda node: (node.id != here, node.id))
 
-    def nodes_for(self, wanted: Mapping[str, float], count: int | None, what: str) -> list[Node]:
-        """A node for each of `count` processes that need `wanted`, evenly; for `None`, each node that has it once.
+def nodes_for(wanted: Mapping[str, float], count: int | None, what: str) -> list[Node]:
+    """A node for each of `count` processes that need `wanted`, evenly; for `None`, each node that has it once.
 
-        Raises ConfigError if the cluster doesn't have enough, whatever else runs there.
-        """
-        nodes = self.nodes()
-        fits = {
-            node.id: min(
-                (node.resources.get(name, 0.0) // amount for name, amount in wanted.items() if amount), default=inf
-            )
-            for node in nodes
-        }  # how many such processes each has room for
-        rounds = range(1 if count is None else count)
-        chosen = [node for turn in rounds for node in nodes if fits[node.id] > turn][:count]
-        if len(chosen) < (count or 1):
-            have = "; ".join(f"{node.address}: {_amounts(node.resources)}" for node in nodes)
-            raise ConfigError(
-                f"cluster: {count or 1} {what} with {_amounts(wanted)} each don't fit into this cluster, which has "
-                f"room for {len(chosen)} ({have}); ask for less, or add machines"
-            )
-        return chosen
+    Raises ConfigError if the cluster doesn't have enough, whatever else runs there.
+    """
+    nodes = alive_nodes()
+    fits = {
+        node.id: min(
+            (node.resources.get(name, 0.0) // amount for name, amount in wanted.items() if amount), default=inf
+        )
+        for node in nodes
+    }  # how many such processes each has room for
+    rounds = range(1 if count is None else count)
+    chosen = [node for turn in rounds for node in nodes if fits[node.id] > turn][:count]
+    if len(chosen) < (count or 1):
+        have = "; ".join(f"{node.address}: {_amounts(node.resources)}" for node in nodes)
+        raise ConfigError(
+            f"cluster: {count or 1} {what} with {_amounts(wanted)} each don't fit into this cluster, which has "
+            f"room for {len(chosen)} ({have}); ask for less, or add machines"
+        )
+    return chosen
 
-    def findings(self, nodes: Sequence[Node], arguments: Mapping[str, Any]) -> list[Finding]:
-        """Ask machines what they have (`_make_probe`), at the same time."""
-        import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        probe = ray.remote(_make_probe())
-        asked = {}
-        for node in nodes:
-            here = NodeAffinitySchedulingStrategy(node_id=node.id, soft=False)
-            asked[node.id] = probe.options(num_cpus=0, scheduling_strategy=here, max_retries=0).remote(dict(arguments))
-        ray.wait(list(asked.values()), num_returns=len(asked), timeout=_PROBE_S)
-        found = []
-        for node in nodes:
-            try:
-                facts = ray.get(asked[node.id], timeout=0)
-            except ray.exceptions.GetTimeoutError:
-                facts = {"error": f"no answer within {_PROBE_S:g} s"}
-            except ray.exceptions.RayError as error:
-                facts = {"error": str(error).strip().splitlines()[-1]}
-            found.append(Finding(node, facts))
-        return found
+def findings(nodes: Sequence[Node], arguments: Mapping[str, Any]) -> list[Finding]:
+    """Ask machines what they have (`_make_probe`), at the same time."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    def require(self, nodes: Sequence[Node], arguments: Mapping[str, Any]) -> None:
-        """Raises ConfigError that names each machine that lacks something, and what."""
-        asked = list({node.id: node for node in nodes}.values())
-        unlike = [found for found in self.findings(asked, arguments) if found.problem]
-        if unlike:
-            reasons = "\n".join(f"  {found.node.address}: {found.problem}" for found in unlike)
-            raise ConfigError(f"{len(unlike)} of {len(asked)} machines of the cluster can't be used:\n{reasons}")
+    probe = ray.remote(_make_probe())
+    asked = {}
+    for node in nodes:
+        here = NodeAffinitySchedulingStrategy(node_id=node.id, soft=False)
+        asked[node.id] = probe.options(num_cpus=0, scheduling_strategy=here, max_retries=0).remote(dict(arguments))
+    ray.wait(list(asked.values()), num_returns=len(asked), timeout=_PROBE_S)
+    found = []
+    for node in nodes:
+        try:
+            facts = ray.get(asked[node.id], timeout=0)
+        except ray.exceptions.GetTimeoutError:
+            facts = {"error": f"no answer within {_PROBE_S:g} s"}
+        except ray.exceptions.RayError as error:
+            facts = {"error": str(error).strip().splitlines()[-1]}
+        found.append(Finding(node, facts))
+    return found
+
+
+def require_usable(nodes: Sequence[Node], arguments: Mapping[str, Any]) -> None:
+    """Raises ConfigError that names each machine that lacks something, and what."""
+    asked = list({node.id: node for node in nodes}.values())
+    unlike = [found for found in findings(asked, arguments) if found.problem]
+    if unlike:
+        reasons = "\n".join(f"  {found.node.address}: {found.problem}" for found in unlike)
+        raise ConfigError(f"{len(unlike)} of {len(asked)} machines of the cluster can't be used:\n{reasons}")
 
 
 @contextmanager
-def connect(config: ClusterConfig) -> Iterator[Connection]:
+def connect(config: ClusterConfig) -> Iterator[None]:
     """Connect to the cluster of a config, unless this process is connected already. Raises DependencyError without
     Ray, and ConfigError if the cluster can't be reached."""
     if importlib.util.find_spec("ray") is None:
@@ -137,7 +137,7 @@ def connect(config: ClusterConfig) -> Iterator[Connection]:
     import ray
 
     if ray.is_initialized():
-        yield Connection()
+        yield
         return
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
     if config.runtime_env:
@@ -156,7 +156,7 @@ def connect(config: ClusterConfig) -> Iterator[Connection]:
             "  ray start --head\nand on the other machines what that prints, or take address: local"
         ) from error
     try:
-        yield Connection()
+        yield
     finally:
         ray.shutdown()
 

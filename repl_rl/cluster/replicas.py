@@ -21,7 +21,7 @@ from typing import Any
 
 import aiohttp
 
-from repl_rl.cluster.connection import Connection, actor_at
+from repl_rl.cluster.connection import actor_at, alive_nodes, nodes_for, require_usable
 from repl_rl.config import Config
 from repl_rl.engine.environment import has_gpu_driver, prepare_environment
 from repl_rl.engine.server.client import ServerClient, ServerTimeouts, ServerUnreachable, serve_flags
@@ -72,7 +72,7 @@ class Replicas:
 
 
 @contextmanager
-def open_replicas(connection: Connection, config: Config, path: str) -> Iterator[Replicas]:
+def open_replicas(config: Config, path: str) -> Iterator[Replicas]:
     """Start the servers of `config.cluster` with the model at `path`; they end with the block.
 
     Raises ConfigError if they don't fit into the cluster, and EngineError with the end of its log if one doesn't start.
@@ -83,8 +83,8 @@ def open_replicas(connection: Connection, config: Config, path: str) -> Iterator
         return
     import ray
 
-    nodes = connection.nodes_for(cluster.replica_resources, cluster.replicas, "vLLM servers")
-    folder, here = config.engine.weights_folder, connection.nodes()[0].address
+    nodes = nodes_for(cluster.replica_resources, cluster.replicas, "vLLM servers")
+    folder, here = config.engine.weights_folder, alive_nodes()[0].address
     others = [node.address for node in nodes if node.address != here]
     if folder is None and others:
         raise ConfigError(
@@ -96,7 +96,7 @@ def open_replicas(connection: Connection, config: Config, path: str) -> Iterator
             Path(folder).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"engine.weights_folder {folder} can't be made: {error}") from error
-    connection.require(nodes, {"weights_folder": folder, "model": path})
+    require_usable(nodes, {"weights_folder": folder, "model": path})
     arguments = [
         f"--model={path}",
         *serve_flags(config.model.dtype, config.engine.context_tokens),

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from repl_rl.cluster.connection import Connection, Node, actor_at
+from repl_rl.cluster.connection import Node, actor_at, nodes_for, require_usable
 from repl_rl.cluster.worker import Rolled, RolloutActor, WorkerSetup, require_shared
 from repl_rl.config import ClusterConfig, Config, SeededSampling
 from repl_rl.engine import Engine, SharedEngine
@@ -67,8 +67,8 @@ class _RemoteWorker(Room):
 
 
 class RolloutCluster(RolloutService):
-    """Workers on the machines of `connection`, as `config.cluster` says. Their engines find servers by `locate`
-    (`Replicas.locate`), and the model at `path`.
+    """Workers on the machines of the cluster that this process is connected to, as `config.cluster` says. Their engines
+    find servers by `locate` (`Replicas.locate`), and the model at `path`.
 
     Raises ConfigError if `engine` has its weights in this process, if a machine can't run sessions, or if the cluster
     is too small.
@@ -79,7 +79,6 @@ class RolloutCluster(RolloutService):
         engine: Engine,
         setup: RolloutSetup,
         *,
-        connection: Connection,
         config: Config,
         path: str,
         locate: Locate | None = None,
@@ -96,9 +95,9 @@ class RolloutCluster(RolloutService):
         self._reviving: set[asyncio.Task[None]] = set()
         kernels = cluster.kernels_per_worker or setup.kernel.size
         own = replace(setup, kernel=setup.kernel.model_copy(update={"size": kernels}), at_once=kernels)
-        nodes = connection.nodes_for(cluster.resources, cluster.workers, "workers")
+        nodes = nodes_for(cluster.resources, cluster.workers, "workers")
         self.at_once = kernels * len(nodes)
-        connection.require(nodes, {"backend": setup.kernel.backend, "sandbox": setup.kernel.sandbox})
+        require_usable(nodes, {"backend": setup.kernel.backend, "sandbox": setup.kernel.sandbox})
         self._loop = BackgroundLoop()
         try:
             worker = WorkerSetup(config, path, packed(own, own), engine.weights, locate)

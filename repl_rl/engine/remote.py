@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 from repl_rl.config import SamplingConfig
 from repl_rl.engine.base import Engine, SampledLine, Slot
@@ -26,7 +26,9 @@ from repl_rl.errors import EngineError, ReplRLError
 from repl_rl.utils.channel import Channel
 
 Done = Callable[[SampledLine | ReplRLError], None]
-HeldT = TypeVar("HeldT")
+Taken = Callable[[ReplRLError | None], None]
+"""Called with None once there is room, or with an error."""
+Start = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
 # To the engine.
@@ -158,41 +160,38 @@ def settle(future: asyncio.Future[Any] | Future[Any] | None, result: object) -> 
         future.set_result(result)
 
 
-class Host(Protocol[HeldT]):
-    """What a `SlotHost` asks of an engine. None of these calls blocks."""
+class HeldSlot(Protocol):
+    """What a `SlotHost` asks of a slot. None of these calls blocks."""
 
-    def take(self, tokens: int, taken: Callable[[ReplRLError | None], None], depth: int, /) -> HeldT:
-        """Ask for a slot. Raises ConfigError if `tokens` are too many.
-
-        `taken` is called with None once there is room, or with an error.
-        """
-
-    def begin(self, held: HeldT, ids: list[int], max_tokens: int, sampling: SamplingConfig, done: Done, /) -> None:
+    def begin(self, ids: list[int], max_tokens: int, sampling: SamplingConfig, done: Done, /) -> None:
         """Start a line; `done` is called with the line or an error."""
 
-    def drop(self, held: HeldT, /) -> None:
-        """End the line under way."""
+    def drop(self) -> None:
+        """End the line under way, if there is one."""
 
-    def leave(self, held: HeldT, /) -> None:
-        """Give the slot back, and end the line under way, if there is one."""
+    def leave(self) -> None:
+        """Give the slot back, whatever it is doing."""
 
 
 @dataclass(slots=True)
-class _HostedSlot(Generic[HeldT]):
-    held: HeldT
+class _HostedSlot:
+    held: HeldSlot
     ids: list[int] = field(default_factory=list)
     sampling: SamplingConfig | None = None
     under_way: int | None = None
     """The number of the line that is being sampled."""
 
 
-class SlotHost(Generic[HeldT]):
-    """The slots of the process at the other end of one socket."""
+class SlotHost:
+    """The slots of the process at the other end of one socket.
 
-    def __init__(self, engine: Host[HeldT], send: Callable[[Answer], None]) -> None:
-        self._engine = engine
+    `take` asks for one without blocking, by its tokens and depth. It raises ConfigError if the tokens are too many.
+    """
+
+    def __init__(self, take: Callable[[int, int, Taken], HeldSlot], send: Callable[[Answer], None]) -> None:
+        self._take = take
         self._send = send
-        self._slots: dict[int, _HostedSlot[HeldT]] = {}
+        self._slots: dict[int, _HostedSlot] = {}
 
     def on_message(self, message: TakeSlot | AskLine | CancelLine | LeaveSlot) -> None:
         if isinstance(message, AskLine):
@@ -202,32 +201,32 @@ class SlotHost(Generic[HeldT]):
             assert slot.sampling is not None
             slot.under_way = message.number
             done = partial(self._on_line, slot, message)
-            self._engine.begin(slot.held, slot.ids.copy(), message.max_tokens, slot.sampling, done)
+            slot.held.begin(slot.ids.copy(), message.max_tokens, slot.sampling, done)
         elif isinstance(message, TakeSlot):
 
             def taken(error: ReplRLError | None) -> None:
                 self._send(Answer(message.slot, message.number, error))
 
             try:
-                self._slots[message.slot] = _HostedSlot(self._engine.take(message.tokens, taken, message.depth))
+                self._slots[message.slot] = _HostedSlot(self._take(message.tokens, message.depth, taken))
             except ReplRLError as error:
                 taken(error)
         elif isinstance(message, CancelLine):
             slot = self._slots[message.slot]
             if slot.under_way == message.number:
                 slot.under_way = None
-                self._engine.drop(slot.held)
+                slot.held.drop()
         elif message.slot in self._slots:  # otherwise it was refused
             slot = self._slots.pop(message.slot)
             slot.under_way = None
-            self._engine.leave(slot.held)
+            slot.held.leave()
 
     def leave_all(self) -> None:
         """The other end is gone: give back all slots."""
         for number in list(self._slots):
             self.on_message(LeaveSlot(number))
 
-    def _on_line(self, slot: _HostedSlot[HeldT], asked: AskLine, result: SampledLine | ReplRLError) -> None:
+    def _on_line(self, slot: _HostedSlot, asked: AskLine, result: SampledLine | ReplRLError) -> None:
         if slot.under_way == asked.number:
             slot.under_way = None
             if isinstance(result, SampledLine):
@@ -235,24 +234,12 @@ class SlotHost(Generic[HeldT]):
             self._send(Answer(asked.slot, asked.number, result))
 
 
-@dataclass(eq=False, slots=True)
-class _LoopSlot:
-    """A slot that a task of an event loop holds, and the task of its last line."""
-
-    holder: asyncio.Task[None] | None = None
-    slot: Slot | None = None
-    line: asyncio.Task[None] | None = None
-    one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while a line is sampled: a dropped line may take a moment to end."""
-
-
 class EngineHost:
     """Serves any `Engine` to one other process, with a task for each slot and each line. Belongs to one event loop."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
         self._channel: Channel
-        self._slots = SlotHost(self, lambda answer: self._channel.send(answer))
+        self._slots = SlotHost(partial(_LoopSlot, self._start, engine), lambda answer: self._channel.send(answer))
         self._tasks: set[asyncio.Task[None]] = set()
 
     @classmethod
@@ -268,52 +255,54 @@ class EngineHost:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._channel.close()
 
-    def take(self, tokens: int, taken: Callable[[ReplRLError | None], None], depth: int = 0) -> _LoopSlot:
-        held = _LoopSlot()
-        held.holder = self._start(self._hold(held, tokens, taken, depth))
-        return held
-
-    def begin(self, held: _LoopSlot, ids: list[int], max_tokens: int, sampling: SamplingConfig, done: Done) -> None:
-        held.line = self._start(self._sample(held, ids, max_tokens, sampling, done))
-
-    def drop(self, held: _LoopSlot) -> None:
-        if held.line is not None:
-            held.line.cancel()
-
-    def leave(self, held: _LoopSlot) -> None:
-        if held.holder is not None:
-            held.holder.cancel()
-
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _hold(
-        self, held: _LoopSlot, tokens: int, taken: Callable[[ReplRLError | None], None], depth: int
-    ) -> None:
+
+class _LoopSlot:
+    """A slot that a task holds, and the task of its last line; `start` starts them."""
+
+    def __init__(self, start: Start, engine: Engine, tokens: int, depth: int, taken: Taken) -> None:
+        self._start = start
+        self._slot: Slot | None = None
+        self._line: asyncio.Task[None] | None = None
+        self._one_at_a_time = asyncio.Lock()
+        """Held while a line is sampled: a dropped line may take a moment to end."""
+        self._holder = start(self._hold(engine, tokens, depth, taken))
+
+    def begin(self, ids: list[int], max_tokens: int, sampling: SamplingConfig, done: Done) -> None:
+        self._line = self._start(self._sample(ids, max_tokens, sampling, done))
+
+    def drop(self) -> None:
+        if self._line is not None:
+            self._line.cancel()
+
+    def leave(self) -> None:
+        self._holder.cancel()
+
+    async def _hold(self, engine: Engine, tokens: int, depth: int, taken: Taken) -> None:
         """Stay in the engine's slot until cancelled."""
         try:
             # Engines that never heard of depths are not asked about them by trajectories.
-            async with self._engine.slot(tokens, *([depth] if depth else [])) as held.slot:
+            async with engine.slot(tokens, *([depth] if depth else [])) as self._slot:
                 taken(None)
                 try:
                     await asyncio.get_running_loop().create_future()
                 finally:
-                    self.drop(held)
-                    async with held.one_at_a_time:  # the line has let go of the slot
-                        held.slot = None
+                    self.drop()
+                    async with self._one_at_a_time:  # the line has let go of the slot
+                        self._slot = None
         except Exception as error:  # noqa: BLE001 - the other process has to hear of it, whatever it is
             taken(_as_ours(error))
 
-    async def _sample(
-        self, held: _LoopSlot, ids: list[int], max_tokens: int, sampling: SamplingConfig, done: Done
-    ) -> None:
+    async def _sample(self, ids: list[int], max_tokens: int, sampling: SamplingConfig, done: Done) -> None:
         try:
-            async with held.one_at_a_time:
-                assert held.slot is not None
-                done(await held.slot.sample_line(ids, max_tokens, sampling))
+            async with self._one_at_a_time:
+                assert self._slot is not None
+                done(await self._slot.sample_line(ids, max_tokens, sampling))
         except Exception as error:  # noqa: BLE001 - as above
             done(_as_ours(error))
 

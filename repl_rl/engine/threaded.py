@@ -29,7 +29,7 @@ import torch
 from repl_rl.config import SamplingConfig
 from repl_rl.engine.base import SampledLine, Slot, check_line, check_trajectory
 from repl_rl.engine.environment import limit_openmp
-from repl_rl.engine.remote import Done, SlotHost, settle
+from repl_rl.engine.remote import Done, SlotHost, Taken, settle
 from repl_rl.errors import ConfigError, EngineError, ReplRLError
 from repl_rl.utils.admission import Admission, Reservation
 from repl_rl.utils.channel import Frames, frame
@@ -176,38 +176,14 @@ class ThreadedEngine(ABC, Generic[SequenceT]):
             self._raise_if_down()
             self.post(request, done)
 
-    # Called in the engine's thread, by slots and by the hosts of remote ones.
+    # Called in the engine's thread.
 
-    def take(self, tokens: int, taken: Callable[[ReplRLError | None], None], depth: int = 0) -> ThreadedSlot[SequenceT]:
+    def take(self, tokens: int, depth: int, taken: Taken) -> ThreadedSlot[SequenceT]:
         """A slot for a remote trajectory; `taken` is called once there is room. Raises ConfigError as `slot` does."""
         check_trajectory(tokens, self._context_tokens)
         sequence = self.make_sequence(tokens)
         admitted = partial(self.post, partial(taken, None))
         return ThreadedSlot(self, sequence, self.admission.ask(self.reserved_tokens(tokens), admitted, depth))
-
-    def begin(
-        self, slot: ThreadedSlot[SequenceT], ids: list[int], max_tokens: int, sampling: SamplingConfig, done: Done
-    ) -> None:
-        """Start a line; `done` is called when it has ended, with a ConfigError at once if there is no room for it."""
-        try:
-            check_line(len(ids), max_tokens, self._context_tokens)
-        except ConfigError as error:
-            done(error)
-            return
-        slot.length, slot.done = len(ids), done
-        self._running[slot.sequence] = slot
-        self._stepper.add(slot.sequence, ids, max_tokens, sampling)
-
-    def drop(self, slot: ThreadedSlot[SequenceT]) -> None:
-        """End the line of a slot, if one is under way, without telling anybody."""
-        if self._running.pop(slot.sequence, None) is not None:
-            self._stepper.abort(slot.sequence)
-
-    def leave(self, slot: ThreadedSlot[SequenceT]) -> None:
-        """Give a remote trajectory's slot back, whatever it is doing."""
-        self.drop(slot)
-        self._stepper.leave(slot.sequence)
-        self.admission.leave(slot.reservation)
 
     def _step_forever(self) -> None:
         try:
@@ -289,12 +265,36 @@ class ThreadedSlot(Generic[SequenceT]):
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
         future: Future[SampledLine] = Future()
         done = partial(_settle, future)
-        self.engine.submit(partial(self.engine.begin, self, list(ids), max_tokens, sampling, done), done)
+        self.engine.submit(partial(self.begin, list(ids), max_tokens, sampling, done), done)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            self.engine.post(partial(self.engine.drop, self))
+            self.engine.post(self.drop)
             raise
+
+    # Called in the engine's thread.
+
+    def begin(self, ids: list[int], max_tokens: int, sampling: SamplingConfig, done: Done) -> None:
+        """Start a line; `done` is called when it has ended, with a ConfigError at once if there is no room for it."""
+        try:
+            check_line(len(ids), max_tokens, self.engine._context_tokens)
+        except ConfigError as error:
+            done(error)
+            return
+        self.length, self.done = len(ids), done
+        self.engine._running[self.sequence] = self
+        self.engine._stepper.add(self.sequence, ids, max_tokens, sampling)
+
+    def drop(self) -> None:
+        """End its line, if one is under way, without telling anybody."""
+        if self.engine._running.pop(self.sequence, None) is not None:
+            self.engine._stepper.abort(self.sequence)
+
+    def leave(self) -> None:
+        """Give a remote trajectory's slot back, whatever it is doing."""
+        self.drop()
+        self.engine._stepper.leave(self.sequence)
+        self.engine.admission.leave(self.reservation)
 
 
 class _Connection:
@@ -308,7 +308,7 @@ class _Connection:
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_S, 0))
         self._frames = Frames()
         self._outbox: list[Any] = []
-        self._host = SlotHost(engine, self._outbox.append)
+        self._host = SlotHost(engine.take, self._outbox.append)
         self.is_open = True
 
     def read(self) -> None:

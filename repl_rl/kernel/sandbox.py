@@ -225,13 +225,7 @@ class Sandbox:
         return _chance.randrange(_FIRST_UID, _FIRST_UID + _UIDS) if self.kind == "bwrap" and self._drops_uid else None
 
     def launch(
-        self,
-        argv: Sequence[str],
-        record: Mapping[str, Any],
-        *,
-        output: int,
-        descriptors: Sequence[int],
-        cwd: str = "/",
+        self, argv: Sequence[str], record: Mapping[str, Any], *, output: int, descriptors: Sequence[int], cwd: str = "/"
     ) -> subprocess.Popen[bytes]:
         """Run our Python with `argv` in the sandbox. Raises OSError.
 

@@ -147,11 +147,7 @@ class EpisodeMaker:
 
 
 def make_prompt(
-    dialect: Dialect,
-    vocabulary: Vocabulary,
-    question: str,
-    chat: bool | None = None,
-    history: Sequence[Message] = (),
+    dialect: Dialect, vocabulary: Vocabulary, question: str, chat: bool | None = None, history: Sequence[Message] = ()
 ) -> Prompt:
     """A question as the model reads it, in its chat template or as the beginning of a session.
 

@@ -112,14 +112,7 @@ class Rollout:
         async def run(index: int, scope: CutScope) -> Trajectory:
             own = sampling.of_trajectory(index) if isinstance(sampling, SeededSampling) else sampling
             request = Request(
-                tasks[index],
-                own,
-                setup.budget,
-                Clock(asked),
-                index,
-                scope,
-                listener,
-                environments=batch.environments,
+                tasks[index], own, setup.budget, Clock(asked), index, scope, listener, environments=batch.environments
             )
             return await (self._of_batch(request) if trees is None else trees.typed(request, self._of_batch))
 

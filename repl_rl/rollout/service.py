@@ -143,9 +143,7 @@ def load_engine(
 
 @contextmanager
 def open_service(
-    config: Config,
-    wrap_kernels: Callable[[KernelPool], KernelSource] | None = None,
-    sessions: int | None = None,
+    config: Config, wrap_kernels: Callable[[KernelPool], KernelSource] | None = None, sessions: int | None = None
 ) -> Iterator[RolloutService]:
     """Load the config's model into an engine and start its kernels; both are gone after the block.
 

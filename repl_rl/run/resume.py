@@ -86,18 +86,15 @@ def _schedule_goes_on(stored: TrainConfig, given: TrainConfig, reached: int) -> 
     follows = f"the learning rate follows train.steps (schedule {schedule}), {given.steps} instead of {stored.steps}"
     if schedule != given.schedule:
         return [f"{follows}: from step {reached} on it is what a run of {given.steps} steps has there"]
-    before, now = (_learning_rate(train, reached) for train in (stored, given))
-    return [f"{follows}: at step {reached} it goes from {before:.3g} to {now:.3g}, then to 0 at step {given.steps}"]
-
-
-def _learning_rate(train: TrainConfig, step: int) -> float:
-    """The rate after `step` steps, by transformers."""
     from torch import optim, zeros
     from transformers import get_scheduler
 
-    optimizer = optim.SGD([zeros(1, requires_grad=True)], lr=train.learning_rate)
-    rule = get_scheduler(train.schedule, optimizer, train.warmup_steps, train.steps).lr_lambdas[0]
-    return float(train.learning_rate * rule(step))
+    rates = []
+    for train in (stored, given):
+        optimizer = optim.SGD([zeros(1, requires_grad=True)], lr=train.learning_rate)
+        rule = get_scheduler(train.schedule, optimizer, train.warmup_steps, train.steps).lr_lambdas[0]
+        rates.append(f"{train.learning_rate * rule(reached):.3g}")
+    return [f"{follows}: at step {reached} it goes from {' to '.join(rates)}, then to 0 at step {given.steps}"]
 
 
 def _differences(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -213,13 +213,13 @@ def _cluster_of(prepared: Prepared, progress: Progress) -> Iterator[tuple[Prepar
         return
     path = resolve_model(config.model.path)
     with ExitStack() as stack:
-        connection = stack.enter_context(connect(config.cluster))
+        stack.enter_context(connect(config.cluster))
         stage = f"starting {config.cluster.replicas} vLLM servers in the cluster"
         with progress.stage(stage) if config.cluster.replicas else nullcontext():
-            replicas = stack.enter_context(open_replicas(connection, config, path))
+            replicas = stack.enter_context(open_replicas(config, path))
         engine = config.engine.model_copy(update={"servers": replicas.urls or config.engine.servers})
         config = config.model_copy(update={"engine": engine})
-        runner = partial(RolloutCluster, connection=connection, config=config, path=path, locate=replicas.locate)
+        runner = partial(RolloutCluster, config=config, path=path, locate=replicas.locate)
         arguments: dict[str, Any] = {"make_runner": runner}
         if replicas.urls:
             arguments["make_engine"] = partial(VLLMServerEngine, locate=replicas.locate)

@@ -220,6 +220,4 @@ def _adapter(annotation: Any) -> TypeAdapter[Any]:
         return TypeAdapter(annotation)
 
 
-@lru_cache(1024)
-def _remembered_adapter(annotation: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(annotation)
+_remembered_adapter = lru_cache(1024)(TypeAdapter)

@@ -81,12 +81,7 @@ def tool(
     *, where: Where | None = None, timeout_s: float = 10.0, at_once: int = 8, ends: bool = False
 ) -> Callable[[_AnyFunction], _AnyFunction]: ...
 def tool(
-    function: Any = None,
-    *,
-    where: Where | None = None,
-    timeout_s: float = 10.0,
-    at_once: int = 8,
-    ends: bool = False,
+    function: Any = None, *, where: Where | None = None, timeout_s: float = 10.0, at_once: int = 8, ends: bool = False
 ) -> Any:
     """Say where a function runs as a tool, within what limits, and whether it ends the session (see `Tool`).
 

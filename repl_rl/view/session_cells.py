@@ -146,7 +146,11 @@ class _Session:
             if line.kind is LineKind.OVERLONG:
                 break
             yield from self._of_line(index, line)
-        yield from self._never_complete()
+        held = self._held  # words at the end, then what was never complete
+        yield from self._words(list(takewhile(self._is_idle, held)))
+        self._held = list(dropwhile(self._is_idle, held))
+        is_overlong = bool(held) and self._trajectory.lines[held[-1][0]].kind is LineKind.OVERLONG
+        yield self._not_run("the tokens of a line ran out before it ended" if is_overlong else "it was never complete")
 
     def _of_line(self, index: int, line: Line) -> Iterator[SessionCell]:
         """The words and cells up to the last cell of a line, and what was not reached after it."""
@@ -219,14 +223,6 @@ class _Session:
             return "the machinery failed while it ran"
         ends = {LineKind.ANSWER: "the session had ended with the answer", LineKind.KILLED: "the session had ended"}
         return ends.get(line.kind, "it is not recorded that it ran")
-
-    def _never_complete(self) -> Iterator[SessionCell]:
-        """What is left at the end: words, then what was never complete."""
-        held = self._held
-        yield from self._words(list(takewhile(self._is_idle, held)))
-        self._held = list(dropwhile(self._is_idle, held))
-        is_overlong = bool(held) and self._trajectory.lines[held[-1][0]].kind is LineKind.OVERLONG
-        yield self._not_run("the tokens of a line ran out before it ended" if is_overlong else "it was never complete")
 
     def _is_idle(self, typed: tuple[int, str]) -> bool:
         """Whether a part of the text begins no cell."""

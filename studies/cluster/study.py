@@ -138,7 +138,7 @@ def _sides(settings: ClusterSettings, engine_name: str, say: Say) -> Iterator[di
     vocabulary = load_vocabulary(path)
     config = _config(settings, has_server=engine_name != "script")
     assert config.cluster is not None
-    with connect(config.cluster) as connection, ExitStack() as stack:
+    with connect(config.cluster), ExitStack() as stack:
         engine: SharedEngine
         locate = None
         if engine_name == "script":
@@ -146,14 +146,14 @@ def _sides(settings: ClusterSettings, engine_name: str, say: Say) -> Iterator[di
             changed = {"backend": f"{__name__}:{make_script.__name__}"}
         else:
             say("starting vllm serve")
-            replicas = stack.enter_context(open_replicas(connection, config, path))
+            replicas = stack.enter_context(open_replicas(config, path))
             locate = replicas.locate
             changed = {"servers": replicas.urls}
         config = config.model_copy(update={"engine": config.engine.model_copy(update=changed)})
         if engine_name != "script":
             engine = VLLMServerEngine(path, vocabulary, config.model, config.engine, config.seed, locate=locate)
         stack.callback(engine.close)
-        by_ray = partial(RolloutCluster, connection=connection, config=config, path=path, locate=locate)
+        by_ray = partial(RolloutCluster, config=config, path=path, locate=locate)
         opened = partial(open_ended, 32, engine, vocabulary, settings.lines, settings.kernels)
         with opened() as process, opened(make_runner=by_ray) as ray:
             yield {"process": process, "ray": ray}

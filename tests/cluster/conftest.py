@@ -12,7 +12,7 @@ import pytest
 import vocabularies
 from cluster.shared_engine import SharedScript
 
-from repl_rl.cluster import Connection, RolloutCluster, connect
+from repl_rl.cluster import RolloutCluster, connect
 from repl_rl.cluster.rollouts import WorkerTimeouts
 from repl_rl.config import BudgetConfig, ClusterConfig, Config, EngineConfig, KernelConfig
 from repl_rl.models.nano import NANO_PATH
@@ -48,9 +48,9 @@ def cluster_config(ray_cluster: Any) -> ClusterConfig:
 
 
 @pytest.fixture(scope="session")
-def connection(cluster_config: ClusterConfig) -> Iterator[Connection]:
-    with connect(cluster_config) as connection:
-        yield connection
+def connection(cluster_config: ClusterConfig) -> Iterator[None]:
+    with connect(cluster_config):
+        yield
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def setup() -> RolloutSetup:
 
 @pytest.fixture
 def open_service(
-    connection: Connection, cluster_config: ClusterConfig, engine: SharedScript, setup: RolloutSetup
+    connection: None, cluster_config: ClusterConfig, engine: SharedScript, setup: RolloutSetup
 ) -> Iterator[OpenService]:
     """Makes a service whose rollouts are made by workers of the cluster; all are closed after the test."""
     with ExitStack() as stack:
@@ -80,7 +80,6 @@ def open_service(
         def make(timeouts: WorkerTimeouts | None = None, **changes: Any) -> RolloutService:
             make_runner = partial(
                 RolloutCluster,
-                connection=connection,
                 config=Config(engine=EngineConfig(backend=BACKEND)).model_copy(
                     update={"cluster": cluster_config.model_copy(update=changes)}
                 ),

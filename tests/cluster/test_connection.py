@@ -8,23 +8,24 @@ from pathlib import Path
 import pytest
 
 from repl_rl import __version__
-from repl_rl.cluster import Connection, connect
-from repl_rl.cluster.connection import Finding, Node, keep_token_private
+from repl_rl.cluster import connect
+from repl_rl.cluster.connection import Finding, Node, alive_nodes, findings, keep_token_private, require_usable
 from repl_rl.config import ClusterConfig
 from repl_rl.errors import ConfigError, DependencyError
 
 
 @pytest.mark.more
-def test_machines_say_what_they_have(connection: Connection) -> None:
-    nodes = connection.nodes()
+@pytest.mark.usefixtures("connection")
+def test_machines_say_what_they_have() -> None:
+    nodes = alive_nodes()
     assert len(nodes) == 3
-    found = connection.findings(nodes, {"backend": "fork", "sandbox": "bwrap", "model": "/nowhere"})
+    found = findings(nodes, {"backend": "fork", "sandbox": "bwrap", "model": "/nowhere"})
     assert [finding.facts["repl_rl"] for finding in found] == [__version__] * 3
     assert all("the model /nowhere isn't there" in finding.problem for finding in found)
     with pytest.raises(
         ConfigError, match=r"3 of 3 machines of the cluster can't be used:\n.*: engine.weights_folder /no isn't there"
     ):
-        connection.require(nodes, {"backend": "fork", "sandbox": "bwrap", "weights_folder": "/no"})
+        require_usable(nodes, {"backend": "fork", "sandbox": "bwrap", "weights_folder": "/no"})
 
 
 @pytest.mark.parametrize("will_make", [True, False])
@@ -66,7 +67,7 @@ def test_a_cluster_that_is_not_there() -> None:
     """In a process of its own, because this one may be connected."""
     program = (
         "from repl_rl.cluster import connect\nfrom repl_rl.config import ClusterConfig\n"
-        "with connect(ClusterConfig(address='127.0.0.1:1')) as connection: print(connection)"
+        "with connect(ClusterConfig(address='127.0.0.1:1')): pass"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert "ConfigError: no Ray cluster can be reached at cluster.address '127.0.0.1:1'" in done.stderr

@@ -121,9 +121,7 @@ async def test_a_line_is_asked_for_with_its_ids_and_comes_back_with_logprobs(
     parameters |= {"max_tokens": 40, "logprobs": 0, "detokenize": False}
     seed = fakes[0].requests[0]["sampling_params"].pop("seed")
     assert 0 <= seed < 2**63
-    assert fakes[0].requests == [
-        {"token_ids": IDS, "cache_salt": "default", "sampling_params": parameters | ends},
-    ]
+    assert fakes[0].requests == [{"token_ids": IDS, "cache_salt": "default", "sampling_params": parameters | ends}]
 
 
 @pytest.mark.parametrize("reason", ["length", "stop"])

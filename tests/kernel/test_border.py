@@ -20,16 +20,7 @@ from hypothesis import strategies as st
 from jupyter_client.session import Session
 from kernel.conftest import SOAK
 
-from repl_rl.kernel.border import (
-    MOST_BYTES,
-    MOST_DEPTH,
-    MOST_MARKS,
-    BorderError,
-    forms_of,
-    parsed,
-    result_of,
-    text_of,
-)
+from repl_rl.kernel.border import MOST_BYTES, MOST_DEPTH, MOST_MARKS, BorderError, forms_of, parsed, result_of, text_of
 from repl_rl.kernel.forked.channel import LineCalls, PrivateChannel
 from repl_rl.kernel.jupyter.messages import CellOutput, judge
 from repl_rl.kernel.output import HeadAndTail

@@ -11,13 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kernel.conftest import (
-    LIMITS,
-    a_fork_backend,
-    in_a_process_of_its_own,
-    in_one_session,
-    open_descriptors,
-)
+from kernel.conftest import LIMITS, a_fork_backend, in_a_process_of_its_own, in_one_session, open_descriptors
 from waiting import until_async as until
 
 from repl_rl.errors import KernelDiedError, KernelStartError

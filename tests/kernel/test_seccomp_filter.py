@@ -42,11 +42,9 @@ def evaluate(program: bytes, arch: int, number: int, *arguments: int) -> str:
         elif operation == 0x06:
             return result_name(operand)
         else:
-            taken = {
-                0x15: accumulator == operand,
-                0x35: accumulator >= operand,
-                0x45: bool(accumulator & operand),
-            }[operation]
+            taken = {0x15: accumulator == operand, 0x35: accumulator >= operand, 0x45: bool(accumulator & operand)}[
+                operation
+            ]
             index += if_true if taken else if_false
 
 

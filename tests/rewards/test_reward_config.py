@@ -33,11 +33,7 @@ def test_these_presets_ship() -> None:
 
 
 def test_further_keys_go_over_the_preset() -> None:
-    over = {
-        "kinds": {"syntax_error": -0.5, "comment": 0.125},
-        "shaping": {"caps": {"gain": None}},
-        "rules": [],
-    }
+    over = {"kinds": {"syntax_error": -0.5, "comment": 0.125}, "shaping": {"caps": {"gain": None}}, "rules": []}
     config = parse_config({"rewards": {"preset": "strict", **over}}).rewards
     strict = parse_config({"rewards": "strict"}).rewards
     assert config.kinds == {**strict.kinds, LineKind.SYNTAX_ERROR: -0.5, LineKind.COMMENT: 0.125}

@@ -53,11 +53,7 @@ def test_no_gain_without_news() -> None:
 
 def test_a_cell_is_paid_at_the_line_that_completes_it_or_by_equal_shares() -> None:
     assert split_over_cells((0.0, 0.25, 3.0, 1.0), (0, 1, 0, 3)) == (1.0, 1.25, 1.0, 1.0)
-    block = [
-        line("for i in range(3):", LineKind.OPEN),
-        line("    x += i"),
-        line("x", LineKind.EXPRESSION),
-    ]
+    block = [line("for i in range(3):", LineKind.OPEN), line("    x += i"), line("x", LineKind.EXPRESSION)]
     kinds = {"statement": 0.5, "open": -0.125}
     for blocks, expected in (("completing", (-0.125, 0.5, 0.0)), ("split", (0.125, 0.25, 0.0))):
         table = RewardTable(RewardsConfig(kinds=kinds, shaping={"blocks": blocks}))

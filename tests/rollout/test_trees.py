@@ -28,8 +28,7 @@ def branches(made: Sequence[Trajectory]) -> list[Branch]:
 async def test_branches_go_on_in_forks_of_their_roots_interpreter(vocabulary: Vocabulary) -> None:
     """Each line typed is a number of its own, so what a session prints says which lines it has run."""
     policy = Policy(
-        vocabulary,
-        lambda text, number: " x = []\n" if lines_so_far(text) == 1 else f" x.append({number}); x\n",
+        vocabulary, lambda text, number: " x = []\n" if lines_so_far(text) == 1 else f" x.append({number}); x\n"
     )
     config = BranchConfig(roots=2, forks=1, branches=3)
     made = await grow(policy, vocabulary, config)

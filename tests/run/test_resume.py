@@ -37,7 +37,7 @@ def test_a_dry_run_names_the_runs_own_folder_and_what_remains(tmp_path: Path, sa
     assert f"files             {folder.path}/, resumed from step 40: 60 of 100 steps remain" in shown.splitlines()
     assert [line for line in shown.splitlines() if line.startswith("note: ")] == [
         "note: the learning rate follows train.steps (schedule linear), 100 instead of 60: at step 40 it goes from "
-        "0.000179 to 0.000313, then to 0 at step 100",
+        "0.000179 to 0.000313, then to 0 at step 100"
     ]
     assert folder.config().train.steps == 60
     assert [path.name for path in tmp_path.iterdir()] == ["quickstart"]

@@ -236,10 +236,7 @@ def test_the_name_of_one_file_says_which_split_it_is(tmp_path):
         _write(file, ROWS)
     config = TasksConfig(dataset=str(path), split="test", heldout=0.5, answer_pattern="#### (.+)")
     assert {task.id.rpartition("-")[0] for task in load_tasks(config, "train", 0, 1000)} == {"my-test-test"}
-    for file, asked, held, way in (
-        (path, "train", "test", "set tasks.split: test, "),
-        (plain, "test", "train", ""),
-    ):
+    for file, asked, held, way in ((path, "train", "test", "set tasks.split: test, "), (plain, "test", "train", "")):
         with pytest.raises(ConfigError) as caught:
             load_tasks(TasksConfig(dataset="gsm8k", folder=str(file)), "train" if asked == "train" else "heldout", 0, 1)
         assert str(caught.value) == (

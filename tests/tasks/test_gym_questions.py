@@ -95,11 +95,7 @@ def test_problems_are_the_same_in_every_process():
     program = [sys.executable, str(HERE / "gym_digests.py.txt"), gym.home()]
     outputs = [
         subprocess.run(
-            program,
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
+            program, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
         ).stdout
         for seed in ("1", "2")
     ]

@@ -18,10 +18,7 @@ from tests.view.fragments import Fragment
 
 REFERENCE = r"\frac{12}{2}"
 WHY = "answer read as 12, reference read as 6: not equal"
-PARTS = [
-    [{"source": "exceptions.NameError", "amount": -0.05, "earned": -0.5, "limits": [["caps", -0.05]]}],
-    [],
-]
+PARTS = [[{"source": "exceptions.NameError", "amount": -0.05, "earned": -0.5, "limits": [["caps", -0.05]]}], []]
 
 
 def explained() -> Trajectory:

@@ -188,13 +188,7 @@ class LineStepper:
         # gives the tokens of a step in flight to whichever request has the id by then.
         name = slot.name if self.scheduler.parks_blocks else f"{slot.name}/{next(self._numbers)}"
         request = LineRequest(
-            name,
-            ids,
-            params,
-            None,
-            arrival_time=slot.arrival,
-            cache_salt=self._salt,
-            lora_request=self._engine.adapter,
+            name, ids, params, None, arrival_time=slot.arrival, cache_salt=self._salt, lora_request=self._engine.adapter
         )
         past = slot.request
         if past and past.cache_salt == request.cache_salt and ids[: past.num_tokens] == past._all_token_ids:

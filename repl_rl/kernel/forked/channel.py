@@ -109,11 +109,7 @@ class PrivateChannel:
         self._loop.add_reader(end.fileno(), self._on_readable)
 
     async def ask(
-        self,
-        request: dict[str, Any],
-        timeout_s: float,
-        descriptors: Sequence[int] = (),
-        on_call: OnCall | None = None,
+        self, request: dict[str, Any], timeout_s: float, descriptors: Sequence[int] = (), on_call: OnCall | None = None
     ) -> dict[str, Any] | None:
         """Send a request and return its reply; None if that takes too long or the channel has ended.
 

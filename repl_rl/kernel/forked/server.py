@@ -80,10 +80,7 @@ class ForkServer:
             argv = ["-s", "-S", "-P", f"{sandbox.program_inside}/launch.py"]
             try:
                 process = sandbox.launch(
-                    argv,
-                    record,
-                    output=output.fileno(),
-                    descriptors=[theirs.fileno(), their_setup.fileno()],
+                    argv, record, output=output.fileno(), descriptors=[theirs.fileno(), their_setup.fileno()]
                 )
             except OSError as error:
                 ours.close()

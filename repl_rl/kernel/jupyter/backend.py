@@ -61,12 +61,7 @@ class KernelspecBackend:
     """
 
     def __init__(
-        self,
-        name: str,
-        limits: Limits,
-        sandbox_kind: SandboxKind = "auto",
-        *,
-        profile: Profile | None = None,
+        self, name: str, limits: Limits, sandbox_kind: SandboxKind = "auto", *, profile: Profile | None = None
     ) -> None:
         self.name = name
         self.restarts = 0

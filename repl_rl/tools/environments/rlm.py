@@ -8,7 +8,6 @@ are back after every line, whatever the line bound them to. With `subcalls.depth
 """
 
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
 from repl_rl.errors import ConfigError
@@ -32,6 +31,7 @@ class RLM:
     """
 
     session_setup = (resource_folder("kernels") / "setup" / "rlm.py").read_text(encoding="utf-8")
+    told = (resource_folder("prompts") / "rlm.txt").read_text(encoding="utf-8").strip()
 
     def __init__(self) -> None:
         self._model: Any = None
@@ -75,7 +75,7 @@ class RLM:
     def observe(self) -> str | None:
         """What the model is told, once: the context's type and size, and how to answer."""
         text, self._described = self._described, None
-        return None if text is None else _text().format(context=text)
+        return None if text is None else self.told.format(context=text)
 
     @tool(where="host", timeout_s=_HOUR_S, at_once=_MANY)
     async def llm_query(self, prompt: str) -> str:
@@ -135,8 +135,3 @@ def described(context: Any) -> str:
         longest = f", the longest of {max(texts):,} characters" if texts else ""
         return f"a list of {len(context):,} items{longest}"
     return f"of type {type(context).__name__}"
-
-
-@cache
-def _text() -> str:
-    return (resource_folder("prompts") / "rlm.txt").read_text(encoding="utf-8").strip()

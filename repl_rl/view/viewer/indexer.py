@@ -71,10 +71,7 @@ def update(
 
 
 def fill(
-    index: Path,
-    files: Iterable[StepFile],
-    most: int | None = None,
-    is_over: Callable[[], bool] = lambda: False,
+    index: Path, files: Iterable[StepFile], most: int | None = None, is_over: Callable[[], bool] = lambda: False
 ) -> None:
     """Make the index hold exactly these files, with at most the first `most` trajectories of each."""
     with opened(index) as connection:
