@@ -113,7 +113,7 @@ def dry_run(
         f"loop {config.rollout}" if config.rollout else "",
         f"guests {', '.join(config.guests)}" if config.guests else "",
     ]
-    trajectories = config.train.prompts_per_step * config.train.group_size
+    trajectories = config.train.prompts_per_step * config.train.group_size * config.train.oversample
     tokens, lines = trajectories * config.budget.tokens, trajectories * config.budget.lines
     longest, lengths, prompt = _prompts(config, inputs, notes)
     notes += idle_settings(config, gpus)
@@ -267,6 +267,8 @@ def _step(config: Config) -> str:
     most = "" if train.micro_batch_tokens is None else f" (in passes of at most {train.micro_batch_tokens:,} tokens)"
     tree = config.branch
     grown = f"; of a problem, {tree.roots} roots, {tree.forks} forks into {tree.branches}, {tree.at}" if tree else ""
+    if train.oversample > 1:
+        grown += f"; of {train.oversample * train.group_size} rollouts of a problem, {train.group_size} are kept"
     return (
         f"{train.prompts_per_step} problems x {train.group_size} = {train.prompts_per_step * train.group_size} "
         f"trajectories = {micro} at a time{most} x {train.processes} processes x "
