@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 from scripted import FakeEngine, rollout_of
@@ -10,7 +10,7 @@ from scripted import FakeEngine, rollout_of
 from repl_rl.config import BranchConfig, BudgetConfig, SamplingConfig
 from repl_rl.engine import Finish, SampledLine, Vocabulary
 from repl_rl.kernel import KernelPool
-from repl_rl.rollout.scheduler import Cut
+from repl_rl.rollout.batch import RolloutBatch
 from repl_rl.trajectory import Task, Trajectory
 
 TASK = Task("t", "What?", "1")
@@ -55,24 +55,29 @@ async def grow(
     groups: int = 1,
     environment: Any = None,
     sampling: SamplingConfig = SEEDED,
-    cut: Cut | None = None,
+    leave_after: int | None = None,
     budget: BudgetConfig | None = None,
     size: int = 16,
     guests: Sequence[Any] = (),
 ) -> list[Trajectory]:
-    """One batch of trees; with real kernels unless others are given."""
+    """One batch of trees, left after so many sessions if told so; with real kernels unless others are given."""
     given: dict[str, Any] = {"vocabulary": vocabulary, "context_tokens": 4096, "environment": environment}
     given |= {"budget": budget or BudgetConfig(lines=6, tokens=2000), "guests": guests}
     tasks = [TASK] * config.group_size * groups
 
     if kernels is not None:
-        return await rollout_of(policy, kernels, at_once=size, **given).many(tasks, sampling, cut, config)
+        return await rollout_of(policy, kernels, at_once=size, **given).many(tasks, sampling, config)
     async with KernelPool(size, sandbox="bwrap") as pool:
-        made = await rollout_of(policy, pool, at_once=size, **given).many(tasks, sampling, cut, config)
+        rollout, made = rollout_of(policy, pool, at_once=size, **given), dict[int, Trajectory]()
+        async with aclosing(rollout.as_completed(RolloutBatch(tasks, sampling, config))) as ended:
+            async for index, trajectory in ended:
+                made[index] = trajectory
+                if len(made) == leave_after:
+                    break
         async with AsyncExitStack() as stack, asyncio.timeout(60):  # no session and no fork is left in the pool
             for _ in range(size):
                 await stack.enter_async_context(pool.session())
-    return made
+    return [made[index] for index in sorted(made)]
 
 
 def texts(trajectory: Trajectory) -> list[str]:

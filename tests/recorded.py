@@ -51,12 +51,10 @@ class RecordedService:
     def __init__(self, vocabulary: Any, recording: Recording) -> None:
         self.vocabulary = vocabulary
         self.calls: list[list[str]] = []
-        self.cuts: list[Any] = []
         self._recording = recording
 
     def roll_out(self, batch: RolloutBatch, on_end: object) -> list[Trajectory]:
         self.calls.append([task.id for task in batch.tasks])
-        self.cuts.append(batch.cut)
         indices: Counter[str] = Counter()
         made = []
         for task in batch.tasks:

@@ -20,7 +20,7 @@ from repl_rl.cluster.connection import Node, actor_at, nodes_for, require_usable
 from repl_rl.cluster.worker import Rolled, RolloutActor, WorkerSetup, require_shared
 from repl_rl.config import ClusterConfig, Config, SeededSampling
 from repl_rl.engine import Engine, SharedEngine
-from repl_rl.errors import ConfigError, EngineError, ReplRLError
+from repl_rl.errors import EngineError, ReplRLError
 from repl_rl.rollout.batch import OnEnd, RolloutBatch, RolloutService
 from repl_rl.rollout.setup import RolloutSetup, packed
 from repl_rl.trajectory import Trajectory
@@ -108,10 +108,6 @@ class RolloutCluster(RolloutService):
 
     def begin(self, batch: RolloutBatch, on_end: OnEnd = lambda index, trajectory: None) -> Future[list[Trajectory]]:
         """As `RolloutService.begin`; consecutive equal tasks go to one worker."""
-        if batch.cut is not None:
-            raise ConfigError(
-                "budget.finish_share: workers of a cluster don't cut what is late; leave one of the two out"
-            )
 
         async def rolled_out() -> list[Trajectory]:
             trajectories = await self._all([*_units(batch)])

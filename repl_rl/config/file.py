@@ -69,19 +69,15 @@ class Config(Section):
     eval: EvalConfig = EvalConfig()
 
     EXCLUDING: ClassVar[tuple[Excluding, ...]] = (
-        (("engine.deterministic", "budget.finish_share"), "when the rest is cut depends on the clock"),
         (("engine.deterministic", "rollout"), "a loop of your own asks the engine as it likes"),
-        (("budget.finish_share", "rollout"), "a loop of your own is not cut"),
         (("guests", "rollout"), "a loop of your own has none"),
         (("budget.compact_at", "rollout"), "a loop of your own is not compacted"),
         (("branch", "rollout"), "a loop of your own does not fork"),
         (("cluster", "rollout"), "the workers of a cluster run the line loop, and no other"),
         (("branch", "train.oversample"), "a tree is kept whole"),
         (("branch", "budget.compact_at"), "branches begin with all lines of a session"),
-        (("cluster", "budget.finish_share"), "it cuts what is late of one worker, and a cluster has several"),
         (("cluster.replicas", "engine.servers"), "the first starts servers, and the second names others"),
         (("train.asynchronous", "tasks.sampling"), "groups are drawn before it is known how those before them ended"),
-        (("train.asynchronous", "budget.finish_share"), "nothing waits for what is late"),
         (
             ("train.asynchronous", "engine.vllm.enable_sleep_mode"),
             "vLLM samples while the trainer computes, and would have no memory then",

@@ -260,9 +260,6 @@ class BudgetConfig(Section):
     """Share of `engine.context_tokens` at which a session's transcript is compacted: a summary and the last lines take
     its place, while the interpreter lives on. It happens earlier where a line of `line_tokens` would not fit any more.
     null: a session ends when its context is full. docs/rlm.md"""
-    finish_share: float = Field(1.0, gt=0, le=1)
-    """Training only: once this share of a batch has finished, the rest is cut, kept as data and in no loss. A group of
-    which fewer than two have finished runs on until two have. Below 1, short trajectories are favoured."""
 
 
 class SubcallsConfig(Section):

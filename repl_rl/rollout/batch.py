@@ -10,7 +10,6 @@ from typing import Any, Self
 
 from repl_rl.config import BranchConfig, SamplingConfig
 from repl_rl.errors import ConfigError, KernelError
-from repl_rl.rollout.scheduler import Cut
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.trajectory import StopReason, Task, Trajectory
 
@@ -27,8 +26,6 @@ class RolloutBatch:
     tasks: Sequence[Task]
     sampling: SamplingConfig | None = None
     """None: as the setup of the rollouts says."""
-    cut: Cut | None = None
-    """When the rest of the batch is cut. Some trajectories may then be unfinished."""
     branch: BranchConfig | None = None
     """If set, each `branch.group_size` tasks, which are one task repeated, are typed as trees."""
     environments: dict[int, Any] = field(default_factory=dict, repr=False, compare=False)
@@ -72,12 +69,11 @@ class RolloutService(ABC):
         self,
         tasks: Sequence[Task],
         sampling: SamplingConfig | None = None,
-        cut: Cut | None = None,
         branch: BranchConfig | None = None,
         on_end: OnEnd = lambda index, trajectory: None,
     ) -> list[Trajectory]:
         """The trajectories of a `RolloutBatch` of these, in the order of the tasks. Raises what `Rollout.many` does."""
-        return self.roll_out(RolloutBatch(tuple(tasks), sampling, cut, branch), on_end)
+        return self.roll_out(RolloutBatch(tuple(tasks), sampling, branch), on_end)
 
     def roll_out(self, batch: RolloutBatch, on_end: OnEnd = lambda index, trajectory: None) -> list[Trajectory]:
         """As `generate`, for a batch that the caller has made."""

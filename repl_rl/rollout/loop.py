@@ -22,7 +22,7 @@ from repl_rl.rollout.events import Event, Listener, event_stream
 from repl_rl.rollout.execute import TrajectoryKernel, read_turn, run_turn
 from repl_rl.rollout.guest import Guest
 from repl_rl.rollout.guests import guests_of, trees_of
-from repl_rl.rollout.scheduler import Cut, CutScope, scheduled
+from repl_rl.rollout.scheduler import scheduled
 from repl_rl.rollout.session import Request, Session, Start, Typed
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.rollout.state import Clock, ShownEncoder, Spent, Wait
@@ -64,14 +64,13 @@ class Rollout:
         self,
         tasks: Sequence[Task],
         sampling: SamplingConfig | None = None,
-        cut: Cut | None = None,
         branch: BranchConfig | None = None,
     ) -> list[Trajectory]:
         """The trajectories of a `RolloutBatch` of these, in the order of the tasks.
 
         Raises what `as_completed` raises, and KernelError if not a single trajectory could run.
         """
-        trajectories, _ = await self.run(RolloutBatch(tasks, sampling, cut, branch))
+        trajectories, _ = await self.run(RolloutBatch(tasks, sampling, branch))
         refuse_if_all_aborted(trajectories)
         return trajectories
 
@@ -109,15 +108,15 @@ class Rollout:
         self._episodes.refuse(tasks)
         trees, asked = trees_of(batch, setup, sampling), time.monotonic()
 
-        async def run(index: int, scope: CutScope) -> Trajectory:
+        async def run(index: int) -> Trajectory:
             own = sampling.of_trajectory(index) if isinstance(sampling, SeededSampling) else sampling
             request = Request(
-                tasks[index], own, setup.budget, Clock(asked), index, scope, listener, environments=batch.environments
+                tasks[index], own, setup.budget, Clock(asked), index, listener, environments=batch.environments
             )
             return await (self._of_batch(request) if trees is None else trees.typed(request, self._of_batch))
 
         try:
-            async with aclosing(scheduled(run, len(tasks), setup.at_once, batch.cut)) as ended:
+            async with aclosing(scheduled(run, len(tasks), setup.at_once)) as ended:
                 async for index, trajectory in ended:
                     yield index, trajectory
         finally:
@@ -151,14 +150,12 @@ class Rollout:
             raise NoAnswerError("session", str(failure)) from failure
 
     async def _typed(self, request: Request, start: Start, *guests: Guest) -> Trajectory:
-        """A session from its beginning to its end, unfinished if it is cut, aborted if the machinery fails.
+        """A session from its beginning to its end, aborted if the machinery fails.
 
         Raises KernelError if it has no environment, and ReplayDiffersError if it can't begin where it should.
         """
         async with AsyncExitStack() as stack:
             stack.push_async_callback(start.held.aclose)
-            if request.scope.is_cut:
-                return await self._session(request, start, self._episodes.bare(request.task), stack).ended()
             if start.fork is not None:
                 episode = start.fork.episode
             else:
@@ -166,10 +163,8 @@ class Rollout:
             session = self._session(request, start, episode, stack)
             session.guests = guests_of(session, *guests)
             try:
-                if not request.scope.is_cut:  # the cut may have come while the environment opened
-                    with request.scope.open_to_cut():
-                        await self._open(session, stack)
-                        await self.one(session)
+                await self._open(session, stack)
+                await self.one(session)
                 trajectory = await session.ended()
             except KernelError as failure:
                 trajectory = session.aborted(failure)

@@ -186,7 +186,7 @@ def credit_numbers(credited: Sequence[CreditedTrajectory], group_size: int) -> d
     """Counts of what teaches nothing, over consecutive groups and all processes, which have to call this together.
 
     `credit/groups_without_variance`: groups whose outcomes are equal, see `repl_rl.credit.is_without_variance`.
-    `credit/void_trajectories`: aborted, cut or empty ones, left out of every baseline.
+    `credit/void_trajectories`: aborted or empty ones, left out of every baseline.
     """
     flat = sum(item.is_in_flat_group for item in credited[::group_size])
     counts = gather([(flat, sum(item.trajectory.is_void for item in credited))])

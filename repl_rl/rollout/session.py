@@ -15,7 +15,6 @@ from repl_rl.rollout import events
 from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.execute import TrajectoryKernel, TurnResult, read_turn, run_turn
 from repl_rl.rollout.guest import Guest
-from repl_rl.rollout.scheduler import CutScope
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.rollout.state import Clock, Prompt, Spent, Transcript, Wait
 from repl_rl.rollout.subcalls import SubCalls
@@ -34,7 +33,6 @@ class Request:
     clock: Clock
     index: int | None = None
     """Its place in a batch; None for a session that another one asks for."""
-    scope: CutScope = field(default_factory=CutScope)
     listener: events.Listener | None = None
     """Told of each line as it comes."""
     subcalls: SubCalls | None = None
@@ -209,9 +207,8 @@ class Session:
             self.stop = StopReason.CONTEXT
 
     async def ended(self) -> Trajectory:
-        """The trajectory, unfinished if nothing has ended it, as the guests leave it. Raises KernelError."""
+        """The trajectory, as the guests leave it. Raises KernelError."""
         self.clock.end()
-        self.stop = self.stop or StopReason.UNFINISHED
         trajectory = self.trajectory()
         for guest in self.guests:
             trajectory = await guest.ended(self, trajectory)
@@ -232,7 +229,7 @@ class Session:
         """The trajectory so far.
 
         Output after the last line is left out, because nothing was sampled after it. A line that was running when the
-        machinery failed or the cut came is included, because its tokens were sampled.
+        machinery failed is included, because its tokens were sampled.
         """
         assert self.stop is not None
         transcript, lines = self.transcript, list(self.lines)

@@ -245,8 +245,8 @@ class Trees:
         each = self.config.forks * (self.config.branches - 1)
         root = rule.roots[branch // each if is_branch else within]
         try:
-            if is_branch and not request.scope.is_cut:
-                with request.scope.open_to_cut(), request.clock.waiting(Wait.QUEUE):
+            if is_branch:
+                with request.clock.waiting(Wait.QUEUE):
                     start = await asyncio.shield(root.starts[branch % each])
             anew = Start(Branch(root.index, 0, 1.0, "anew") if is_branch else None)
             try:

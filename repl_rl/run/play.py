@@ -84,9 +84,7 @@ def play(config: Config, task: Task, table: RewardTable, console: Console) -> Tr
 
     extensions = check_rollouts(config)
     prepare_environment()
-    config = config.model_copy(
-        update={"budget": config.budget.model_copy(update={"seconds": math.inf, "finish_share": None})}
-    )
+    config = config.model_copy(update={"budget": config.budget.model_copy(update={"seconds": math.inf})})
     setup = RolloutSetup.for_model(config, resolve_model(config.model.path), extensions)
     talk: Talk = queue.SimpleQueue()
     person = Person(setup, table, console, talk)

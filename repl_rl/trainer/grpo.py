@@ -39,7 +39,6 @@ from repl_rl.models.skeleton import require_trainable
 from repl_rl.rewards import RewardFunction, ScoredTrajectory
 from repl_rl.rollout.batch import RolloutBatch
 from repl_rl.rollout.checks import check_rollouts
-from repl_rl.rollout.scheduler import Cut
 from repl_rl.rollout.score import CreditedTrajectory, credit, credit_numbers, reward_table, score
 from repl_rl.rollout.service import MakeRunner
 from repl_rl.rollout.setup import Grader, RolloutSetup, make_extensions
@@ -336,13 +335,11 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         return rewards
 
     def _scored_rollouts(self, tasks: Sequence[Task]) -> list[ScoredTrajectory]:
-        """A training batch may be cut short and have trees; an evaluation waits for all of its sessions."""
+        """A training batch may have trees, and more sessions than are kept; an evaluation has neither."""
         args, is_training = self.args, self.model.training
         branch, factor = (args.branch, args.oversample) if is_training else (None, 1)
         more = [task for task in tasks for _ in range(factor)]
-        share = args.budget.finish_share
-        cut = Cut(share, self.num_generations * factor) if is_training and share < 1 else None
-        batch = RolloutBatch(more, self.batch_sampling(len(more)), cut, branch)
+        batch = RolloutBatch(more, self.batch_sampling(len(more)), branch)
         ended: dict[int, Trajectory] = {}
         with kept_on_failure(self._kept_at, ended.values()):
             scored = self._scored(more, self.service.roll_out(batch, ended.__setitem__), branch)

@@ -58,7 +58,7 @@ class StopReason(StrEnum):
     ABORTED = "aborted"
     """The machinery failed. The trajectory is left out of the loss."""
     UNFINISHED = "unfinished"
-    """Cut because enough of its batch had finished (`budget.finish_share`). The trajectory is left out of the loss."""
+    """Ended from outside before its time, as some earlier versions did. The trajectory is left out of the loss."""
 
 
 _BUDGETS = frozenset(

@@ -37,7 +37,7 @@ from repl_rl.engine.environment import silence_libraries
 from repl_rl.errors import ConfigError
 from repl_rl.rollout.events import Began, Ended, Event, Ran, Sampled
 from repl_rl.rollout.loop import Rollout
-from repl_rl.rollout.scheduler import CutScope, scheduled
+from repl_rl.rollout.scheduler import scheduled
 from repl_rl.rollout.service import config_of, open_rollout
 from repl_rl.trajectory import Group, Line, Task, Trajectory
 from repl_rl.utils.text import visible
@@ -156,7 +156,7 @@ async def _rolled(rollout: Rollout, task: Task, board: Board, sampling: Sampling
     vocabulary = rollout.setup.vocabulary
     board.texts = lambda ids: [vocabulary.bytes_of([index]).decode("utf-8", "backslashreplace") for index in ids]
 
-    async def roll(index: int, scope: CutScope) -> Trajectory:
+    async def roll(index: int) -> Trajectory:
         own = sampling.of_trajectory(index) if isinstance(sampling, SeededSampling) else sampling
         async with aclosing(rollout.stream(task, own)) as events:
             async for event in events:

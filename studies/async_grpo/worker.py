@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
-_NOT_HERE = ("budget.finish_share", "budget.compact_at", "subcalls.train", "train.redraws", "rollout", "cluster")
+_NOT_HERE = ("budget.compact_at", "subcalls.train", "train.redraws", "rollout", "cluster")
 """Options that need the other groups of a step, or a loop that is not ours."""
 
 

@@ -1,6 +1,5 @@
 """What stands around a trajectory: environments that are slow, or say too much, and tools that no call can reach."""
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from repl_rl.errors import ConfigError, EnvironmentFailure, KernelDiedError
 from repl_rl.kernel import ExecResult, KernelPool
 from repl_rl.rollout.batch import RolloutBatch
 from repl_rl.rollout.checks import check_rollouts
-from repl_rl.rollout.scheduler import Cut
 from repl_rl.rollout.setup import make_extensions
 from repl_rl.tools import tool
 from repl_rl.trajectory import StopReason, Task, Trajectory
@@ -93,24 +91,6 @@ async def test_an_environment_may_say_half_a_character(vocabulary: Vocabulary, p
     [trajectory] = await rollout.many([Task("t", "What?", "")])
     assert trajectory.stop_reason is StopReason.ANSWER
     assert trajectory.lines[0].shown == "1\na\\ud83db\n"
-
-
-async def test_a_cut_that_comes_while_an_environment_opens_holds(vocabulary: Vocabulary, pool: KernelPool) -> None:
-    may_open = asyncio.Event()
-
-    class Slow:
-        async def reset(self, task: Task) -> None:
-            if task.id == "late":
-                await may_open.wait()
-
-    rollout = rollout_of(ScriptedEngine(vocabulary, TYPED), pool, environment=Slow)
-    tasks = [Task(name, f"{name}?", "") for name in ("a", "b", "late")]
-    stops = {}
-    async for index, trajectory in rollout.as_completed(RolloutBatch(tasks, cut=Cut(share=0.6, group_size=3))):
-        stops[tasks[index].id] = (trajectory.stop_reason, len(trajectory.lines))
-        if len(stops) == 2:
-            may_open.set()
-    assert stops == {"a": (StopReason.ANSWER, 2), "b": (StopReason.ANSWER, 2), "late": (StopReason.UNFINISHED, 0)}
 
 
 @pytest.mark.parametrize(("first", "stop", "asked"), [("1", "answer", ["b"]), ("look('a')", "aborted", ["a"])])

@@ -18,7 +18,6 @@ from repl_rl.kernel import KernelPool, Limits
 from repl_rl.rollout.batch import RolloutBatch
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.metrics import batch_metrics
-from repl_rl.rollout.scheduler import Cut
 from repl_rl.rollout.subcalls import NoAnswerError, SubCalls
 from repl_rl.trajectory import StopReason, SubCall, Task, Trajectory, read_jsonl, write_jsonl
 from repl_rl.utils.threads import BackgroundLoop
@@ -251,8 +250,7 @@ async def test_what_a_line_leaves_behind_ends_with_all_that_it_has_asked_in_turn
     assert stalled.asked[-1][1] == 2000, "all that was set aside has come back"
 
 
-@pytest.mark.parametrize("ends", ["closed", "cut"])
-async def test_sessions_end_with_their_batch(large_pool: KernelPool, ends: str) -> None:
+async def test_sessions_end_with_their_batch(large_pool: KernelPool) -> None:
     pool, begun = large_pool, 0
 
     async def never() -> str:
@@ -261,22 +259,15 @@ async def test_sessions_end_with_their_batch(large_pool: KernelPool, ends: str) 
         await asyncio.Event().wait()
         raise AssertionError
 
-    engine = engine_of(
-        {"Begin": ["rlm_query('Stall')\n"], "Stall": ["llm_query('never')\n"], "never": never, "Quick": ["FINAL(1)\n"]}
-    )
+    engine = engine_of({"Begin": ["rlm_query('Stall')\n"], "Stall": ["llm_query('never')\n"], "never": never})
     rollout = asking(engine, pool, depth=2)
-    quick = [Task(f"quick{number}", "Quick", "", metadata={"context": ""}) for number in range(2)]
     async with asyncio.timeout(600):
-        if ends == "cut":
-            made = await rollout.many([*quick, TASK, TASK], cut=Cut(share=0.5, group_size=4))
-            assert [each.stop_reason for each in made].count(StopReason.UNFINISHED) == 2
-        else:
-            async with aclosing(rollout.as_completed(RolloutBatch([TASK, TASK]))) as stream:
-                waiting = asyncio.ensure_future(anext(stream))
-                await until_async(lambda: begun == 2)
-                waiting.cancel()
-                await asyncio.wait([waiting])
-            assert dict(engine.most) == {0: 2, 1: 2, 2: 2}
+        async with aclosing(rollout.as_completed(RolloutBatch([TASK, TASK]))) as stream:
+            waiting = asyncio.ensure_future(anext(stream))
+            await until_async(lambda: begun == 2)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+        assert dict(engine.most) == {0: 2, 1: 2, 2: 2}
     assert engine.held.total() == engine.admission.admitted == 0
     await take_all(pool)
 

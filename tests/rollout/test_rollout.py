@@ -22,7 +22,6 @@ from repl_rl.kernel import ExecResult, KernelPool, Limits
 from repl_rl.rollout.batch import RolloutBatch
 from repl_rl.rollout.execute import TurnResult
 from repl_rl.rollout.guests import Repeats
-from repl_rl.rollout.scheduler import Cut
 from repl_rl.rollout.service import AttachedKernels
 from repl_rl.rollout.state import Transcript
 from repl_rl.trajectory import LineKind, StopReason, Task, ToolCall, Trajectory
@@ -225,58 +224,6 @@ async def test_a_prompt_that_is_too_long_is_refused_before_anything_starts(vocab
     with pytest.raises(ConfigError, match=r"prompt of task 'long' has \d+ tokens and engine.context_tokens is 256"):
         await rollout_of(engine, kernels, context_tokens=256).many(tasks)
     assert (engine.given, kernels.opened) == ([], 0)
-
-
-class Stalling(ScriptedEngine):
-    """The slot of session n is never had if `stalls[n]` is "slot"."""
-
-    stalls: Sequence[str] = ()
-    asked = 0
-
-    @asynccontextmanager
-    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[ScriptedEngine]:
-        self.asked += 1
-        if self.stalls[self.asked - 1] == "slot":
-            await asyncio.Event().wait()
-        async with super().slot(tokens, depth) as slot:
-            yield slot
-
-
-async def test_a_cut_leaves_each_trajectory_as_far_as_it_has_come(vocabulary: Vocabulary) -> None:
-    """Session n waits for ever for what `stalls[n]` names, or for nothing."""
-    stalls = ["", "", "sampling", "running", "kernel", "slot"]
-
-    async def sample(prompt: str, turn: int, sampling: object) -> None:
-        if "Session 2" in prompt and turn == 1:
-            await asyncio.Event().wait()
-
-    async def run(session: int, cell: int, source: str, execute: Execute) -> ExecResult:
-        await asyncio.sleep(0)  # sessions take turns
-        if stalls[session] == "running" and cell == 1:
-            await asyncio.Event().wait()
-        return await execute()
-
-    class Kernels(HookedKernels):
-        @asynccontextmanager
-        async def session(self) -> AsyncIterator[Any]:
-            async with super().session() as kernel:
-                if stalls[self.opened - 1] == "kernel":
-                    await asyncio.Event().wait()
-                yield kernel
-
-    lines = [" x = 42\n", " y = x\n", " y\n", " submit_final_answer(y)\n"]
-    engine, kernels = Stalling(vocabulary, lines, sample), Kernels(run)
-    engine.stalls = stalls
-    tasks = tasks_of(*(f"Session {number}" for number in range(len(stalls))))
-    trajectories = await rollout_of(engine, kernels).many(tasks, cut=Cut(share=0.3, group_size=6))
-    assert (engine.slots, kernels.open) == (0, 0)
-    assert [t.stop_reason for t in trajectories] == [StopReason.ANSWER] * 2 + [StopReason.UNFINISHED] * 4
-    assert [t.is_void for t in trajectories] == [False] * 2 + [True] * 4
-    sampling, running, *waiting = ([(line.text, line.kind) for line in t.lines] for t in trajectories[2:])
-    assert sampling == [(" x = 42\n", LineKind.STATEMENT)]
-    assert running == [(" x = 42\n", LineKind.STATEMENT), (" y = x\n", LineKind.KILLED)]
-    assert waiting == [[], []]
-    assert [t.lines[-1].end == len(t.completion_ids) for t in trajectories[:4]] == [True] * 4
 
 
 class Clock:

@@ -21,7 +21,6 @@ from repl_rl.errors import EngineError
 from repl_rl.kernel import ExecResult, ExecStatus, HostCall, HostCalls
 from repl_rl.rollout.batch import RolloutBatch
 from repl_rl.rollout.loop import Rollout
-from repl_rl.rollout.scheduler import Cut
 from repl_rl.rollout.subcalls import PolicyModel, SubCalls
 from repl_rl.trajectory import StopReason, SubCall, Task
 
@@ -139,7 +138,7 @@ async def test_sub_calls_end_with_the_line_that_asked() -> None:
     assert (engine.admission.admitted, engine.admission.taken) == (0, 0)
 
 
-@pytest.mark.parametrize("ends", ["closed", "cut", "failing"])
+@pytest.mark.parametrize("ends", ["closed", "failing"])
 async def test_a_batch_that_ends_in_the_middle_leaves_nothing_at_the_engine(ends: str) -> None:
     """After this, weights may change: some sub-calls are being answered, others wait for room."""
     asked: list[str] = []
@@ -153,15 +152,12 @@ async def test_a_batch_that_ends_in_the_middle_leaves_nothing_at_the_engine(ends
         raise EngineError("the engine failed")
 
     engine = AskedEngine(vocabularies.nano(), TYPED, stall, capacity_tokens=4000)
-    kernels = AskingKernels([f"part {number}" for number in range(20)], quick=2 if ends == "cut" else 0)
+    kernels = AskingKernels([f"part {number}" for number in range(20)])
     rollout = rollout_of_asking(engine, kernels, call_tokens=16)
     async with asyncio.timeout(300):
         if ends == "failing":
             trajectories = await rollout.many(tasks(8))
             assert {each.lines[0].shown for each in trajectories} == {"EngineError\n"}
-        elif ends == "cut":
-            stops = [each.stop_reason for each in await rollout.many(tasks(8), cut=Cut(share=0.1, group_size=8))]
-            assert sorted(stops) == [StopReason.ANSWER] * 2 + [StopReason.UNFINISHED] * 6
         else:
             async with aclosing(rollout.as_completed(RolloutBatch(tasks(8)))) as stream:
                 waiting = asyncio.ensure_future(anext(stream))

@@ -17,7 +17,6 @@ from repl_rl import ReplGRPOTrainer, Trajectory, read_jsonl
 from repl_rl.errors import ConfigError, RewardError
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rewards import ScoredTrajectory
-from repl_rl.rollout.scheduler import Cut
 from repl_rl.tasks import make_tasks
 from repl_rl.trainer.kept import RunFiles
 from repl_rl.trainer.rows import Row, component_sum
@@ -134,17 +133,6 @@ def test_without_trls_importance_ratios_the_drift_is_the_same(tmp_path: Path) ->
     for name in ("drift/logprob_mean", "drift/logprob_max"):
         assert found[0][name] == pytest.approx(found[1][name], abs=1e-5)
         assert found[0][name] > 0.1
-
-
-def test_only_training_batches_are_cut(tmp_path: Path) -> None:
-    tasks = make_tasks_named("a", "b")
-    trainer = recorded_trainer(
-        tmp_path, first_is_right, tasks, trainer={"eval_dataset": tasks}, budget={"finish_share": 0.75}
-    )
-    trainer.batch()
-    trainer.evaluate()
-    assert set(trainer.service.cuts) == {Cut(share=0.75, group_size=2), None}
-    assert trainer.service.cuts.index(None) == 1
 
 
 def test_trl_rewards_are_paid_at_the_last_line(history: list[dict[str, float]], folder: Path) -> None:

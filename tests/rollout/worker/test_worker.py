@@ -17,7 +17,6 @@ from repl_rl.config import KernelConfig, SamplingConfig
 from repl_rl.engine import Engine, Vocabulary
 from repl_rl.errors import ConfigError, EngineError, KernelError, ReplRLError
 from repl_rl.rollout.batch import RolloutBatch, RolloutService
-from repl_rl.rollout.scheduler import Cut
 from repl_rl.rollout.service import start_service
 from repl_rl.rollout.setup import RolloutSetup, make_extensions
 from repl_rl.trajectory import Task, Trajectory
@@ -232,29 +231,6 @@ def test_a_pool_that_can_not_open_raises_here_what_it_raised_there(
     here, there = raised
     assert here == there
     assert "no-such-" in there[1]
-
-
-@pytest.mark.more
-def test_a_cut_goes_through_the_worker(vocabulary: Vocabulary) -> None:
-    """Task 1 never gets its second line. Once tasks 2 and 3 are through, it is cut, and task 4 does not begin."""
-    is_stuck = asyncio.Event()
-
-    async def wait(prompt: str, turn: int, sampling: object) -> None:
-        if "1 * 7" not in prompt:
-            await is_stuck.wait()
-        elif turn == 1 and not is_stuck.is_set():
-            is_stuck.set()
-            await asyncio.Event().wait()
-
-    engine = ScriptedEngine(vocabulary, lines_for, wait)
-    with open_service(engine, vocabulary) as service:
-        made = service.generate(TASKS, cut=Cut(share=0.5, group_size=4))
-        stops = [(trajectory.stop_reason, len(trajectory.lines)) for trajectory in made]
-        assert stops == [("unfinished", 1), ("answer", 4), ("answer", 4), ("unfinished", 0)]
-        assert made[0].lines[0].text == " r = 1 * 7\n"
-        assert [trajectory.answer for trajectory in made] == [None, ("14",), ("21",), None]
-        engine.sessions.clear()
-        assert [trajectory.answer for trajectory in service.generate(TASKS[:1])] == [("7",)]
 
 
 @pytest.mark.more
