@@ -132,7 +132,7 @@ def read_run(run: Prepared) -> dict[str, Any]:
     steps: dict[str, list[float]] = {name: [] for name in (*AXES, "solved", "roots")}
     groups: list[list[Trajectory]] = []
     for row in (row for row in rows if row["kind"] == "train"):
-        made = list(read_jsonl(folder.rollouts_of(row["step"])))
+        made = list(read_jsonl(folder.rollouts / f"step_{row['step']:05d}.jsonl"))
         roots = [each for each in made if each.branch is None]
         steps["lines"].append(sum(len(each.lines) for each in made))
         steps["tokens"].append(sum(each.sampled_tokens for each in made))
@@ -142,10 +142,10 @@ def read_run(run: Prepared) -> dict[str, Any]:
         if not groups:
             groups = [made[first : first + group_size] for first in range(0, len(made), group_size)]
     of = {task.id: task.metadata["operands"] for task in run.inputs.train_tasks}
-    return {"before": before, "after": after, "steps": steps, "credit": list(_credited(groups, of))}
+    return {"before": before, "after": after, "steps": steps, "credit": list(credited_sessions(groups, of))}
 
 
-def _credited(groups: Sequence[Sequence[Trajectory]], of: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def credited_sessions(groups: Sequence[Sequence[Trajectory]], of: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """For each session: its lock, the moves of the whole session (None: the line moves nothing; "end": it submits),
     which of them are its own, and the credit of these, divided by their weights if the estimator weighs them."""
     for group in groups:
@@ -231,12 +231,11 @@ def against_exact(runs: Sequence[Mapping[str, Any]], wrong: float, idle: float) 
             if right is not None:
                 given.append(credit / weight if arm == "branch" and weight else credit)
                 exact.append(right)
-    varies = len({*given}) > 1 < len({*exact})
     errors = [(one - other) ** 2 for one, other in zip(given, exact, strict=True)]
     return {
         "rmse": statistics.fmean(errors) ** 0.5,
         "exact": statistics.fmean(each**2 for each in exact) ** 0.5,
-        "rank_correlation": statistics.correlation(_ranks(given), _ranks(exact)) if varies else 0.0,
+        "rank_correlation": rank_correlation(given, exact),
         "lines": len(given),
     }
 
@@ -245,23 +244,31 @@ def exact_advantages(
     lock: Sequence[int], moves: Sequence[int | str | None], wrong: float, idle: float
 ) -> list[float | None]:
     """V(after) - V(before) of each line on the lock with these operands; None once it is over."""
+    return [None if pair is None else pair[1] - pair[0] for pair in exact_values(lock, moves, wrong, idle)]
+
+
+def exact_values(
+    lock: Sequence[int], moves: Sequence[int | str | None], wrong: float, idle: float
+) -> Iterator[tuple[float, float] | None]:
+    """V before and after each line on the lock with these operands; None once it is over."""
     world = LockWorld(*lock)
     budget = int(MOST_LINES * world.length)
     at = _values_of(world, wrong, idle)
-    found: list[float | None] = []
     for place, (state, move) in enumerate(_states(world, moves)):
-        if world.is_over(state):
-            found.append(None)
-            continue
         left = budget - place
         after = 0.0 if move == "end" else at(_moved(world, state, move), left - 1)
-        found.append(after - at(state, left))
-    return found
+        yield None if world.is_over(state) else (at(state, left), after)
 
 
 @cache
 def _values_of(world: LockWorld, wrong: float, idle: float) -> Callable[[int, int], float]:
     return values(world, lock_habits(world, wrong, idle), int(MOST_LINES * world.length))
+
+
+def rank_correlation(given: Sequence[float], exact: Sequence[float]) -> float:
+    """Spearman's; 0 if either does not vary."""
+    varies = len({*given}) > 1 < len({*exact})
+    return statistics.correlation(_ranks(given), _ranks(exact)) if varies else 0.0
 
 
 def _ranks(values: Sequence[float]) -> list[float]:

@@ -7,6 +7,7 @@ from itertools import pairwise, product
 from math import comb, factorial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -14,6 +15,7 @@ from repl_rl.config import load_config
 from repl_rl.rollout.scripted import type_session
 from repl_rl.tasks import environment_of, grade, make_tasks
 from repl_rl.trajectory import Task
+from studies.branching.hidden_value import RIDGES, Array, HiddenValue, features
 from studies.branching.policy import lock_habits
 from studies.branching.study import ARMS, CONFIG, exact_advantages, overrides
 from studies.branching.worlds import bughunt, table
@@ -136,6 +138,31 @@ def test_the_exact_advantage_is_what_a_line_changes_in_the_chance_to_win(number:
     assert found[:3] == pytest.approx([after - before for before, after in pairwise(values)])
     assert found[3] is None
     assert exact_advantages([number, 3], ["end"], 0.3, 0.2) == pytest.approx([-values[0]])
+
+
+def test_the_value_of_a_group_is_a_ridge_regression_on_what_others_and_earlier_batches_returned() -> None:
+    random, value, past = np.random.default_rng(2), HiddenValue(), list[tuple[float, Array, Array]]()
+    value.errors = errors = np.arange(len(RIDGES), 0, -1.0)  # the smallest ridge first, by which V reaches its bounds
+    chosen, bounded = set[int](), 0
+    for noise in (0.0, 0.0, 0.0, 5.0, 0.5, 0.0, 0.0, 0.0):
+        states = [random.normal(size=(random.integers(2, 7), 5)) + 1 for _ in range(random.integers(1, 4))]
+        batch = [(each, each[:, 0] - each[:, 1] + noise * random.normal(size=len(each))) for each in states]
+        found = value.learn(batch, 0.5)
+        chosen.add(ridge := int(np.argmin(errors)))
+        errors = 0.5 * errors
+        for place, (own, earned) in enumerate(batch):
+            others = [*past, *((1.0, *each) for number, each in enumerate(batch) if number != place)]
+            returns = np.concatenate([[0.0], *(each for _, _, each in others)])
+            rows = np.vstack([weight**0.5 * features(each) for weight, each, _ in others] or [np.zeros((1, 6))])
+            aims = np.concatenate([weight**0.5 * each for weight, _, each in others] or [np.zeros(1)])
+            fits = [np.linalg.solve(rows.T @ rows + each * np.eye(6), rows.T @ aims) for each in RIDGES]
+            values = np.array([features(own) @ fit for fit in fits])  # (ridges, L)
+            inside = values.clip(returns.min(), returns.max())
+            assert found[place] == pytest.approx(inside[ridge], rel=1e-6, abs=1e-6)
+            bounded += (inside != values)[ridge].sum()
+            errors = errors + np.square(inside - earned).sum(axis=1)
+        past = [(0.5 * weight, *each) for weight, *each in [*past, *((1.0, *each) for each in batch)]]
+    assert len(chosen) > 1 < bounded
 
 
 @pytest.mark.parametrize("cores", [1, 2, 3])
