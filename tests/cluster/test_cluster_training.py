@@ -63,7 +63,7 @@ def test_a_run_goes_on_with_a_server_that_was_killed(ray_cluster: Any, connectio
     killed: list[int] = []
 
     def kill() -> None:
-        until(lambda: list(tmp_path.glob("runs/*/rollouts/step_00001.jsonl")))
+        until(lambda: list(tmp_path.glob("runs/*/rollouts/step_00001.jsonl")), 1500)
         for server in vllm_servers():
             server.kill()
             killed.append(server.pid)
