@@ -230,7 +230,7 @@ class SessionWorker:
             self._lived_at = time.monotonic()
             self._events.put(None)
 
-        group.done = self._service.begin(RolloutBatch(group.tasks, seed, None, self.config.branch), ended)
+        group.done = self._service.begin(RolloutBatch(group.tasks, seed, self.config.branch), ended)
         group.done.add_done_callback(lambda _: self._events.put(group))
 
     def _task(self, number: int) -> Task:

@@ -259,8 +259,11 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 def filled(page: str, report: Mapping[str, Any]) -> str:
     """The page with its tables."""
     for name, rows in tables(report).items():
-        between = rf"(<!-- capacity {name} -->\n).*?(<!-- end -->)"
-        page = re.sub(between, lambda found, rows=rows: f"{found[1]}{rows}\n{found[2]}", page, flags=re.DOTALL)
+
+        def put(found: re.Match[str], rows: str = rows) -> str:
+            return f"{found[1]}{rows}\n{found[2]}"
+
+        page = re.sub(rf"(<!-- capacity {name} -->\n).*?(<!-- end -->)", put, page, flags=re.DOTALL)
     return page
 
 

@@ -143,7 +143,7 @@ def _sides(settings: ClusterSettings, engine_name: str, say: Say) -> Iterator[di
         locate = None
         if engine_name == "script":
             engine = Script(vocabulary, _SCRIPT)
-            changed = {"backend": f"{__name__}:{make_script.__name__}"}
+            changed: dict[str, Any] = {"backend": f"{__name__}:{make_script.__name__}"}
         else:
             say("starting vllm serve")
             replicas = stack.enter_context(open_replicas(config, path))

@@ -1,8 +1,8 @@
 """`python -m studies.recipes.default`: the default's estimator beside two others, on Qwen2.5-Coder-0.5B-Instruct.
 
-The protocol, and what came out, is in README.md. Each run is `repl-rl train qwen-coder-0.5b` in float32, made small enough
-for two CPU cores without bfloat16; runs differ in `credit.estimator` and in the seed. A run that is in the folder
-already is not repeated.
+The protocol, and what came out, is in README.md. Each run is `repl-rl train qwen-coder-0.5b` in float32, made small
+enough for two CPU cores without bfloat16; runs differ in `credit.estimator` and in the seed. A run that is in the
+folder already is not repeated.
 """
 
 from __future__ import annotations
