@@ -30,7 +30,7 @@ ESTIMATORS = ("return_to_go", "outcome", "gigpo")
 _FAMILIES = ("rg-simple_equations", "rg-fraction_simplification", "rg-gcd", "rg-lcm")
 _SMALL = (
     f"tasks.families={list(_FAMILIES)}",
-    *("model.dtype=float32", "train.dtype=float32", "budget.tokens=160", "budget.lines=16", "kernel.size=20"),
+    *("model.dtype=float32", "train.dtype=float32", "budget.tokens=128", "budget.lines=12", "kernel.size=20"),
     *("engine.context_tokens=1024", "engine.places=24", "train.prompts_per_step=3", "train.group_size=6"),
     *("train.micro_batch=6", "train.save_steps=1000"),
 )
@@ -41,8 +41,8 @@ class DefaultSettings:
     """What is run. Raises ConfigError for invalid counts."""
 
     seeds: int = 2
-    steps: int = 12
-    problems: int = 48
+    steps: int = 8
+    problems: int = 32
     jobs: int = 1
     runs: Path = Path("runs/default")
     """Where each run leaves its figures, a JSON file."""
@@ -57,8 +57,8 @@ DEFAULT = DefaultSettings()
 QUICK = DefaultSettings(seeds=1, steps=1, problems=4)
 FLAGS = (
     ("--seeds", int, "of each estimator (default: 2)"),
-    ("--steps", int, "of each run (default: 12)"),
-    ("--problems", int, "held out, before and after (default: 48)"),
+    ("--steps", int, "of each run (default: 8)"),
+    ("--problems", int, "held out, before and after (default: 32)"),
     ("--jobs", int, "runs side by side (default: 1)"),
     ("--runs", Path, "folder for the figures of each run, which is not repeated (default: runs/default)"),
 )
