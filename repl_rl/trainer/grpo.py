@@ -266,6 +266,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         since = started = time.perf_counter()
         rows, is_training = list(inputs), self.model.training
         by_rate = is_training and self.args.task_sampling == "pass_rate"
+        self._right_shares: list[tuple[str, float] | None] = []
         if by_rate:
             rows = self._drawn_by_rate(len(rows))
         if is_training and self.args.asynchronous is not None:
@@ -282,6 +283,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
             with kept_on_failure(self._kept_at, [item.trajectory for item in scored]):
                 self._redraw(rows, scored)
         if by_rate:
+            self.pass_rates.learn(gather(self._right_shares))
             self.step_log.values(self.pass_rates.numbers(len(self.train_dataset)))
         self._taken_at = time.perf_counter()
         tools = [tool.name for tool in self._extensions.toolbox.tools]
@@ -344,9 +346,8 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         with kept_on_failure(self._kept_at, ended.values()):
             scored = self._scored(more, self.service.roll_out(batch, ended.__setitem__), branch)
         scored = [replace(item, environment=batch.environments.get(index)) for index, item in enumerate(scored)]
-        if is_training and args.task_sampling == "pass_rate":  # redrawn groups say something too
-            size = self.num_generations * factor
-            self.pass_rates.learn(gather([right_share(scored[at : at + size]) for at in range(0, len(scored), size)]))
+        size = self.num_generations * factor  # redrawn groups say something about their tasks too
+        self._right_shares += [right_share(scored[at : at + size]) for at in range(0, len(scored), size)]
         return scored if factor == 1 else resampled(scored, self.num_generations, factor, f"{args.seed}/{self._step}")
 
     def _scored(

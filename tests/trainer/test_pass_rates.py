@@ -1,14 +1,17 @@
 """Problems that are neither always nor never solved are drawn more often, alike in all processes and after a resume."""
 
 from collections import Counter
+from collections.abc import Sequence
 from itertools import permutations
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from recorded import RecordedTrainer, make_tasks_named, recorded, recorded_trainer
 
-from repl_rl.errors import ConfigError
+from repl_rl.errors import ConfigError, KernelError
+from repl_rl.trainer import grpo
 from repl_rl.trainer.pass_rates import PassRates
 from repl_rl.trajectory import Task, Trajectory
 
@@ -75,6 +78,26 @@ def test_what_is_drawn_again_has_told_its_rate(tmp_path: Path) -> None:
     drawn = {name for call in trainer.service.calls for name in call}
     assert len(trainer.service.calls) > 1
     assert trainer.pass_rates.rates.keys() == drawn
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_process_that_can_draw_none_again_gathers_as_often_as_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    trainer = recorded_trainer(tmp_path, of_their_names, TASKS, task_sampling="pass_rate", redraws=1)
+    gathered: list[Sequence[Any]] = []
+    monkeypatch.setattr(grpo, "gather", lambda values: gathered.append(values) or list(values))
+    roll_out = trainer.service.roll_out
+
+    def rolled_out(*arguments: Any) -> Any:
+        if fails and trainer.service.calls:
+            raise KernelError("not a single kernel")
+        return roll_out(*arguments)
+
+    monkeypatch.setattr(trainer.service, "roll_out", rolled_out)
+    trainer.batch()
+    _ids, redrawn, shares, _kept = gathered
+    assert len(shares) == (2 if fails else 2 + redrawn[0])
 
 
 def test_groups_that_are_sampled_ahead_can_t_be_drawn_so(tmp_path: Path) -> None:
