@@ -12,22 +12,24 @@ from repl_rl.utils.distributed import any_of_all
 
 
 class TellOfPasses(TrainerCallback):  # type: ignore[misc]
-    """Shows how many of a step's backward passes are done, where there are several."""
+    """Shows how many of a step's backward passes are done, where there are several. The first one, which waits for the
+    rollouts, is not counted: it says nothing about how long the others take."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._step = ExitStack()
+        self._one_more: Callable[[], None] | None = None
 
-    def on_step_begin(self, args: TrainingArguments, state: Any, control: Any, **named: Any) -> None:
-        passes = args.gradient_accumulation_steps
-        if passes > 1:
-            self._one_more = self._step.enter_context(self._progress.part("passes of the step", passes))
-
-    def on_substep_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
-        self._one_more()
+    def on_substep_end(self, args: TrainingArguments, state: Any, control: Any, **named: Any) -> None:
+        if self._one_more is None:
+            part = self._progress.part("further passes of the step", args.gradient_accumulation_steps - 1)
+            self._one_more = self._step.enter_context(part)
+        else:
+            self._one_more()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         self._step.close()
+        self._one_more = None
 
 
 class WarnOnce:

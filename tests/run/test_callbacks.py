@@ -97,14 +97,14 @@ def test_a_part_says_how_far_it_is(is_terminal: bool, monkeypatch: pytest.Monkey
     assert re.search(expected, said, re.MULTILINE)
 
 
-def test_passes_of_a_step_are_counted_where_there_are_several() -> None:
+def test_passes_of_a_step_are_counted_after_the_first_which_waits_for_rollouts() -> None:
     file = io.StringIO()
     told = TellOfPasses(Progress(Console(file=file, force_terminal=True, width=100)))
-    for passes in (1, 3):
+    for passes in (1, 4):
         arguments = SimpleNamespace(gradient_accumulation_steps=passes)
-        told.on_step_begin(arguments, None, None)  # type: ignore[arg-type]
+        assert not file.getvalue()
         for _ in range(passes - 1):
-            told.on_substep_end(arguments, None, None)
+            told.on_substep_end(arguments, None, None)  # type: ignore[arg-type]
         told.on_step_end(arguments, None, None)
-    assert "passes of the step" in file.getvalue()
+    assert "further passes of the step" in file.getvalue()
     assert "2/3" in file.getvalue()
