@@ -100,19 +100,18 @@ def read_run(run: Prepared) -> dict[str, Any]:
         "tokens": [row["tokens_per_trajectory"] for row in steps],
         "grad_norms": [row["grad_norm"] for row in steps],
         "flat_groups": statistics.fmean(row["credit/groups_without_variance"] for row in steps),
-        "step_s": statistics.median(row["seconds"] for row in steps),
     }
 
 
 def table(report: dict[str, Any]) -> Table:
     """The figures for a terminal, each seed."""
     shown = Table(title=f"{report['steps']} steps, {report['seeds']} seeds: solved in percent")
-    for column in ("estimator", "held out before", "after", "second half of training", "median step s"):
+    for column in ("estimator", "held out before", "after", "second half of training"):
         shown.add_column(column, justify="left" if column == "estimator" else "right")
     for estimator in ESTIMATORS:
         own = [run for run in report["runs"] if run["estimator"] == estimator]
         solved = (", ".join(f"{100 * run[name]:.1f}" for run in own) for name in ("before", "after", "second_half"))
-        shown.add_row(estimator, *solved, ", ".join(f"{run['step_s']:.0f}" for run in own))
+        shown.add_row(estimator, *solved)
     return shown
 
 
