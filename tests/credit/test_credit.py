@@ -45,6 +45,18 @@ def test_a_group_without_variance_teaches_exactly_nothing(estimator: str, reward
     assert per_line(rewards, config(estimator)) == [[0.0]] * len(rewards)
 
 
+@given(st.lists(st.tuples(st.integers(1, 5), st.sampled_from([0.0, 1.0])), min_size=2, max_size=8))
+def test_with_the_outcome_alone_lines_differ_in_nothing_and_a_factor_is_left(
+    ends: list[tuple[int, float]],
+) -> None:
+    rewards = [[0.0] * (lines - 1) + [outcome] for lines, outcome in ends]
+    shipped, size = per_line(rewards, CreditConfig()), len(ends)
+    for estimator in ("rloo", "outcome", "dr_grpo", "turn"):
+        factor = 1.0 if estimator == "rloo" else size / (size - 1)
+        for one, other in zip(shipped, per_line(rewards, config(estimator)), strict=True):
+            assert one == pytest.approx([factor * value for value in other])
+
+
 def test_values_that_differ_by_rounding_are_equal() -> None:
     assert 0.1 + 0.2 != 0.3
     assert per_line([[0.1 + 0.2], [0.3]], config("outcome", scale="group")) == [[0.0], [0.0]]
