@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repl_rl.errors import ConfigError
-from repl_rl.tasks import grade, grade_many, require_gradable
+from repl_rl.tasks import grade, grade_many, judge_many, require_gradable
 from repl_rl.tasks.grading.table import TABLE, rule
 from repl_rl.trajectory import Task
 
@@ -27,10 +27,13 @@ def submitted(value: str | dict[str, Any]) -> tuple[str, ...]:
     return (repr(value["text"]),) if "text" in value else tuple(value["values"])
 
 
-CASES = yaml.safe_load((HERE / "answers.yaml").read_text(encoding="utf-8"))
-ANSWERS, STRANGERS = (
+CASES, WRITTEN_OUT = (
+    yaml.safe_load((HERE / name).read_text(encoding="utf-8")) for name in ("answers.yaml", "written_out.yaml")
+)
+STRANGERS_CASES = map(json.loads, (HERE / "strangers_answers.jsonl").read_text(encoding="utf-8").splitlines())
+ANSWERS, WRITTEN, STRANGERS = (
     [(case["reference"], [*map(submitted, case["right"])], [*map(submitted, case["wrong"])]) for case in cases]
-    for cases in (CASES, map(json.loads, (HERE / "strangers_answers.jsonl").read_text(encoding="utf-8").splitlines()))
+    for cases in (CASES, WRITTEN_OUT, STRANGERS_CASES)
 )
 
 
@@ -38,7 +41,7 @@ def task_of(answer: str, family: str = "") -> Task:
     return Task("t", "?", answer, family)
 
 
-@pytest.mark.parametrize("cases", [ANSWERS, STRANGERS], ids=["answers", "strangers"])
+@pytest.mark.parametrize("cases", [ANSWERS, WRITTEN, STRANGERS], ids=["answers", "written_out", "strangers"])
 def test_verdicts(cases: list[Any]) -> None:
     """The text of a reference itself is right, too. Strangers' are what public data sets and models have."""
     require_gradable([task_of(reference) for reference, _, _ in cases])
@@ -131,3 +134,13 @@ def test_references_that_cannot_be_read_are_named(answer: str) -> None:
     with pytest.raises(ConfigError, match="task 'odd': the reference answer") as caught:
         require_gradable([task_of("7"), Task("odd", "?", answer)])
     assert repr(answer) in str(caught.value)
+
+
+def test_any_of_several_references_is_right_and_the_reason_is_that_of_the_right_one() -> None:
+    task = Task("t", "?", "42", metadata={"references": ("42", "42.5", r"\frac{1}{3}")})
+    verdicts = judge_many([task] * 4, [("42",), ("1/3",), ("'42.5'",), ("43",)])
+    assert [verdict.grade for verdict in verdicts] == [1.0, 1.0, 1.0, 0.0]
+    assert verdicts[1].reason == "answer read as 1/3, reference read as 1/3: equal"
+    assert verdicts[3].reason == "answer read as 43, reference read as 42: not equal"
+    with pytest.raises(ConfigError, match=r"task 't': the reference answer"):
+        require_gradable([Task("t", "?", "42", metadata={"references": ("42", "nan")})])

@@ -10,7 +10,10 @@ Families whose problems have many right answers, or a scorer of their own, decid
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from decimal import Decimal
+from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 
 from repl_rl.tasks.confined import Call, ask
@@ -60,9 +63,33 @@ def grade_many(
 def judge_many(
     tasks: Sequence[Task], answers: Sequence[Sequence[str] | None], forms: Sequence[Forms] | None = None
 ) -> list[Verdict]:
-    """As `grade_many`, with a sentence on how each side was read and what came of it."""
+    """As `grade_many`, with a sentence on how each side was read and what came of it.
+
+    A task may have several references, in `metadata["references"]`: what equals one of them is right. The verdict is
+    that of the first one that it equals, else that of the first one.
+    """
     forms = [None] * len(answers) if forms is None else forms
-    first = [_at_once(task, answer, form) for task, answer, form in zip(tasks, answers, forms, strict=True)]
+    pairs: list[tuple[Task, Sequence[str] | None, Forms]] = []
+    counts = []
+    for task, answer, form in zip(tasks, answers, forms, strict=True):
+        references = references_of(task)
+        counts.append(len(references))
+        pairs += [(replace(task, answer=reference), answer, form) for reference in references]
+    remaining = iter(_judge_pairs(pairs))
+    verdicts = []
+    for count in counts:
+        candidates = list(islice(remaining, count))
+        verdicts.append(max(candidates, key=attrgetter("grade")))  # the first one of the best
+    return verdicts
+
+
+def references_of(task: Task) -> tuple[str, ...]:
+    """The texts one of which an answer has to equal."""
+    return tuple(task.metadata.get("references") or (task.answer,))
+
+
+def _judge_pairs(pairs: Sequence[tuple[Task, Sequence[str] | None, Forms]]) -> list[Verdict]:
+    first = [_at_once(*pair) for pair in pairs]
     questions = [item for item in first if not isinstance(item, Verdict)]
     known = {item: _verdicts[item] for item in questions if item in _verdicts}
     open_ = [item for item in dict.fromkeys(questions) if item not in known]
@@ -96,15 +123,15 @@ def unreadable(tasks: Iterable[Task]) -> list[Task]:
     doubtful: dict[str, list[Task]] = {}
     for task in tasks:
         is_compared = task.metadata.get("graded_as") != "text" and not _decides(task)
-        if is_compared and not _NUMBER.fullmatch(task.answer.strip()):
-            doubtful.setdefault(task.answer, []).append(task)
+        for reference in references_of(task) if is_compared else ():
+            if not _NUMBER.fullmatch(reference.strip()):
+                doubtful.setdefault(reference, []).append(task)
     verdicts = ask([(EQUAL, [answer, None]) for answer in doubtful]) if doubtful else []
-    return [
-        task
-        for same, (is_readable, _) in zip(doubtful.values(), verdicts, strict=True)
-        if not is_readable
-        for task in same
-    ]
+    unread: dict[int, Task] = {}
+    for tasks_of_reference, (is_readable, _) in zip(doubtful.values(), verdicts, strict=True):
+        if not is_readable:
+            unread |= {id(task): task for task in tasks_of_reference}
+    return list(unread.values())
 
 
 def _at_once(task: Task, answer: Sequence[str] | None, forms: Forms) -> Verdict | Question:

@@ -18,17 +18,24 @@ from sympy.core.symbol import Str
 
 from repl_rl.tasks.grading.python_text import read_python
 from repl_rl.tasks.grading.reasons import reading
-from repl_rl.tasks.grading.text import as_set, read_text, require_readable
-from repl_rl.tasks.grading.units import converted
+from repl_rl.tasks.grading.sets import RELATIONS, as_set, bound, is_set, is_solved
+from repl_rl.tasks.grading.text import read_text, require_readable
+from repl_rl.tasks.grading.units import converted, may_be_missing
 from repl_rl.tasks.grading.values import (
+    Choice,
     Collection,
+    Letters,
+    Mapping,
     Named,
     Percent,
     Quantity,
     Unreadable,
     Value,
+    is_imaginary_unit,
     is_plain,
     is_worked_out,
+    is_written_out,
+    settled,
     worked,
     written,
 )
@@ -39,9 +46,8 @@ _FLOAT_NOISE = sympy.Rational(1, 10**9)
 _SIX_DIGITS = sympy.Rational(1_000_001, 10**12)
 _POINTS, _TRIES = 5, 40
 _SEQUENCES = ("()", "[]", "")
-_RELATIONS = (Relational, sympy.And, sympy.Or)
-_LETTERS = {sympy.Symbol("E"): sympy.E, sympy.Symbol("I"): sympy.I}
-"""A choice by its letter, and what the name stands for in sympy."""
+_CONSTANTS = {"E": sympy.E, "I": sympy.I}
+"""What a choice's letter is as a name in sympy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +68,12 @@ class Compared:
 
 def equal(answer: str, submitted: Sequence[str] | None) -> Compared:
     """Whether what was submitted equals the reference answer; with None, whether the reference can be read at all."""
-    reference = read_text(answer)
-    value = reference if submitted is None else read_submission(submitted)
-    return Compared(same(reference, value), value, reference)
+    as_written = read_text(answer)
+    reference = settled(as_written)
+    if submitted is None:
+        return Compared(same(reference, reference), reference, reference)
+    value = read_submission(submitted)
+    return Compared(value == as_written or same(reference, value), value, reference)
 
 
 def warm() -> None:
@@ -89,35 +98,103 @@ def read_submission(answer: Sequence[str]) -> Value:
 
 
 def same(reference: Value, submitted: Value) -> bool:
-    """Whether the two are equal. If that can't be decided, raises Unreadable or what sympy raises."""
+    """Whether the two are equal, and the submission leaves nothing to work out that the reference has worked out.
+
+    If that can't be decided, raises Unreadable or what sympy raises.
+    """
     reference, submitted = _without_nesting(reference), _without_nesting(submitted)
     is_single = isinstance(submitted, Collection) and len(submitted.items) == 1 and submitted.brackets in ("[]", "{}")
     if is_single and same(reference, submitted.items[0]):  # what solvers return: `[3]`, `{(2, 3)}`, `[{x: 2}]`
         return True
-    if not (isinstance(reference, sympy.Eq) and isinstance(submitted, sympy.Eq)):
-        (name, reference), (other, submitted) = _split(reference), _split(submitted)
-        if not _same_name(name, other):
-            return False
-    if isinstance(submitted, Quantity):
-        submitted = converted(submitted, reference.unit) if isinstance(reference, Quantity) else submitted.value
-    if isinstance(reference, Quantity):
-        reference = reference.value
-    if isinstance(reference, Str) or isinstance(submitted, Str) or submitted is None:
+    if isinstance(reference, sympy.Eq) and isinstance(submitted, sympy.Eq):
+        return _same_equation(reference, submitted)
+    (name, reference), (other, submitted) = _split(reference), _split(submitted)
+    if not _same_name(name, other):
+        return False
+    if isinstance(submitted, Quantity) or isinstance(reference, Quantity):
+        reference, submitted = _without_units(reference, submitted)
+    if isinstance(reference, Choice) or isinstance(submitted, Choice):
+        return _same_choice(reference, submitted)
+    if isinstance(reference, Letters) != isinstance(submitted, Letters):
+        reference, submitted = _products(reference, submitted)
+    if isinstance(reference, Mapping) or isinstance(submitted, Mapping):
+        return _same_mapping(reference, submitted)
+    if isinstance(reference, Str | Letters) or isinstance(submitted, Str | Letters) or submitted is None:
         return bool(reference == submitted) or _same_time(str(reference), str(submitted))
     if isinstance(reference, sympy.Expr) and isinstance(submitted, Collection):
         reference = _components(reference, len(submitted.items)) or reference
     elif isinstance(submitted, sympy.Expr) and isinstance(reference, Collection):
         submitted = _components(submitted, len(reference.items)) or submitted
+    elif isinstance(reference, sympy.Expr) and (size := _dimensions(reference)):
+        reference, submitted = _components(reference, size) or reference, _components(submitted, size) or submitted
     if isinstance(reference, Collection):
         return _same_collection(reference, submitted)
-    if isinstance(reference, sympy.Set):
-        return _same_sets(worked(reference), as_set(submitted))
-    if isinstance(reference, _RELATIONS):
-        other = as_set(submitted) if isinstance(submitted, Collection) else worked(submitted)
-        return _same_relation(worked(reference), other)
-    if isinstance(submitted, (*_RELATIONS, sympy.Set, Collection)):
+    if is_set(reference):
+        return _same_solutions(reference, submitted)
+    if isinstance(reference, RELATIONS):
+        return _same_relation(reference, submitted)
+    if isinstance(submitted, (*RELATIONS, Collection)) or is_set(submitted):
         return False
-    return submitted == _LETTERS.get(reference) or _same_number(reference, submitted)
+    return _same_number(reference, submitted)
+
+
+def _same_equation(reference: Any, submitted: Any) -> bool:
+    """Equations are equal if one is a multiple of the other. A symbol and its value, x = 3, is solved, and so has to
+    be the submission."""
+    solution = bound(reference)
+    if solution is None:
+        reference, submitted = worked(reference), worked(submitted)
+        ratio = sympy.cancel((reference.lhs - reference.rhs) / (submitted.lhs - submitted.rhs))
+        return bool(ratio.is_number and ratio != 0 and ratio.is_finite)
+    symbol, value = solution
+    submitted_solution = bound(submitted)
+    if submitted_solution is None:
+        return False
+    other, submitted_value = submitted_solution
+    return _same_name(str(symbol), str(other)) and same(value, submitted_value)
+
+
+def _without_units(reference: Value, submitted: Value) -> tuple[Value, Value]:
+    """The two values in the reference's unit; of the submission None if it has none in it."""
+    if isinstance(reference, Quantity) and isinstance(submitted, Quantity):
+        return reference.value, converted(submitted, reference.unit)
+    if isinstance(reference, Quantity):
+        return reference.value, submitted
+    return reference, submitted.value if may_be_missing(submitted.unit) else None
+
+
+def _same_choice(reference: Value, submitted: Value) -> bool:
+    """Choices by their letters and, where both say it, by what they stand for; what stands for a choice may be said
+    without its letter."""
+    if not isinstance(submitted, Choice):
+        if submitted in (sympy.Symbol(reference.letter), _CONSTANTS.get(reference.letter)):
+            return True
+        return reference.value is not None and same(reference.value, submitted)
+    if not isinstance(reference, Choice):
+        return submitted.value is None and same(reference, sympy.Symbol(submitted.letter))
+    if reference.letter != submitted.letter:
+        return False
+    return reference.value is None or submitted.value is None or same(reference.value, submitted.value)
+
+
+def _products(*values: Value) -> tuple[Value, ...]:
+    """Letters as a product, where the other side is an expression."""
+    if not any(isinstance(value, sympy.Expr) and not isinstance(value, Str) for value in values):
+        return values
+    return tuple(value.product if isinstance(value, Letters) else value for value in values)
+
+
+def _same_mapping(reference: Value, submitted: Value) -> bool:
+    """Dicts by keys and values. If the reference is none, one of positive integers holds roots and how often they come,
+    as sympy's `roots` returns them."""
+    if isinstance(reference, Mapping) and isinstance(submitted, Mapping):
+        expected, pairs = ([Collection(pair, "()") for pair in side.pairs] for side in (reference, submitted))
+        return _without_order(expected, pairs)
+    if isinstance(reference, Mapping):
+        return False
+    are_counts = all(isinstance(count, sympy.Integer) and count > 0 for _, count in submitted.pairs)
+    roots = Collection(tuple(key for key, _ in submitted.pairs), "{}")
+    return are_counts and bool(roots.items) and same(reference, roots)
 
 
 def _without_nesting(value: Value) -> Value:
@@ -133,8 +210,10 @@ def _without_nesting(value: Value) -> Value:
 
 def _split(value: Value) -> tuple[str | None, Value]:
     """The left side of a value, and the value."""
-    if isinstance(value, sympy.Eq) and value.lhs.is_Symbol and not value.rhs.has(value.lhs):
-        return str(value.lhs), value.rhs
+    if isinstance(value, sympy.Eq):
+        for symbol, other in ((value.lhs, value.rhs), (value.rhs, value.lhs)):
+            if symbol.is_Symbol and not other.has(symbol):
+                return str(symbol), other
     return (value.name, value.value) if isinstance(value, Named) else (None, value)
 
 
@@ -151,45 +230,75 @@ def _same_time(time: str, other: str) -> bool:
     return ":" in clock and clock == other_clock and "" in (half, other_half)
 
 
+def _dimensions(expr: Any) -> int:
+    """Of how many dimensions a vector in i, j and k is; 0 if it can't be one."""
+    names = {symbol.name for symbol in expr.free_symbols}
+    if not names <= set("ijk") or names <= {"i"}:
+        return 0
+    return 3 if "k" in names else 2
+
+
 def _components(expr: Any, size: int) -> Value | None:
-    """A vector that is written with i, j and k as a collection; None if it is not."""
-    expr = worked(expr)
-    basis = sympy.symbols("i j k")[:size]
-    expr = expr.xreplace({sympy.I: basis[0]}) if basis else expr
-    if size not in (2, 3) or not expr.has(basis[-1]) or not expr.free_symbols <= set(basis):
+    """A vector that is written with i, j and k as a collection of its coefficients, as they are written; None if it is
+    none."""
+    if size not in (2, 3):
         return None
-    parts = [expr.coeff(symbol) for symbol in basis]
-    return Collection(tuple(parts), "()") if sympy.expand(expr - sum(map(sympy.Mul, parts, basis))) == 0 else None
+    terms: dict[str, Any] = dict.fromkeys("ijk"[:size], sympy.Integer(0))
+    for term in sympy.Add.make_args(expr):
+        factors = sympy.Mul.make_args(term)
+        basis = ["i" if is_imaginary_unit(factor) else str(factor) for factor in factors]
+        names = [name for name in basis if name in terms]
+        if len(names) != 1 or terms[names[0]] != 0:
+            return None
+        others = [factor for factor, name in zip(factors, basis, strict=True) if name != names[0]]
+        terms[names[0]] = others[0] if len(others) == 1 else sympy.Mul(*others, evaluate=False)
+    if any(coefficient.free_symbols for coefficient in terms.values()):
+        return None
+    return Collection(tuple(terms.values()), "()")
 
 
 def _same_collection(reference: Collection, submitted: Value) -> bool:
-    is_set = isinstance(submitted, sympy.Set | Relational | sympy.And)
-    if reference.may_be_interval and is_set and reference.brackets not in ("{}", ""):
-        return _same_sets(as_set(reference), as_set(submitted))
-    expected, items = reference.items, submitted.items if isinstance(submitted, Collection) else None
+    if reference.may_be_interval and (is_set(submitted) or isinstance(submitted, Relational | sympy.And)):
+        # (2, 1) is no interval, and so a point
+        return not as_set(reference).is_empty and _same_solutions(reference, submitted)
+    expected, items = reference.items, _items(submitted)
     if items and reference.brackets != "[]":
-        names = [item.unit if isinstance(item, Quantity) else _split(item)[0] for item in expected]
-        given = [item.unit if isinstance(item, Quantity) else _split(item)[0] for item in items]
+        names = [_label(item) for item in expected]
+        given = [_label(item) for item in items]
         if len(set(names)) == len(names) > 1 and None not in names:  # names give an order to what comes without
-            without_names = submitted.brackets in _SEQUENCES and _in_order(expected, items)
-            return without_names if None in given else _without_order(expected, items)
-        if submitted.brackets == "{}" and reference.brackets == "()" and None not in given:
+            without_names = isinstance(submitted, Collection) and submitted.brackets in _SEQUENCES
+            if None in given:
+                return without_names and _in_order(expected, items)
+            return _without_order(expected, items)
+        if _brackets(submitted) == "{}" and reference.brackets == "()" and None not in given:
             return _in_order(expected, [_split(item)[1] for item in items])
     if reference.brackets in ("{}", ""):
-        return _without_order(expected, _members(submitted, reference) if items is None else items)
-    if items is None or submitted.brackets not in ("", reference.brackets):
+        if items is None:
+            items = [submitted] if reference.brackets == "{}" or not expected else []
+        return _without_order(expected, items)
+    if items is None or _brackets(submitted) not in ("", reference.brackets):
         could_differ = items is None or submitted.may_be_interval or reference.brackets != "()"
-        if items is None or submitted.brackets not in _SEQUENCES or (reference.may_be_interval and could_differ):
+        if items is None or _brackets(submitted) not in _SEQUENCES or (reference.may_be_interval and could_differ):
             return False
     return _in_order(expected, items)
 
 
-def _members(submitted: Value, reference: Collection) -> Sequence[Value]:
-    if isinstance(submitted, sympy.Set | sympy.Or):
-        submitted = worked(submitted)
-    if isinstance(submitted, sympy.FiniteSet | sympy.Or) or submitted == sympy.S.EmptySet:
-        return list(submitted.args)
-    return [submitted] if reference.brackets == "{}" else []
+def _items(submitted: Value) -> Sequence[Value] | None:
+    """The items of a collection, of the empty set, or of solutions one or the other of which holds."""
+    if isinstance(submitted, Collection):
+        return submitted.items
+    if isinstance(submitted, sympy.Or):
+        return [_split(part)[1] if isinstance(part, sympy.Eq) else part for part in submitted.args]
+    return () if submitted == sympy.S.EmptySet else None
+
+
+def _brackets(value: Value) -> str:
+    return value.brackets if isinstance(value, Collection) else "{}"
+
+
+def _label(item: Value) -> Any:
+    """The unit or the left side of an item."""
+    return item.unit if isinstance(item, Quantity) else _split(item)[0]
 
 
 def _in_order(expected: Sequence[Value], items: Sequence[Value]) -> bool:
@@ -207,18 +316,37 @@ def _without_order(expected: Sequence[Value], items: Sequence[Value]) -> bool:
     return not left
 
 
-def _same_relation(reference: Any, submitted: Any) -> bool:
-    if isinstance(submitted, sympy.Set):
-        return not isinstance(reference, sympy.Eq) and _same_sets(reference.as_set(), submitted)
-    if not isinstance(submitted, _RELATIONS) or isinstance(reference, sympy.Eq) != isinstance(submitted, sympy.Eq):
-        return False
+def _same_relation(reference: Any, submitted: Value) -> bool:
+    """An inequality, or several, beside another one or a set."""
     if isinstance(reference, sympy.Eq):
-        # Equations are equal if one is a multiple of the other.
-        ratio = sympy.cancel((reference.lhs - reference.rhs) / (submitted.lhs - submitted.rhs))
-        return bool(ratio.is_number and ratio != 0 and ratio.is_finite)
-    if len(reference.free_symbols) == 1:
-        return reference.free_symbols == submitted.free_symbols and _same_sets(reference.as_set(), submitted.as_set())
-    return bool(verify(reference, submitted, timeout_seconds=None))
+        return False
+    symbols = {symbol.name for symbol in reference.free_symbols}
+    is_relation = isinstance(submitted, RELATIONS)
+    if is_relation and symbols != {symbol.name for symbol in submitted.free_symbols}:
+        return False
+    if len(symbols) == 1:
+        return _same_solutions(reference, submitted)
+    are_bounds = all(bound(part) for part in _parts(reference))
+    if not is_relation or (are_bounds and not all(_is_bound(part) for part in _parts(submitted))):
+        return False
+    return bool(verify(worked(reference), worked(submitted), timeout_seconds=None))
+
+
+def _parts(relation: Any) -> Sequence[Any]:
+    return (relation,) if isinstance(relation, Relational) else relation.args
+
+
+def _is_bound(relation: Any) -> bool:
+    found = bound(relation)
+    return found is not None and is_written_out(found[1])
+
+
+def _same_solutions(reference: Value, submitted: Value) -> bool:
+    """Two sets of solutions. If the reference names its intervals and points, so has the submission to."""
+    expected, solutions = as_set(reference), as_set(submitted)
+    if is_solved(reference, expected) and not is_solved(submitted, solutions):
+        return False
+    return _same_sets(expected, solutions)
 
 
 def _same_sets(reference: Any, submitted: Any) -> bool:
@@ -232,10 +360,10 @@ def _same_sets(reference: Any, submitted: Any) -> bool:
 
 
 def _same_number(reference: Any, submitted: Any) -> bool:
-    if is_plain(reference) or (submitted.has(sympy.I) and is_plain(_imaginary_like(submitted, worked(reference)))):
+    if is_plain(reference):
         if not is_plain(submitted):
             return False
-    elif not is_worked_out(submitted) and is_worked_out(reference):
+    elif (is_worked_out(reference) and not is_worked_out(submitted)) or _leaves_calls(reference, submitted):
         return False
     plain = [worked(side.args[0] if isinstance(side, Percent) else side) for side in (reference, submitted)]
     if isinstance(submitted, Percent) and not isinstance(reference, Percent):
@@ -243,6 +371,17 @@ def _same_number(reference: Any, submitted: Any) -> bool:
         return not (plain[0].is_Integer and plain[0] > 1) and _same_expr(plain[0], worked(submitted))
     may_be_missing = isinstance(reference, Percent) and not isinstance(submitted, Percent)
     return _same_expr(*plain) or (may_be_missing and _same_expr(worked(reference), worked(submitted)))
+
+
+def _leaves_calls(reference: Any, submitted: Any) -> bool:
+    """Whether the submission has the value of a function in it that is known and not in the reference: sin(pi/4)."""
+    known = {call.func for call in reference.atoms(sympy.Function)}
+    for call in submitted.atoms(sympy.Function):
+        if call.func not in known and not call.free_symbols and not isinstance(call, Percent | sympy.exp):
+            value = worked(call)
+            if not isinstance(value, call.func):
+                return True
+    return False
 
 
 def _same_expr(reference: Any, submitted: Any) -> bool:

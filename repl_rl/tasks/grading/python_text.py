@@ -14,7 +14,7 @@ from sympy.core.alphabets import greeks
 from sympy.core.symbol import Str
 
 from repl_rl.tasks.grading.table import TABLE
-from repl_rl.tasks.grading.values import Collection, Unreadable, Value, worked
+from repl_rl.tasks.grading.values import Collection, Mapping, Named, Span, Union, Unreadable, Value, Without
 
 _MAX_NODES = 20_000
 NAME = re.compile(r"_?[A-Za-z](_?\d+)?_?")
@@ -30,6 +30,9 @@ _NUMERALS = re.compile(
 )
 _GROUPS = dict.fromkeys(["set", "frozenset", "FiniteSet"], "{}") | {"list": "[]", "tuple": "()", "Tuple": "()"}
 _GROUPS |= dict.fromkeys(["Point", "Point2D", "Point3D"], "()")
+_GROUPS |= dict.fromkeys(["dict_keys", "dict_values", "deque"], "[]")
+_HOLDERS = ("set", "frozenset", "tuple", "list", "dict_keys", "dict_values", "deque")
+"""Calls whose one argument holds the items; the others have the items as their arguments."""
 _INTERVALS = {"Interval": (False, False), "open": (True, True), "Lopen": (True, False), "Ropen": (False, True)}
 _GRIDS = re.compile(r"(Mutable|Immutable)?(Dense|Sparse)?Matrix|array")
 _CALLED = re.compile(r"(?:(?:np|numpy|sympy|sp|mpmath|decimal)\.)?(\w+)|Interval\.([LR]?open)")
@@ -56,8 +59,8 @@ class _Reader:
         match node:
             case ast.Constant(value=str(text)):
                 return self._read_text(text)
-            case ast.Constant(value=bool(truth)):
-                return Str(str(truth).lower())
+            case ast.Constant(value=bool() | None as constant):
+                return Str(str(constant).lower())
             case ast.Tuple(elts=items):
                 # Values side by side have no brackets of their own.
                 is_bare = bool(items) and node.col_offset == items[0].col_offset
@@ -67,21 +70,14 @@ class _Reader:
             case ast.Set(elts=items):
                 return Collection(self._values(items), "{}")
             case ast.Dict(keys=keys, values=values):
-                # `solve(..., dict=True)` returns such dicts: {x: 1} means that x is 1.
-                names = [self._expr(key) for key in keys if key]
-                if names and all(name.is_number for name in names):
-                    return Collection(tuple(names), "{}")  # `roots` says how often each root comes
-                if not all(name.is_Symbol for name in names):
-                    raise Unreadable("a dict whose keys are not names")
-                sides = zip(names, map(self._expr, values), strict=True)
-                return Collection(tuple(sympy.Eq(*both, evaluate=False) for both in sides), "{}")
+                return self._mapping(keys, values)
             case ast.Call():
                 if found := _CALLED.fullmatch(ast.unparse(node.func)):
                     return self._call(node, found[1] or found[2], node.args)
             case ast.Constant(value=complex(imag=imaginary)):
-                return sympy.Mul(_number(repr(imaginary)), sympy.I, evaluate=False)
+                return sympy.Mul(as_number(repr(imaginary)), sympy.I, evaluate=False)
             case ast.Constant(value=int() | float()):
-                return _number(ast.unparse(node))
+                return as_number(ast.unparse(node))
             case ast.Name(id=name) | ast.Attribute(value=ast.Name(id="S"), attr=name):
                 return _symbol(name)
             case ast.UnaryOp(op=ast.USub(), operand=operand):
@@ -89,7 +85,9 @@ class _Reader:
             case ast.UnaryOp(op=ast.UAdd(), operand=operand):
                 return self._expr(operand)
             case ast.BinOp(left=left, op=ast.Div(), right=right):
-                return _ratio(self._expr(left), self._expr(right))
+                return as_ratio(self._expr(left), self._expr(right))
+            case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+                return self._union((left, right))
             case ast.BinOp(left=left, op=ast.Sub(), right=right):
                 return sympy.Add(self._expr(left), _negative(self._expr(right)), evaluate=False)
             case ast.BinOp(left=left, op=operator, right=right) if type(operator) in _OPERATORS:
@@ -105,39 +103,75 @@ class _Reader:
         return tuple(self.value(node) for node in nodes)
 
     def _expr(self, node: ast.expr) -> Any:
-        """What an expression is made of. Raises Unreadable for texts, tuples and lists."""
+        """What an expression is made of. Raises Unreadable for texts, tuples, lists, intervals and unions."""
         value = self.value(node)
-        if isinstance(value, Collection) and value.brackets == "{}":
-            return sympy.FiniteSet(*map(worked, value.items))
-        if isinstance(value, Collection) or (isinstance(node, ast.Constant) and isinstance(node.value, str)):
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if is_text or not isinstance(value, sympy.Basic):
             raise Unreadable("not an expression")
         return value
+
+    def _mapping(self, keys: Sequence[ast.expr | None], values: Sequence[ast.expr]) -> Value:
+        """A dict. `solve(..., dict=True)` returns {x: 1}, which means that x is 1."""
+        pairs = []
+        for key, item in zip(keys, values, strict=True):
+            if key is None:
+                raise Unreadable("a dict with another one spread out in it")
+            pairs.append((self.value(key), self.value(item)))
+        if not all(isinstance(key, sympy.Symbol) for key, _ in pairs):
+            return Mapping(tuple(pairs))
+        return Collection(tuple(_with_name(key, item) for key, item in pairs), "{}")
+
+    def _union(self, parts: Sequence[ast.expr]) -> Value:
+        """What `|`, `Or` and `Union` make of their parts: inequalities stay together, sets are joined."""
+        made = self._values(parts)
+        if all(isinstance(part, sympy.logic.boolalg.Boolean) for part in made):
+            return sympy.Or(*made, evaluate=False)
+        return Union(made)
 
     def _call(self, node: ast.Call, name: str, arguments: Sequence[ast.expr]) -> Value:
         if _NUMERALS.fullmatch(name):
             parts = [ast.unparse(part).strip("'\" ") for part in arguments]
-            return _number("/".join(parts) if name in ("Fraction", "Rational", "mpq") else parts[0])
+            return as_number("/".join(parts) if name in ("Fraction", "Rational", "mpq") else parts[0])
         if name in ("Symbol", "Dummy"):
             return _symbol(ast.unparse(arguments[0]).strip("'\""))
         if name == "Poly":
             return self.value(arguments[0])
+        if name in ("Union", "Or"):
+            return self._union(arguments)
+        if name == "Complement":
+            whole, removed = self._values(arguments)
+            return Without(whole, removed)
+        if name == "Piecewise":
+            return self._piecewise(arguments)
         if _GRIDS.fullmatch(name):
             *shape, rows = self._values(arguments)
             return self._grid(shape, rows)
         if name in _GROUPS:
-            if name in ("set", "frozenset", "tuple", "list") and arguments:
-                (inner,) = self._values(arguments)
+            if name in _HOLDERS and arguments:
+                inner = self.value(arguments[0])  # of a deque, the second one is its greatest length
                 return Collection(inner.items, _GROUPS[name]) if isinstance(inner, Collection) else inner
             return Collection(self._values(arguments), _GROUPS[name])
         if name in _INTERVALS:
             flags = [ast.unparse(flag).lower() == "true" for flag in arguments[2:]]  # sympy's own are `true`, `false`
-            start, end = (worked(self._expr(part)) for part in arguments[:2])
-            return sympy.Interval(start, end, *(flags or _INTERVALS[name]))
+            start, end = map(self._expr, arguments[:2])
+            is_open_at_start, is_open_at_end = [*flags, False][:2] if flags else _INTERVALS[name]
+            return Span(start, end, is_open_at_start, is_open_at_end)
         if len(name) == 1 and all(isinstance(argument, ast.Name) for argument in arguments):
             return _symbol(name)  # what `dsolve` says of y(x)
         if name not in _FUNCTIONS or node.keywords:
             raise Unreadable(f"{name} is not on the lists")
         return _FUNCTIONS[name](*map(self._expr, arguments), evaluate=False)
+
+    def _piecewise(self, arguments: Sequence[ast.expr]) -> Any:
+        """`Piecewise((x, x > 0), (-x, True))`, or with sympy's own pairs of an expression and its condition."""
+        pieces = []
+        for argument in arguments:
+            match argument:
+                case ast.Tuple(elts=[expr, condition]) | ast.Call(args=[expr, condition]):
+                    pieces.append((self._expr(expr), _condition(self.value(condition))))
+                case _:
+                    raise Unreadable("a piece that is not an expression with its condition")
+        return sympy.Piecewise(*pieces, evaluate=False)
 
     def _grid(self, shape: Sequence[Value], rows: Value) -> Value:
         """The rows of a matrix, which may come in one list after their number and size."""
@@ -150,6 +184,21 @@ class _Reader:
         return Collection(tuple(Collection(row, "[]") for row in cut), "[]")
 
 
+def _with_name(name: Any, value: Value) -> Value:
+    if isinstance(value, sympy.Expr):
+        return sympy.Eq(name, value, evaluate=False)
+    return Named(str(name), value)
+
+
+def _condition(value: Value) -> Any:
+    """A piece's condition; that of the last piece may be True."""
+    if value == Str("true"):
+        return sympy.true
+    if not isinstance(value, sympy.logic.boolalg.Boolean):
+        raise Unreadable("a condition that is none")
+    return value
+
+
 def _symbol(name: str) -> Any:
     if name in _CONSTANTS:
         return _CONSTANTS[name]
@@ -159,18 +208,18 @@ def _symbol(name: str) -> Any:
 
 
 def _negative(expr: Any) -> Any:
-    return -expr if expr.is_Number else sympy.Mul(-1, expr, evaluate=False)
+    return -expr if expr.is_Number and expr.is_extended_nonnegative else sympy.Mul(-1, expr, evaluate=False)
 
 
-def _ratio(left: Any, right: Any) -> Any:
+def as_ratio(left: Any, right: Any) -> Any:
     """A fraction that is not in lowest terms is still to be worked out."""
     if left.is_Integer and right.is_Integer:
-        number = _number(f"{left}/{right}")
+        number = as_number(f"{left}/{right}")
         return number if sympy.gcd(left, right) == 1 else sympy.UnevaluatedExpr(number)
     return sympy.Mul(left, sympy.Pow(right, -1, evaluate=False), evaluate=False)
 
 
-def _number(text: str) -> Any:
+def as_number(text: str) -> Any:
     """A number from its numeral. A float keeps all the digits that are written, and has at least fifteen."""
     if re.fullmatch(r"[+-]?\d+(/-?0*[1-9]\d*)?", text, re.ASCII):
         return sympy.Rational(text)

@@ -1,13 +1,15 @@
 """Reads texts: references, quoted answers, answers in prose; LaTeX, Python and ordinary notation.
 
-What stands around mathematics (brackets and commas, left sides, units, percent signs, words) is read here; single
-expressions go to Python's parser or to math-verify's. That one reads `25_8` as 25, `1 1/2` as 1, `18 19` as 37, `hello
-world` as a product of letters, and works out binomials and determinants, which would turn a problem into its answer.
-`texts.yaml` has what is set right before reading.
+What stands around mathematics (brackets and commas, left sides, relations, units, percent signs, words) and matrices
+are read here; single expressions go to Python's parser or to math-verify's. That one reads `25_8` as 25, `1 1/2` as 1,
+`18 19` as 37, `2(3)` as 5, `hello world` as a product of letters, and works out binomials and fractions, which would
+turn a problem into its answer. `texts.yaml` has what is set right before reading.
 """
 
+import math
 import re
-from itertools import accumulate
+import unicodedata
+from itertools import accumulate, chain
 from typing import Any
 
 import sympy
@@ -17,10 +19,23 @@ from math_verify.grader import should_treat_as_complex
 from sympy.core.relational import Relational
 from sympy.core.symbol import Str
 
-from repl_rl.tasks.grading.python_text import NAME, read_python
+from repl_rl.tasks.grading.python_text import NAME, as_number, as_ratio, read_python
+from repl_rl.tasks.grading.sets import is_set
 from repl_rl.tasks.grading.table import TABLE, rule
 from repl_rl.tasks.grading.units import converted, read_unit
-from repl_rl.tasks.grading.values import Collection, Named, Percent, Quantity, Unreadable, Value, worked
+from repl_rl.tasks.grading.values import (
+    Choice,
+    Collection,
+    Letters,
+    Named,
+    Percent,
+    Quantity,
+    Union,
+    Unreadable,
+    Value,
+    Without,
+    is_plain,
+)
 
 MAX_CHARS = 10_000
 """Longer answers are not read."""
@@ -28,6 +43,8 @@ _MAX_DEPTH = 50
 _NORMALIZED = NormalizationConfig(malformed_operators=True, nits=True, boxed="none")
 _CONVERTED = ConversionConfig(lowercase_symbols=False)
 _CHARACTERS = str.maketrans(TABLE["characters"])
+_SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻]+")
+_INVISIBLE = re.compile("[\u200b-\u200f\u2060\ufeff]")
 _COMMAND = re.compile(r"\\([A-Za-z]+)")
 _CLEAN = [rule(entry) for entry in TABLE["clean"]]
 _FOR_PARSER = [rule(entry) for entry in TABLE["parser"]]
@@ -39,6 +56,8 @@ _TEXT = re.compile(r"\\text\s*\{([^{}\\]*)\}")
 _WORDS = re.compile(r"[^\W\d_]+(?:[.,'’-]+[^\W\d_]+)*[.,]?(?: [\w.,'’()-]+)*")
 _LETTER = re.compile(TABLE["letter"])
 _LETTERS = re.compile(r"(?=[A-J]{2,10}$)A?B?C?D?E?F?G?H?I?J?")
+_CHINESE = re.compile("[\u3040-\u30ff\u4e00-\u9fff]+")
+_RESIDUE = re.compile(r"(?:[a-z] *\\equiv *)?(-?\d+) *(?:\(?mod *|\\pmod *\{?|\\bmod *|\(?\\mod *)(\d+)\}?\)?")
 _TIME = re.compile(r"(\d{1,2})(?::(\d\d))?(?::(\d\d))?\s*(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
 _VERBATIM = re.compile(r"\d+_(\d+|\{\d+\})|\d+(\s*:\s*\d+)+|[+-]?0[xXbBoO][0-9a-fA-F]+|[IVX]{2,4}")
 _PERCENT = re.compile(r"(.*?)\s*(?:\\%|\\text\{ ?percent(?:age)? ?\}|per ?cent(?:age)?|pct)", re.DOTALL)
@@ -47,9 +66,35 @@ _QUANTITY = re.compile(
     rf"(.*?[\d)}}\]]|.*?\\pi|.+?(?=\s*\\text))(\s*)((?=\\text|[^\W\d_]|[$€£¥¢°(]){_UNIT_CHARS}+)", re.DOTALL
 )
 _BUILDER = re.compile(r"\s*[a-z]\s*(?:\\in.*?)?(?:\\mid(?![a-z])|\||:)\s*(.*(?:[<>]|\\(?:le|ge|ne)(?![a-z])).*)")
-_REPEATING = re.compile(r"(\d+)\.(\d*)\\overline\s*\{(\d+)\}")
-_WORKED_OUT = re.compile(r"binom|matrix|\\det|gcd|lcm|mod|[\d})]\s*\(|\d\s+\d|\d\s*_")
-"""What the parser works out itself: where a text has any of it, no number in it counts as written out."""
+_REPEATING = re.compile(r"([+-]?\d+)\.(\d*?)(?:\\overline\s*\{(\d+)\}|\\dot\s*\{?(\d)\}?)")
+_FRACTION = re.compile(r"([+-]?)\s*\\frac\s*(?:\{([+-]?\d+)\}|(\d))\s*(?:\{([+-]?\d+)\}|(\d))")
+_ANY_FRACTION = re.compile(
+    r"\\frac\s*(?:\{(\d+)\}|(\d))\s*(?:\{(\d+)\}|(\d))|(?<![\w^_.})])(\d+)\s*/\s*(\d+)(?![\w^_.{(!])"
+)
+_MIXED_WITHIN = re.compile(r"(?<![\w^_.}])(\d+) ?\\frac\s*(?:\{(\d+)\}|(\d))\s*(?:\{(\d+)\}|(\d))")
+_MIXED = re.compile(r"([+-]?)\s*(\d+) ?(?:\\frac\s*\{?(\d+?)\}?\s*\{?(\d+)\}?|(?<= )(\d+) ?/ ?(\d+))")
+_APART = re.compile(r"[+-]?\d[\d.]*(?: [+-]?\d[\d.]*)+")
+_RELATION = re.compile(r"(?<![<>=!:])(<=|>=|!=|<|>|\\(?:le|ge|ne)(?![a-z]))(?!=)")
+_RELATIONS = {
+    "<": sympy.StrictLessThan,
+    ">": sympy.StrictGreaterThan,
+    "<=": sympy.LessThan,
+    ">=": sympy.GreaterThan,
+    "!=": sympy.Ne,
+    r"\le": sympy.LessThan,
+    r"\ge": sympy.GreaterThan,
+    r"\ne": sympy.Ne,
+}
+_ENVIRONMENT = re.compile(
+    r"(.*?)\\begin\s*\{(array|cases|[pbBvV]?matrix|smallmatrix|aligned|gathered)\}(?:\s*\{[lcr|\s]*\})?(.*)\\end\s*\{\2\}",
+    re.DOTALL,
+)
+_FACTOR = re.compile(r"(.*[\w})])\s*(?:\\cdot|\\times|\*)?\s*")
+"""What a matrix is multiplied by."""
+_ONLY_LETTERS = re.compile(r"[A-Za-z]{1,2}\d?(?: [A-Za-z]{1,2}\d?)+|[A-Za-z]{2}")
+_ONLY_BRACKETS = re.compile(r"[()\[\]{}<>⦃⦄\s]{3,}|\(\)")
+_ANGLES = re.compile(r"(\d+(?:\.\d+)?|(?<![A-Za-z])[a-z]|\\[a-z]+|\))\s*°")
+_ANGLE_FUNCTIONS = re.compile(r"(?<![A-Za-z])(sin|cos|tan|cot|sec|csc|cis)(?![a-z])")
 _UNKNOWN_WORD = re.compile(r"\\text|(?<![\\A-Za-z])(?!sqrt|arc|sinh|cosh|tanh)[a-z]{4,}")
 _OPENING, _CLOSING = "([{⟨⦃", ")]}⟩⦄"
 """With those of vectors, and of sets, whose braces are not those that group."""
@@ -58,7 +103,9 @@ _OPENING, _CLOSING = "([{⟨⦃", ")]}⟩⦄"
 def read_text(text: str) -> Value:
     """The value of a text. Raises Unreadable, and what the parsers raise."""
     require_readable(text)
-    text = " ".join(extract_boxed_content(text).translate(_CHARACTERS).split())
+    text = _SUPERSCRIPT.sub(lambda found: f"^{{{unicodedata.normalize('NFKC', found[0])}}}", text)
+    text = unicodedata.normalize("NFKC", extract_boxed_content(text).translate(_CHARACTERS))
+    text = " ".join(_INVISIBLE.sub("", text).split())
     text = _COMMAND.sub(lambda found: "\\" + TABLE["commands"].get(found[1], found[1]), text)
     for clean in _CLEAN:
         text = clean(text)
@@ -82,6 +129,10 @@ def _read(text: str) -> Value:
         return _read(synonym)
     if (sign := _as_it_stands(bare)) is not None:
         return sign
+    if environment := _ENVIRONMENT.fullmatch(re.sub(r"^[\[(⦃] ?(?=\\begin)|(?<=\}) ?[\])⦄]$", "", text)):
+        return _environment(*environment.groups())
+    if _APART.fullmatch(text) and not _MIXED.fullmatch(text):
+        return Collection(tuple(map(_read, text.split(" "))), "")
     parts, is_either = _parts(bare if _TEXT.fullmatch(text) else text)
     if len(parts) > 1:
         return _side_by_side([_read(part) for part in parts], is_either)
@@ -89,38 +140,107 @@ def _read(text: str) -> Value:
         return _bracketed(text[0] + text[-1], text[1:-1], text)
     if (words := _words(text, bare)) is not None:
         return words
-    if r"\pm" in text or r"\mp" in text:
-        signs = ((r"\pm", "+", r"\mp", "-"), (r"\pm", "-", r"\mp", "+"))
-        both = [_read(re.sub(r"^\+", "", text.replace(a, b).replace(c, d))) for a, b, c, d in signs]
-        return Collection(tuple(both), "")
+    if re.search(r"\\(pm|mp)(?![a-z])", text):
+        return _both_signs(text)
     if len(sets := re.split(r"\\cup(?![a-z])", text)) > 1:
-        return sympy.Union(*(as_set(_read(part)) for part in sets))
+        return Union(tuple(map(_read, sets)))
+    if len(sides := re.split(r"\\setminus(?![a-z])|\\backslash(?![a-z])", text)) == 2:
+        whole, removed = map(_read, sides)
+        return Without(whole, removed)
     sides = re.split(r"(?<![<>!=:\\])=(?!=)(?![^(]*\))", text)
     if len(sides) == 2:
         left, right = map(str.strip, sides)
         named = _named(left, right)
         return sympy.Eq(_expression(left), _expression(right), evaluate=False) if named is None else named
+    if len(sides := _RELATION.split(text)) > 1:
+        return _relation([_expression(side.strip()) for side in sides[::2]], sides[1::2])
+    if point := re.fullmatch(r"([A-Z]) ?(\(.*,.*\))", text):
+        return Named(point[1], _read(point[2]))
     if found := _PERCENT.fullmatch(text):
         return Percent(_read(found[1]))
     return _expression(text) if (quantity := _quantity(text)) is None else quantity
 
 
+def _both_signs(text: str) -> Value:
+    """The two values of an expression with plus or minus in it."""
+    values = []
+    for plus, minus in (("+", "-"), ("-", "+")):
+        signed = re.sub(r"\\pm(?![a-z])", plus, text)
+        signed = re.sub(r"\\mp(?![a-z])", minus, signed)
+        values.append(_read(re.sub(r"^\+", "", signed)))
+    return Collection(tuple(values), "")
+
+
+def _relation(sides: list[Value], signs: list[str]) -> Value:
+    """An inequality, or several in a chain: 1 < x <= 3."""
+    links = [
+        _RELATIONS[sign](left, right, evaluate=False)
+        for left, sign, right in zip(sides[:-1], signs, sides[1:], strict=True)
+    ]
+    return links[0] if len(links) == 1 else sympy.And(*links, evaluate=False)
+
+
+def _environment(before: str, name: str, rows: str) -> Value:
+    """A matrix, or lines below each other: cases and equations. Its items are its rows; of lines, what stands there."""
+    if name in ("vmatrix", "Vmatrix"):
+        raise Unreadable("a determinant that is still to be worked out")
+    lines = [line.split("&") for line in re.split(r"\\\\", rows) if line.strip()]
+    if name == "cases" and all(len(line) == 2 for line in lines):
+        return sympy.Piecewise(*(_case(*line) for line in lines), evaluate=False)
+    if name in ("cases", "aligned", "gathered"):
+        return _side_by_side([_read("".join(line)) for line in lines], is_either=False)
+    cells = [[_read(cell) for cell in line] for line in lines]
+    if all(len(line) == 1 and isinstance(line[0], Relational) for line in cells):
+        return _side_by_side([line[0] for line in cells], is_either=False)
+    if before.strip():
+        factor = _FACTOR.fullmatch(before.strip())
+        by = sympy.Integer(-1) if before.strip() == "-" else _expression(factor[1] if factor else before)
+        cells = [[sympy.Mul(by, cell, evaluate=False) for cell in line] for line in cells]
+    return Collection(tuple(Collection(tuple(line), "[]") for line in cells), "[]")
+
+
+def _case(value: str, condition: str) -> tuple[Any, Any]:
+    """An expression, and when it holds."""
+    value = value.strip().rstrip(",")
+    condition = re.sub(r"\\text\s*\{\s*(?:if|for|when)\s*\}|^\s*(?:if|for|when)\b", "", condition)
+    if re.search("otherwise|else", condition):
+        return _read(value), sympy.true
+    return _read(value), _read(condition)
+
+
 def _as_it_stands(text: str) -> Value | None:
-    """Choices by their letters, times, ratios and numbers in other bases."""
-    if letter := _LETTER.fullmatch(text):
-        return sympy.Symbol(letter[letter.lastindex or 0])
+    """Choices by their letters, times, ratios, residues, numbers in other bases, brackets alone and letters alone."""
+    if choice := _LETTER.fullmatch(text):
+        return _choice(next(filter(None, choice.groups())), text)
     if _LETTERS.fullmatch(text):
-        return Collection(tuple(map(sympy.Symbol, text)), "")
+        return Collection(tuple(map(Choice, text)), "")
     if (time := _TIME.fullmatch(text)) and (time[2] or time[4]):
         hour, half = int(time[1]), (time[4] or "").lower()
         hour, half = (hour - 12, "p") if hour > 12 else (hour, half)
         return Str(f"{hour}:{time[2] or '00'}{time[3] or ''} {half}".strip())
+    if residue := _RESIDUE.fullmatch(text):
+        return Str(f"{residue[1]} mod {residue[2]}")
+    if _ONLY_BRACKETS.fullmatch(text):
+        return Str(re.sub(r"\s", "", text))
+    if _ONLY_LETTERS.fullmatch(text) and text.lower() != "no" and _NO_WORDS.isdisjoint(text.split(" ")):
+        return Letters(text.replace(" ", ""))
     return Str(re.sub(r"[{}\s]", "", text).lower()) if _VERBATIM.fullmatch(text) else None
+
+
+def _choice(letter: str, text: str) -> Value:
+    """A choice with what stands after its letter; what can't be read says nothing."""
+    stated = re.sub(rf"^.*?{letter}\W*", "", text, count=1)
+    try:
+        return Choice(letter, _read(stated) if stated else None)
+    except (Unreadable, TypeError, ValueError, AttributeError, NotImplementedError, IndexError):
+        return Choice(letter, Str(stated.casefold()))
 
 
 def _words(text: str, bare: str) -> Value | None:
     is_marked = bare != text
     letters = re.findall(r"[^\W\d_]+", bare)
+    if _CHINESE.fullmatch(bare):
+        return Str(bare)
     if not _WORDS.fullmatch(bare) or not _NO_WORDS.isdisjoint(letters):
         return _read(bare) if _TEXT.fullmatch(text) and is_marked else None
     if bare.casefold() == "nan":
@@ -146,8 +266,8 @@ def _parts(text: str) -> tuple[list[str], bool]:
 
 def _bracketed(brackets: str, inner: str, text: str) -> Value:
     brackets = brackets.replace("⦃", "{").replace("⦄", "}")
-    if brackets == "{}" and (found := _BUILDER.fullmatch(inner)):
-        return as_set(_read(found[1]))
+    if brackets == "{}" and (builder := _BUILDER.fullmatch(inner)):
+        return Union((_read(builder[1]),))
     if brackets == "{}" and ":" in inner:
         return _expression(text)
     parts, _ = _parts(inner)
@@ -168,20 +288,42 @@ def _flat(items: list[Value]) -> list[Value]:
 
 def _side_by_side(items: list[Value], is_either: bool) -> Value:
     items = _flat(items)
-    if all(isinstance(item, Relational) and not isinstance(item, sympy.Eq) for item in items):
-        return (sympy.Or if is_either else sympy.And)(*items, evaluate=False)
-    if is_either and not any(isinstance(item, sympy.Eq) for item in items) and any(map(_is_set, items)):
-        return sympy.Union(*map(as_set, items))
-    first, *others = items
-    if all(isinstance(item, Quantity) for item in items) and len({item.unit for item in items}) == len(items):
-        smaller = [converted(item, first.unit) for item in others]
-        if None not in smaller:  # 2 hours and 30 minutes
-            return Quantity(sympy.Add(first.value, *smaller), first.unit)
-    return Collection(tuple(items), "")
+    if all(isinstance(item, Relational | sympy.And) and not isinstance(item, sympy.Eq) for item in items):
+        if is_either:
+            return sympy.Or(*items, evaluate=False)
+        links = [item.args if isinstance(item, sympy.And) else (item,) for item in items]
+        return sympy.And(*chain.from_iterable(links), evaluate=False)
+    if is_either and not any(isinstance(item, sympy.Eq) for item in items) and any(map(_may_be_set, items)):
+        return Union(tuple(items))
+    if is_either and len({_exactly(item) for item in items}) == 1 and is_plain(items[0]):
+        return items[0]  # one number in two notations
+    total = _in_first_unit(items) if all(isinstance(item, Quantity) for item in items) else None
+    return Collection(tuple(items), "") if total is None else total
 
 
-def _is_set(value: Value) -> bool:
-    return isinstance(value, sympy.Set | Relational) or (isinstance(value, Collection) and value.may_be_interval)
+def _in_first_unit(quantities: list[Quantity]) -> Quantity | None:
+    """2 hours and 30 minutes as 2.5 hours. None for what is a list or a sum: 2 hours and 90 minutes."""
+    first, *others = quantities
+    if not is_plain(first.value) or len({quantity.unit for quantity in quantities}) < len(quantities):
+        return None
+    total, larger = first.value, sympy.Integer(1)
+    for quantity in others:
+        one = converted(Quantity(sympy.Integer(1), quantity.unit), first.unit)
+        part = converted(quantity, first.unit)
+        if one is None or part is None or not part.is_number:
+            return None
+        if one >= larger or part < 0 or part >= larger:
+            return None
+        total, larger = total + part, one
+    return Quantity(total, first.unit)
+
+
+def _exactly(value: Value) -> Value:
+    return sympy.Rational(str(value)) if isinstance(value, sympy.Float) else value
+
+
+def _may_be_set(value: Value) -> bool:
+    return is_set(value) or isinstance(value, Relational) or (isinstance(value, Collection) and value.may_be_interval)
 
 
 def _named(left: str, right: str) -> Value | None:
@@ -213,11 +355,13 @@ def named(name: str, value: Value) -> Value:
 def _quantity(text: str) -> Value | None:
     if not (found := _QUANTITY.fullmatch(text)):
         return None
-    number, space, words = found.groups()
+    amount, space, words = found.groups()
+    if words.startswith("°") and _ANGLE_FUNCTIONS.search(amount):
+        return None
     unit = read_unit(words, is_marked=words.startswith(r"\text"), is_apart=bool(space) or words[0] == "(")
     if unit is None:
         return None
-    return _read(number) if unit == "" else Quantity(_read(number), unit)
+    return _read(amount) if unit == "" else Quantity(_read(amount), unit)
 
 
 def _expression(text: str) -> Value:
@@ -227,13 +371,19 @@ def _expression(text: str) -> Value:
             return read_python(text.replace("^", "**"), read_text)
         except (Unreadable, TypeError, ValueError, AttributeError, NotImplementedError, IndexError):
             pass
-    if "vmatrix" in text.lower():
-        raise Unreadable("a determinant that is still to be worked out")
-    latex = _REPEATING.sub(_as_fraction, text)
+    if (fraction := _as_fraction(text)) is not None:
+        return fraction
+    latex = text
+    if _ANGLE_FUNCTIONS.search(latex):
+        latex = _ANGLES.sub(r"(\1\\cdot\\frac{\\pi}{180})", latex)
     for spell in _FOR_PARSER:
         latex = spell(latex)
-    if unknown := _UNKNOWN_WORD.search(re.sub(r"\\(begin|end|text|operatorname)\s*\{[a-z]+\}", "", latex)):
+    latex = _MIXED_WITHIN.sub(_mixed_as_fraction, latex)
+    latex = _ANY_FRACTION.sub(_unreduced_as_product, latex)
+    if unknown := _UNKNOWN_WORD.search(re.sub(r"\\operatorname\s*\{[a-z]+\}", "", latex)):
         raise Unreadable(f"words among mathematics, {unknown[0]!r}")
+    if re.search(r"(?<![\w^_.])(?<!frac )\d[\d.]*\s+\d", latex):
+        raise Unreadable("numbers side by side")
     parsed = latex2sympy(
         normalize_latex(latex, _NORMALIZED),
         is_real=not should_treat_as_complex(latex),
@@ -241,41 +391,41 @@ def _expression(text: str) -> Value:
         normalization_config=None,
         conversion_config=_CONVERTED,
     )
-    if not isinstance(parsed, sympy.Basic | sympy.MatrixBase):
+    if not isinstance(parsed, sympy.Basic):
         raise Unreadable("math-verify's parser finds no single expression")
-    return _value(parsed, not _WORKED_OUT.search(latex))
-
-
-def _as_fraction(repeating: re.Match[str]) -> str:
-    whole, fixed, cycle = repeating.groups()
-    size = int(whole + fixed + cycle) - int(whole + fixed)
-    return rf"\frac{{{size}}}{{{10 ** len(fixed) * (10 ** len(cycle) - 1)}}}"
-
-
-def _value(parsed: Any, is_written_out: bool) -> Value:
-    match parsed:
-        case sympy.MatrixBase():
-            rows = [tuple(_value(entry, is_written_out) for entry in row) for row in parsed.tolist()]
-            return Collection(tuple(Collection(row, "[]") for row in rows), "[]")
-        case sympy.Number() if not is_written_out:
-            return sympy.UnevaluatedExpr(parsed)
+    if isinstance(parsed, sympy.Number) and parsed.is_finite and not re.fullmatch(r"[-+\d.,{} ]+", latex):
+        return sympy.UnevaluatedExpr(parsed)  # the parser has worked it out
     return parsed
 
 
-def as_set(value: Value) -> Any:
-    """The value as a set; brackets in text are read as an interval. Raises Unreadable if it is not a set."""
-    if isinstance(value, Named):
-        return as_set(value.value)
-    if not isinstance(value, Collection):
-        expr = worked(value)
-        if isinstance(expr, sympy.Set):
-            return expr
-        if isinstance(expr, Relational | sympy.And | sympy.Or):
-            return expr.as_set()
-    elif value.brackets == "{}" or not value.items:
-        return sympy.FiniteSet(*map(worked, value.items))
-    elif value.may_be_interval and len(value.brackets) == 2:
-        interval = sympy.Interval(*map(worked, value.items), value.brackets[0] == "(", value.brackets[1] == ")")
-        if isinstance(interval, sympy.Interval):
-            return interval
-    raise Unreadable("not a set")
+def _mixed_as_fraction(mixed: re.Match[str]) -> str:
+    """A mixed number in an expression as a fraction: the parser would multiply its parts."""
+    whole, above, below = (int(part) for part in mixed.groups() if part)
+    if above >= below:
+        raise Unreadable("a number beside a fraction that is none of a mixed number")
+    return rf"\frac{{{whole * below + above}}}{{{below}}}"
+
+
+def _unreduced_as_product(fraction: re.Match[str]) -> str:
+    """A fraction that is not in lowest terms as a product with an inverse: the parser would reduce it."""
+    above, below = (int(part) for part in fraction.groups() if part)
+    return fraction[0] if math.gcd(above, below) == 1 else rf"({above} \cdot {below}^{{-1}})"
+
+
+def _as_fraction(text: str) -> Value | None:
+    r"""What is written as one number: \frac{3}{4}, 1\frac{1}{2}, 0.1\overline{6}, \binom{5}{2}; None if it is none."""
+    if repeating := _REPEATING.fullmatch(text):
+        whole, fixed, *cycles = repeating.groups()
+        cycle = next(filter(None, cycles))
+        size = int(whole + fixed + cycle) - int(whole + fixed)
+        return sympy.Rational(size, 10 ** len(fixed) * (10 ** len(cycle) - 1))
+    if mixed := _MIXED.fullmatch(text):
+        whole, above, below = (int(part) for part in mixed.groups()[1:] if part)
+        value = as_number(f"{mixed[1]}{whole * below + above}/{below}")
+        is_proper = above < below and sympy.gcd(above, below) == 1
+        return value if is_proper else sympy.UnevaluatedExpr(value)
+    if fraction := _FRACTION.fullmatch(text):
+        sign, *digits = fraction.groups()
+        numerator, denominator = (part for part in digits if part)
+        return as_ratio(as_number(f"{sign}{numerator}".replace("--", "")), as_number(denominator))
+    return None

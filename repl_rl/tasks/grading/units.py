@@ -1,4 +1,7 @@
-"""Units: which texts are one, and how many of one are in another. Runs in a confined process."""
+"""Units: which texts are one, and how many of one are in another. Runs in a confined process.
+
+A unit is one of pint's, or a tuple of words that say what is counted, "red apples".
+"""
 
 import re
 from fractions import Fraction
@@ -8,7 +11,7 @@ import pint
 import sympy
 
 from repl_rl.tasks.grading.table import TABLE
-from repl_rl.tasks.grading.values import Quantity, Value, worked
+from repl_rl.tasks.grading.values import Quantity, Value, is_written_out, unit_text, worked
 
 _REGISTRY: Any = pint.UnitRegistry(non_int_type=Fraction, cache_folder=None)
 for _definition in TABLE["units"]:
@@ -17,21 +20,25 @@ _RADIAN, _DEGREE = map(_REGISTRY.parse_units, ("radian", "degree"))
 _SHORT = frozenset(TABLE["short_units"].split())
 _NO_UNITS = frozenset((TABLE["no_units"] + " " + TABLE["functions_in_texts"]).split())
 _SMALL = frozenset(TABLE["small_words"].split())
+_PLURALS = frozenset(TABLE["plurals"].split())
+_NO_NOUNS = frozenset(TABLE["no_nouns"].split()) | {f"{numeral}s" for numeral in TABLE["numerals"].split()}
+_UNNAMED = "[unnamed_length]"
 _SPELLINGS: dict[str, str] = TABLE["unit_spellings"]
 _WORD = re.compile(r"°?[^\W\d_]+|[$€£¥¢°]")
 
 
 def read_unit(text: str, is_marked: bool, is_apart: bool) -> Any:
-    """The unit that a text is, or the words of a noun; None if it is neither, and "" if it says nothing.
+    """The unit that a text is, or the words that say what is counted; None if it is neither, "" if it says nothing.
 
     `is_marked`: it stood within \\text; `is_apart`: after a space. Without these, letters may as well be factors.
     """
     words = _WORD.findall(text.replace(r"\text", ""))
-    if any(word in _NO_UNITS for word in words):
+    if any(word.casefold() in _NO_UNITS for word in words):
         return None
+    words = [word for word in words if word.casefold() not in _SMALL]
     plain = re.sub(r"\\text\{|[{}]|(?<=[A-Za-z])\.", " ", text).replace("·", "*").strip(" ()")
     for spelling, unit in _SPELLINGS.items():
-        plain = re.sub(rf"(?<![\w]){re.escape(spelling)}s?(?:\^2|\^3)?(?![\w])", unit, plain)
+        plain = re.sub(rf"(?<![\w]){re.escape(spelling)}s?(?![\w])", unit, plain)
     plain = " ".join(word for word in plain.split() if word not in _SMALL)
     if not plain:
         return ""
@@ -41,20 +48,45 @@ def read_unit(text: str, is_marked: bool, is_apart: bool) -> Any:
             return _REGISTRY.parse_units(re.sub(r"\s*\^\s*", "**", plain))
         except Exception:  # noqa: BLE001  # pint raises all sorts on what is no unit
             pass
-    nouns = frozenset(word.casefold().removesuffix("s") for word in words) - _SMALL
-    may_be_noun = is_marked or (is_apart and (any(len(word) > 2 for word in words)))
-    return nouns if nouns and may_be_noun and not re.search(r"\d|[*/^]", plain) else None
+    nouns = tuple(word.casefold() for word in words)
+    may_be_noun = is_marked or (is_apart and any(len(word) > 2 for word in words))
+    if not nouns or not may_be_noun or re.search(r"\d|[*/^]", plain):
+        return None
+    return nouns
+
+
+def may_be_missing(unit: Any) -> bool:
+    """Whether a number says the same without the unit. Words have to name what is counted, in the plural: "42 red
+    apples" is 42, and "42 wrong" and "42 thirds" are not."""
+    if not isinstance(unit, tuple):
+        return _NO_NOUNS.isdisjoint(f"{name}s" for name in re.findall(r"[a-z]+", unit_text(unit)))
+    if not _NO_NOUNS.isdisjoint(unit):
+        return False
+    return any(word in _PLURALS or (word.endswith("s") and not word.endswith("ss")) for word in unit)
 
 
 def converted(quantity: Quantity, unit: Any) -> Value | None:
-    """The value of a quantity in another unit; None if it has none in it."""
-    are_nouns = [isinstance(side, frozenset) for side in (unit, quantity.unit)]
-    if unit == quantity.unit or (all(are_nouns) and unit & quantity.unit):
+    """The value of a quantity in another unit. None if it has none in it, or if its value is still to be worked out,
+    which a conversion would do."""
+    if unit == quantity.unit:
         return quantity.value
-    if any(are_nouns) or unit.dimensionality != quantity.unit.dimensionality:
+    if isinstance(unit, tuple) or isinstance(quantity.unit, tuple):
+        return None if _nouns(unit).isdisjoint(_nouns(quantity.unit)) else quantity.value
+    dimensions = [_REGISTRY.get_dimensionality(side) for side in (unit, quantity.unit)]
+    if dimensions[0] != dimensions[1]:
+        # "24 square units" does not say which unit of length it counts in.
+        is_one_unnamed = _UNNAMED in dimensions[0] or _UNNAMED in dimensions[1]
+        lengths = [{name.replace(_UNNAMED, "[length]"): power for name, power in each.items()} for each in dimensions]
+        return quantity.value if is_one_unnamed and lengths[0] == lengths[1] else None
+    if not is_written_out(quantity.value):
         return None
     if (quantity.unit, unit) == (_RADIAN, _DEGREE):
         return worked(quantity.value * 180 / sympy.pi)
     zero, one = (_REGISTRY.Quantity(Fraction(amount), quantity.unit).to(unit).magnitude for amount in (0, 1))
     scale, offset = (sympy.nsimplify(number, rational=True) for number in (one - zero, zero))
     return worked(quantity.value * scale + offset)
+
+
+def _nouns(unit: Any) -> set[str]:
+    """The words of a unit in the singular, without what is said of it: "dollars a day" are dollars."""
+    return {word.removesuffix("s") for word in unit_text(unit).split()}

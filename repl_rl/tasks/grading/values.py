@@ -6,6 +6,7 @@ the number 18 until `worked` has made it one, and nothing is computed before its
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -36,6 +37,58 @@ class Collection:
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """An interval that can't be anything else, `Interval.Ropen(1, 2)`, with its ends as they were written."""
+
+    start: Value
+    end: Value
+    is_open_at_start: bool
+    is_open_at_end: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Union:
+    """The solutions that its parts have in all: sets, intervals and inequalities."""
+
+    parts: tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Without:
+    """The solutions in a set that are not in another one: `R \\ {3}`."""
+
+    whole: Value
+    removed: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """A dict whose keys are no names: what comes with each key. Their order says nothing."""
+
+    pairs: tuple[tuple[Value, Value], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of several answers by its letter, and what it stands for, where that is said too."""
+
+    letter: str
+    value: Value | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Letters:
+    """Letters side by side, `B A C` or `xy`: a word or an order, or a product if the other side is an expression."""
+
+    text: str
+
+    @property
+    def product(self) -> Any:
+        """The letters as factors; a digit belongs to the letter before it."""
+        return sympy.Mul(*map(sympy.Symbol, re.findall(r"[A-Za-z]\d*", self.text)))
+
+
+@dataclass(frozen=True, slots=True)
 class Named:
     """A value with its left side, `P(A) = 0.3`; where that is a symbol and the value an expression, it is an `Eq`."""
 
@@ -56,7 +109,7 @@ class Percent(sympy.Function):  # type: ignore[misc]  # sympy has no types
 
 
 Value: TypeAlias = Any
-"""`sympy.Basic | Collection | Named | Quantity`. Words are `sympy.core.symbol.Str` in lower case."""
+"""A sympy object or one of the classes above. Words are `sympy.core.symbol.Str` in lower case."""
 
 
 def written(value: Value) -> str:
@@ -64,25 +117,113 @@ def written(value: Value) -> str:
     match value:
         case Collection(items=items, brackets=brackets):
             return f"{brackets[:1]}{', '.join(map(written, items))}{brackets[1:]}"
+        case Span(start=start, end=end):
+            opening, closing = "[("[value.is_open_at_start], "])"[value.is_open_at_end]
+            return f"the interval {opening}{written(start)}, {written(end)}{closing}"
+        case Union(parts=parts):
+            return f"the union of {' and '.join(map(written, parts))}"
+        case Without(whole=whole, removed=removed):
+            return f"{written(whole)} without {written(removed)}"
+        case Mapping(pairs=pairs):
+            return "{" + ", ".join(f"{written(key)}: {written(item)}" for key, item in pairs) + "}"
+        case Choice(letter=letter, value=inner):
+            return f"choice {letter}" if inner is None else f"choice {letter}, {written(inner)}"
+        case Letters(text=text):
+            return text
         case Named(name=name, value=inner):
             return f"{name} = {written(inner)}"
         case Quantity(value=inner, unit=unit):
-            return f"{written(inner)} {unit}"
+            return f"{written(inner)} {unit_text(unit)}"
         case Percent(args=(number,)):
             return f"{number}%"
     return str(sympy.sstr(value, full_prec=False))
 
 
+def unit_text(unit: Any) -> str:
+    """A unit in words: pint can't print one whose powers are fractions, as all of ours are."""
+    if isinstance(unit, tuple):
+        return " ".join(unit)
+    return " * ".join(name if power == 1 else f"{name}**{power}" for name, power in unit._units.items())
+
+
 def is_plain(value: Value) -> bool:
-    """Whether it is written out as a number: 3, -1/2, 0.25, 1.5e3. Not 2**10, which is still to be worked out."""
+    """Whether it is written out as a number: 3, -1/2, 0.25, 1.5e3, 2 - i/3. Not 2**10, which is still to be worked out.
+
+    Powers of ten count with one digit before the point: 1.7 * 10**3 is a number, and 17 * 10**2 a product.
+    """
+    if isinstance(value, sympy.Number):
+        return True
+    if isinstance(value, Percent):
+        return is_plain(value.args[0])
+    if isinstance(value, sympy.Add) and len(value.args) == 2:
+        first, second = value.args
+        if isinstance(first, sympy.Number):
+            return _is_imaginary(second)
+        return isinstance(second, sympy.Number) and _is_imaginary(first)
+    return _is_scientific(value) or _is_imaginary(value)
+
+
+def is_written_out(value: Value) -> bool:
+    """Whether it is no number that is still to be worked out: 3, x + 1 and sqrt(2) are written out, 2 + 1 is not."""
+    if not isinstance(value, sympy.Expr) or is_plain(value):
+        return True
+    number = worked(value)
+    return bool(number.is_infinite) or not number.is_Number
+
+
+def is_imaginary_unit(value: Any) -> bool:
+    """Whether it is sympy's I, or the letter i, which means the same in a text."""
+    return value is sympy.I or (isinstance(value, sympy.Symbol) and value.name == "i")
+
+
+def _factors(product: Any) -> list[Any]:
+    """The factors of a product, those of products within it included."""
+    if not isinstance(product, sympy.Mul):
+        return [product]
+    factors = []
+    for factor in product.args:
+        factors += _factors(factor)
+    return factors
+
+
+def _is_scientific(value: Any) -> bool:
+    factors = _factors(value)
+    if len(factors) > 2 and factors[0] == -1:
+        factors = factors[1:]
+    match factors:
+        case [sympy.Number() as mantissa, sympy.Pow(args=(sympy.Integer(p=10), sympy.Integer()))]:
+            return bool(1 <= abs(mantissa) < 10)
+    return False
+
+
+def _is_imaginary(value: Any) -> bool:
+    """Whether it is i with a number written out as its factor, as in -3*i/4."""
+    factors = [factor for factor in _factors(value) if factor != -1]
+    units = [factor for factor in factors if is_imaginary_unit(factor)]
+    numbers = [factor for factor in factors if isinstance(factor, sympy.Number)]
+    divisors = [factor.base for factor in factors if isinstance(factor, sympy.Pow) and factor.exp == -1]
+    if len(units) != 1 or len(numbers) > 1 or len(divisors) > 1 or len(factors) != 1 + len(numbers) + len(divisors):
+        return False
+    if not divisors:
+        return True
+    numerator = numbers[0] if numbers else sympy.Integer(1)
+    return bool(numerator.is_Integer and divisors[0].is_Integer and sympy.gcd(numerator, divisors[0]) == 1)
+
+
+def settled(value: Value) -> Value:
+    """A reference whose numbers are written out, where reading it had worked them out: 1/2 for 2/4."""
     match value:
-        case sympy.Mul(args=(sympy.Number(), sympy.Pow(args=(sympy.Integer(p=10), sympy.Integer())))):
-            return True
-        case sympy.I | sympy.Mul(args=(sympy.Number(), sympy.I)):
-            return True
-        case sympy.Mul(args=(sympy.Integer(p=-1), imaginary)) | sympy.Add(args=(sympy.Number(), imaginary)):
-            return not imaginary.is_Add and imaginary.has(sympy.I) and is_plain(imaginary)
-    return isinstance(value, sympy.Number) or (isinstance(value, Percent) and is_plain(value.args[0]))
+        case Collection(items=items, brackets=brackets):
+            return Collection(tuple(map(settled, items)), brackets, value.may_be_interval)
+        case Named(name=name, value=inner):
+            return Named(name, settled(inner))
+        case Quantity(value=inner, unit=unit):
+            return Quantity(settled(inner), unit)
+        case sympy.UnevaluatedExpr(args=(sympy.Number() as number,)):
+            return number
+        case sympy.Eq(lhs=left, rhs=right):
+            return sympy.Eq(settled(left), settled(right), evaluate=False)
+    return value
 
 
 def is_worked_out(expr: Any) -> bool:
