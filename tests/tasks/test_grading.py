@@ -32,7 +32,7 @@ CASES, WRITTEN_OUT = (
 )
 STRANGERS_CASES = map(json.loads, (HERE / "strangers_answers.jsonl").read_text(encoding="utf-8").splitlines())
 ANSWERS, WRITTEN, STRANGERS = (
-    [(case["reference"], [*map(submitted, case["right"])], [*map(submitted, case["wrong"])]) for case in cases]
+    [(case["reference"], *([*map(submitted, case.get(kind, []))] for kind in ("right", "wrong"))) for case in cases]
     for cases in (CASES, WRITTEN_OUT, STRANGERS_CASES)
 )
 

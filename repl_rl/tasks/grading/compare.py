@@ -13,6 +13,7 @@ from typing import Any
 
 import sympy
 from math_verify import verify
+from sympy.core.function import Application
 from sympy.core.relational import Relational
 from sympy.core.symbol import Str
 
@@ -375,8 +376,8 @@ def _same_number(reference: Any, submitted: Any) -> bool:
 
 def _leaves_calls(reference: Any, submitted: Any) -> bool:
     """Whether the submission has the value of a function in it that is known and not in the reference: sin(pi/4)."""
-    known = {call.func for call in reference.atoms(sympy.Function)}
-    for call in submitted.atoms(sympy.Function):
+    known = {call.func for call in reference.atoms(Application)}
+    for call in submitted.atoms(Application):
         if call.func not in known and not call.free_symbols and not isinstance(call, Percent | sympy.exp):
             value = worked(call)
             if not isinstance(value, call.func):

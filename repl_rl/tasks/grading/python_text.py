@@ -28,6 +28,7 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
 _NUMERALS = re.compile(
     r"u?int\d*|float\d*|longdouble|Integer|Rational|Float|Fraction|Decimal|mpf|mpz|mpq|Half", re.ASCII
 )
+_RATIOS = ("Fraction", "Rational", "mpq")
 _GROUPS = dict.fromkeys(["set", "frozenset", "FiniteSet"], "{}") | {"list": "[]", "tuple": "()", "Tuple": "()"}
 _GROUPS |= dict.fromkeys(["Point", "Point2D", "Point3D"], "()")
 _GROUPS |= dict.fromkeys(["dict_keys", "dict_values", "deque"], "[]")
@@ -131,7 +132,7 @@ class _Reader:
     def _call(self, node: ast.Call, name: str, arguments: Sequence[ast.expr]) -> Value:
         if _NUMERALS.fullmatch(name):
             parts = [ast.unparse(part).strip("'\" ") for part in arguments]
-            return as_number("/".join(parts) if name in ("Fraction", "Rational", "mpq") else parts[0])
+            return as_ratio(*map(as_number, parts)) if name in _RATIOS and len(parts) == 2 else as_number(parts[0])
         if name in ("Symbol", "Dummy"):
             return _symbol(ast.unparse(arguments[0]).strip("'\""))
         if name == "Poly":

@@ -88,7 +88,7 @@ def _named_pieces(value: Value) -> list[_Ends] | None:
             return [(item,) for item in items]
         case Union(parts=parts) | sympy.Or(args=parts):
             return _joined(parts)
-        case Without(whole=whole, removed=Collection() as removed):
+        case Without(whole=whole, removed=Collection(brackets="{}") as removed):
             return _joined((whole, removed))
         case sympy.And(args=parts):
             return _between(parts)

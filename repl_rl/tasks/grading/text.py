@@ -146,6 +146,8 @@ def _read(text: str) -> Value:
         return Union(tuple(map(_read, sets)))
     if len(sides := re.split(r"\\setminus(?![a-z])|\\backslash(?![a-z])", text)) == 2:
         whole, removed = map(_read, sides)
+        if not isinstance(removed, Collection):
+            removed = Collection((removed,), "{}")
         return Without(whole, removed)
     sides = re.split(r"(?<![<>!=:\\])=(?!=)(?![^(]*\))", text)
     if len(sides) == 2:
@@ -288,9 +290,11 @@ def _flat(items: list[Value]) -> list[Value]:
 
 def _side_by_side(items: list[Value], is_either: bool) -> Value:
     items = _flat(items)
-    if all(isinstance(item, Relational | sympy.And) and not isinstance(item, sympy.Eq) for item in items):
-        if is_either:
-            return sympy.Or(*items, evaluate=False)
+    are_relations = all(isinstance(item, Relational | sympy.And) for item in items)
+    are_equations = [isinstance(item, sympy.Eq) for item in items]
+    if is_either and are_relations and not all(are_equations):
+        return sympy.Or(*items, evaluate=False)
+    if are_relations and not any(are_equations):
         links = [item.args if isinstance(item, sympy.And) else (item,) for item in items]
         return sympy.And(*chain.from_iterable(links), evaluate=False)
     if is_either and not any(isinstance(item, sympy.Eq) for item in items) and any(map(_may_be_set, items)):
