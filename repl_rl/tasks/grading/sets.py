@@ -18,6 +18,7 @@ from repl_rl.tasks.grading.values import (
     Unreadable,
     Value,
     Without,
+    is_imaginary_unit,
     is_written_out,
     worked,
 )
@@ -71,8 +72,8 @@ def bound(relation: Value) -> tuple[Any, Any] | None:
     if not isinstance(relation, Relational):
         return None
     for symbol, other in ((relation.lhs, relation.rhs), (relation.rhs, relation.lhs)):
-        if isinstance(symbol, sympy.Symbol) and not other.free_symbols:
-            return symbol, other
+        if isinstance(symbol, sympy.Symbol) and all(map(is_imaginary_unit, other.free_symbols - {symbol})):
+            return None if other.has(symbol) else (symbol, other)
     return None
 
 
