@@ -231,7 +231,7 @@ def _as_it_stands(text: str) -> Value | None:
 
 def _choice(letter: str, text: str) -> Value:
     """A choice with what stands after its letter; what can't be read says nothing."""
-    stated = re.sub(rf"^.*?{letter}\W*", "", text, count=1)
+    stated = re.sub(rf"^.*?{letter}\s*[).:\]]*\s*", "", text, count=1)
     try:
         return Choice(letter, _read(stated) if stated else None)
     except (Unreadable, TypeError, ValueError, AttributeError, NotImplementedError, IndexError):
