@@ -57,9 +57,11 @@ _HEADINGS = _patterns("heading")
 _TAKEN_OFF = tuple((re.compile(_filled(rule["find"])), rule.get("to", "")) for rule in TABLE["taken_off"])
 _NONE = tuple(re.compile(_filled(rule["find"])) for rule in TABLE["none"])
 
-_CLOSING = {opening.lower(): closing.lower() for opening, closing in TABLE["thoughts"]}
+_CLOSING: dict[str, str] = {opening.lower(): closing.lower() for opening, closing in TABLE["thoughts"]}
 """The tag that closes a thought, by the one that opens it."""
-_THOUGHT_TAG = re.compile("|".join(re.escape(tag) for pair in TABLE["thoughts"] for tag in pair), re.IGNORECASE)
+_THOUGHT_TAG = re.compile(
+    "|".join(re.escape(tag) for pair in TABLE["thoughts"] for tag in pair), re.ASCII | re.IGNORECASE
+)
 _ANSWER_TAG = re.compile(rf"<(?P<closes>/?)(?P<name>{'|'.join(TABLE['tags'])})>")
 
 
@@ -80,8 +82,11 @@ class AnswerReader:
     def read(self, lines: Sequence[str], ends: bool) -> tuple[str, ...] | None:
         """The `repr` of the first answer that these lines give at once. If there is none and the message `ends`, the
         one that its text gives."""
-        answers = (answer for line in lines if (answer := self._at_once(line)) is not None)
-        answer = next(answers, None)
+        answer = None
+        for line in lines:
+            answer = self._at_once(line)
+            if answer is not None:
+                break
         if answer is None and ends:
             answer = answer_in_text(self._lines)
         return None if answer is None else (repr(answer),)
