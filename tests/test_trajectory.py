@@ -20,6 +20,7 @@ from repl_rl.trajectory import (
     LineKind,
     RecordedCell,
     StopReason,
+    Task,
     Trajectory,
     read_jsonl,
     read_record,
@@ -307,3 +308,11 @@ def test_own_time_is_what_the_waits_leave() -> None:
     assert trajectory(duration_s=10.0, engine_s=4.0, kernel_s=2.5, queue_s=1.5).own_s == 2.0
     assert trajectory(duration_s=10.0).own_s == 10.0
     assert trajectory(duration_s=1.0, engine_s=0.5, kernel_s=0.75).own_s == 0.0
+
+
+def test_a_task_may_have_several_references() -> None:
+    several = Task("t", "?", "1/2", metadata={"references": ("1/2", "0.5")})
+    assert several.references == ("1/2", "0.5")
+    assert Task("t", "?", "1/2", metadata={"references": ["1/2", "0.5"]}) == several
+    for metadata in ({}, {"references": ()}, {"references": ["https://a.example"]}, {"references": 5}):
+        assert Task("t", "?", "1/2", metadata=metadata).references == ("1/2",)

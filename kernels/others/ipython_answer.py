@@ -10,13 +10,14 @@ def submit_final_answer(answer, mime):  # `answer` is the source of repl_answer.
     get_ipython().history_manager.enabled = False
     own = types.ModuleType("repl_answer")
     exec(compile(answer, "<repl_answer>", "exec"), own.__dict__)
-    publish, show, text, length, form = get_ipython().display_pub.publish, repr, str, 10_000, own.form
+    publish, show, text, length = get_ipython().display_pub.publish, repr, str, 10_000
+    form, submitted = own.form, own.submitted
 
     def submit_final_answer(value, *values):
         """Hand in the final answer; this ends the session."""
         __tracebackhide__ = True
         texts, forms = [], []
-        for each in (value, *values):
+        for each in [submitted(each) for each in (value, *values)]:
             texts.append(text(show(each).encode("utf-8", "backslashreplace"), "utf-8")[:length])
             cells = [""]
             if type(each) is types.FunctionType:

@@ -1,4 +1,7 @@
-"""The form of a submitted value: a text that says what it is, where its `repr` only says how it prints.
+"""What is submitted of a value, and its form: a text that says what it is, where its `repr` only says how it prints.
+
+Of a range, a deque or a view of a dict, a list of what it holds is submitted. Iterators are refused: their texts don't
+say what they will give, and asking them may never end. Classes derived from these types stay what they are.
 
 numpy rounds and abridges what it prints, sympy leaves out what it assumes and how its expressions are built, and a
 function prints as an address. Forms are Python expressions in the notation of `sympy.srepr`; numpy's values are lists
@@ -12,12 +15,18 @@ Standard library only. sympy and numpy are used if the session has loaded them.
 import __future__
 
 import ast
+import collections
+import collections.abc
 import sys
 import textwrap
 import types
 
 _PLAIN = (bool, int, float, complex, str, type(None))
 _BRACKETS = {list: "[{}]", tuple: "({})", set: "{{{}}}", frozenset: "frozenset({{{}}})"}
+_VIEWS = tuple(type(view) for view in ({}.keys(), {}.values(), {}.items()))
+_LISTED = (range, collections.deque, *_VIEWS)
+"""Types of which a list is made. They ask nobody else's code for what they hold."""
+_TYPE_NAME = type.__dict__["__name__"].__get__  # a metaclass may hide it
 _MOST_CHARS, _MOST_PARTS, _MOST_DEPTH = 10_000, 3_000, 50
 _FUTURE_FLAGS = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
 _NESTED = 0x10
@@ -28,14 +37,49 @@ class _NoForm(Exception):
     pass
 
 
+def submitted(value):
+    """What of a value is submitted: a list of what it holds if it is short and its type is listed, else the value.
+
+    Raises TypeError for an iterator, unless its class says how it is shown.
+    """
+    if _is_listed(value):
+        return list(value)
+    if _is_mute_iterator(value):
+        raise TypeError(
+            f"submit_final_answer() can't see the values in a {_TYPE_NAME(type(value))} object; hand over a list of "
+            "them: submit_final_answer(list(...))"
+        )
+    return value
+
+
+def _is_listed(value):
+    kind = type(value)
+    if not any(kind is listed for listed in _LISTED):  # `in` would ask a metaclass
+        return False
+    try:
+        return len(value) <= _MOST_PARTS
+    except OverflowError:  # a range that is longer than any list
+        return False
+
+
+def _is_mute_iterator(value):
+    """Whether it is an iterator that prints as its type only. Never raises an Exception, whatever its class does."""
+    kind = type(value)
+    try:
+        is_mute = kind.__repr__ is object.__repr__ or kind is types.GeneratorType or kind.__module__ == "itertools"
+        return is_mute and isinstance(value, collections.abc.Iterator)
+    except Exception:  # noqa: BLE001 - whatever its class does
+        return False
+
+
 def form(value, shown, cells):
     """The form of `value`, or None. Never raises an Exception, whatever the value's own code does.
 
     `shown` is its `repr`. `cells` are the sources that functions may come from, the latest one last.
     """
-    if type(value) in _PLAIN:
-        return None
     try:
+        if type(value) in _PLAIN:  # asks a metaclass
+            return None
         text = _function(value, cells) if type(value) is types.FunctionType else _written(value, 0)
         text = text.encode("utf-8", "backslashreplace").decode()
     except Exception:  # noqa: BLE001 - whatever the value's own code does
@@ -49,6 +93,9 @@ def _written(value, depth):
         raise _NoForm
     if kind in _PLAIN:
         return repr(value)
+    if _is_listed(value):
+        value = list(value)
+        kind = list
     if kind in _BRACKETS and not value:
         return repr(value)
     if kind in _BRACKETS or kind is dict:

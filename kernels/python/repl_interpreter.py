@@ -26,7 +26,7 @@ import sys
 import types
 
 import repl_figures
-from repl_answer import form
+from repl_answer import form, submitted
 from repl_screen import Screen
 from repl_stack import PROBE, Stack, hide_frames
 from repl_syntax import INCOMPLETE as INCOMPLETE_INPUT
@@ -126,7 +126,7 @@ class PythonInterpreter:
         def submit_final_answer(value, *values):
             """Hand in the final answer; this ends the session."""
             answers = []
-            for each in (value, *values):
+            for each in map(submitted, (value, *values)):
                 text = _encodable(repr(each))[: self._answer_chars]
                 has_form = len(self._answers) + len(answers) < _MOST_FORMS
                 answers.append((text, form(each, text, self._cells) if has_form else None))

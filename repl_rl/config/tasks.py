@@ -37,11 +37,11 @@ class ColumnsConfig(Section):
     question: str | None = None
     """The problem's text."""
     answer: str | None = None
-    """The reference answer, or the text that `answer_pattern` finds it in."""
+    """The reference answer, or the text that `answer_pattern` finds it in; or a list, any of which is right."""
     id: str | None = None
     """null: rows are counted."""
     family: str | None = None
-    """What solve rates are told apart by. null: the set's name."""
+    """What solve rates are told apart by; of a list, the first. null: the set's name."""
     date: str | None = None
     """When a problem became known: 2024, 2024-06, 2024-06-01 or a date. For `before` and `after`."""
     context: str | None = None
@@ -86,8 +86,9 @@ class TasksConfig(Section):
     """Which problems a step draws. `uniform`: all in turn. `pass_rate`: rather those that are solved between a tenth
     and nine tenths of the time; solved ones are retired, impossible ones rest, and both are looked at again."""
     unreadable: Literal["refuse", "skip", "text"] = "refuse"
-    """Problems of a data set whose question or reference answer can't be read. `refuse`: an error lists them. `skip`:
-    they are left out, and the log says how many. `text`: where that is so of the answer, it is compared as a text."""
+    """Problems of a data set whose question, reference answer or other column can't be read. `refuse`: an error lists
+    them. `skip`: they are left out, and the log says how many. `text`: where the answer can't be compared as anything
+    else, it is compared as a text."""
 
     EXCLUDING: ClassVar[tuple[Excluding, ...]] = (
         (("families", "dataset"), "problems are made, or read from a data set"),

@@ -8,7 +8,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from repl_rl.config import DialectConfig
-from repl_rl.dialect.base import Cell, CellRun, Dialect, OfferedTool, Reader, Refusal, Shown, Template, Turn
+from repl_rl.dialect.base import (
+    Cell,
+    CellRun,
+    Dialect,
+    OfferedTool,
+    PromptedReader,
+    Reader,
+    Refusal,
+    Shown,
+    Template,
+    Turn,
+)
 from repl_rl.dialect.fenced import FencedDialect
 from repl_rl.dialect.foreign import AskingReader
 from repl_rl.dialect.inline import InlineDialect
@@ -30,6 +41,7 @@ __all__ = [
     "CellRun",
     "Dialect",
     "OfferedTool",
+    "PromptedReader",
     "PythonDialect",
     "PythonReader",
     "Reader",

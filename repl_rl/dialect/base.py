@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from repl_rl.trajectory import LineKind, Message
 
@@ -132,6 +132,14 @@ class Reader(Protocol):
 
     def flush(self) -> str:
         """The text of an incomplete character at the end of the last turn. Nothing may be read after this call."""
+
+
+@runtime_checkable
+class PromptedReader(Reader, Protocol):
+    """A reader that has to know how the prompt ends."""
+
+    def begin_after(self, before: str) -> None:
+        """Called once, with the prompt, before anything is read."""
 
 
 class Dialect(Protocol):

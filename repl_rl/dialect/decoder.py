@@ -72,10 +72,3 @@ class LineReader:
 
     def flush(self) -> str:
         return self._typed.flush()
-
-
-@dataclass(slots=True)
-class ProseReader(LineReader):
-    """What the readers of dialects without prompts have in common."""
-
-    _typed: LineDecoder = field(default_factory=lambda: LineDecoder(drops_space=False))

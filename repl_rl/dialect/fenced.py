@@ -23,10 +23,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from repl_rl.config import DialectConfig
+from repl_rl.dialect.answers import answer_in_line
 from repl_rl.dialect.base import Cell, CellRun, OfferedTool, Refusal, Shown, Template, Turn
 from repl_rl.dialect.call_form import user_frame
-from repl_rl.dialect.decoder import ProseReader
-from repl_rl.dialect.prose import MOST_ASKED, ProseDialect, answer_in_line, answer_in_prose, prose_kind, whole_cell
+from repl_rl.dialect.prose import MOST_ASKED, ProseDialect, ProseReader, prose_kind, whole_cell
 from repl_rl.dialect.python import idle_kind
 from repl_rl.dialect.syntax import holds_statement, kind_of
 from repl_rl.trajectory import LineKind
@@ -70,7 +70,6 @@ class FencedReader(ProseReader):
     """Typed bytes to blocks, by the rules of CommonMark's fences."""
 
     _block: _Block | None = None
-    _prose: list[str] = field(default_factory=list)
     frame: tuple[str, str] | None = None
     """What stands around an answer to a turn that the model has ended, if it may go on then."""
     unanswered: str = ""
@@ -85,15 +84,17 @@ class FencedReader(ProseReader):
         was_open = self._is_in_code
         prose: list[str] = []
         cells = [cell for line in turn.lines if (cell := self._feed(line, prose))]
-        if end_of_input and self._block is not None and (last := self._ended(self._block)):
+        if end_of_input and self._block is not None and (last := self._ended(self._block, prose)):
             cells.append(last)
-        self._prose += prose
-        answer = answer_in_prose(prose, "\n".join(self._prose), end_of_input)
+        answer = self._answers.read(prose, end_of_input)
         is_code = was_open or self._is_in_code
         kind = (idle_kind(turn.lines) if was_open else LineKind.OPEN) if is_code else prose_kind(prose)
         asks = not cells and bool(self.unanswered) and self.asks_left > 0
         self._waits = end_of_input and (bool(cells) or asks) and answer is None and self.frame is not None
         self.asks_left -= self._waits and asks
+        if self._waits and self.frame is not None:
+            _, behind = self.frame
+            self.begin_after(behind)
         return Turn(turn.text, tuple(cells), kind, answer, self._waits)
 
     def show(self, runs: Sequence[CellRun], goes_on: bool) -> tuple[Shown, ...]:
@@ -120,7 +121,7 @@ class FencedReader(ProseReader):
                 self._block = _Block(len(fence[1]), fence[2], "".join(fence[3].lower().split()[:1]))
             return None
         if fence is not None and not fence[3].strip() and fence[2].startswith(block.marks):
-            return self._ended(block)
+            return self._ended(block, prose)
         indent = min(len(line) - len(line.lstrip(" ")), block.indent)
         block.lines.append(line[indent:])
         if block.language not in (*_RUN, _OUTPUT) and (block.language or answer_in_line(line)):
@@ -131,8 +132,8 @@ class FencedReader(ProseReader):
     def _is_in_code(self) -> bool:
         return self._block is not None and self._block.language in (*_RUN, "")
 
-    def _ended(self, block: _Block) -> Cell | None:
-        """Leave a block: what of it runs, or is answered."""
+    def _ended(self, block: _Block, prose: list[str]) -> Cell | None:
+        """Leave a block: what of it runs, or is answered. One without a language that does not run was prose."""
         self._block = None
         source, language = "\n".join(block.lines), block.language
         if not holds_statement(source):
@@ -141,4 +142,6 @@ class FencedReader(ProseReader):
             return Cell("", LineKind.SYNTAX_ERROR, _OTHER_LANGUAGE)
         if language in _RUN or (not language and kind_of(source) is not LineKind.SYNTAX_ERROR):
             return whole_cell(source)
+        if not language:
+            prose += [line for line in block.lines if answer_in_line(line) is None]  # the others have been read
         return None

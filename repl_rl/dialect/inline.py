@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from repl_rl.dialect.base import Cell, CellRun, Refusal, Shown, Turn
-from repl_rl.dialect.decoder import ProseReader
-from repl_rl.dialect.prose import WHOLE_CELLS, ProseDialect, answer_in_prose, prose_kind, whole_cell
+from repl_rl.dialect.prose import WHOLE_CELLS, ProseDialect, ProseReader, prose_kind, whole_cell
 from repl_rl.dialect.syntax import holds_statement
 from repl_rl.trajectory import LineKind
 from repl_rl.utils.folders import resource_folder
@@ -43,8 +42,7 @@ class InlineReader(ProseReader):
     _held: str = ""
     """The text of a call that has not ended yet, or that may become the beginning of one."""
     _line: str = ""
-    _prose: list[str] = field(default_factory=list)
-    """Lines of prose; `_line` is the one that has not ended."""
+    """The line of prose that has not ended."""
 
     def read(self, typed: bytes | str, end_of_input: bool = False) -> Turn:
         """Read one turn; the calls that it completes are its cells."""
@@ -54,9 +52,9 @@ class InlineReader(ProseReader):
         self._held = rest[start:]
         prose = "".join(parts[0::2]) + rest[:start]
         *lines, self._line = (self._line + prose).split("\n")
-        self._prose += lines
-        whole = "\n".join([*self._prose, self._line])
-        answer = answer_in_prose([*lines, self._line] if end_of_input else lines, whole, end_of_input)
+        if end_of_input:
+            lines.append(self._line)
+        answer = self._answers.read(lines, end_of_input)
         kind = LineKind.OPEN if self._held.startswith(_OPENING) else prose_kind([turn.text])
         cells = (
             whole_cell(source) if holds_statement(source) else Cell("", LineKind.SYNTAX_ERROR, _EMPTY)

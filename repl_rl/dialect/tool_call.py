@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from repl_rl.config import DialectConfig
+from repl_rl.dialect.answers import AnswerReader
 from repl_rl.dialect.base import Cell, CellRun, ChatPrompt, OfferedTool, Refusal, Shown, Template, Turn
 from repl_rl.dialect.call_form import (
     QWEN_TAGS,
@@ -32,8 +33,7 @@ from repl_rl.dialect.call_form import (
     user_frame,
     written_call,
 )
-from repl_rl.dialect.decoder import ProseReader
-from repl_rl.dialect.prose import MOST_ASKED, ProseDialect, answer_in_prose, prose_kind, whole_cell
+from repl_rl.dialect.prose import MOST_ASKED, ProseDialect, ProseReader, prose_kind, whole_cell
 from repl_rl.dialect.texts import filled
 from repl_rl.errors import ConfigError
 from repl_rl.trajectory import LineKind, Message
@@ -123,6 +123,8 @@ class ToolCallReader(ProseReader):
         super().__init__()
         self._dialect = dialect
         self._message = ""
+        self._before = ""
+        """What the message follows."""
         self.asks_left = MOST_ASKED
         """How often a turn without a call and without an answer may still be answered."""
         self._asks = False
@@ -131,6 +133,10 @@ class ToolCallReader(ProseReader):
     def form(self) -> CallForm:
         """How calls are written."""
         return self._dialect.form
+
+    def begin_after(self, before: str) -> None:
+        super().begin_after(before)
+        self._before = before
 
     def read(self, typed: bytes | str, end_of_input: bool = False) -> Turn:
         """Read one line. At the end of the turn, the calls in all of its lines become cells."""
@@ -142,12 +148,16 @@ class ToolCallReader(ProseReader):
             is_in_call = len(prose) < len(before) + len(turn.text)
             kind = LineKind.OPEN if is_in_call else prose_kind([turn.text])
             # The results of calls come before an answer.
-            return Turn(turn.text, (), kind, None if calls else answer_in_prose(turn.lines, "", False))
+            return Turn(turn.text, (), kind, None if calls else self._answers.read(turn.lines, False))
         self._message = ""
         cells = tuple(self._cell(call) for call in calls)
-        answer = None if cells else answer_in_prose(prose.split("\n"), prose, True)
+        answer = None if cells else AnswerReader(self._before).read(prose.split("\n"), True)
         self._asks = not cells and answer is None and self.asks_left > 0 and self._dialect.asks is not None
         self.asks_left -= self._asks
+        if cells:
+            self.begin_after(self._dialect.frame(len(cells))[-1])
+        elif self._dialect.asks is not None:
+            self.begin_after(self._dialect.asks[-1].text)
         return Turn(turn.text, cells, prose_kind([turn.text]), answer, waits=bool(cells) or self._asks)
 
     def show(self, runs: Sequence[CellRun], goes_on: bool) -> tuple[Shown, ...]:

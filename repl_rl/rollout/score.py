@@ -75,10 +75,11 @@ def score(
     for index, (task, trajectory) in enumerate(pairs):
         verdict = _known_verdict(trajectory) or next(found)
         group = trajectories[index - index % size : index - index % size + size]
-        right = task.answer.strip()
-        shown = tuple(bool(right) and line.shown.strip() == right for line in trajectory.lines)
+        right = {reference.strip() for reference in task.references} - {""}
+        shown = tuple(line.shown.strip() in right for line in trajectory.lines)
         item = _scored(trajectory, group, verdict.grade, table, step)
-        told = replace(item.trajectory, reference=task.answer or None, grade_reason=verdict.reason or None)
+        reference = " or ".join(task.references) or None
+        told = replace(item.trajectory, reference=reference, grade_reason=verdict.reason or None)
         scored.append(replace(item, trajectory=told, shown=shown))
     return scored
 

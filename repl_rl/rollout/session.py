@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from repl_rl.config import BudgetConfig, SamplingConfig
-from repl_rl.dialect import Reader, Turn, dialect_name
+from repl_rl.dialect import PromptedReader, Reader, Turn, dialect_name
 from repl_rl.engine import SampledLine, Slot
 from repl_rl.errors import BrokenStateError, KernelError
 from repl_rl.kernel import KernelSession
@@ -111,6 +111,8 @@ class Session:
         self.reader = self.episode.dialect.reader()
         if not self.request.task.answer and hasattr(self.reader, "asks_left"):
             self.reader.asks_left = 0  # whatever it ends with: somebody's reward function looks at all of it
+        if isinstance(self.reader, PromptedReader):
+            self.reader.begin_after(self.prompt.text)
         self.transcript = Transcript(self.prompt.ids, self.version)
 
     @property

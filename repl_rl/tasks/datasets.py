@@ -94,12 +94,13 @@ def load_splits(config: TasksConfig, *asked: tuple[Split, int, int]) -> list[lis
             where |= {id(task): problem.where for problem, task in problems}
             Random(f"{seed}/{split}").shuffle(tasks)
         sets.append((tasks, count))
+    left_out = list(dict.fromkeys(left_out))  # a row that can't be read may be on both sides
     rows = len(left_out)
     kept: list[list[Task]] = [[] for _ in sets]
     taken = [tasks[:count] for tasks, count in sets]
     while any(taken):
         rows += sum(map(len, taken))
-        found = {id(task): task for task in unreadable(chain(*taken))}
+        found = _unreadable(chain(*taken))
         if config.unreadable != "text":
             left_out += [(where.get(key, f"task {task.id!r}"), _why(task)) for key, task in found.items()]
         for (tasks, count), own, new in zip(sets, kept, taken, strict=True):
@@ -139,7 +140,24 @@ def _only(config: TasksConfig, file: str) -> list[Task]:
 
 def require_gradable(tasks: Iterable[Task]) -> None:
     """Raises ConfigError listing the tasks whose reference answers can't be read and have to be."""
-    _refuse([(f"task {task.id!r}", _why(task)) for task in unreadable(tasks)])
+    _refuse([(f"task {task.id!r}", _why(task)) for task in _unreadable(tasks).values()])
+
+
+def _unreadable(tasks: Iterable[Task]) -> dict[int, Task]:
+    """Of the tasks with a reference answer that can't be read and has to be, by their `id()`s: the task with the first
+    such reference as its answer."""
+    owners: dict[int, Task] = {}
+    single: list[Task] = []
+    for task in tasks:
+        metadata = {key: value for key, value in task.metadata.items() if key != "references"}
+        for reference in task.references:
+            alone = replace(task, answer=reference, metadata=metadata)
+            owners[id(alone)] = task
+            single.append(alone)
+    found: dict[int, Task] = {}
+    for alone in unreadable(single):
+        found.setdefault(id(owners[id(alone)]), alone)
+    return found
 
 
 def _why(task: Task) -> str:
@@ -186,8 +204,8 @@ def _problems_of(config: TasksConfig, wanted: Split) -> list[tuple[Problem, Task
         if config.is_split_by_date:
             assert config.before is not None
             assert config.after is not None
-            if problem.period is None:
-                raise ConfigError(f"{problem.where}: it has no date for tasks.before and tasks.after; see columns.date")
+            if problem.period is None:  # said of both sides
+                return True
             first, last = problem.period
             return last < config.before if wanted == "train" else first >= config.after
         if isinstance(heldout, str):
@@ -199,7 +217,8 @@ def _problems_of(config: TasksConfig, wanted: Split) -> list[tuple[Problem, Task
     if config.format is None:
         named = preset.columns.model_dump(exclude_none=True)
         pattern = config.answer_pattern or preset.answer_pattern
-        form = Format({role: (column,) for role, column in named.items()}, taken_out(pattern))
+        roles = {role: (column,) for role, column in named.items()}
+        form = Format(roles, taken_out(pattern), has_references=True)
     else:
         form = FORMATS[config.format]
     name = (config.dataset or str(config.folder)).rstrip("/").rpartition("/")[2]
@@ -214,6 +233,8 @@ def _problems_of(config: TasksConfig, wanted: Split) -> list[tuple[Problem, Task
     for number, problem in enumerate(read_problems(rows, form, columns, config.format)):
         if not is_wanted(problem):
             continue
+        if config.is_split_by_date and problem.period is None and problem.error is None:
+            problem = replace(problem, error="it has no date for tasks.before and tasks.after; see columns.date")
         task_id = f"{name}-{split}-{number if problem.id is None else problem.id}"
         if task_id in tasks:
             raise ConfigError(f"data set {name!r} has two problems of the id {task_id!r}; see tasks.columns.id")

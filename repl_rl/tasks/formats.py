@@ -47,20 +47,22 @@ class Problem:
     """The first and the last day that its date may mean: a year means all of its days."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
-    """Why its question or its answer can't be read, and is empty or raw here."""
+    """Why its question, its answer or another column can't be read, and is empty or raw here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
     """Names of columns by role, the likeliest first, and how the answer's column is read.
 
-    Both functions also get the row, and raise ValueError that says what is wrong.
+    Both functions also get the row, and raise ValueError that says what is wrong. With `has_references`, a list of
+    several in the answer's column holds reference answers, any of which is right.
     """
 
     columns: Mapping[str, tuple[str, ...]]
     answer: Callable[[Any, Row], str]
     question: Callable[[str, Row], str] = lambda text, row: text
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    has_references: bool = False
 
 
 def _boxed(text: str) -> str | None:
@@ -76,6 +78,23 @@ def _text(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError(f"{value!r:.80} is neither text nor a number")
     return str(value).strip()
+
+
+def _value(value: Any) -> str:
+    """An answer as text: as `_text`, also True or False, and a value with its unit."""
+    if isinstance(value, list) and len(value) == 1:
+        [value] = value
+    if isinstance(value, bool):
+        return str(value)
+    if isinstance(value, dict) and "value" in value and set(value) <= {"value", "unit"}:
+        unit = value.get("unit")
+        return f"{_value(value['value'])} {'' if unit is None else _text(unit)}".strip()
+    return _text(value)
+
+
+def _first_name(value: Any) -> str:
+    """A name as text; of a list of names, the first."""
+    return _text(value[0] if isinstance(value, list) and value else value)
 
 
 def _after_hashes(value: Any, row: Row) -> str:
@@ -182,7 +201,7 @@ def taken_out(pattern: str | None) -> Callable[[Any, Row], str]:
     """How answers are read under `tasks.answer_pattern`: the last match's group, the last box for `boxed`, or all."""
 
     def answer(value: Any, row: Row) -> str:
-        text = _text(value)
+        text = _value(value)
         if pattern == "boxed":
             found = _boxed(text)
         elif pattern is not None:
@@ -202,12 +221,13 @@ def read_problems(
     """The problems in these rows, each with what errors call it; `columns` names columns by role in place of the
     form's, and `name` is the form's in errors.
 
-    Raises ConfigError naming the first row without a column that is needed, or with a date that is none.
+    Raises ConfigError naming the first row without a column that is needed.
     """
     of_form = "" if name is None else f" in format {name}"
     roles = dict.fromkeys((*form.columns, *columns))
     for where, row in rows:
         values: dict[str, Any] = {"question": "", "answer": ""}
+        references: tuple[str, ...] = ()
         wrong: str | None = None
         for role in roles:
             names = (columns[role],) if role in columns else form.columns.get(role, ())
@@ -223,18 +243,33 @@ def read_problems(
                 continue
             read: Callable[[Any], Any] = _READ.get(role, _text)
             try:
-                value = form.answer(row[column], row) if role == "answer" else read(row[column])
-                values[role] = form.question(value, row) if role == "question" else value
-                if role in ("question", "answer") and not values[role]:
+                if role == "answer":
+                    references = _references(form, row[column], row)
+                    values[role] = references[0]
+                elif role == "question":
+                    values[role] = form.question(_text(row[column]), row)
+                else:
+                    values[role] = read(row[column])
+                if role == "question" and not values[role]:
                     raise ValueError("it is empty")
             except ValueError as error:
-                said = f"column {column}{of_form}: {error}"
-                if role not in ("question", "answer"):
-                    raise ConfigError(f"{where}: {said}") from error
-                wrong = wrong or said
-        metadata = dict(form.metadata) | ({"context": values["context"]} if "context" in values else {})
+                wrong = wrong or f"column {column}{of_form}: {error}"
+        metadata = dict(form.metadata)
+        if "context" in values:
+            metadata["context"] = values["context"]
+        if len(references) > 1:
+            metadata["references"] = references
         known = values["question"], values["answer"], values.get("id"), values.get("family"), values.get("date")
         yield Problem(where, *known, metadata, wrong)
+
+
+def _references(form: Format, value: Any, row: Row) -> tuple[str, ...]:
+    """The reference answers in a row's column, each once: one, or several if the form has them. Raises ValueError."""
+    has_several = form.has_references and isinstance(value, list) and len(value) > 1
+    answers = [form.answer(each, row) for each in (value if has_several else [value])]
+    if not all(answers):
+        raise ValueError("it is empty")
+    return tuple(dict.fromkeys(answers))
 
 
 def rows_of(files: Iterable[Path]) -> Iterator[tuple[str, Row]]:
@@ -313,5 +348,9 @@ def period_of(value: Any) -> tuple[datetime.date, datetime.date]:
     return period.start_time.date(), period.end_time.date()
 
 
-_READ: Mapping[str, Callable[[Any], Any]] = {"date": period_of, "context": lambda value: value}
+_READ: Mapping[str, Callable[[Any], Any]] = {
+    "date": period_of,
+    "family": _first_name,
+    "context": lambda value: value,
+}
 """How a role's value is read, if not as text."""

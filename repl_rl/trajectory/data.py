@@ -78,7 +78,8 @@ class Message:
 class Task:
     """A problem and what is needed to grade it. `answer` and `metadata` never enter the sandbox.
 
-    `history` holds the messages before the question, if it comes from a conversation.
+    `history` holds the messages before the question, if it comes from a conversation. `metadata["references"]` are the
+    reference answers of a problem that has several, `answer` the first of them, as a tuple; a list becomes one.
     """
 
     id: str
@@ -87,6 +88,18 @@ class Task:
     family: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     history: tuple[Message, ...] = ()
+
+    def __post_init__(self) -> None:
+        references = self.metadata.get("references")
+        if isinstance(references, list):  # JSON has no tuples, and a task comes back from a file as it was
+            object.__setattr__(self, "metadata", {**self.metadata, "references": tuple(references)})
+
+    @property
+    def references(self) -> tuple[str, ...]:
+        """The reference answers, any of which is right. Metadata of that name without `answer` in it is something else,
+        such as a data set's column of sources."""
+        references = self.metadata.get("references")
+        return references if isinstance(references, tuple) and self.answer in references else (self.answer,)
 
 
 @dataclass(frozen=True, slots=True)

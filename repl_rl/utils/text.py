@@ -20,7 +20,8 @@ _STRING = re.compile(
     r"""(['"])(?:(?!\1)[^\\\n]|\\(?:[\\'"abfnrtv]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}))*+\1"""
 )
 """A string as its `repr` shows it."""
-_BOX = re.compile(r"\\boxed\s*\{")
+BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+"""How a box begins in LaTeX."""
 
 
 def string_of(written: str) -> str | None:
@@ -60,8 +61,8 @@ def sendable(text: str) -> str:
 
 
 def last_box(text: str) -> str | None:
-    """The content of the last `\\boxed{...}`, inner braces included; None if there is none or it is not closed."""
-    *before, rest = _BOX.split(text)
+    """What the last `\\boxed{...}` or `\\fbox{...}` holds, inner braces included; None if none is closed."""
+    *before, rest = BOX.split(text)
     depth = 1
     for index, character in enumerate(rest if before else ""):
         depth += (character == "{") - (character == "}")

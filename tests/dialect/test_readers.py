@@ -26,9 +26,10 @@ CALL = '{"name": "python", "arguments": {"code": "1"}}'
 PIECES = {
     "python": "x = 1|x||    y|  |# c|if x:|f(|)|'''|1 +|else:| z|\\|\n",
     "ipython": "x = 1|x|    y|# c|if x:|f(|)|'''|1 +|%time x|%%time|!ls|\n",
-    "fenced": "```python|```|````|~~~|~~~py|```output|x = 1|x|    y|é€|Answer: 1|\n",
-    "inline": "<fn>|</fn>|<|f|n>|fn>|>|\n|x|'|(1)|é€| a |Answer: 1\n|/",
-    "text": "Answer: 1|#### 2|a||\\boxed{3}|é€|Answer:|\n",
+    "fenced": "```python|```|````|~~~|~~~py|```output|x = 1|x|    y|é€|Answer: 1|\n"
+    "|<think>|</think>|Answer:|\\boxed{3}",
+    "inline": "<fn>|</fn>|<|f|n>|fn>|>|\n|x|'|(1)|é€| a |Answer: 1\n|/|<think>|</think>|<answer>|</answer>",
+    "text": "Answer: 1|#### 2|a||\\boxed{3}|é€|Answer:|\n|<think>|</think>|<answer>|</answer>|The answer is 4.",
     "tool_call": f"<tool_call>|</tool_call>|{CALL}|<tool_call>\n{CALL}\n</tool_call>|{{|}}|\n|[TOOL_CALLS] [|]|é"
     "|<function=python>|\n<parameter=code>|</parameter>|</function>",
 }

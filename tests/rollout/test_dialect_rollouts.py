@@ -176,6 +176,25 @@ def test_a_turn_that_does_not_end_in_time(roll: Roll, dialect: str) -> None:
     assert " words that go on".startswith(trajectory.lines[0].text)
 
 
+GUESS = ["6 * 7 may be 41.\n", "Answer: 41\n", "#### 41\n", "No, 42.\n"]
+
+
+@pytest.mark.parametrize("dialect", ["fenced", "inline", "text", "tool_call"])
+def test_an_answer_in_a_thought_does_not_end_the_session(roll: Roll, dialect: str) -> None:
+    trajectory = roll(dialect, ["<think>\n", *GUESS, "</think>\n", "Answer: 42\n", "Answer: 43\n"])
+    assert (trajectory.lines[-1].text, trajectory.lines[-1].kind) == ("Answer: 42\n", LineKind.ANSWER)
+    assert trajectory.answer == ("'42'",)
+
+
+@pytest.mark.parametrize("dialect", ["fenced", "inline", "text"])
+def test_nor_does_one_in_a_thought_that_the_prompt_has_opened(roll: Roll, tmp_path: Path, dialect: str) -> None:
+    (texts := tmp_path / "texts.yaml").write_text(f'dialect: {dialect}\nquestion: "{{question}}\\n<think>\\n"\n')
+    trajectory = roll(str(texts), [*GUESS, "</think>\n", "Answer: 42\n"])
+    assert trajectory.prompt.endswith("<think>\n")
+    assert (trajectory.lines[-1].text, trajectory.lines[-1].kind) == ("Answer: 42\n", LineKind.ANSWER)
+    assert trajectory.answer == ("'42'",)
+
+
 def test_calls_in_tags(roll: Roll) -> None:
     opened, closed = "<tool_call>\n<function=python>\n<parameter=code>\n", "\n</parameter>\n</function>\n</tool_call>"
     typed = [f"{opened}{code}{closed}" for code in ("r = pow(7, 2024, 1000)\nr", "1 / 0")]

@@ -12,7 +12,7 @@ from repl_rl.errors import RewardError
 from repl_rl.rewards import RewardTable
 from repl_rl.rollout.score import credit, credit_numbers, score
 from repl_rl.tasks import grade
-from repl_rl.trajectory import Line, LineKind, StopReason, Task, Trajectory
+from repl_rl.trajectory import Line, LineKind, RecordedCell, StopReason, Task, Trajectory, read_jsonl, write_jsonl
 
 TABLE = RewardTable(RewardsConfig(kinds={LineKind.EXCEPTION: -0.5}))
 TASK = Task("t", "What is 6 * 7?", "42")
@@ -37,6 +37,19 @@ def test_right_and_wrong_answers_by_hand() -> None:
     scored = score([TASK] * 3, [answering("42"), answering("41"), answering()], grade, TABLE)
     assert [item.line_rewards for item in scored] == [(-0.5, 1.0), (-0.5, 0.0), (-0.5, 0.0)]
     assert [item.trajectory.outcome_reward for item in scored] == [1.0, 0.0, 0.0]
+
+
+def test_several_references_are_recorded_and_each_may_have_been_shown(tmp_path: Path) -> None:
+    task = Task("t", "What is 84 / 4?", "21", metadata={"references": ("21", "21.0")})
+    lines = (Line(0, 1, "84 / 4\n", LineKind.EXPRESSION, output="21.0\n>>>"), Line(2, 4, "submit\n", LineKind.ANSWER))
+    cells = (replace(lines[0], cells=(RecordedCell("84 / 4", "21.0\n"),)), lines[1])
+    [scored] = score([task], [replace(answering("21"), lines=cells)], grade, TABLE)
+    assert scored.shown == (True, False)
+    assert scored.trajectory.reference == "21 or 21.0"
+    write_jsonl(tmp_path / "x.jsonl", [scored.trajectory])
+    [read] = read_jsonl(tmp_path / "x.jsonl")
+    assert read.reference == "21 or 21.0"
+    assert "reference: 21 or 21.0" in str(read)
 
 
 def test_schedules_stand_at_the_training_step() -> None:

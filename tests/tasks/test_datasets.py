@@ -125,6 +125,105 @@ def test_a_run_takes_its_heldout_problems_from_the_set(tmp_path):
     assert all(task.id.startswith("gsm8k-test-") for task in tasks)
 
 
+def test_an_answer_may_have_several_references_a_truth_or_a_unit(tmp_path):
+    column = {
+        "42": (["42", 42, " 42.0 "], ("42", "42.0")),
+        "a text in a list": (["42"], None),
+        "lists in a list": ([["42"], ["1,250"]], ("42", "1250")),
+        "true": (True, None),
+        "truths": ([False, "no"], ("False", "no")),
+        "unit": ({"value": 42, "unit": "cm"}, None),
+        "no unit": ({"value": 42, "unit": None}, None),
+        "units": ([{"value": 42, "unit": "cm"}, "0.42 m"], ("42 cm", "0.42 m")),
+    }
+    answers = ["42", "42", "42", "True", "False", "42 cm", "42", "42 cm"]
+    _write(
+        tmp_path / "rows.jsonl", [{"question": question, "answer": answer} for question, (answer, _) in column.items()]
+    )
+    tasks = {task.question: task for task in _load(tmp_path / "rows.jsonl", heldout=1e-9)}
+    assert [tasks[question].answer for question in column] == answers
+    for question, (_, references) in column.items():
+        assert tasks[question].metadata == ({} if references is None else {"references": references})
+        assert tasks[question].references == (references or (tasks[question].answer,))
+    _write(tmp_path / "patterns.jsonl", [{"question": "?", "answer": ["#### 42", "so\n#### 42.0"]}])
+    [task] = _load(tmp_path / "patterns.jsonl", heldout=1e-9, answer_pattern="#### (.+)")
+    assert task.references == ("42", "42.0")
+
+
+def test_each_of_several_references_has_to_be_readable(tmp_path, caplog):
+    unread = "all $x$ with $\\mho(x)=1++$"
+    rows = [{"question": "1?", "answer": ["42", unread]}, {"question": "2?", "answer": ["42", "43"]}]
+    rows += [
+        {"question": f"{n}?", "answer": answer} for n, answer in enumerate([["42", ""], ["42", None], [], {"x": 1}], 3)
+    ]
+    _write(tmp_path / "rows.jsonl", rows)
+    with pytest.raises(ConfigError) as caught:
+        _load(tmp_path / "rows.jsonl", heldout=1e-9)
+    first, *listed = str(caught.value).split("\n  ")
+    assert first.startswith("5 of 6 problems can't be graded")
+    says = ["the reference answer 'all $x$", "it is empty", "None is neither text nor a number", "[] is", "{'x': 1} is"]
+    numbers = [1, 3, 4, 5, 6]
+    assert [f"line {number}: " in line for number, line in zip(numbers, listed, strict=True)] == [True] * 5
+    assert [part in line for part, line in zip(says, listed, strict=True)] == [True] * 5
+    [task] = _load(tmp_path / "rows.jsonl", heldout=1e-9, unreadable="skip")
+    assert task.references == ("42", "43")
+    _write(tmp_path / "rows.jsonl", rows[:2])
+    first, second = sorted(_load(tmp_path / "rows.jsonl", heldout=1e-9, unreadable="text"), key=lambda task: task.id)
+    assert first.metadata == {"references": ("42", unread), "graded_as": "text"}
+    assert second.metadata == {"references": ("42", "43")}
+
+
+KINDS = [["Algebra", "Geometry"], "Algebra", ["Geometry"], [], {"a": 1}, None]
+DAYS = ["2024-01-01", "2023", "2022", "2021", "soon", None]
+
+
+@pytest.mark.parametrize(
+    ("keys", "readable", "messages"),
+    [
+        (
+            {"columns": {"family": "kind"}, "heldout": 1e-9},
+            "0125",
+            ["line 4: column kind: [] is neither text nor a number", "line 5: column kind: {'a': 1} is neither"],
+        ),
+        (
+            {"columns": {"id": "kind"}, "heldout": 1e-9},
+            "125",
+            [
+                f"line {number}: column kind: {kind} is neither"
+                for number, kind in ((1, KINDS[0]), (4, []), (5, KINDS[4]))
+            ],
+        ),
+        (
+            {"columns": {"date": "seen"}, "before": 2025},
+            "0123",
+            ["line 5: column seen: 'soon' is not a date", "line 6: it has no date for tasks.before and tasks.after"],
+        ),
+    ],
+)
+def test_any_column_that_cannot_be_read_is_listed_with_its_line_or_skipped(tmp_path, keys, readable, messages):
+    file = tmp_path / "rows.jsonl"
+    columns = zip(KINDS, DAYS, strict=True)
+    _write(file, [{"question": f"{n}?", "answer": "42", "kind": k, "seen": day} for n, (k, day) in enumerate(columns)])
+    config = TasksConfig.model_validate({"folder": str(file), **keys})
+    asked = [("train", 0, 9), ("heldout", 0, 9)][
+        : 2 if "before" in keys else 1
+    ]  # rows without a date are on both sides
+    with pytest.raises(ConfigError) as caught:
+        load_splits(config, *asked)
+    first, *listed = str(caught.value).split("\n  ")
+    assert first.startswith(f"{len(messages)} of 6 problems can't be graded")
+    assert [message in line for message, line in zip(messages, listed, strict=True)] == [True] * len(messages)
+    tasks = _load(file, unreadable="skip", **keys)
+    assert sorted(task.question for task in tasks) == [f"{number}?" for number in readable]
+
+
+def test_of_several_families_the_first_counts(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    _write(file, [{"question": f"{n}?", "answer": "42", "kind": kind} for n, kind in enumerate(KINDS[:3])])
+    tasks = _load(file, columns={"family": "kind"}, heldout=1e-9)
+    assert {task.question: task.family for task in tasks} == {"0?": "Algebra", "1?": "Algebra", "2?": "Geometry"}
+
+
 @pytest.mark.parametrize("case", REFUSED["rows"], ids=[case["says"] for case in REFUSED["rows"]])
 def test_a_row_that_does_not_fit_is_named_with_its_line(tmp_path, case):
     name, file = case.get("format"), tmp_path / "rows.jsonl"
@@ -318,7 +417,7 @@ def test_a_column_may_hold_the_context_of_a_problem(tmp_path):
 def test_problems_that_were_kept_come_back_as_they_were(tmp_path):
     file = tmp_path / "kept.jsonl"
     theorem = FILES / "minif2f.jsonl"
-    rows = [{"question": "Who?", "answer": "7", "doc": {"ages": [7, None]}}]
+    rows = [{"question": "Who?", "answer": ["7", "seven"], "doc": {"ages": [7, None]}}]
     _write(tmp_path / "documents.jsonl", rows)
     for config in (
         TasksConfig(families=["gcd", "witness-1", "count-1k"], train=9),

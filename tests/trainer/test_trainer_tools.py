@@ -129,7 +129,7 @@ def test_bad_tools_and_data_are_refused_before_anything_is_loaded(tmp_path: Path
 
 def test_messages_and_metadata_come_through_the_data_set() -> None:
     history = (Message("user", "A?"), Message("assistant", "Which?"))
-    task = Task("t", "That one.", "1", "f", {"operands": [1, 2]}, history)
+    task = Task("t", "That one.", "1", "f", {"operands": [1, 2], "references": ("1", "one")}, history)
     assert task_of(as_dataset([task])[0]) == task
     with pytest.raises(ConfigError, match="the last is the user's"):
         task_of({"prompt": [{"role": "assistant", "content": "Hello"}], "answer": ""})
