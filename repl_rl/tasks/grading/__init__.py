@@ -65,27 +65,21 @@ def judge_many(
 ) -> list[Verdict]:
     """As `grade_many`, with a sentence on how each side was read and what came of it.
 
-    A task may have several references, in `metadata["references"]`: what equals one of them is right. The verdict is
-    that of the first one that it equals, else that of the first one.
+    What equals one of a task's references is right. The verdict is that of the first one that it equals, else that of
+    the first one.
     """
     forms = [None] * len(answers) if forms is None else forms
     pairs: list[tuple[Task, Sequence[str] | None, Forms]] = []
     counts = []
     for task, answer, form in zip(tasks, answers, forms, strict=True):
-        references = references_of(task)
-        counts.append(len(references))
-        pairs += [(replace(task, answer=reference), answer, form) for reference in references]
+        counts.append(len(task.references))
+        pairs += [(replace(task, answer=reference), answer, form) for reference in task.references]
     remaining = iter(_judge_pairs(pairs))
     verdicts = []
     for count in counts:
         candidates = list(islice(remaining, count))
         verdicts.append(max(candidates, key=attrgetter("grade")))  # the first one of the best
     return verdicts
-
-
-def references_of(task: Task) -> tuple[str, ...]:
-    """The texts one of which an answer has to equal."""
-    return tuple(task.metadata.get("references") or (task.answer,))
 
 
 def _judge_pairs(pairs: Sequence[tuple[Task, Sequence[str] | None, Forms]]) -> list[Verdict]:
@@ -123,15 +117,15 @@ def unreadable(tasks: Iterable[Task]) -> list[Task]:
     doubtful: dict[str, list[Task]] = {}
     for task in tasks:
         is_compared = task.metadata.get("graded_as") != "text" and not _decides(task)
-        for reference in references_of(task) if is_compared else ():
-            if not _NUMBER.fullmatch(reference.strip()):
-                doubtful.setdefault(reference, []).append(task)
+        if is_compared and not _NUMBER.fullmatch(task.answer.strip()):
+            doubtful.setdefault(task.answer, []).append(task)
     verdicts = ask([(EQUAL, [answer, None]) for answer in doubtful]) if doubtful else []
-    unread: dict[int, Task] = {}
-    for tasks_of_reference, (is_readable, _) in zip(doubtful.values(), verdicts, strict=True):
-        if not is_readable:
-            unread |= {id(task): task for task in tasks_of_reference}
-    return list(unread.values())
+    return [
+        task
+        for same, (is_readable, _) in zip(doubtful.values(), verdicts, strict=True)
+        if not is_readable
+        for task in same
+    ]
 
 
 def _at_once(task: Task, answer: Sequence[str] | None, forms: Forms) -> Verdict | Question:
