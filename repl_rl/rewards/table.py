@@ -147,7 +147,10 @@ class RewardTable:
             charged = config.length.reward(len(trajectory.completion_ids))
             shaping["length"] = tuple(charged * (index == len(lines)) for index in range(1, len(lines) + 1))
         shaping |= {rule.name: rule_rewards(rule, lines, past) for rule in config.rules}
-        shaping |= {name_of(each): call_function(each, trajectory, config.function_s) for each in self._functions}
+        for each in self._functions:
+            # what the machinery lost, or what has no line, earns nothing; and functions may look at the last line
+            paid_by_function = None if trajectory.is_void else call_function(each, trajectory, config.function_s)
+            shaping[name_of(each)] = (0.0,) * len(lines) if paid_by_function is None else paid_by_function
         outcome = (0.0,) * (len(lines) - 1) + (config.outcome * grade,) * bool(lines)
         limited = shaped(shaping, past, config.shaping, self._gamma, step)
         components = {"outcome": outcome, **limited[-1][1]}

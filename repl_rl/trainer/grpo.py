@@ -230,9 +230,9 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
             if (old := output.get("old_per_token_logps")) is not None:
                 self.step_log.drift(old, output["sampling_per_token_logps"], typed_of(output))
             if self.model.training and self.args.mask != MaskConfig():
-                out = gather(step.leave_out(output, self.args.mask, self._is_left_out))
+                out = gather(step.leave_out(output, self.args.mask, self._is_left_out, self.num_generations))
                 output["num_items_in_batch"] = self.accelerator.gather(typed_of(output).sum()).sum()
-                self.step_log.values({"credit/masked_share": sum(out) / len(out)})
+                self.step_log.values({"credit/masked_share": sum(out) / max(1, len(out))})
             is_in_loss = typed_of(output).any(dim=1).float()  # (B,)
             output["row_share"] = self.accelerator.gather(is_in_loss).mean()
             own = len(credited)
