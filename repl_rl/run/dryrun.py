@@ -42,7 +42,7 @@ _ESTIMATORS = {
     "outcome": "a session's return, less {baseline}",
     "dr_grpo": "a session's return, less the group's mean",
     "rloo": "a session's return, less the mean of the others",
-    "maxrl": "a session's return, less the group's mean, as a share of that mean",
+    "maxrl": "a session's return, less the group's mean, as a share of that mean or of one right answer's",
     "reinforce++": "a session's return, less {baseline}, standardised over the batch",
     "return_to_go": "a line's reward and all later ones, less {baseline}",
     "turn": "a line's reward and later ones, each compared with those of the same line number",

@@ -42,6 +42,8 @@ def per_line(rewards: list[list[float]], credit: CreditConfig) -> list[list[floa
 @pytest.mark.parametrize("estimator", sorted(ESTIMATORS))
 @pytest.mark.parametrize("rewards", [[[5.0]], *([[value]] * 7 for value in (0.0, 1.0, 0.1, -3.7))])
 def test_a_group_without_variance_teaches_exactly_nothing(estimator: str, rewards: list[list[float]]) -> None:
+    if estimator == "maxrl":
+        rewards = [[abs(value) for value in values] for values in rewards]  # it takes no others
     assert per_line(rewards, config(estimator)) == [[0.0]] * len(rewards)
 
 
