@@ -190,3 +190,23 @@ def test_the_trainer_rolls_out_more_and_trains_on_the_kept(tmp_path: Path) -> No
     assert Counter((one.task_id, one.outcome_reward) for one in kept) == Counter(
         {("a", 1.0): 1, ("a", 0.0): 1, ("b", 1.0): 1, ("b", 0.0): 1}
     )
+
+
+def test_what_is_logged_is_of_all_that_were_sampled_and_what_was_kept_has_names_of_its_own(tmp_path: Path) -> None:
+    """Of six sessions of a problem the first is right, with two lines; the others have four, and two ran out."""
+
+    def sessions(task: Task, index: int) -> Trajectory:
+        reason = StopReason.MAX_TOKENS if index > 3 else StopReason.ANSWER
+        return recorded(task, index, is_right=index == 0, lines=4 if index else 2, stop_reason=reason)
+
+    trainer = recorded_trainer(tmp_path, sessions, TASKS, oversample=3)
+    trainer.batch()
+    logged = trainer.metrics
+    of_all = {"solve_rate": 1 / 6, "lines_per_trajectory": 22 / 6, "tokens_per_trajectory": 66 / 6}
+    kept = {"share": 1 / 3, "solve_rate": 1 / 2, "lines_per_trajectory": 3.0, "tokens_per_trajectory": 9.0}
+    assert {name: logged[name] for name in of_all} == {name: [pytest.approx(value)] for name, value in of_all.items()}
+    assert {name: logged[f"kept/{name}"] for name in kept} == {
+        name: [pytest.approx(each)] for name, each in kept.items()
+    }
+    assert logged["stops/max_tokens"] == [pytest.approx(1 / 3)]
+    assert logged["rewards/outcome/mean"] == [0.5], "TRL's are of what is trained on"
