@@ -292,9 +292,9 @@ def rewards_in_words(config: RewardsConfig) -> str:
     kinds = [f"{reward:+g} {kind}" for kind, reward in config.kinds.items() if reward]
     classes = [f"{reward:+g} {name}" for name, reward in config.exceptions.items()]
     rules = [f"{rule.reward:+g} {rule.name}" for rule in config.rules]
-    rules += [f"down to {-config.length.most:g} for length"] if config.length else []
     paid = [*kinds, *classes, *rules, *map(str, config.model_dump(mode="json")["functions"])]
     parts = [f"{config.outcome:+g} for a right answer"]
+    parts += [f"down to {-config.length.most:g} for length"] if config.length else []
     if paid:
         shaping, caps = config.shaping, config.shaping.caps
         parts.append(f"a line: {', '.join(paid)}")
