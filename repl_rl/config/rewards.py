@@ -99,7 +99,7 @@ class Schedule(Section):
         return self.start * (1.0 - share) + self.end * share
 
 
-# Shaping is every reward except the outcome and the charge for length, which has its own bound. What a line earns by the
+# Shaping is every reward except the outcome and the charge for length, which has its own bound. What lines earn by the
 # table, the rules and the functions goes through novelty, decay, blocks, clip, caps, weight and mode, in this order.
 # Gains and losses are kept separate throughout, so that padding gains no more than the cap, however much was lost.
 class ShapingConfig(Section):
