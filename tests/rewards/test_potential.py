@@ -183,6 +183,6 @@ def test_what_leaves_sessions_out_is_refused_where_a_potential_changes_single_ad
             parse_config({**potential, "credit": {"estimator": estimator}})
         assert str(caught.value) == (
             f"rewards.shaping.mode: potential beside {key} is not neutral under credit.estimator {estimator}: what "
-            "stays in the loss depends on what was typed, so what the potential adds to one line is not taken from another. "
-            "Leave one of the two out, or take rloo, outcome, dr_grpo or reinforce++"
+            "stays in the loss depends on what was typed, so what the potential adds to one line is not taken from "
+            "another. Leave one of the two out, or take rloo, outcome, dr_grpo or reinforce++"
         )
