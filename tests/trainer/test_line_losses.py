@@ -185,3 +185,16 @@ def test_maxrl_ends_at_the_first_step_in_which_something_earned_less_than_nothin
     )
     with pytest.raises(RewardError, match="maxrl takes returns as shares of their mean, and a session of task 'a' ear"):
         trainer.batch()
+
+
+def test_in_a_batchs_only_update_a_bound_on_the_ratio_does_nothing(tmp_path: Path) -> None:
+    """docs/algorithms.md: clip-higher and two-sided clipping. Of a batch with a second update they do something."""
+    gradients = []
+    for name, bounds in (("usual", {}), ("higher", {"epsilon_high": 0.01, "epsilon": 0.01}), ("both", {"delta": 1.1})):
+        trainer = recorded_trainer(tmp_path / name, longer_and_shorter, TASKS, **bounds)
+        tensors = {key: value for key, value in trainer.batch().items() if torch.is_tensor(value)}
+        assert "old_per_token_logps" not in tensors
+        gradients.append(trainer.gradient(tensors))
+    usual, *others = gradients
+    for other in others:
+        torch.testing.assert_close(other, usual)

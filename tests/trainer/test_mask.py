@@ -163,6 +163,23 @@ def test_ratios_by_hand(mask: dict[str, Any], kept: list[bool]) -> None:
     assert within_ratios(MaskConfig(**mask), apart, typed).tolist() == kept
 
 
+def test_one_token_that_is_apart_drops_a_short_session_and_not_a_long_one() -> None:
+    """docs/algorithms.md: bounds of 0.999 and 1.001 on the mean of two tokens, and of ten."""
+    apart = torch.zeros(2, 10)
+    apart[:, 0] = 0.005
+    typed = torch.tensor([[1] * 2 + [0] * 8, [1] * 10])
+    assert within_ratios(MaskConfig.model_validate("geometric"), apart, typed).tolist() == [False, True]
+
+
+def test_what_a_lost_root_typed_is_in_no_loss_though_a_branch_goes_on_from_it() -> None:
+    """docs/trees.md: each token of the others is in one row."""
+    root = recorded(TASKS[0], 0, lines=4)
+    branch = branch_of(root, 0, 2)
+    for reason, of_root in ((StopReason.ANSWER, 12), (StopReason.ABORTED, 0)):
+        rows = rows_of([replace(root, stop_reason=reason), branch])
+        assert [sum(row["env_mask"]) for row in row_lists(rows, 2, 0)] == [of_root, 6]
+
+
 @pytest.mark.parametrize(
     ("train", "message"),
     [
