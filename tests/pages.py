@@ -15,6 +15,12 @@ _INDENTED = re.compile(r"(?:\A|^\n)((?:^ {4}.*\n)+)", re.MULTILINE)
 _CODE = re.compile(r"`([^`\n]+(?:\n[^`\n]+)?)`")
 
 
+def says(page: str, words: str) -> bool:
+    """Whether a page of docs/ has these words, wherever its lines end."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    return " ".join(words.split()) in " ".join(text.split())
+
+
 def blocks(text: str, language: str) -> list[str]:
     """The fenced blocks of one language."""
     return [body for _, _, name, body in _FENCED.findall(text) if name == language]

@@ -110,3 +110,10 @@ class CreditConfig(Section):
         if self.estimator == "critic":
             return self.lam == 1
         return self.estimator not in ("turn", "gigpo")
+
+    @property
+    def leaves_potentials_neutral_line_by_line(self) -> bool:
+        """Whether it does so in expectation alone, over all that the policy may type: a potential then changes single
+        advantages, and pushes if sessions are left out by what they typed. Elsewhere it changes no advantage at all,
+        because whole sessions are compared, or futures from one state."""
+        return self.estimator in ("return_to_go", "critic")

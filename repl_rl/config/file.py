@@ -27,7 +27,7 @@ from repl_rl.config.rollout import (
 )
 from repl_rl.config.section import Excluding, Names, Section
 from repl_rl.config.tasks import TasksConfig
-from repl_rl.config.train import EvalConfig, TrainConfig
+from repl_rl.config.train import EvalConfig, MaskConfig, TrainConfig
 from repl_rl.errors import ConfigError
 from repl_rl.files import read_file
 from repl_rl.utils.folders import resource_folder, shipped_configs
@@ -201,7 +201,25 @@ class Config(Section):
                 f"high potentials. Take return_to_go with scale none and baseline {', '.join(NEUTRAL[:-1])} or "
                 f"{NEUTRAL[-1]}, or outcome, dr_grpo, rloo or reinforce++"
             )
+        self._potentials_see_all_that_was_typed()
         return self
+
+    def _potentials_see_all_that_was_typed(self) -> None:
+        train, estimator = self.train, self.credit.estimator
+        if self.rewards.shaping.mode != "potential" or not self.credit.leaves_potentials_neutral_line_by_line:
+            return
+        choosing = {
+            "train.mask": train.mask != MaskConfig(),
+            "train.redraws": train.redraws > 0,
+            "train.oversample": train.oversample > 1,
+        }
+        for key, chooses in choosing.items():
+            if chooses:
+                raise ValueError(
+                    f"rewards.shaping.mode: potential beside {key} is not neutral under credit.estimator {estimator}: "
+                    "what stays in the loss depends on what was typed, so what the potential adds to one line is not "
+                    "taken from another. Leave one of the two out, or take rloo, outcome, dr_grpo or reinforce++"
+                )
 
 
 def load_config(source: str, overrides: tuple[str, ...] = ()) -> Config:

@@ -99,11 +99,11 @@ class Schedule(Section):
         return self.start * (1.0 - share) + self.end * share
 
 
-# Shaping is every reward except the outcome. What a line earns by the table, the rules and the functions goes through
-# novelty, decay, blocks, clip, caps, weight and mode, in this order. Gains and losses are kept separate throughout, so
-# that padding gains no more than the cap, however much was lost.
+# Shaping is every reward except the outcome and the charge for length, which has its own bound. What lines earn by the
+# table, the rules and the functions goes through novelty, decay, blocks, clip, caps, weight and mode, in this order.
+# Gains and losses are kept separate throughout, so that padding gains no more than the cap, however much was lost.
 class ShapingConfig(Section):
-    """How rewards of lines are kept from being farmed. None of it touches the outcome."""
+    """How rewards of lines are kept from being farmed. None of it touches the outcome, nor the charge for length."""
 
     mode: Literal["additive", "potential"] = "additive"
     """`potential`: what a line would earn becomes the potential Phi of the state it leaves, and the line earns
@@ -210,7 +210,8 @@ class RewardRule(Section):
 
 
 class LengthConfig(Section):
-    """A charge for long sessions, at their last line (DAPO's soft overlong punishment)."""
+    """A charge for long sessions, at their last line (DAPO's soft overlong punishment). No limit of the shaping touches
+    it: `most` is its bound."""
 
     free: int = Field(ge=0)
     """Completion tokens, outputs included, that cost nothing."""
@@ -278,7 +279,6 @@ class RewardsConfig(Section):
         if twice:
             raise ValueError(f"rules: two rules of one name: {', '.join(twice)}")
         ahead = [f"rules: {rule.name}: at: last" for rule in self.rules if rule.at == "last"]
-        ahead += ["length"] if self.length else []
         if ahead and self.shaping.mode == "potential":
             raise ValueError(f"{', '.join(ahead)} pays nothing where a potential ends with 0")
         for name, cap in (("gain", self.shaping.caps.gain), ("loss", self.shaping.caps.loss)):

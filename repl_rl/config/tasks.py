@@ -83,8 +83,9 @@ class TasksConfig(Section):
     """Regular expression; the one group of its last match is the answer. `boxed`: what the last \\boxed{} holds."""
 
     sampling: Literal["uniform", "pass_rate"] = "uniform"
-    """Which problems a step draws. `uniform`: all in turn. `pass_rate`: rather those that are solved between a tenth
-    and nine tenths of the time; solved ones are retired, impossible ones rest, and both are looked at again."""
+    """Which problems a step draws. `uniform`: all in turn. `pass_rate`: rather those of which between a tenth and nine
+    tenths of the latest sessions were right; those above are retired, those below rest, and both are looked at again.
+    With groups of 8 these are problems solved between a fifth and three quarters of the time (docs/algorithms.md)."""
     unreadable: Literal["refuse", "skip", "text"] = "refuse"
     """Problems of a data set whose question, reference answer or other column can't be read. `refuse`: an error lists
     them. `skip`: they are left out, and the log says how many. `text`: where the answer can't be compared as anything

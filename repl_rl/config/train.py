@@ -141,10 +141,11 @@ class TrainConfig(Section):
     """Trajectories per problem."""
     oversample: int = Field(1, ge=1, le=16)
     """So many times `group_size` rollouts of each problem, of which a group is kept: wrong ones evenly, right ones the
-    rather the fewer of their lines went wrong (GRPO-RoC; 2 in the paper). What is not kept is neither trained on nor
-    stored."""
+    rather the fewer of their lines went wrong, at least two of each where there are so many (GRPO-RoC; 2 in the paper;
+    docs/algorithms.md says how it is biased). What is not kept is neither trained on nor stored."""
     learning_rate: float = Field(1e-3, gt=0)
-    """The peak learning rate. The default suits nano; the shipped configs for pretrained models use 1e-6 to 2e-6."""
+    """The peak learning rate. The default suits nano; of the shipped configs for pretrained models, those that train
+    all weights use 1e-6 to 2e-6, and those that train adapters 1e-5 to 2e-4."""
     schedule: Literal["constant", "constant_with_warmup", "linear", "cosine"] = "constant_with_warmup"
     """Schedule of the learning rate; `linear` and `cosine` reach 0 at the last step."""
     warmup_steps: int = Field(0, ge=0)

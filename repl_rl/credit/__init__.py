@@ -101,7 +101,8 @@ def batch_line_advantages(
     `rewards` holds one value per line, outcome included; `outcomes` what each trajectory earned for its outcome alone,
     by default its grade; `unit` what a right answer earns. `gather` collects the lines of all processes; either every
     process calls it or none does. `critic` is the memory of the estimator `critic`, and `shown` says for each line
-    whether it showed the reference answer. Raises ValueError if the rewards don't fit the lines.
+    whether it showed the reference answer. Raises ValueError if the rewards don't fit the lines, and RewardError for
+    what an estimator can't take.
     """
     if outcomes is None:
         outcomes = [[trajectory.outcome_reward or 0.0 for trajectory in group] for group in groups]
@@ -114,7 +115,9 @@ def batch_line_advantages(
 
         estimated = critic_advantages(groups, rewards, config, gather, critic, shown)
     else:
-        estimated = [_of_group(group, values, config) for group, values in zip(groups, rewards, strict=True)]
+        estimated = [
+            _of_group(group, values, config, abs(unit) or 1.0) for group, values in zip(groups, rewards, strict=True)
+        ]
     if config.estimator in BATCH_STEPS:
         estimated = _over_batch(groups, estimated, config, gather)
     elif config.estimator in ESTIMATORS and config.scale not in ("none", "group"):
@@ -168,7 +171,9 @@ def spread(trajectory: Trajectory, per_line: Sequence[float]) -> list[float]:
     return values
 
 
-def _of_group(group: Sequence[Trajectory], rewards: Sequence[Sequence[float]], config: CreditConfig) -> LineValues:
+def _of_group(
+    group: Sequence[Trajectory], rewards: Sequence[Sequence[float]], config: CreditConfig, unit: float
+) -> LineValues:
     valid = [index for index, trajectory in enumerate(group) if not trajectory.is_void]
     result: LineValues = [[0.0] * len(trajectory.lines) for trajectory in group]
     if not valid:
@@ -181,7 +186,11 @@ def _of_group(group: Sequence[Trajectory], rewards: Sequence[Sequence[float]], c
         ]
     sessions = [whole_session(group[index], group) for index in valid]
     paid = [_whole_rewards(group, rewards, index) for index in valid]
-    for index, values in zip(valid, estimator(sessions, paid, config), strict=True):
+    if config.estimator == "maxrl":
+        estimated = maxrl(sessions, paid, config, unit)
+    else:
+        estimated = estimator(sessions, paid, config)
+    for index, values in zip(valid, estimated, strict=True):
         result[index] = values[len(values) - len(group[index].lines) :]
     return result
 

@@ -1,8 +1,8 @@
 """Turns a trajectory and its grade into one reward per line, broken down by component.
 
-Components are `outcome` (the grade, at the line that submitted), `table` (line kinds and exceptions), `length`, and
-every rule and every function under its own name. All but the outcome are shaping, limited by `rewards.shaping`. The sum
-of the components is the line's reward before discounting.
+Components are `outcome` (the grade, at the line that submitted), `length` (of the session), `table` (line kinds and
+exceptions), and every rule and every function under its own name. All but the first two are shaping, limited by
+`rewards.shaping`. The sum of the components is the line's reward before discounting.
 """
 
 from repl_rl.rewards.functions import RewardFunction as RewardFunction

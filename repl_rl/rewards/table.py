@@ -1,4 +1,4 @@
-"""The rewards section, ready to score: outcome, table, rules and functions, the last three shaped.
+"""The rewards section, ready to score: outcome, length, table, rules and functions, the last three shaped.
 
 The host sees an exception's name, never the object. Builtins have the class hierarchy of the Python that runs here; any
 other class counts as a direct subclass of `Exception`.
@@ -38,6 +38,11 @@ def _classes(error_name: str, with_broad: bool) -> tuple[str, ...]:
     names = [cls.__name__ for cls in (known or Exception).__mro__ if issubclass(cls, BaseException)]
     broad = () if with_broad else ("Exception", "BaseException")
     return tuple(name for name in ([] if known else [error_name]) + names if name not in broad)
+
+
+def at_last_line(amount: float, lines: int) -> tuple[float, ...]:
+    """One value per line: the amount at the last one, and 0 elsewhere."""
+    return (0.0,) * (lines - 1) + (amount,) if lines else ()
 
 
 def rule_rewards(rule: RewardRule, lines: Sequence[Line], past: History) -> tuple[float, ...]:
@@ -130,7 +135,7 @@ class RewardTable:
 
     @property
     def component_names(self) -> list[str]:
-        names = ["outcome", "table", *(["length"] if self._config.length else [])]
+        names = ["outcome", *(["length"] if self._config.length else []), "table"]
         return [*names, *(rule.name for rule in self._config.rules), *map(name_of, self._functions)]
 
     def score(self, trajectory: Trajectory, grade: float, step: int = 0) -> ScoredTrajectory:
@@ -143,25 +148,30 @@ class RewardTable:
         lines, config = trajectory.lines, self._config
         past = (history if self._looks_back else no_history)(lines)
         shaping: dict[str, tuple[float, ...]] = {"table": tuple(self._entry(line)[1] for line in lines)}
-        if config.length:
-            charged = config.length.reward(len(trajectory.completion_ids))
-            shaping["length"] = tuple(charged * (index == len(lines)) for index in range(1, len(lines) + 1))
         shaping |= {rule.name: rule_rewards(rule, lines, past) for rule in config.rules}
-        shaping |= {name_of(each): call_function(each, trajectory, config.function_s) for each in self._functions}
-        outcome = (0.0,) * (len(lines) - 1) + (config.outcome * grade,) * bool(lines)
+        for each in self._functions:
+            # what the machinery lost, or what has no line, earns nothing; and functions may look at the last line
+            paid_by_function = None if trajectory.is_void else call_function(each, trajectory, config.function_s)
+            shaping[name_of(each)] = (0.0,) * len(lines) if paid_by_function is None else paid_by_function
+        of_session = {"outcome": at_last_line(config.outcome * grade, len(lines))}
+        if config.length:
+            of_session["length"] = at_last_line(config.length.reward(len(trajectory.completion_ids)), len(lines))
         limited = shaped(shaping, past, config.shaping, self._gamma, step)
-        components = {"outcome": outcome, **limited[-1][1]}
-        rewarded = tuple(
-            replace(line, reward=math.fsum(values), reward_parts=self._parts(index, line, values, limited))
-            for index, (line, *values) in enumerate(zip(lines, *components.values(), strict=True))
-        )
+        components = {**of_session, **limited[-1][1]}
+        rewarded = []
+        for index, (line, *values) in enumerate(zip(lines, *components.values(), strict=True)):
+            parts = [RewardPart(name, paid[index]) for name, paid in of_session.items() if paid[index]]
+            parts += self._parts(index, line, limited)
+            rewarded.append(replace(line, reward=math.fsum(values), reward_parts=tuple(parts)))
         paid = config.outcome * grade if config.outcome and lines else None
-        return ScoredTrajectory(replace(trajectory, lines=rewarded, outcome_reward=grade), components, paid)
+        return ScoredTrajectory(replace(trajectory, lines=tuple(rewarded), outcome_reward=grade), components, paid)
 
-    def _parts(self, index: int, line: Line, paid: Sequence[float], limited: Stages) -> tuple[RewardPart, ...]:
-        """What each component gave a line: `paid`, the outcome first, with what the limits left in between."""
-        parts = [RewardPart("outcome", paid[0])] if paid[0] else []
-        for (name, earned), amount in zip(limited[0][1].items(), paid[1:], strict=True):
+    def _parts(self, index: int, line: Line, limited: Stages) -> list[RewardPart]:
+        """What each component of the shaping gave a line, with what the limits left in between."""
+        parts = []
+        paid = limited[-1][1]
+        for name, earned in limited[0][1].items():
+            amount = paid[name][index]
             if not (amount or earned[index]):
                 continue
             source = self._entry(line)[0] if name == "table" and earned[index] else name
@@ -171,7 +181,7 @@ class RewardTable:
             left = [(limit, after[name][index]) for limit, after in limited]
             limits = tuple(now for (_, before), now in pairwise(left) if now[1] != before)
             parts.append(RewardPart(source, amount, earned[index], limits))
-        return tuple(parts)
+        return parts
 
     def _entry(self, line: Line) -> tuple[str, float]:
         """The table's entry for a line, as the config names it, and what it is worth."""

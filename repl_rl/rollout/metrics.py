@@ -6,6 +6,7 @@ from statistics import fmean
 
 import numpy as np
 
+from repl_rl.errors import KernelError
 from repl_rl.trajectory import LineKind, Task, Trajectory
 
 _RUN_NOTHING = frozenset({LineKind.BLANK, LineKind.COMMENT, LineKind.OPEN, LineKind.OVERLONG})
@@ -76,9 +77,15 @@ def _subcall_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def solve_rates(tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> tuple[float, dict[str, float]]:
-    """The share of trajectories graded right, overall and per family."""
+    """The share of trajectories graded right, overall and per family, of those that were not lost.
+
+    Raises KernelError if all of them were.
+    """
     by_family: dict[str, list[float]] = {}
     for task, trajectory in zip(tasks, trajectories, strict=True):
-        by_family.setdefault(task.family, []).append(float((trajectory.outcome_reward or 0.0) > 0))
+        if not trajectory.is_lost:
+            by_family.setdefault(task.family, []).append(float((trajectory.outcome_reward or 0.0) > 0))
     everything = [grade for grades in by_family.values() for grade in grades]
+    if not everything:
+        raise KernelError(f"not one of {len(trajectories)} trajectories was ended by its policy; see their errors")
     return fmean(everything), {family: fmean(grades) for family, grades in sorted(by_family.items())}

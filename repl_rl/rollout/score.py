@@ -43,7 +43,7 @@ def reward_table(rewards: RewardsConfig, credit: CreditConfig, functions: Sequen
     estimator that fails on a small made-up group.
     """
     table = RewardTable(rewards, functions, gamma=credit.gamma)
-    line_advantages([PROBE, PROBE], [[0.0, 0.0, 1.0], [-0.1, 0.0, 0.0]], credit)
+    line_advantages([PROBE, PROBE], [[0.0, 0.0, 1.0], [-0.1, 0.1, 0.0]], credit)
     return table
 
 
@@ -147,7 +147,7 @@ def credit(
     scale asks.
 
     `unit` is what a right answer earns. `critic` is the memory of the estimator `critic`. All processes have to call
-    this together. Raises ValueError if the trajectories don't divide into whole groups.
+    this together. Raises ValueError if the trajectories don't divide into whole groups, and what the estimator raises.
     """
     if len(scored) % group_size:
         raise ValueError(f"{len(scored)} trajectories don't divide into groups of {group_size}")

@@ -42,7 +42,7 @@ _ESTIMATORS = {
     "outcome": "a session's return, less {baseline}",
     "dr_grpo": "a session's return, less the group's mean",
     "rloo": "a session's return, less the mean of the others",
-    "maxrl": "a session's return, less the group's mean, as a share of that mean",
+    "maxrl": "a session's return, less the group's mean, as a share of that mean or of one right answer's",
     "reinforce++": "a session's return, less {baseline}, standardised over the batch",
     "return_to_go": "a line's reward and all later ones, less {baseline}",
     "turn": "a line's reward and later ones, each compared with those of the same line number",
@@ -292,9 +292,9 @@ def rewards_in_words(config: RewardsConfig) -> str:
     kinds = [f"{reward:+g} {kind}" for kind, reward in config.kinds.items() if reward]
     classes = [f"{reward:+g} {name}" for name, reward in config.exceptions.items()]
     rules = [f"{rule.reward:+g} {rule.name}" for rule in config.rules]
-    rules += [f"down to {-config.length.most:g} for length"] if config.length else []
     paid = [*kinds, *classes, *rules, *map(str, config.model_dump(mode="json")["functions"])]
     parts = [f"{config.outcome:+g} for a right answer"]
+    parts += [f"down to {-config.length.most:g} for length"] if config.length else []
     if paid:
         shaping, caps = config.shaping, config.shaping.caps
         parts.append(f"a line: {', '.join(paid)}")

@@ -36,10 +36,11 @@ def evaluate(
     step: int = 0,
     on_end: OnEnd = lambda index, trajectory: None,
 ) -> tuple[dict[str, Any], list[Trajectory]]:
-    """Roll out every task once and grade it. Aborted trajectories count as not solved; `step` is for schedules.
+    """Roll out every task once and grade it. `step` is for schedules.
 
     Returns `solve_rate`, `problems`, `seconds`, and both of the first by family, as in a row of `metrics.jsonl`; and
-    the trajectories.
+    the trajectories. Problems whose session was lost are neither solved nor not solved: they are in none of these
+    figures, and `aborted` counts them. Raises KernelError if all were.
 
     With several processes, each rolls out a share of the tasks, as one would roll them out, and gets the evaluation of
     all. `on_end` is told of each trajectory of this process as it ends, with the index of its task.
@@ -50,11 +51,13 @@ def evaluate(
     trajectories = service.generate(tasks[first:end], share, on_end=lambda index, ended: on_end(first + index, ended))
     scored = gather([item.trajectory for item in score(tasks[first:end], trajectories, grade, table, step)])
     overall, families = solve_rates(tasks, scored)
+    graded = [task for task, trajectory in zip(tasks, scored, strict=True) if not trajectory.is_lost]
     numbers = {
         "seconds": time.perf_counter() - started,
         "solve_rate": overall,
-        "problems": len(tasks),
+        "problems": len(graded),
+        "aborted": len(tasks) - len(graded),
         "families": families,
-        "family_problems": dict(Counter(task.family for task in tasks)),
+        "family_problems": dict(Counter(task.family for task in graded)),
     }
     return numbers, scored

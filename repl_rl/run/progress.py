@@ -114,7 +114,8 @@ class Progress:
 
     def evaluated(self, row: dict[str, Any]) -> None:
         """Report a finished evaluation, given its row of metrics.jsonl."""
+        lost = f", {aborted} lost by the machinery" if (aborted := row.get("aborted")) else ""
         self.say(
-            f"held-out at step {row['step']}: {row['solve_rate']:.1%} of {row['problems']} problems solved "
+            f"held-out at step {row['step']}: {row['solve_rate']:.1%} of {row['problems']} problems solved{lost} "
             f"({row['seconds']:.0f} s)"
         )

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -230,9 +230,9 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
             if (old := output.get("old_per_token_logps")) is not None:
                 self.step_log.drift(old, output["sampling_per_token_logps"], typed_of(output))
             if self.model.training and self.args.mask != MaskConfig():
-                out = gather(step.leave_out(output, self.args.mask, self._is_left_out))
+                out = gather(step.leave_out(output, self.args.mask, self._is_left_out, self.num_generations))
                 output["num_items_in_batch"] = self.accelerator.gather(typed_of(output).sum()).sum()
-                self.step_log.values({"credit/masked_share": sum(out) / len(out)})
+                self.step_log.values({"credit/masked_share": sum(out) / max(1, len(out))})
             is_in_loss = typed_of(output).any(dim=1).float()  # (B,)
             output["row_share"] = self.accelerator.gather(is_in_loss).mean()
             own = len(credited)
@@ -266,7 +266,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         since = started = time.perf_counter()
         rows, is_training = list(inputs), self.model.training
         by_rate = is_training and self.args.task_sampling == "pass_rate"
-        self._right_shares: list[tuple[str, float] | None] = []
+        sampled: list[ScoredTrajectory] = []  # with those that are not kept
         if by_rate:
             rows = self._drawn_by_rate(len(rows))
         if is_training and self.args.asynchronous is not None:
@@ -275,21 +275,26 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
             queued = [trajectory for _, group in taken.groups for trajectory in group]
             with kept_on_failure(self._kept_at, queued):
                 scored = self._scored([task_of(row) for row in rows], queued, self.args.branch)
+            sampled += scored
             since = self._taken_at or started
         else:
             with self.queue.at_rest():
-                scored = self._scored_rollouts([task_of(row) for row in rows])
+                scored = self._scored_rollouts([task_of(row) for row in rows], sampled)
         if is_training and self.args.redraws:
             with kept_on_failure(self._kept_at, [item.trajectory for item in scored]):
-                self._redraw(rows, scored)
+                self._redraw(rows, scored, sampled)
         if by_rate:
-            self.pass_rates.learn(gather(self._right_shares))
+            size = self.num_generations * self.args.oversample
+            groups = [sampled[start : start + size] for start in range(0, len(sampled), size)]
+            self.pass_rates.learn(gather([right_share(group) for group in groups]))
             self.step_log.values(self.pass_rates.numbers(len(self.train_dataset)))
         self._taken_at = time.perf_counter()
         tools = [tool.name for tool in self._extensions.toolbox.tools]
         is_watched = tools or self._extensions.environment
-        trajectories = [item.trajectory for item in scored]
-        self.step_log.batch(trajectories, self._taken_at - since, self.service, tools if is_watched else None)
+        of_step = [item.trajectory for item in sampled]
+        self.step_log.batch(of_step, self._taken_at - since, self.service, tools if is_watched else None)
+        if is_training and (self.args.redraws or self.args.oversample > 1):
+            self.step_log.kept([item.trajectory for item in scored], len(sampled))
         self.step_log.values({"time/waited_s": self._taken_at - started})
         has_environments = self._extensions.environment is not None and not self.queue.is_open
         for row, item in zip(rows, scored, strict=True):
@@ -336,8 +341,9 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         keep_rewards(inputs, rewards[first : first + own])
         return rewards
 
-    def _scored_rollouts(self, tasks: Sequence[Task]) -> list[ScoredTrajectory]:
-        """A training batch may have trees, and more sessions than are kept; an evaluation has neither."""
+    def _scored_rollouts(self, tasks: Sequence[Task], sampled: list[ScoredTrajectory]) -> list[ScoredTrajectory]:
+        """Those that are kept; all go to `sampled`. A training batch may have trees, and more sessions than are kept;
+        an evaluation has neither."""
         args, is_training = self.args, self.model.training
         branch, factor = (args.branch, args.oversample) if is_training else (None, 1)
         more = [task for task in tasks for _ in range(factor)]
@@ -346,8 +352,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         with kept_on_failure(self._kept_at, ended.values()):
             scored = self._scored(more, self.service.roll_out(batch, ended.__setitem__), branch)
         scored = [replace(item, environment=batch.environments.get(index)) for index, item in enumerate(scored)]
-        size = self.num_generations * factor  # redrawn groups say something about their tasks too
-        self._right_shares += [right_share(scored[at : at + size]) for at in range(0, len(scored), size)]
+        sampled += scored
         return scored if factor == 1 else resampled(scored, self.num_generations, factor, f"{args.seed}/{self._step}")
 
     def _scored(
@@ -368,14 +373,17 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
     def _task_ids(self) -> list[str]:
         return [task_of(row).id for row in self.train_dataset]
 
-    def _redraw(self, rows: list[dict[str, Any]], scored: list[ScoredTrajectory]) -> None:
+    def _redraw(
+        self, rows: list[dict[str, Any]], scored: list[ScoredTrajectory], sampled: list[ScoredTrajectory]
+    ) -> None:
         """Roll out other tasks for this process's groups without variance. Processes draw different tasks while there
         are enough."""
         taken = set(gather([task_of(row).id for row in rows]))
         further = further_rows(self.train_dataset, taken, self.args.seed, self._step)
         own = islice(further, self.accelerator.process_index, None, self.accelerator.num_processes)
         args, size = self.args, self.num_generations
-        count = redraw(rows, scored, size, own, self._scored_rollouts, args.credit, args.redraws)
+        roll_out = partial(self._scored_rollouts, sampled=sampled)
+        count = redraw(rows, scored, size, own, roll_out, args.credit, args.redraws)
         self.step_log.values({"credit/redrawn_groups": float(sum(gather([count])))})
 
     def _credited(self, step: Step) -> list[CreditedTrajectory]:

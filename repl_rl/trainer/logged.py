@@ -18,6 +18,8 @@ from repl_rl.trainer.kept import RunFiles
 from repl_rl.trajectory import Trajectory
 from repl_rl.utils.distributed import from_main, gather
 
+_KEPT = ("solve_rate", "lines_per_trajectory", "tokens_per_trajectory")
+
 
 class StepLog:
     """The log of a trainer. All processes have to call its methods together."""
@@ -26,6 +28,8 @@ class StepLog:
         self._trainer = trainer
         self._prompt_tokens = (0, 0)
         self._drift: list[torch.Tensor] = []
+        self._shares: dict[str, tuple[int, torch.Tensor]] = {}
+        """By name, the update and the tokens counted in it so far: those that are out, and all."""
 
     @property
     def _metrics(self) -> dict[str, list[float]]:
@@ -37,16 +41,26 @@ class StepLog:
             self._metrics[name].append(value)
 
     def share(self, name: str, out: torch.Tensor, typed: torch.Tensor) -> None:
-        """The share of all processes' typed tokens that are `out`. Both are (B, T)."""
-        is_typed = typed.bool()
+        """The share of all processes' typed tokens that are `out`, over the parts that an update takes a batch in. Both
+        are (B, T)."""
+        is_typed, step = typed.bool(), self._trainer.state.global_step
         counts = self._trainer.accelerator.gather(torch.stack([(out & is_typed).sum(), is_typed.sum()])[None]).sum(0)
-        self.values({name: (counts[0] / counts[1].clamp(min=1)).item()})
+        counted_at, counted = self._shares.get(name, (None, None))
+        is_further_part = counted_at == step and counted is not None
+        if is_further_part:
+            counts = counts + counted
+        self._shares[name] = (step, counts)
+        value = (counts[0] / counts[1].clamp(min=1)).item()
+        if is_further_part:
+            self._metrics[name][-1] = value
+        else:
+            self._metrics[name].append(value)
 
     def batch(
         self, trajectories: Sequence[Trajectory], seconds: float, service: RolloutService, tools: Sequence[str] | None
     ) -> None:
-        """Metrics of all processes' trajectories, and this process's own kernel counters and loop time. `tools` are
-        the names of the user's, None if there are neither tools nor an environment."""
+        """Metrics of all trajectories that all processes sampled for a step, and this process's own kernel counters and
+        loop time. `tools` are the names of the user's, None if there are neither tools nor an environment."""
         self._drift = []
         trajectories = gather(trajectories)
         values = batch_metrics(trajectories, seconds) | {"time/loop_share": service.loop_share}
@@ -65,6 +79,13 @@ class StepLog:
         for name in names:
             logged[name] += [0.0] * (batches - len(logged[name]))
         self.values(dict.fromkeys(names, 0.0) | values)
+
+    def kept(self, trajectories: Sequence[Trajectory], sampled: int) -> None:
+        """What is different among the trajectories that are trained on, of so many that this process has sampled."""
+        trajectories, of_all = gather(trajectories), sum(gather([sampled]))
+        values = batch_metrics(trajectories, 1.0)
+        named = {f"kept/{name}": values[name] for name in _KEPT if name in values}
+        self.values({"kept/share": len(trajectories) / of_all, **named})
 
     def lengths(self, trajectories: Sequence[Trajectory]) -> None:
         """Replace what TRL has logged about ends: it counts each completion without an end token as clipped, and a

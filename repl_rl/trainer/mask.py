@@ -1,8 +1,10 @@
 """Which trajectories of a batch are left out of the loss (`train.mask`): by what became of them, and by how far the
 trainer's probabilities are from the sampler's. And which tokens.
 
-A trajectory that is left out is in no sum, count or mean of the loss, and stays in its group's baseline. A token gets
-an advantage of 0, and is counted as before. B batch, T completion tokens.
+A trajectory that is left out is in no sum, count or mean of the loss, and stays in its group's baseline. Void ones are
+in no loss, and no mask is asked about them. Of a session that was forked, each future is judged with all that came
+before it, and what it shares with others stays as long as one of them does (`Step.leave_out`). A token gets an
+advantage of 0, and is counted as before. B batch, T completion tokens.
 """
 
 from collections.abc import Callable
@@ -20,7 +22,7 @@ _RAN_NOTHING = (LineKind.BLANK, LineKind.COMMENT, LineKind.OPEN, LineKind.OVERLO
 
 
 def leaves_out(config: MaskConfig) -> Callable[[Trajectory], bool]:
-    """Whether a trajectory is left out by what became of it.
+    """Whether a trajectory is left out by what became of it. Void ones, which may lack lines, are not for it.
 
     Raises ConfigError if there is no such function. What comes back raises RewardError if the function raises.
     """

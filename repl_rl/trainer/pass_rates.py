@@ -1,10 +1,12 @@
 """Which problems a step draws by how often they were solved (`tasks.sampling: pass_rate`).
 
-A group teaches by the difference of its outcomes, which is largest where half of them are right. Problems solved
-between a tenth and nine tenths of the time are drawn most, and those never seen half as often; those that are hardly
-ever solved rest, solved ones are retired, and both are looked at again now and then. A rate is a running mean, in which
-a problem's newest group counts as much as all before. After the prioritised sampling of Kimi k1.5 (Kimi Team 2025),
-which draws in proportion to 1 - rate, and online difficulty filtering (Bae et al. 2025).
+A group teaches by the difference of its outcomes, which is largest where half of them are right. Problems whose rate
+lies between a tenth and nine tenths are drawn most, and those never seen half as often; those below rest, those above
+are retired, and both are looked at again now and then. A rate is a running mean, in which a problem's newest group
+counts as much as all before. That follows a policy that learns, and is a rough estimate: a group of 8 without a right
+answer lets a problem rest that is solved a fifth of the time, and its rate is corrected only when it is drawn again. So
+what is drawn often is narrower than the band: docs/algorithms.md has figures. After the prioritised sampling of Kimi
+k1.5 (Kimi Team 2025), which draws in proportion to 1 - rate, and online difficulty filtering (Bae et al. 2025).
 """
 
 from collections.abc import Iterable, Sequence

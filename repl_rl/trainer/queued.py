@@ -104,7 +104,7 @@ class TrainerQueue:
     def _begin(self, number: int, on_end: Callable[[], None]) -> Future[list[Trajectory]]:
         trainer = self._trainer
         tasks = [task_of(row) for row in self._rows(number)]
-        batch = RolloutBatch(tasks, trainer.group_sampling(number), None, trainer.args.branch)
+        batch = RolloutBatch(tasks, trainer.group_sampling(number), branch=trainer.args.branch)
         begun: Future[list[Trajectory]] = trainer.service.begin(batch, lambda index, trajectory: on_end())
         return begun
 

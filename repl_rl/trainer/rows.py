@@ -82,11 +82,14 @@ class Row(NamedTuple):
     """A row of the batch: what was sampled with one prompt, in a trajectory or in a sub-call of it.
 
     `owner` is the index of the trajectory, and `lines` are its lines whose advantages the lines of `part` have.
+    `session` counts sessions: a trajectory has its index, and sub-calls the numbers after all of these. A session that
+    was compacted has several rows.
     """
 
     owner: int
     lines: Sequence[int]
     part: Trajectory
+    session: int
 
     def lists(self, pad_id: int) -> dict[str, Any]:
         """TRL's lists; a void one becomes a single masked padding token, because TRL refuses empty ones."""
@@ -108,21 +111,23 @@ def rows_of(trajectories: Sequence[Trajectory], subcalls: bool = False) -> list[
     ended with its line is there. A void trajectory, which is in no loss, has its first row alone.
     """
     first, later, asked = list[Row](), list[Row](), list[Row]()
+    sessions = len(trajectories)
     for owner, trajectory in enumerate(trajectories):
         if trajectory.is_void:
-            first.append(Row(owner, (), trajectory))
+            first.append(Row(owner, (), trajectory, owner))
             continue
         known = 0
         for part in trajectory.parts:
-            (later if known else first).append(Row(owner, range(known, known + len(part.lines)), part))
+            row = Row(owner, range(known, known + len(part.lines)), part, owner)
+            (later if known else first).append(row)
             known += len(part.lines)
-        asked += [
-            Row(owner, [number] * len(part.lines), part)
-            for number, line in enumerate(trajectory.lines)
-            for call in line.subcalls
-            if call.trajectory is not None and not call.trajectory.is_void
-            for part in call.trajectory.parts
-        ]
+        for number, line in enumerate(trajectory.lines):
+            for call in line.subcalls:
+                if call.trajectory is None or call.trajectory.is_void:
+                    continue
+                for part in call.trajectory.parts:
+                    asked.append(Row(owner, [number] * len(part.lines), part, sessions))
+                sessions += 1
     return [*first, *later, *(asked if subcalls else ())]
 
 

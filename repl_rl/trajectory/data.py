@@ -350,7 +350,12 @@ class Trajectory(_Displayed):
     @property
     def is_void(self) -> bool:
         """Whether it is left out of the loss: the machinery failed, it was cut, or nothing was sampled."""
-        return self.stop_reason in (StopReason.ABORTED, StopReason.UNFINISHED) or not self.lines
+        return self.is_lost or not self.lines
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it was ended by something else than what the policy did, so that no solve rate counts it."""
+        return self.stop_reason in (StopReason.ABORTED, StopReason.UNFINISHED)
 
     @property
     def is_overlong(self) -> bool:

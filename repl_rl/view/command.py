@@ -27,7 +27,7 @@ from repl_rl.errors import ConfigError, ReplRLError, RunError
 from repl_rl.trajectory import Trajectory, read_labelled
 from repl_rl.utils.text import visible
 from repl_rl.view.terminal import before_after_table, print_trajectory, say
-from repl_rl.view.words import outcome, solved
+from repl_rl.view.words import is_graded, outcome, solved
 
 if TYPE_CHECKING:
     from repl_rl.view.run import Run
@@ -197,5 +197,5 @@ def _print_file(path: Path, console: Console, is_short: bool) -> None:
             for sentence in [*filter(None, [label]), *rollouts_summary(trajectories)]:
                 say(console, sentence)
             continue
-        graded = sum(trajectory.outcome_reward is not None for trajectory in trajectories)
+        graded = sum(map(is_graded, trajectories))
         say(console, outcome(label, len(trajectories), sum(map(solved, trajectories)), graded))

@@ -20,7 +20,7 @@ from typing import Any
 from repl_rl.errors import RunError
 from repl_rl.files import lines_of, open_file, read_file
 from repl_rl.trajectory import StopReason, Trajectory, read_jsonl
-from repl_rl.view.words import counted, duration, milliseconds, signed, solved, total_reward
+from repl_rl.view.words import counted, duration, is_graded, milliseconds, signed, solved, total_reward
 
 Row = Mapping[str, Any]
 _MOST_ROW_BYTES = 1 << 20
@@ -132,7 +132,7 @@ def summary(run: Run) -> list[str]:
 
 def rollouts_summary(trajectories: Sequence[Trajectory]) -> list[str]:
     """How many these are and how many were solved, their lines, how they stopped and what they earned."""
-    graded = [trajectory for trajectory in trajectories if trajectory.outcome_reward is not None]
+    graded = [trajectory for trajectory in trajectories if is_graded(trajectory)]
     right = sum(map(solved, graded))
     lengths = [len(trajectory.lines) for trajectory in trajectories]
     rewards = [reward for reward in map(total_reward, trajectories) if reward is not None]

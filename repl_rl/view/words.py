@@ -21,6 +21,11 @@ def solved(trajectory: Trajectory) -> bool:
     return (trajectory.outcome_reward or 0.0) > 0
 
 
+def is_graded(trajectory: Trajectory) -> bool:
+    """Whether it counts in a solve rate: it has a grade, and was not lost."""
+    return trajectory.outcome_reward is not None and not trajectory.is_lost
+
+
 def status(trajectory: Trajectory) -> str:
     """A trajectory's verdict: a key of `VERDICT_MARKS`."""
     if trajectory.error is not None or trajectory.is_void:

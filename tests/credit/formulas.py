@@ -236,6 +236,8 @@ def _of_group(group: list[list[Typed]], config: CreditConfig) -> Rewards:
     if config.estimator in ("rloo", "branch"):  # the latter without forks
         return outcome(rewards, CreditConfig(estimator="outcome", baseline="leave_one_out"))
     if config.estimator == "maxrl":
-        share = mean([sum(r) for r in rewards])
-        return [[(sum(r) - share) / share if share > 1e-12 else 0.0] * len(r) for r in rewards]
+        center = mean([sum(r) for r in rewards])
+        of_one_right = 1.0 / len(rewards)
+        divisor = center if center > of_one_right else of_one_right
+        return [[(sum(r) - center) / divisor] * len(r) for r in rewards]
     return {"outcome": outcome, "return_to_go": return_to_go, "turn": turn}[config.estimator](rewards, config)

@@ -1,7 +1,7 @@
 """Groups of made-up trajectories, and what hypothesis draws them from."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -43,6 +43,13 @@ def of_lines(typed: Sequence[Typed], stop_reason: StopReason = StopReason.EOS) -
 
 def rewards_of(typed: Sequence[Sequence[Typed]]) -> Rewards:
     return [[one.reward for one in of_one] for of_one in typed]
+
+
+def payable(batch: list[list[list[Typed]]], credit: CreditConfig) -> list[list[list[Typed]]]:
+    """The batch, with rewards that the estimator takes: for `maxrl` none below 0."""
+    if credit.estimator != "maxrl":
+        return batch
+    return [[[replace(line, reward=abs(line.reward)) for line in typed] for typed in group] for group in batch]
 
 
 def config(estimator: str, **values: Any) -> CreditConfig:

@@ -11,8 +11,10 @@ from groups import Typed, config, of_lines, rewards_of, trajectory
 from hypothesis import given
 from hypothesis import strategies as st
 from made_trajectories import line, made
+from pages import says
 
 from repl_rl.config import CreditConfig, RewardsConfig
+from repl_rl.config.credit import USED
 from repl_rl.credit import ESTIMATORS, advantages, batch_line_advantages, line_advantages, spread
 from repl_rl.credit.normalize import anchors
 from repl_rl.errors import ConfigError, RewardError
@@ -42,6 +44,8 @@ def per_line(rewards: list[list[float]], credit: CreditConfig) -> list[list[floa
 @pytest.mark.parametrize("estimator", sorted(ESTIMATORS))
 @pytest.mark.parametrize("rewards", [[[5.0]], *([[value]] * 7 for value in (0.0, 1.0, 0.1, -3.7))])
 def test_a_group_without_variance_teaches_exactly_nothing(estimator: str, rewards: list[list[float]]) -> None:
+    if estimator == "maxrl":
+        rewards = [[abs(value) for value in values] for values in rewards]  # it takes no others
     assert per_line(rewards, config(estimator)) == [[0.0]] * len(rewards)
 
 
@@ -157,18 +161,62 @@ def test_an_estimator_of_ones_own_that_fails_is_named(name: str, error: type[Exc
         reward_table(RewardsConfig(), credit)
 
 
-@pytest.mark.parametrize("estimator", ["outcome", "return_to_go"])
+BASELINES = ("place", "state", "leave_one_out", "mean")
+BOUNDED: dict[str, tuple[dict[str, Any], float]] = {
+    **{f"return to go, {name}": ({"estimator": "return_to_go", "baseline": name}, 1.0) for name in BASELINES},
+    "outcome": ({"estimator": "outcome"}, 1.0),
+    "outcome, leave one out": ({"estimator": "outcome", "baseline": "leave_one_out"}, 1.0),
+    "dr_grpo": ({"estimator": "dr_grpo"}, 1.0),
+    "rloo": ({"estimator": "rloo"}, 1.0),
+    "gigpo": ({"estimator": "gigpo", "omega": 0.5}, 1.5),
+}
+"""Credit, and by how many D an advantage is bounded with the scale `none`."""
+
+
+def largest_difference(rewards: list[list[float]]) -> float:
+    """D of docs/credit.md."""
+    to_go = [math.fsum(values[line:]) for values in rewards for line in range(len(values))]
+    return max(to_go) - min(to_go)
+
+
 @pytest.mark.parametrize(("scale", "times"), [("none", 1), ("outcome", 1), ("floor", 4), ("batch", 4)])
-@given(st.lists(st.lists(st.floats(-1, 1), min_size=1, max_size=4), min_size=1, max_size=5))
+@pytest.mark.parametrize("name", BOUNDED)
+@given(rewards=st.lists(st.lists(st.floats(-1, 1), min_size=1, max_size=4), min_size=1, max_size=5))
 def test_with_equal_outcomes_an_advantage_is_at_most_what_two_sessions_differ_by(
-    estimator: str, scale: str, times: int, rewards: list[list[float]]
+    name: str, scale: str, times: int, rewards: list[list[float]]
 ) -> None:
     """Rewards of lines of both signs: the claim of docs/credit.md."""
+    fields, bound = BOUNDED[name]
+    if scale != "none" and "scale" not in USED[fields["estimator"]]:
+        return
+    used = fields if scale == "none" else {**fields, "scale": scale}
     group = [trajectory(*[1] * len(values)) for values in rewards]
-    to_go = [math.fsum(values[line:]) for values in rewards for line in range(len(values))]
-    most = max(to_go) - min(to_go)
-    for values in line_advantages(group, rewards, config(estimator, scale=scale)):
-        assert all(abs(value) <= times * most + 1e-9 for value in values)
+    most = bound * times * largest_difference(rewards)
+    for values in line_advantages(group, rewards, CreditConfig(**used)):
+        assert all(abs(value) <= most + 1e-9 for value in values)
+
+
+def test_turns_may_come_to_more_and_a_discount_to_something_from_nothing() -> None:
+    """The figures beside that claim."""
+    rewards = [[0.0], [0.0], [-1.0, 1.0, -1.0, 1.0], [1.0, -1.0, 1.0]]
+    advantages = [abs(value) for values in per_line(rewards, config("turn")) for value in values]
+    assert says("credit.md", f"{max(advantages) / largest_difference(rewards):g} D for one of the groups in the tests")
+    twelve = [0.0] * 11 + [1.0]
+    (quick,), (slow, *_) = per_line([[1.0], twelve], config("return_to_go", gamma=0.95))
+    assert slow == -quick
+    assert says("credit.md", f"a right session of one line gets {quick:+.2f} beside a right one of twelve")
+
+
+def test_the_critic_takes_a_problem_for_the_mean_of_the_others() -> None:
+    """The figures of docs/credit.md."""
+    groups = [[trajectory(1)] * 8] * 8
+    rewards = [[[float(number < 4)]] * 8 for number in range(8)]
+    advantages = {value for group in batch_line_advantages(groups, rewards, config("critic")) for [value] in group}
+    unlike = {value for group in batch_line_advantages(groups, rewards, config("rloo")) for [value] in group}
+    assert unlike == {0.0}
+    low, high = sorted({round(value, 9) for value in advantages})
+    said = f"has an advantage of {high:+.2f} and every line of the latter {low:.2f}, where `rloo` has 0"
+    assert says("credit.md", said)
 
 
 def test_with_rewards_of_both_signs_it_may_be_twice_what_a_session_earned() -> None:

@@ -1,7 +1,8 @@
 """Each estimator against its paper's formula written out a second time, and what holds of all of them.
 
 A small reward has a small effect: what line rewards can do to advantages is bounded for every scale but the papers'
-`group`. `reinforce++` and `maxrl` are left out there: they divide by what was earned, as their papers do.
+`group`. `reinforce++` is left out there, which divides by what was earned, as its paper does; `maxrl`, whose mean does
+not fall below that of one right answer, has a test of its own.
 """
 
 import math
@@ -11,7 +12,7 @@ from typing import Any
 
 import formulas
 import pytest
-from groups import BATCHES, GROUPS, LINES, Typed, config, configs, of_lines, rewards_of
+from groups import BATCHES, GROUPS, LINES, Typed, config, configs, of_lines, payable, rewards_of, trajectory
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -19,6 +20,7 @@ from repl_rl.config import CreditConfig
 from repl_rl.config.credit import USED
 from repl_rl.credit import ESTIMATORS, batch_line_advantages, line_advantages
 from repl_rl.credit.normalize import FLOOR
+from repl_rl.errors import RewardError
 from repl_rl.trajectory import StopReason, Trajectory
 
 Batch = list[list[list[Typed]]]
@@ -43,6 +45,7 @@ def flat(made: Advantages) -> list[float]:
 @given(batch=BATCHES, data=st.data())
 def test_an_estimator_is_its_formula(estimator: str, batch: Batch, data: st.DataObject) -> None:
     credit = data.draw(configs(estimator))
+    batch = payable(batch, credit)
     grades = [[data.draw(GRADES) for _ in group] for group in batch]
     result = batch_line_advantages(graded(batch, grades), [rewards_of(group) for group in batch], credit)
     for of_group, wanted in zip(result, formulas.of_batch(batch, grades, credit), strict=True):
@@ -55,6 +58,7 @@ def test_void_trajectories_change_nothing_for_the_others(
     group: list[list[Typed]], credit: Any, voids: list[tuple[int, str]]
 ) -> None:
     """Wherever they stand and whatever they earned."""
+    [group] = payable([group], credit)
     members = [(of_lines(typed), [one.reward for one in typed]) for typed in group]
     alone = line_advantages([made for made, _ in members], [values for _, values in members], credit)
     expected = list(alone)
@@ -69,6 +73,7 @@ def test_void_trajectories_change_nothing_for_the_others(
 @given(BATCHES, configs(), st.integers(1, 3))
 def test_processes_that_share_a_batch_find_what_one_finds(batch: Batch, credit: Any, first: int) -> None:
     """The lines of the other process are added to this one's, in either order."""
+    batch = payable(batch, credit)
     groups, rewards = [[of_lines(typed) for typed in group] for group in batch], [rewards_of(group) for group in batch]
     whole = batch_line_advantages(groups, rewards, credit)
     held: list[list[tuple[float, int]]] = []
@@ -162,3 +167,29 @@ def test_maxrl_is_the_gradient_of_a_truncated_log_likelihood(size: int, p: float
         scores = [1 / p if right else -1 / (1 - p) for right in outcomes]
         expected += chance * sum(a * score for (a,), score in zip(advantages, scores, strict=True)) / size
     assert expected == pytest.approx(sum((1 - p) ** (k - 1) for k in range(1, size)))
+
+
+@given(st.lists(st.floats(0, 0.25), min_size=2, max_size=8), st.floats(0.5, 4.0))
+def test_under_maxrl_a_small_reward_where_nobody_is_right_has_a_small_effect(earned: list[float], unit: float) -> None:
+    """At most the size of the group times as large, beside a right answer that earns `unit`."""
+    group = [of_lines([Typed(1, value)]) for value in earned]
+    [made] = batch_line_advantages([group], [[[value] for value in earned]], config("maxrl"), unit=unit)
+    most = (max(earned) - min(earned)) * len(earned) / unit
+    assert all(abs(value) <= most + 1e-9 for [value] in made)
+
+
+def test_under_maxrl_a_thousandth_of_a_right_answer_comes_to_a_thousandth_of_its_advantage() -> None:
+    group = [trajectory(1)] * 8
+    for paid, advantage in ((1.0, 7.0), (0.001, 0.007)):
+        first, *others = line_advantages(group, [[paid], *[[0.0]] * 7], config("maxrl"))
+        assert first == pytest.approx([advantage])
+        assert others == [pytest.approx([-advantage / 7])] * 7
+
+
+@pytest.mark.parametrize("grades", [[1.0, -1.0], [1.0, -1.0, 1.0, -1.0, 1.0], [-0.001, 0.0]])
+def test_maxrl_refuses_what_earned_less_than_nothing(grades: list[float]) -> None:
+    with pytest.raises(
+        RewardError, match=r"maxrl takes returns as shares .* a session of task 't' earned -.*; let gra"
+    ):
+        line_advantages([trajectory(1)] * len(grades), [[grade] for grade in grades], config("maxrl"))
+    line_advantages([trajectory(1, 1)], [[0.1 + 0.2, -0.3 - 1e-16]], config("maxrl"))

@@ -51,6 +51,33 @@ def test_a_recipe_is_taken(name: str, tmp_path: Path) -> None:
         assert getattr(arguments, key) == pytest.approx(value)
 
 
+def test_dapo_as_a_whole_is_its_parts() -> None:
+    whole = merged(RECIPES["[DAPO](https://arxiv.org/abs/2503.14476), whole"])
+    parts = [
+        "token-level loss (DAPO)",
+        "clip-higher (DAPO)",
+        "dynamic sampling (DAPO)",
+        "overlong filtering (DAPO)",
+        "soft overlong punishment ([DAPO](https://arxiv.org/abs/2503.14476))",
+        "[GRPO](https://arxiv.org/abs/2402.03300)",
+        "PPO's epochs",
+    ]
+    together: dict[str, Any] = {}
+    for part in parts:
+        for section, keys in merged(RECIPES[part]).items():
+            of_trl = {**together.get(section, {}).get("trl", {}), **keys.get("trl", {})}
+            together[section] = {**together.get(section, {}), **keys, **({"trl": of_trl} if of_trl else {})}
+    assert whole == together
+
+
+def test_scalerl_has_no_redraws_because_nothing_is_drawn_again_beside_sampling_ahead() -> None:
+    recipe = merged(RECIPES["[ScaleRL](https://arxiv.org/abs/2510.13786)"])
+    assert "redraws" not in recipe["train"]
+    recipe["train"]["redraws"] = 1
+    with pytest.raises(ConfigError, match="asynchronous and redraws 1 exclude one another"):
+        parse_config(recipe)
+
+
 @pytest.mark.more
 def test_a_dry_run_accepts_every_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = parse_config(merged(RECIPES["by a function of yours"]))

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from repl_rl.config import RewardsConfig, parse_config
 from repl_rl.errors import ConfigError, RewardError
 from repl_rl.rewards import RewardTable
 from repl_rl.rewards.functions import load_function
-from repl_rl.trajectory import Trajectory
+from repl_rl.trajectory import StopReason, Trajectory
 
 SESSION = made([line(), line()])
 
@@ -143,13 +144,23 @@ def test_a_function_that_leaves_is_named() -> None:
 
 def test_a_function_that_fails_later_is_named_then() -> None:
     def picky(trajectory: Trajectory) -> list[float]:
-        return [1.0 / len(trajectory.lines)] * 3
+        return [1.0 / (len(trajectory.lines) - 1)] * 3
 
     rewards = table(picky)
     with pytest.raises(RewardError, match="'picky' returned 3 values for 2 lines"):
         rewards.score(SESSION, 1.0)
     with pytest.raises(RewardError, match="'picky' raised ZeroDivisionError"):
-        rewards.score(made([]), 1.0)
+        rewards.score(made([line()]), 1.0)
+
+
+@pytest.mark.parametrize("void", [made([]), replace(SESSION, stop_reason=StopReason.ABORTED)])
+def test_no_function_is_asked_about_a_void_session(void: Trajectory) -> None:
+    def looks_at_the_last_line(trajectory: Trajectory) -> list[float]:
+        assert trajectory.lines[-1].text
+        return [1.0] * len(trajectory.lines)
+
+    components = table(looks_at_the_last_line).score(void, 0.0).components
+    assert components["looks_at_the_last_line"] == (0.0,) * len(void.lines)
 
 
 def test_functions_are_shaping_too() -> None:

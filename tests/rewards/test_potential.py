@@ -161,3 +161,28 @@ def test_credit_under_which_a_potential_pushes_is_refused(credit: dict[str, Any]
         "towards high potentials. Take return_to_go with scale none and baseline place, state, leave_one_out or none, "
         "or outcome, dr_grpo, rloo or reinforce++"
     )
+
+
+@pytest.mark.parametrize(
+    ("key", "train"),
+    [
+        ("train.mask", {"mask": "overlong"}),
+        ("train.mask", {"mask": "divergence"}),
+        ("train.redraws", {"redraws": 1}),
+        ("train.oversample", {"oversample": 2}),
+    ],
+)
+def test_what_leaves_sessions_out_is_refused_where_a_potential_changes_single_advantages(
+    key: str, train: dict[str, Any]
+) -> None:
+    potential = {"train": train, "rewards": {"shaping": {"mode": "potential"}}}
+    for estimator in ("rloo", "outcome", "dr_grpo", "reinforce++", "maxrl"):
+        parse_config({**potential, "credit": {"estimator": estimator}})
+    for estimator in ("return_to_go", "critic"):
+        with pytest.raises(ConfigError) as caught:
+            parse_config({**potential, "credit": {"estimator": estimator}})
+        assert str(caught.value) == (
+            f"rewards.shaping.mode: potential beside {key} is not neutral under credit.estimator {estimator}: what "
+            "stays in the loss depends on what was typed, so what the potential adds to one line is not taken from "
+            "another. Leave one of the two out, or take rloo, outcome, dr_grpo or reinforce++"
+        )

@@ -15,7 +15,7 @@ from repl_rl.config import RewardsConfig
 from repl_rl.config.rewards import BUILTIN_EXCEPTIONS
 from repl_rl.errors import ConfigError, RewardError
 from repl_rl.rewards import RewardTable
-from repl_rl.trajectory import LineKind, Trajectory
+from repl_rl.trajectory import LineKind, RewardPart, Trajectory
 
 CASES = yaml.safe_load((Path(__file__).parent / "table.yaml").read_text(encoding="utf-8"))
 SESSION = made(
@@ -49,8 +49,23 @@ def test_long_sessions_are_charged_as_in_dapo(tokens: int) -> None:
     length = {"free": longest - cache, "over": cache}
     found = table(length=length, outcome=2.0).score(session, 1.0)
     assert (found.components["length"], found.line_rewards) == ((expected,), (2.0 + expected,))
-    capped = table(length=length | {"most": 3.0}, shaping={"caps": {"loss": 0.5}}).score(session, 0.0)
-    assert capped.line_rewards == (max(3 * expected, -0.5),)
+
+
+@pytest.mark.parametrize(
+    "shaping", [{"caps": {"loss": 0.1}}, {"clip": [-0.1, 0.1]}, {"weight": 0.0}, {"blocks": "split"}]
+)
+def test_no_limit_of_the_shaping_touches_the_charge_for_length(shaping: dict[str, Any]) -> None:
+    """As beside `gentle`, whose cap lines that fail use up first."""
+    failed = [line(kind=LineKind.EXCEPTION, error_name="NameError")] * 3
+    length = {"free": 0, "over": 10}  # of 5 completion tokens, half
+    for preset in ("none", "gentle", "strict"):
+        rewards = {"preset": preset, "kinds": {"exception": -1.0}, "length": length, "shaping": shaping}
+        scored = table(**rewards).score(made(failed), 1.0)
+        assert scored.components["length"] == (0.0, 0.0, -0.5)
+        last = scored.trajectory.lines[-1]
+        assert last.reward_parts[:2] == (RewardPart("outcome", 1.0), RewardPart("length", -0.5))
+        assert last.reward == math.fsum(part.amount for part in last.reward_parts)
+        assert list(scored.components)[:3] == table(**rewards).component_names[:3] == ["outcome", "length", "table"]
 
 
 def test_length_is_charged_at_the_last_line_and_lines_by_a_rule() -> None:

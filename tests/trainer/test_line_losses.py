@@ -9,6 +9,7 @@ import torch
 from recorded import RecordedTrainer, gradient_of, make_tasks_named, recorded, recorded_trainer
 from trl import GRPOTrainer
 
+from repl_rl.errors import RewardError
 from repl_rl.trajectory import StopReason, Task, Trajectory
 
 TASKS = make_tasks_named("a", "b")
@@ -171,3 +172,29 @@ def test_a_batch_of_one_update_needs_no_forward_pass_before_it(
     torch.testing.assert_close(found[1], found[0], atol=1e-6, rtol=1e-4)
     assert len(logged[0]) == 7
     assert logged[1] == {name: pytest.approx(values, abs=1e-5) for name, values in logged[0].items()}
+
+
+@pytest.mark.parametrize(
+    "given", [{"grader": lambda task, answer: -1.0}, {"reward_funcs": lambda scored, **_: [-1.0] * 4}]
+)
+def test_maxrl_ends_at_the_first_step_in_which_something_earned_less_than_nothing(
+    tmp_path: Path, given: dict[str, Any]
+) -> None:
+    trainer = recorded_trainer(
+        tmp_path, longer_and_shorter, TASKS, trainer=given, rewards={"outcome": 0.5}, credit={"estimator": "maxrl"}
+    )
+    with pytest.raises(RewardError, match="maxrl takes returns as shares of their mean, and a session of task 'a' ear"):
+        trainer.batch()
+
+
+def test_in_a_batchs_only_update_a_bound_on_the_ratio_does_nothing(tmp_path: Path) -> None:
+    """docs/algorithms.md: clip-higher and two-sided clipping. Of a batch with a second update they do something."""
+    gradients = []
+    for name, bounds in (("usual", {}), ("higher", {"epsilon_high": 0.01, "epsilon": 0.01}), ("both", {"delta": 1.1})):
+        trainer = recorded_trainer(tmp_path / name, longer_and_shorter, TASKS, **bounds)
+        tensors = {key: value for key, value in trainer.batch().items() if torch.is_tensor(value)}
+        assert "old_per_token_logps" not in tensors
+        gradients.append(trainer.gradient(tensors))
+    usual, *others = gradients
+    for other in others:
+        torch.testing.assert_close(other, usual)

@@ -11,9 +11,22 @@ from recorded import RecordedTrainer, make_tasks_named, recorded, recorded_train
 
 from repl_rl.config import MaskConfig, parse_config
 from repl_rl.errors import ConfigError, RewardError
+from repl_rl.rewards import ScoredTrajectory
 from repl_rl.trainer import ReplGRPOConfig
 from repl_rl.trainer.mask import leaves_out, within_ratios
-from repl_rl.trajectory import LineKind, RecordedCell, StopReason, Task, Trajectory, read_jsonl
+from repl_rl.trainer.rows import row_lists, rows_of
+from repl_rl.trainer.step import Step
+from repl_rl.trajectory import (
+    Branch,
+    Compaction,
+    LineKind,
+    RecordedCell,
+    StopReason,
+    SubCall,
+    Task,
+    Trajectory,
+    read_jsonl,
+)
 
 BUDGETS = {"max_lines", "line_tokens", "max_tokens", "context", "seconds"}
 TASKS = make_tasks_named("a", "b")
@@ -150,6 +163,23 @@ def test_ratios_by_hand(mask: dict[str, Any], kept: list[bool]) -> None:
     assert within_ratios(MaskConfig(**mask), apart, typed).tolist() == kept
 
 
+def test_one_token_that_is_apart_drops_a_short_session_and_not_a_long_one() -> None:
+    """docs/algorithms.md: bounds of 0.999 and 1.001 on the mean of two tokens, and of ten."""
+    apart = torch.zeros(2, 10)
+    apart[:, 0] = 0.005
+    typed = torch.tensor([[1] * 2 + [0] * 8, [1] * 10])
+    assert within_ratios(MaskConfig.model_validate("geometric"), apart, typed).tolist() == [False, True]
+
+
+def test_what_a_lost_root_typed_is_in_no_loss_though_a_branch_goes_on_from_it() -> None:
+    """docs/trees.md: each token of the others is in one row."""
+    root = recorded(TASKS[0], 0, lines=4)
+    branch = branch_of(root, 0, 2)
+    for reason, of_root in ((StopReason.ANSWER, 12), (StopReason.ABORTED, 0)):
+        rows = rows_of([replace(root, stop_reason=reason), branch])
+        assert [sum(row["env_mask"]) for row in row_lists(rows, 2, 0)] == [of_root, 6]
+
+
 @pytest.mark.parametrize(
     ("train", "message"),
     [
@@ -168,3 +198,115 @@ def test_a_function_that_raises_is_named(tmp_path: Path) -> None:
         leaves_out(MaskConfig(function=f"{__name__}:raises"))(of_kinds(RAN))
     with pytest.raises(ConfigError, match=r"mask geometric, veto or covariance with vllm_imp.*correction=False"):
         trainer_of(tmp_path, mask="veto", vllm_importance_sampling_correction=False)
+
+
+def looks_at_the_last_line(trajectory: Trajectory) -> bool:
+    return trajectory.lines[-1].kind == "exception"
+
+
+@pytest.mark.parametrize("mask", ["overlong", "void_turns", {"function": f"{__name__}:looks_at_the_last_line"}])
+def test_no_mask_is_asked_about_a_void_session(tmp_path: Path, mask: Any) -> None:
+    """It may lack lines, is in no loss as it is, and is in no share of those that could be."""
+
+    def sessions(task: Task, index: int) -> Trajectory:
+        if task.id == "b" and index == 1:
+            return recorded(task, index, stop_reason=StopReason.ABORTED)
+        made = recorded(task, index, stop_reason=StopReason.MAX_TOKENS)
+        if (task.id, index) == ("a", 0):
+            return replace(made, completion_ids=(), sampled_mask=(), logprobs=(), lines=(), answer=None)
+        return made
+
+    trainer = recorded_trainer(tmp_path, sessions, TASKS, mask=mask, dialect={"name": "fenced"})
+    output = trainer.batch()
+    typed = (output["completion_mask"] * output["tool_mask"]).sum(dim=1).tolist()
+    stays = 0 if mask == "overlong" else 6
+    assert typed == [0, stays, stays, 0]
+    assert trainer.metrics["credit/masked_share"] == [float(mask == "overlong")]
+
+
+def masked(
+    trajectories: list[Trajectory], mask: Any, ratios: list[list[float]] | None = None, group_size: int = 1
+) -> tuple[list[list[int]], list[bool]]:
+    """The loss's mask of each row's typed tokens, and who is left out; `ratios` are those of the rows' typed tokens."""
+    config = MaskConfig.model_validate(mask)
+    rows = rows_of(trajectories, subcalls=True)
+    step = Step([], [ScoredTrajectory(each, {}) for each in trajectories], rows, row_lists(rows, len(rows), 0))
+    typed = step.typed_mask
+    apart = torch.zeros(typed.shape)
+    for of_row, is_typed, values in zip(apart, typed.bool(), ratios or [], strict=bool(ratios)):
+        of_row[is_typed] = torch.tensor(values).log()
+    output = {
+        "completion_mask": torch.ones_like(typed),
+        "tool_mask": typed,
+        "old_per_token_logps": apart,
+        "sampling_per_token_logps": torch.zeros(typed.shape),
+    }
+    left = step.leave_out(output, config, leaves_out(config), group_size)
+    return [kept[was_typed.bool()].tolist() for kept, was_typed in zip(output["tool_mask"], typed, strict=True)], left
+
+
+def branch_of(parent: Trajectory, index: int, line: int, **changes: Any) -> Trajectory:
+    """A session of two lines that begins after so many lines of its parent, which is the trajectory `index`."""
+    asked = parent.prompt_ids + parent.completion_ids[: parent.lines[line - 1].end + 2]
+    return replace(recorded(TASKS[0], 7), prompt_ids=asked, branch=Branch(index, line, 0.5), **changes)
+
+
+CUT = {"stop_reason": StopReason.MAX_TOKENS}
+
+
+def test_a_root_that_is_left_out_keeps_what_it_shares_with_branches_that_stay() -> None:
+    """A root of four lines of three tokens ran out of tokens; branches of it did or did not."""
+    root = replace(recorded(TASKS[0], 0, lines=4), **CUT)
+    first = branch_of(root, 0, 1)
+    second = branch_of(root, 0, 2)
+    third = branch_of(root, 0, 3, **CUT)
+    assert masked([root, first], "overlong", group_size=2) == ([[1] * 3 + [0] * 9, [1] * 6], [True, False])
+    kept, left = masked([root, first, second, third], "overlong", group_size=4)
+    assert kept == [[1] * 6 + [0] * 6, [1] * 6, [1] * 6, [0] * 6]
+    assert left == [True, False, False, True]
+    lost = [root, replace(first, **CUT)]
+    assert masked(lost, "overlong", group_size=2) == ([[0] * 12, [0] * 6], [True, True])
+    both = masked([*lost, root, second], "overlong", group_size=2)
+    assert both == ([[0] * 12, [0] * 6, [1] * 6 + [0] * 6, [1] * 6], [True, True, True, False]), "two groups"
+
+
+def test_a_branch_is_judged_as_the_whole_session() -> None:
+    """Its parent's second line raised: a branch before it has nothing to do with that, a branch after it has."""
+    root = recorded(TASKS[0], 0, lines=4)
+    root = replace(root, lines=(root.lines[0], replace(root.lines[1], kind=LineKind.EXCEPTION), *root.lines[2:]))
+    kept, left = masked([root, branch_of(root, 0, 1), branch_of(root, 0, 2)], {"kinds": ["exception"]}, group_size=3)
+    assert kept == [[1] * 3 + [0] * 9, [1] * 6, [0] * 6]
+    assert left == [True, False, True]
+    ratios = [[1.0] * 3 + [1e-6] + [1.0] * 8, [1.0] * 6, [1.0] * 6]
+    vetoed = masked([root, branch_of(root, 0, 1), branch_of(root, 0, 2)], {"veto": 1e-4}, ratios, group_size=3)
+    assert vetoed == (kept, left)
+
+
+@pytest.mark.parametrize(
+    ("mask", "ratios", "stays"),
+    [
+        ({"geometric": (0.9, 1.1)}, [[1.5] * 3, [1 / 1.5] * 3], True),
+        ({"geometric": (0.9, 1.1)}, [[1.0] * 3, [1.5] * 3], False),
+        ({"veto": 1e-4}, [[1.0] * 3, [1.0, 1e-6, 1.0]], False),
+    ],
+)
+def test_a_session_that_was_compacted_stays_or_goes_as_a_whole(
+    mask: dict[str, Any], ratios: list[list[float]], stays: bool
+) -> None:
+    """Its two parts, of a line each, are two rows. Another session, and what that asked, are on their own."""
+    compacted = replace(recorded(TASKS[0], 0), compactions=(Compaction(5, "shorter", (1, 2)),))
+    call = SubCall("a question", "an answer", trajectory=compacted)
+    asking = recorded(TASKS[1], 0, lines=1)
+    asking = replace(asking, lines=(replace(asking.lines[0], subcalls=(call,)),))
+    alone = [[1.0] * 3]
+    row = [int(stays)] * 3
+    # rows: the first parts of both sessions, the second part of the first, then the parts of what was asked
+    first, second = ratios
+    assert masked([compacted, asking], mask, [first, *alone, second, *alone, *alone]) == (
+        [row, [1] * 3, row, [1] * 3, [1] * 3],
+        [not stays, False],
+    )
+    assert masked([compacted, asking], mask, [*alone * 3, first, second]) == (
+        [[1] * 3] * 3 + [row] * 2,
+        [False, False],
+    )

@@ -1,5 +1,6 @@
 """Problems that are neither always nor never solved are drawn more often, alike in all processes and after a resume."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from itertools import permutations
@@ -8,6 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from pages import says
 from recorded import RecordedTrainer, make_tasks_named, recorded, recorded_trainer
 
 from repl_rl.errors import ConfigError, KernelError
@@ -42,6 +44,42 @@ def test_the_newest_group_counts_as_much_as_all_before() -> None:
     assert rates.rates == {"half": 0.875, "never": 0.0, "always": 1.0, "new": 0.25}
     shares = {"tasks/between": 0.25, "tasks/resting": 0.125, "tasks/retired": 0.125, "tasks/unseen": 0.5}
     assert rates.numbers(8) == shares
+
+
+def drawn_as_often(rate: float, size: int = 8) -> float:
+    """How often a problem that is solved so often is drawn in the long run, beside one that is always in between.
+
+    The running rate from draw to draw is a chain, here on a grid of 1,024; the time between two draws is one over the
+    weight of where it stands.
+    """
+    grid = 1024
+    shares = [math.comb(size, right) * rate**right * (1 - rate) ** (size - right) for right in range(size + 1)]
+    chances = Counter({round(right / size * grid): chance for right, chance in enumerate(shares)})
+    for _ in range(30):
+        later: Counter[int] = Counter()
+        for at, chance in chances.items():
+            for right, share in enumerate(shares):
+                later[round((at + right / size * grid) / 2)] += chance * share  # type: ignore[assignment]
+        chances = later
+    return 1 / sum(chance / PassRates._weight(at / grid) for at, chance in chances.items())
+
+
+def test_how_narrow_the_band_is_in_the_long_run() -> None:
+    """The figures of docs/algorithms.md, and the band that docs/config.md names: drawn half as often, or more."""
+    assert drawn_as_often(0.5) == pytest.approx(1.0, abs=1e-3)
+    assert says("algorithms.md", f"one in {1 / 0.8**8:.0f} groups of a problem that is solved a fifth of the time")
+    assert says(
+        "algorithms.md",
+        f"is drawn {drawn_as_often(0.2):.2f} times as often as one that is solved half of the time, one that is solved "
+        f"15% of the time {drawn_as_often(0.15):.2f} times, 80% {drawn_as_often(0.8):.2f} times, and 85% "
+        f"{drawn_as_often(0.85):.2f} times",
+    )
+    for rate in (0.2, 0.75):
+        assert drawn_as_often(rate) > 0.5
+    for rate in (0.15, 0.2, 0.8):
+        assert drawn_as_often(rate, 16) > drawn_as_often(rate)
+    for rate in (0.15, 0.8):
+        assert drawn_as_often(rate) < 0.5
 
 
 def of_their_names(task: Task, index: int) -> Trajectory:

@@ -148,6 +148,8 @@ def test_a_step_learns_from_the_groups_that_were_drawn_last(tmp_path: Path) -> N
     kept = list(read_jsonl(tmp_path / "rollouts" / "step_00001.jsonl"))
     assert [trajectory.task_id for trajectory in kept] == expected
     assert trainer.table["prompt"][-6:] == [f"What is {name}?" for name in expected]
+    of_step = {name: trainer.metrics[name] for name in ("solve_rate", "kept/solve_rate", "kept/share")}
+    assert of_step == {"solve_rate": [0.7], "kept/solve_rate": [0.5], "kept/share": [0.6]}, "7 of 10, and 3 of 6"
     for row, trajectory in enumerate(kept):
         ids, mask = output["prompt_ids"][row], output["prompt_mask"][row].bool()
         assert tuple(ids[mask].tolist()) == trajectory.prompt_ids

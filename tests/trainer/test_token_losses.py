@@ -83,7 +83,8 @@ def test_a_step_is_the_same_in_several_micro_batches(tmp_path: Path) -> None:
         trainer.add_callback(keep)
         trainer.train()
         row = trainer.state.log_history[0]
-        found.append((keep.gradient, [row[name] for name in ("output_loss", "credit/covariance_share", "loss")]))
+        names = "output_loss", "credit/covariance_share", "loss", "credit/divergence_share"
+        found.append((keep.gradient, [row[name] for name in names]))
     (wanted, numbers), *others = found
     assert numbers[:2] == [pytest.approx(8, abs=8), pytest.approx(0.3, abs=0.02)]
     for gradient, logged in others:

@@ -161,7 +161,7 @@ def test_groups_that_teach_nothing_are_counted_each_step(history: list[dict[str,
 
 def test_a_void_trajectory_is_one_masked_token() -> None:
     aborted = Trajectory("t", "p", (1, 2), (3, 4), (False, False), (0.0, 0.0), StopReason.ABORTED, error="x")
-    row = Row(0, (), aborted).lists(pad_id=9)
+    row = Row(0, (), aborted, 0).lists(pad_id=9)
     assert row == {"prompt_ids": [1, 2], "completion_ids": [9], "logprobs": [0.0], "env_mask": [0]}
 
 

@@ -22,7 +22,7 @@ from repl_rl.rollout.score import reward_table
 from repl_rl.rollout.service import open_service
 from repl_rl.run.evaluation.plan import Combination, EvaluationPlan
 from repl_rl.run.held_out import evaluate
-from repl_rl.trajectory import LineKind, StopReason, Trajectory
+from repl_rl.trajectory import LineKind, Trajectory
 from repl_rl.utils.machine import machine
 from repl_rl.utils.statistics import CONFIDENCE, Estimate, Tally, estimate_pass_at_k, paired_difference
 from repl_rl.utils.text import visible
@@ -32,7 +32,6 @@ ERRORS = frozenset({LineKind.EXCEPTION, LineKind.SYNTAX_ERROR, LineKind.TIMEOUT}
 """Lines that went wrong but left the interpreter usable. No line follows `killed` or `overlong`."""
 _WITHOUT_ERROR = frozenset({LineKind.STATEMENT, LineKind.EXPRESSION, LineKind.ANSWER})
 _RAN = ERRORS | _WITHOUT_ERROR
-_NOT_GRADED = frozenset({StopReason.ABORTED, StopReason.UNFINISHED})
 
 Samples = Sequence[Trajectory]
 """The trajectories of one problem."""
@@ -80,7 +79,7 @@ class Summary:
 def summarize(problems: Sequence[Samples], ks: Sequence[int]) -> Summary:
     """The figures for these problems; each problem is given by its samples."""
     everything = [one for samples in problems for one in samples]
-    graded = [one for one in everything if is_graded(one)]
+    graded = [one for one in everything if not one.is_lost]
     tallies = [tally(samples) for samples in problems]
     stops = Counter(str(one.stop_reason) for one in graded)
     return Summary(
@@ -99,13 +98,8 @@ def summarize(problems: Sequence[Samples], ks: Sequence[int]) -> Summary:
 
 def tally(samples: Samples) -> Tally:
     """Count the graded and the right samples of one problem."""
-    graded = [one for one in samples if is_graded(one)]
+    graded = [one for one in samples if not one.is_lost]
     return Tally(len(graded), sum(map(solved, graded)))
-
-
-def is_graded(trajectory: Trajectory) -> bool:
-    """Whether a trajectory was ended by what the policy did, and so counts."""
-    return trajectory.stop_reason not in _NOT_GRADED
 
 
 def repaired_trajectories(trajectories: Iterable[Trajectory]) -> Share:
