@@ -5,6 +5,7 @@ else is unreadable. Nothing that is read is worked out.
 """
 
 import ast
+import datetime
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +15,8 @@ from sympy.core.alphabets import greeks
 from sympy.core.symbol import Str
 
 from repl_rl.tasks.grading.table import TABLE
-from repl_rl.tasks.grading.values import Collection, Mapping, Named, Span, Union, Unreadable, Value, Without
+from repl_rl.tasks.grading.units import SECOND
+from repl_rl.tasks.grading.values import Collection, Mapping, Named, Quantity, Span, Union, Unreadable, Value, Without
 
 _MAX_NODES = 20_000
 NAME = re.compile(r"_?[A-Za-z](_?\d+)?_?")
@@ -28,6 +30,8 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
 _NUMERALS = re.compile(
     r"u?int\d*|float\d*|longdouble|Integer|Rational|Float|Fraction|Decimal|mpf|mpz|mpq|Half", re.ASCII
 )
+_SECONDS: dict[str | None, Any] = {"days": 86400, "seconds": 1, "microseconds": sympy.Rational(1, 10**6)}
+"""How many seconds each argument of `datetime.timedelta` counts, in their order."""
 _RATIOS = ("Fraction", "Rational", "mpq")
 _GROUPS = dict.fromkeys(["set", "frozenset", "FiniteSet"], "{}") | {"list": "[]", "tuple": "()", "Tuple": "()"}
 _GROUPS |= dict.fromkeys(["Point", "Point2D", "Point3D"], "()")
@@ -36,7 +40,7 @@ _HOLDERS = ("set", "frozenset", "tuple", "list", "dict_keys", "dict_values", "de
 """Calls whose one argument holds the items; the others have the items as their arguments."""
 _INTERVALS = {"Interval": (False, False), "open": (True, True), "Lopen": (True, False), "Ropen": (False, True)}
 _GRIDS = re.compile(r"(Mutable|Immutable)?(Dense|Sparse)?Matrix|array")
-_CALLED = re.compile(r"(?:(?:np|numpy|sympy|sp|mpmath|decimal)\.)?(\w+)|Interval\.([LR]?open)")
+_CALLED = re.compile(r"(?:(?:np|numpy|sympy|sp|mpmath|decimal|datetime)\.)?(\w+)|Interval\.([LR]?open)")
 
 
 def read_python(source: str, read_text: Callable[[str], Value]) -> Value:
@@ -79,6 +83,8 @@ class _Reader:
                 return sympy.Mul(as_number(repr(imaginary)), sympy.I, evaluate=False)
             case ast.Constant(value=int() | float()):
                 return as_number(ast.unparse(node))
+            case ast.Name(id="true" | "false" as truth):  # sympy's own
+                return Str(truth)
             case ast.Name(id=name) | ast.Attribute(value=ast.Name(id="S"), attr=name):
                 return _symbol(name)
             case ast.UnaryOp(op=ast.USub(), operand=operand):
@@ -142,6 +148,10 @@ class _Reader:
         if name == "Complement":
             whole, removed = self._values(arguments)
             return Without(whole, removed)
+        if name == "date":
+            return date_of(*(int(ast.unparse(part)) for part in arguments))
+        if name == "timedelta":
+            return _duration(node)
         if name == "Piecewise":
             return self._piecewise(arguments)
         if _GRIDS.fullmatch(name):
@@ -183,6 +193,25 @@ class _Reader:
             raise Unreadable("a matrix whose shape does not fit")
         cut = [rows.items[start : start + wide] for start in range(0, tall * wide, wide)]
         return Collection(tuple(Collection(row, "[]") for row in cut), "[]")
+
+
+def _duration(call: ast.Call) -> Quantity:
+    """What `datetime.timedelta` prints, in seconds."""
+    amounts: dict[str | None, ast.expr] = dict(zip(_SECONDS, call.args, strict=False))
+    amounts |= {keyword.arg: keyword.value for keyword in call.keywords}
+    total = sympy.Integer(0)
+    for name, amount in amounts.items():
+        total += as_number(ast.unparse(amount)) * _SECONDS[name]
+    return Quantity(total, SECOND)
+
+
+def date_of(year: int | None, month: int, day: int) -> Value:
+    """A day as a text, whose year may be missing. Raises Unreadable if there is no such day."""
+    try:
+        datetime.date(2000 if year is None else year, month, day)
+    except ValueError as error:
+        raise Unreadable("not a date") from error
+    return Str(f"{day} of month {month}" if year is None else f"{year}-{month:02}-{day:02}")
 
 
 def _with_name(name: Any, value: Value) -> Value:

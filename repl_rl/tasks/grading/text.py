@@ -19,7 +19,7 @@ from math_verify.grader import should_treat_as_complex
 from sympy.core.relational import Relational
 from sympy.core.symbol import Str
 
-from repl_rl.tasks.grading.python_text import NAME, as_number, as_ratio, read_python
+from repl_rl.tasks.grading.python_text import NAME, as_number, as_ratio, date_of, read_python
 from repl_rl.tasks.grading.sets import is_set
 from repl_rl.tasks.grading.table import TABLE, rule
 from repl_rl.tasks.grading.units import converted, read_unit
@@ -58,6 +58,15 @@ _LETTER = re.compile(TABLE["letter"])
 _LETTERS = re.compile(r"(?=[A-J]{2,10}$)A?B?C?D?E?F?G?H?I?J?")
 _CHINESE = re.compile("[\u3040-\u30ff\u4e00-\u9fff]+")
 _RESIDUE = re.compile(r"(?:[a-z] *\\equiv *)?(-?\d+) *(?:\(?mod *|\\pmod *\{?|\\bmod *|\(?\\mod *)(\d+)\}?\)?")
+_MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
+_MONTH = (
+    "(jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?"
+    r"|nov(?:ember)?|dec(?:ember)?)\.?"
+)
+_DAY, _YEAR = r"(\d{1,2})(?:st|nd|rd|th)?", r"(?:,? (\d{4}))?"
+_MONTH_DAY = re.compile(rf"{_MONTH} {_DAY}{_YEAR}", re.IGNORECASE)
+_DAY_MONTH = re.compile(rf"(?:the )?{_DAY} (?:of )?{_MONTH}{_YEAR}", re.IGNORECASE)
+_ISO_DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)")
 _TIME = re.compile(r"(\d{1,2})(?::(\d\d))?(?::(\d\d))?\s*(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
 _VERBATIM = re.compile(r"\d+_(\d+|\{\d+\})|\d+(\s*:\s*\d+)+|[+-]?0[xXbBoO][0-9a-fA-F]+|[IVX]{2,4}")
 _PERCENT = re.compile(r"(.*?)\s*(?:\\%|\\text\{ ?percent(?:age)? ?\}|per ?cent(?:age)?|pct)", re.DOTALL)
@@ -211,7 +220,7 @@ def _case(value: str, condition: str) -> tuple[Any, Any]:
 
 
 def _as_it_stands(text: str) -> Value | None:
-    """Choices by their letters, times, ratios, residues, numbers in other bases, brackets alone and letters alone."""
+    """Choices by their letters, times, dates, residues, ratios, numbers in other bases, brackets or letters alone."""
     if choice := _LETTER.fullmatch(text):
         return _choice(next(filter(None, choice.groups())), text)
     if _LETTERS.fullmatch(text):
@@ -220,6 +229,8 @@ def _as_it_stands(text: str) -> Value | None:
         hour, half = int(time[1]), (time[4] or "").lower()
         hour, half = (hour - 12, "p") if hour > 12 else (hour, half)
         return Str(f"{hour}:{time[2] or '00'}{time[3] or ''} {half}".strip())
+    if (date := _date(text)) is not None:
+        return date
     if residue := _RESIDUE.fullmatch(text):
         return Str(f"{residue[1]} mod {residue[2]}")
     if _ONLY_BRACKETS.fullmatch(text):
@@ -227,6 +238,18 @@ def _as_it_stands(text: str) -> Value | None:
     if _ONLY_LETTERS.fullmatch(text) and text.lower() != "no" and _NO_WORDS.isdisjoint(text.split(" ")):
         return Letters(text.replace(" ", ""))
     return Str(re.sub(r"[{}\s]", "", text).lower()) if _VERBATIM.fullmatch(text) else None
+
+
+def _date(text: str) -> Value | None:
+    if iso := _ISO_DATE.fullmatch(text):
+        return date_of(*map(int, iso.groups()))
+    if found := _MONTH_DAY.fullmatch(text):
+        month, day, year = found.groups()
+    elif found := _DAY_MONTH.fullmatch(text):
+        day, month, year = found.groups()
+    else:
+        return None
+    return date_of(int(year) if year else None, _MONTHS.index(month[:3].lower()) + 1, int(day))
 
 
 def _choice(letter: str, text: str) -> Value:

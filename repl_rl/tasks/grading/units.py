@@ -16,7 +16,7 @@ from repl_rl.tasks.grading.values import Quantity, Value, is_written_out, unit_t
 _REGISTRY: Any = pint.UnitRegistry(non_int_type=Fraction, cache_folder=None)
 for _definition in TABLE["units"]:
     _REGISTRY.define(_definition)
-_RADIAN, _DEGREE = map(_REGISTRY.parse_units, ("radian", "degree"))
+_RADIAN, _DEGREE, SECOND = map(_REGISTRY.parse_units, ("radian", "degree", "second"))
 _SHORT = frozenset(TABLE["short_units"].split())
 _NO_UNITS = frozenset((TABLE["no_units"] + " " + TABLE["functions_in_texts"]).split())
 _SMALL = frozenset(TABLE["small_words"].split())
