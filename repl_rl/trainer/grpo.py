@@ -190,6 +190,8 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
             self.engine.close()
 
     def train(self, *arguments: Any, **named: Any) -> Any:
+        if self.state.global_step != self._last_loaded_step:
+            self._last_loaded_step = -1  # steps are counted anew, and the engine may have the weights of such a number
         try:
             with loading("the checkpoint can't be resumed from; remove it, and the one before counts", *_LOADS):
                 return super().train(*arguments, **named)
