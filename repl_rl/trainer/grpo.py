@@ -241,6 +241,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
                 self.step_log.values({"credit/masked_share": sum(out) / len(out)})
             is_in_loss = typed_of(output).any(dim=1).float()  # (B,)
             output["row_share"] = self.accelerator.gather(is_in_loss).mean()
+            self.step_log.values({"passes/packed": float(self.packs), "passes/one_call": float(self.attends_at_once)})
             own = len(credited)
             self.step_log.advantages(output["advantages"][:own], typed_of(output)[:own])
             if self.model.training:
