@@ -31,8 +31,8 @@ def no_zeros() -> Iterator[None]:
 
 @contextmanager
 def whole_weights() -> Iterator[None]:
-    """`no_zeros`, and no shards either where a trainer has told transformers to load them (DeepSpeed's ZeRO-3). For
-    models that are not trained: an engine's, and one that is converted."""
+    """`no_zeros`, and no shards either where a trainer has told transformers to make them (DeepSpeed's ZeRO-3). For
+    models that are not trained: an engine's, one that is converted, and one without weights that is only looked at."""
     from transformers.integrations import deepspeed
 
     kept = deepspeed._hf_deepspeed_config_weak_ref
