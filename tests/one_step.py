@@ -1,12 +1,13 @@
 """A step on recorded rollouts for each of some settings, in as many processes as it is started in.
 
-    python one_step.py FOLDER '{"name": {"loss_type": "dapo"}}' [sharded]
+    python one_step.py FOLDER '{"name": {"loss_type": "dapo"}}'
 
 The main process writes, under the settings' name, the gradient that the optimizer is given, the weights after the step,
 and the step's metrics.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -37,12 +38,18 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def gradient_of(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """The whole gradient; with DeepSpeed, which keeps it elsewhere."""
+    """The whole gradient; with DeepSpeed, which keeps it elsewhere, before it is clipped."""
     if parameter.grad is None:
         from deepspeed.utils import safe_get_full_grad
 
         return safe_get_full_grad(parameter)
     return whole(parameter.grad)
+
+
+def clipped(gradient: dict[str, torch.Tensor], most: float) -> dict[str, torch.Tensor]:
+    """Scaled down to the norm `most`; unchanged if it has a smaller one."""
+    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part) for part in gradient.values()]))
+    return {name: part * (most / (norm + 1e-6)).clamp(max=1.0) for name, part in gradient.items()}
 
 
 class KeepGradient(TrainerCallback):
@@ -52,10 +59,12 @@ class KeepGradient(TrainerCallback):
         self.gradient: dict[str, torch.Tensor] = {}
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any, **_: Any) -> None:
-        self.gradient = {
+        gradient = {
             name.removeprefix("module."): gradient_of(parameter).detach().clone()
             for name, parameter in model.named_parameters()
         }
+        clips_later = all(parameter.grad is None for parameter in model.parameters())  # DeepSpeed, in its own step
+        self.gradient = clipped(gradient, args.max_grad_norm) if clips_later else gradient
 
 
 def make_trainer(folder: Path, settings: dict[str, Any]) -> RecordedTrainer:
@@ -90,7 +99,7 @@ def take_step(path: Path, settings: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    for kind in sys.argv[3:]:
-        sharded.shard(kind)
+    if os.environ.keys() & {"ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"}:
+        sharded.over_gloo()
     for name, settings in json.loads(sys.argv[2]).items():
         take_step(Path(sys.argv[1]) / name, settings)

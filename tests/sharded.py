@@ -1,63 +1,69 @@
-"""FSDP 2 and DeepSpeed's ZeRO-3 over gloo: starts `repl-rl` with a trainer that is sharded between processes.
+"""FSDP 2 and DeepSpeed's ZeRO-3 over gloo: `repl-rl` as `accelerate launch` starts it, with a model that is sharded
+between processes on CPUs.
 
-    python -m torch.distributed.run --nproc_per_node 2 sharded.py fsdp2 train CONFIG ...
+    accelerate launch --num_processes 2 --use_fsdp --fsdp_version 2 ... sharded.py train CONFIG ...
 
 accelerate shards on GPUs only: on CPUs it takes several processes for data parallelism, whatever it is asked for. Here
-it finds processes of no kind that it knows, on CPUs, and is told that they shard; what follows is its own code and
-torch's.
+it finds processes as on GPUs, and they exchange tensors by gloo. What follows is its own code and torch's, and all that
+its launcher sets is as it sets it.
 """
 
 import os
+import shlex
 import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
-FSDP_2 = {
-    "ACCELERATE_USE_FSDP": "true",
-    "FSDP_VERSION": "2",
-    "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
-    "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT",
-    "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",
-    "FSDP_RESHARD_AFTER_FORWARD": "true",
-}
-ZERO_3 = {
-    "ACCELERATE_USE_DEEPSPEED": "true",
-    "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3",
-    "ACCELERATE_DEEPSPEED_ZERO3_INIT": "false",
-    "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": "true",
-    "DS_ACCELERATOR": "cpu",
-}
-
-
+PROGRAM = Path(__file__)
+ZERO_3 = "--use_deepspeed --zero_stage 3"
+"""The flags of docs/gpus.md, in place of FSDP's."""
 DEEPSPEED = Path(__file__).parents[1] / ".venv" / "deepspeed"
 """Has to be on the path of a process with ZeRO-3 from its start."""
 NO_DEEPSPEED = "DeepSpeed compiles its operations with g++, which is not here" if shutil.which("g++") is None else ""
 """Why ZeRO-3 can't be tested on this machine, or nothing."""
 
 
-def shard(kind: str) -> None:
-    """Shard models by `fsdp2` or `zero3`. Has to be called before anything asks accelerate for its processes."""
+def on_cpus(command: str, program: Path = PROGRAM) -> list[str]:
+    """A command with `accelerate launch`, as it is printed for GPUs, for this machine: with this environment's
+    accelerate, a port of its own, and `program` in place of `repl-rl`."""
+    accelerate, launch, *rest = shlex.split(command)
+    assert (accelerate, launch) == ("accelerate", "launch")
+    at = rest.index("-m")
+    assert rest[at + 1] == "repl_rl.cli"
+    rest[at : at + 2] = [str(program)]
+    return [str(Path(sys.executable).with_name(accelerate)), launch, "--main_process_port", "0", *rest]
+
+
+def environment(command: str) -> dict[str, str]:
+    """What a command with these flags needs on a CPU besides."""
+    if ZERO_3 not in command:
+        return {}
+    return {"PYTHONPATH": str(DEEPSPEED), "DS_ACCELERATOR": "cpu"}
+
+
+def over_gloo() -> None:
+    """Let accelerate find processes as on GPUs. Has to be called before anything asks it for them."""
     import repl_rl  # noqa: F401 - before torch
 
-    os.environ |= FSDP_2 if kind == "fsdp2" else ZERO_3
+    is_deepspeed = "ACCELERATE_USE_DEEPSPEED" in os.environ
     from accelerate import PartialState
     from accelerate.utils import DistributedType
 
-    own_type = {"fsdp2": DistributedType.MULTI_GPU, "zero3": DistributedType.DEEPSPEED}[kind]
+    kind = DistributedType.DEEPSPEED if is_deepspeed else DistributedType.MULTI_GPU
     start = PartialState.__init__
 
     def started(state: PartialState, cpu: bool = False, **named: Any) -> None:
         is_first = not PartialState._shared_state
         start(state, **named | {"backend": "gloo"})
         if is_first:
-            state.distributed_type = own_type
+            state.distributed_type = kind
 
     PartialState.__init__ = started
 
 
 if __name__ == "__main__":
-    shard(sys.argv[1])
+    over_gloo()
     from repl_rl.cli import main
 
-    sys.exit(main(sys.argv[2:]))
+    sys.exit(main(sys.argv[1:]))

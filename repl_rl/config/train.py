@@ -165,7 +165,7 @@ class TrainConfig(Section):
     folder. With `engine.vllm: {enable_lora: true, max_lora_rank: ...}`, vLLM in this process gets the adapter itself,
     and so do servers that were started for it (docs/engines.md)."""
     processes: int = Field(1, ge=1)
-    """Trainer processes, one for each GPU; `accelerate launch --num_processes` starts more than one."""
+    """Trainer processes, one for each GPU. `accelerate launch` starts more than one; `--dry-run` prints the command."""
     micro_batch: int | None = Field(None, ge=1)
     """Trajectories per backward pass of a process; null takes its share of the step at once."""
     micro_batch_tokens: int | None = Field(None, ge=1)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from repl_rl.errors import DependencyError, ModelError
+from repl_rl.models.whole import whole_weights
 from repl_rl.utils.folders import cache_home
 
 _CONVERSION = 3
@@ -173,7 +174,8 @@ def _convert(name: str, file: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    with whole_weights():
+        model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     # The weights are no longer quantised, but with these attributes transformers would refuse to save them.
     for holder, mark in ((model, "hf_quantizer"), (model, "is_quantized"), (model.config, "quantization_config")):
         if hasattr(holder, mark):
@@ -181,6 +183,8 @@ def _convert(name: str, file: Path, folder: Path) -> None:
     if "output.weight" in sizes:
         (numbers, head), (others, embeddings) = sizes["output.weight"], sizes["token_embd.weight"]
         _tie(model, keeps_head=head / numbers >= embeddings / others)
+    # Of several processes, whichever comes first converts; transformers would have the first by rank save alone.
+    model.should_save_on_this_rank = lambda is_main_process: True
     model.save_pretrained(folder)
     # transformers does not read from the file whether sequences begin with a token of their own; without it Gemma
     # continues a prompt much worse.

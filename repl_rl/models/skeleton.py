@@ -12,6 +12,7 @@ from typing import Any
 
 from repl_rl.errors import ConfigError
 from repl_rl.models.find import config_of_model
+from repl_rl.models.whole import whole_weights
 
 _UNKNOWN_KIND = (ValueError, TypeError, KeyError, AttributeError)
 
@@ -49,7 +50,7 @@ def skeleton(path: str) -> Any:
     from transformers import AutoModelForCausalLM
 
     try:
-        with torch.device("meta"):
+        with whole_weights(), torch.device("meta"):
             return AutoModelForCausalLM.from_config(config)
     except _UNKNOWN_KIND:
         return None

@@ -9,7 +9,8 @@ from pathlib import Path
 from rich.console import Console
 
 from repl_rl.errors import ConfigError, ReplRLError, RunError
-from repl_rl.utils.distributed import is_main_process, launcher, leave
+from repl_rl.run.launch import launch_command
+from repl_rl.utils.distributed import is_main_process, leave
 from repl_rl.utils.machine import in_a_sentence
 
 _RUNS = Path("runs")
@@ -76,8 +77,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
             return 0
     with progress.interrupts(), prepare(config, options.runs, options.resume, overrides) as prepared:
         folder, own = prepared.folder, prepared.config
-        start = launcher(own.train.processes, own.model.dtype)
-        go_on = f"go on with: {start} train --resume {shlex.quote(str(folder.path))}"
+        go_on = f"go on with: {launch_command(own)} train --resume {shlex.quote(str(folder.path))}"
         try:
             progress.say(f"run folder: {folder.path}")
             for note in prepared.notes:

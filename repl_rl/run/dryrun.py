@@ -30,10 +30,10 @@ from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.service import prompts
 from repl_rl.rollout.setup import environment_of, limits_of
 from repl_rl.run.held_out import longest_prompt
+from repl_rl.run.launch import launch_command
 from repl_rl.run.memory import Shapes, memory, shapes_of
 from repl_rl.run.training import Inputs, check_inputs, choose_run, training_arguments
 from repl_rl.trajectory import LineKind
-from repl_rl.utils.distributed import launcher
 from repl_rl.utils.text import visible
 
 _RUN_NOTHING = (LineKind.BLANK, LineKind.COMMENT, LineKind.OPEN, LineKind.OVERLONG)
@@ -251,7 +251,7 @@ def _engine(config: Config) -> str:
 def _gpu_needs(config: Config, gpus: int, arguments: str, notes: list[str]) -> str:
     processes, dtype = config.train.processes, config.model.dtype
     if processes > 1:
-        notes.append(f"start it with: {launcher(processes, dtype)} {arguments}")
+        notes.append(f"start it with: {launch_command(config)} {arguments}")
     if processes == 1 and gpus == 0:
         if dtype != "float32":
             notes.append(f"without a GPU, it would compute in {dtype} on the CPU: possible, and for small models only")

@@ -29,12 +29,13 @@ from repl_rl.rollout.score import reward_table
 from repl_rl.rollout.setup import Extensions, environment_of
 from repl_rl.run.folder import RunFolder, checkpoint_step, free_folder, new_run
 from repl_rl.run.held_out import evaluate
+from repl_rl.run.launch import require_processes
 from repl_rl.run.lora import lora_config, require_adapter
 from repl_rl.run.resume import open_run, what_changes
 from repl_rl.run.trackers import Trackers, open_trackers, require_trackers
 from repl_rl.tasks import load_splits
 from repl_rl.trajectory import Task
-from repl_rl.utils.distributed import WAIT_S, from_main, is_main_process, join, require_processes
+from repl_rl.utils.distributed import WAIT_S, from_main, is_main_process, join
 from repl_rl.utils.folders import require_folder
 from repl_rl.utils.import_path import imported
 
@@ -107,7 +108,7 @@ def prepare(
     with ExitStack() as stack:
         if resume is not None and is_main_process():
             stack.enter_context(folder.locked())
-        require_processes(config.train.processes, config.model.dtype)
+        require_processes(config)
         inputs = check_inputs(config)
         if config.train.processes > 1:
             prepare_environment(config.engine.kv_cache_gib)

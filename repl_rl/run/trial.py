@@ -74,6 +74,8 @@ class Trial:
     moved: float
     """Share of the trained weights that have changed."""
     is_packed: bool
+    is_one_call: bool
+    """Whether attention takes one call for all sequences of a row."""
     attention: str
     graphs: str
 
@@ -124,6 +126,12 @@ def off(trial: Trial, config: Config) -> list[str]:
         troubles.append(
             "the loss pads its batches, because this model's passes can't be packed; give it a packed attention with "
             "train.trl: {model_init_kwargs: {attn_implementation: sdpa}}, or expect its memory and time"
+        )
+    elif trial.device != "cpu" and trial.dtype == "bfloat16" and not trial.is_one_call:
+        troubles.append(
+            "attention takes a call for each sequence of a row, four to five times as long as one for all: the log of "
+            "`repl-rl train` says why; with flash-attn installed, train.trl: {model_init_kwargs: {attn_implementation: "
+            "flash_attention_2}} takes one"
         )
     if not trial.drift_mean <= _MOST_DRIFT[trial.dtype]:
         troubles.append(
@@ -192,6 +200,7 @@ def measure(config: Config) -> Trial:
             drift_max=logged["drift/logprob_max"],
             moved=torch.cat(moved).float().mean().item(),
             is_packed=trainer.packs,
+            is_one_call=trainer.attends_at_once,
             attention=str(trainer.model.config._attn_implementation),
             graphs=graphs,
         )
@@ -294,6 +303,12 @@ def _by_its_tokens(trajectory: Trajectory) -> list[float]:
     return [0.0] * (len(trajectory.lines) - 1) + [last] * bool(trajectory.lines)
 
 
+def _rows_of(trial: Trial) -> str:
+    if not trial.is_packed:
+        return "no"
+    return "yes, attended in one call" if trial.is_one_call else "yes, a call for each sequence"
+
+
 def _table(trials: Sequence[Trial]) -> Table:
     shown = Table(box=None, pad_edge=False)
     shown.add_column("")
@@ -310,7 +325,7 @@ def _table(trials: Sequence[Trial]) -> Table:
                 **{f"peak memory, {part}": f"{trial.peaks_mb.get(part, 0):,.0f} MB" for part in ("load", *_PARTS)},
                 "drift, mean and most": f"{trial.drift_mean:.1e}, {trial.drift_max:.1e} nats",
                 "weights that moved": f"{trial.moved:.1%}",
-                "packed rows": "yes" if trial.is_packed else "no",
+                "packed rows": _rows_of(trial),
                 "attention": trial.attention,
                 "CUDA graphs": trial.graphs,
             }

@@ -36,6 +36,7 @@ from repl_rl.errors import ConfigError
 from repl_rl.kernel import KernelPool, KernelSource
 from repl_rl.models.find import loading
 from repl_rl.models.skeleton import require_trainable
+from repl_rl.models.whole import begin_as_in_main, no_zeros
 from repl_rl.rewards import RewardFunction, ScoredTrajectory
 from repl_rl.rollout.batch import RolloutBatch
 from repl_rl.rollout.checks import check_rollouts
@@ -65,7 +66,7 @@ from repl_rl.trainer.step import Step, keep_rewards, typed_of
 from repl_rl.trainer.typed_tokens import TypedTokenTrainer
 from repl_rl.trainer.weights import EngineGeneration
 from repl_rl.trajectory import Task, Trajectory, write_jsonl
-from repl_rl.utils.distributed import gather
+from repl_rl.utils.distributed import gather, process_count
 
 _LOADS = ("load_from_json", "_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_state")
 """What transformers calls with a checkpoint."""
@@ -142,15 +143,18 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         set_seed(args.seed)  # new adapters begin at random
         with loading(f"the model at {path!r} can't be loaded", "from_pretrained"):
             require_trainable(model, args.micro_batch_tokens, args.router_aux_loss_coef, kwargs.get("peft_config"))
-            super().__init__(
-                model=model,
-                args=args,
-                reward_funcs=[*map(component_sum, self._table.component_names), *map(asked_of_valid, extra)],
-                train_dataset=as_dataset(train_dataset, graded),
-                eval_dataset=None if eval_dataset is None else as_dataset(eval_dataset, graded),
-                processing_class=kwargs.pop("processing_class", setup.vocabulary.tokenizer),
-                **kwargs,
-            )
+            if not isinstance(model, str) and process_count() > 1:
+                begin_as_in_main(model, args.device)
+            with no_zeros():
+                super().__init__(
+                    model=model,
+                    args=args,
+                    reward_funcs=[*map(component_sum, self._table.component_names), *map(asked_of_valid, extra)],
+                    train_dataset=as_dataset(train_dataset, graded),
+                    eval_dataset=None if eval_dataset is None else as_dataset(eval_dataset, graded),
+                    processing_class=kwargs.pop("processing_class", setup.vocabulary.tokenizer),
+                    **kwargs,
+                )
         self._taken_at: float | None = None
         """When the last rollouts were complete."""
         self._open_engine(path, setup, make_runner, make_engine)
@@ -186,6 +190,8 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
             self.engine.close()
 
     def train(self, *arguments: Any, **named: Any) -> Any:
+        if self.state.global_step != self._last_loaded_step:
+            self._last_loaded_step = -1  # steps are counted anew, and the engine may have the weights of such a number
         try:
             with loading("the checkpoint can't be resumed from; remove it, and the one before counts", *_LOADS):
                 return super().train(*arguments, **named)
@@ -235,6 +241,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
                 self.step_log.values({"credit/masked_share": sum(out) / max(1, len(out))})
             is_in_loss = typed_of(output).any(dim=1).float()  # (B,)
             output["row_share"] = self.accelerator.gather(is_in_loss).mean()
+            self.step_log.values({"passes/packed": float(self.packs), "passes/one_call": float(self.attends_at_once)})
             own = len(credited)
             self.step_log.advantages(output["advantages"][:own], typed_of(output)[:own])
             if self.model.training:

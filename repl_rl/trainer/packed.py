@@ -1,6 +1,6 @@
 """Log-probabilities of typed tokens, and of nothing else: no padding, no interpreter text through the LM head.
 
-    forward = TypedForward.open(model)                                       # None if the model can't be packed
+    forward = TypedForward.open(model, device)                               # None if the model can't be packed
     logprobs, entropy = forward(model, forward.pack(ids, attention, typed))  # (K,), (K,): one per typed token
 
 The loss itself is TRL's: it takes these values, spread over (B, T), instead of its own. `pack` turns a padded batch
@@ -36,9 +36,11 @@ import numpy as np
 import torch
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+
+from repl_rl.utils.distributed import gather, is_main_process
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +232,8 @@ def packed_attention(
         return sdpa_attention_forward(  # type: ignore[no-any-return]
             module, query, key, value, attention_mask, dropout, scaling, sliding_window=sliding_window, **kwargs
         )
-    dtype = None if dropout else _flash_dtype(query)
-    if sequence_seen is not None and dtype is not None:
+    dtype = _computed_in(query.dtype)
+    if sequence_seen is not None and not dropout and _kernel_takes(query.device, dtype, query.size(-1)):
         query, key, value = (states[0].transpose(0, 1).to(dtype) for states in (query, key, value))  # (N, H, D)
         if len(sequence_seen) > len(query):  # something is shared
             key, value = (states.index_select(0, sequence_seen) for states in (key, value))
@@ -276,12 +278,17 @@ def packed_attention(
     return torch.cat(attended, dim=2).transpose(1, 2).contiguous(), None
 
 
-def _flash_dtype(query: torch.Tensor) -> torch.dtype | None:
-    """The half precision in which `query` will be attended; None where the kernel does not run."""
-    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else query.dtype
-    size = query.size(-1)
-    is_taken = query.is_cuda and dtype in (torch.bfloat16, torch.float16) and size <= _FLASH_WIDEST and size % 8 == 0
-    return dtype if is_taken and torch.cuda.get_device_capability(query.device) >= (8, 0) else None
+def _computed_in(dtype: torch.dtype) -> torch.dtype:
+    """The type in which states of this one are attended to on a GPU."""
+    return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else dtype
+
+
+def _kernel_takes(device: torch.device, dtype: torch.dtype, head_size: int) -> bool:
+    """Whether torch's kernel for sequences of various lengths runs with such heads."""
+    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
+        return False
+    is_size_taken = head_size <= _FLASH_WIDEST and head_size % 8 == 0
+    return is_size_taken and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _with_shared(states: torch.Tensor, before: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
@@ -303,6 +310,7 @@ AttentionMaskInterface.register(PACKED_ATTENTION, sdpa_mask)
 _AT = "typed_at"
 """The argument that tells the backbone's hooks where typed tokens are predicted."""
 _PROBE_LENGTHS, _PROBE_SHARED = (7, 3, 5), 2
+_CALLS = {True: "one call for all sequences of a row", False: "a call for each sequence of a row"}
 _PROBE_SHARE = 0.1
 """The largest error of packed passes, as a share of the error where sequences see one another. That one is 1.7 on nano
 and 10 on Gemma 3 270M, where rounding makes 1.1e-4 in float32. In bfloat16 both grow with the model."""
@@ -313,11 +321,15 @@ logger = logging.getLogger(__name__)
 class TypedForward:
     """Runs models of one architecture; made by `open`."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, device: torch.device) -> None:
         self._at: torch.Tensor | None = None
         config = base_of(model).config
         self.is_flash = config._attn_implementation.startswith("flash")
-        self._is_one_call = True
+        dtype = _computed_in(next(model.parameters()).dtype)
+        is_taken = any(_kernel_takes(device, dtype, size) for size in _head_sizes(model))
+        self.is_one_call = self.is_flash or all(gather([is_taken]))
+        """Whether the sequences of a row are attended to in one call (with heads of several sizes, in layers whose
+        heads the kernel takes), rather than in one for each of them."""
         # a router's loss takes a mask of the padding, and there is none
         has_router = hasattr(config.get_text_config(), "output_router_logits")
         self._routing = {"output_router_logits": False} if has_router else {}
@@ -328,27 +340,41 @@ class TypedForward:
         )
 
     @classmethod
-    def open(cls, model: Any) -> TypedForward | None:
-        """For a model with TRL's fused head; returns None and logs the reason if its passes can't be packed."""
-        reason, before = None, base_of(model).config._attn_implementation
+    def open(cls, model: Any, device: torch.device) -> TypedForward | None:
+        """For a model with TRL's fused head that computes on `device`: other devices have other kernels. Returns None
+        if its passes can't be packed. Logs the reason for that, and for a call for each sequence where the kernel runs.
+
+        All processes have to call this together, and take the same path: what fails in one of them none takes. Not
+        covered: a kernel that raises in some processes and not in others, while FSDP gathers weights for a pass of all.
+        """
+        before = base_of(model).config._attn_implementation
         if before not in ("sdpa", PACKED_ATTENTION, "flash_attention_2", "flash_attention_3"):
-            reason = f"for its attention is {before!r}, and packed rows need sdpa or flash attention"
-        elif any(DynamicCache(config=base_of(model).config).is_linear):
-            reason = "for it keeps recurrent states, which would run on from one sequence into the next"
-        else:
-            forward = cls(model)
-            if before == "sdpa":
-                base_of(model).set_attn_implementation(PACKED_ATTENTION)
-            reason = forward._disagreement(model)
-            if reason is not None and not forward.is_flash:
-                forward._is_one_call = False
-                reason = forward._disagreement(model)
-            if reason is None:
-                return forward
-            for hook in forward._hooks:
-                hook.remove()
-            base_of(model).set_attn_implementation(before)
-        logger.warning("the loss pads its batches: this model can't take several sequences in one row, %s", reason)
+            _warn_of_padding(f"for its attention is {before!r}, and packed rows need sdpa or flash attention")
+            return None
+        if any(DynamicCache(config=base_of(model).config).is_linear):
+            _warn_of_padding("for it keeps recurrent states, which would run on from one sequence into the next")
+            return None
+        forward = cls(model, device)
+        if before == "sdpa":
+            base_of(model).set_attn_implementation(PACKED_ATTENTION)
+        reason = _of_any(forward._disagreement(model, device))
+        if reason is not None and forward.is_one_call and not forward.is_flash:
+            if is_main_process():
+                logger.warning(
+                    "attention takes a call for each sequence of a row, which is slow: torch's kernel for all of them "
+                    "can't be used with this model, %s",
+                    reason,
+                )
+            forward.is_one_call = False
+            reason = _of_any(forward._disagreement(model, device))
+        if reason is None:
+            if is_main_process():
+                logger.info("rows are packed; attention takes %s", _CALLS[forward.is_one_call])
+            return forward
+        for hook in forward._hooks:
+            hook.remove()
+        base_of(model).set_attn_implementation(before)
+        _warn_of_padding(reason)
         return None
 
     def pack(self, ids: torch.Tensor, attention_mask: torch.Tensor, typed_mask: torch.Tensor) -> Packed:
@@ -366,7 +392,7 @@ class TypedForward:
             else torch.ones(1, 1, 1, 1, dtype=torch.bool, device=packed.ids.device),
             sequence_lengths=packed.lengths,
             sequence_shared=packed.shared,
-            sequence_seen=packed.seen if self._is_one_call else None,
+            sequence_seen=packed.seen if self.is_one_call else None,
             cu_seq_lens_q=packed.bounds,  # the names of this and the next three are transformers'
             cu_seq_lens_k=packed.seen_bounds,
             max_length_q=max(packed.lengths),
@@ -388,11 +414,10 @@ class TypedForward:
             self._at = None
         return output
 
-    def _disagreement(self, model: Any) -> str | None:
+    def _disagreement(self, model: Any, device: torch.device) -> str | None:
         """What is wrong with packed passes of `model`; None if they agree with passes of one sequence at a time."""
         size = base_of(model).config.get_text_config().vocab_size
         width = max(_PROBE_LENGTHS)
-        device = next(model.parameters()).device
         ids = (torch.arange(len(_PROBE_LENGTHS) * width).view(-1, width) * 7 % size).to(device)
         ids[-1, :_PROBE_SHARED] = ids[0, :_PROBE_SHARED]
         attention = (torch.arange(width) < torch.tensor(_PROBE_LENGTHS)[:, None]).long().to(device)
@@ -420,6 +445,26 @@ class TypedForward:
         return f"for its log-probabilities are off by {apart:.3g}, and by {if_seen:.3g} if sequences see one another"
 
 
+def _head_sizes(model: Any) -> set[int]:
+    """Those of the model's layers; of the config where the layers don't say."""
+    of_modules = (getattr(module, "head_dim", None) for module in base_of(model).modules())
+    sizes = {size for size in of_modules if isinstance(size, int)}
+    config = base_of(model).config.get_text_config()
+    return sizes or {config.hidden_size // config.num_attention_heads}
+
+
+def _of_any(reason: str | None) -> str | None:
+    """The first process's reason that has one; None if none has."""
+    return next((each for each in gather([reason]) if each is not None), None)
+
+
+def _warn_of_padding(reason: str) -> None:
+    if is_main_process():
+        logger.warning("the loss pads its batches: this model can't take several sequences in one row, %s", reason)
+
+
 def base_of(model: Any) -> Any:
-    """The transformers model inside PEFT's wrapper."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
+    """The transformers model inside what wraps it: PEFT, DDP, DeepSpeed's engine, FSDP 1."""
+    while not isinstance(model, PreTrainedModel):
+        model = model.get_base_model() if hasattr(model, "get_base_model") else model.module
+    return model

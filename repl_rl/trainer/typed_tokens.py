@@ -10,18 +10,18 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from accelerate.utils import DistributedType
 from torch.nn.functional import pad
 from trl import GRPOTrainer
-from trl.distributed import DistributedBackend
 
 from repl_rl.trainer.logged import StepLog
 from repl_rl.trainer.packed import TypedForward, computed, divide
 from repl_rl.trainer.step import typed_of
-from repl_rl.utils.distributed import gather
+from repl_rl.utils.distributed import gather, is_main_process
 
 logger = logging.getLogger(__name__)
 
@@ -58,21 +58,45 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         self._batch: _Batch | None = None
         self._most_tokens: int = getattr(self.args, "micro_batch_tokens", None) or 0
         self._divergence: float | None = getattr(getattr(self.args, "mask", None), "divergence", None)
-        models = [self.accelerator.unwrap_model(model) for model in (self.model, self.ref_model) if model is not None]
-        weights = [weight for model in models for weight in model.parameters()]
-        with DistributedBackend(self.accelerator).gather_params(weights), self.accelerator.autocast():
-            forwards = [TypedForward.open(model) for model in models]
-        self._typed_forward = forwards[0] if all(forwards) else None
-        if self._typed_forward is not None and not self.packs:
+
+    def _prepare_for_training(self, *arguments: Any, **named: Any) -> Any:
+        """As transformers', and finds out how the passes run before anything is rolled out for the first of them."""
+        prepared = super()._prepare_for_training(*arguments, **named)
+        _ = self._typed_forward
+        return prepared
+
+    @cached_property
+    def _typed_forward(self) -> TypedForward | None:
+        """How the passes of the model, and of the reference model, run; None if TRL's method runs them. All processes
+        have to ask together.
+
+        It is found out by passes of the model as it is when this is asked first: after `prepare`, it is where it will
+        be trained. Before, it may be on another device, whose kernels say nothing about the run's.
+        """
+        models = [model for model in (self.model, self.ref_model) if model is not None]
+        with self.accelerator.autocast():
+            forwards = [TypedForward.open(model, self.accelerator.device) for model in models]
+        opened = [forward for forward in forwards if forward is not None]
+        if len(opened) < len(models):
+            return None
+        if self.aux_loss_enabled and is_main_process():
             logger.warning(
                 "the loss pads its batches: TRL adds the auxiliary loss of this model's router, over all tokens; "
                 "without it (train.trl: {router_aux_loss_coef: 0}), rows are packed"
             )
+        opened[0].is_one_call = all(forward.is_one_call for forward in opened)  # it runs the passes of both
+        return opened[0]
 
     @property
     def packs(self) -> bool:
         """Whether the loss's passes compute typed tokens only, without padding."""
         return self._typed_forward is not None and not self.aux_loss_enabled
+
+    @property
+    def attends_at_once(self) -> bool:
+        """Whether attention takes one call for all sequences of a packed row, rather than one for each."""
+        forward = self._typed_forward
+        return forward is not None and self.packs and forward.is_one_call
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         """The loss of a batch. With `micro_batch_tokens`, it goes backward here after each of its passes but the last.

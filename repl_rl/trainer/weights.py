@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import broadcast_object_list, is_peft_model
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from trl.generation.vllm_generation import VLLMGeneration
 
@@ -31,6 +31,14 @@ def _gathered(shard: DTensor, device: torch.device) -> torch.Tensor:
         whole = shard.to(device).full_tensor()
         torch.cuda.current_stream(device).synchronize()
     return whole
+
+
+def _shard_again(model: torch.nn.Module) -> None:
+    """After a pass without a gradient, FSDP 2 keeps the embedding and the head gathered, in the type of the pass. The
+    weights themselves are in the shards."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 @contextmanager
@@ -129,6 +137,7 @@ class EngineGeneration(VLLMGeneration):  # type: ignore[misc]
         if self._is_flat():
             raise ConfigError("an adapter can't be sent alone under FSDP 1; use --fsdp_version 2, or DeepSpeed")
         model: Any = self.accelerator.unwrap_model(self.model)
+        _shard_again(model)
         state = {}
         for name, weight in model.named_parameters():
             if model.prefix in name:
@@ -164,6 +173,7 @@ class EngineGeneration(VLLMGeneration):  # type: ignore[misc]
     def _parameters(self) -> Iterator[tuple[str, Any, Any]]:
         """Each parameter of the checkpoint: its name there, itself, and PEFT's layer around it or None."""
         model: Any = self.model
+        _shard_again(model)
         prefix = model.prefix if is_peft_model(model) else None
         for name, weight in model.named_parameters():
             if prefix is not None and (prefix in name or "original_module" in name):

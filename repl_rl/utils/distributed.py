@@ -12,8 +12,6 @@ from datetime import timedelta
 from functools import cache
 from typing import Any, TypeVar
 
-from repl_rl.errors import ConfigError
-
 Value = TypeVar("Value")
 
 WAIT_S = 7200
@@ -31,21 +29,6 @@ def process_rank() -> int:
 
 def is_main_process() -> bool:
     return process_rank() == 0
-
-
-def launcher(processes: int, dtype: str) -> str:
-    """The beginning of the command that starts as many trainers, whose passes are in `dtype`."""
-    precision = " --mixed_precision bf16" if dtype == "bfloat16" else ""
-    return f"accelerate launch --num_processes {processes}{precision} -m repl_rl.cli" if processes > 1 else "repl-rl"
-
-
-def require_processes(wanted: int, dtype: str = "float32") -> None:
-    """Raises ConfigError with the command that starts as many as the config says."""
-    if process_count() != wanted:
-        raise ConfigError(
-            f"train.processes is {wanted}, and this run was started in {process_count()}; start it with "
-            f"`{launcher(wanted, dtype)} train ...`, or set train.processes"
-        )
 
 
 def from_main(make: Callable[[], Value]) -> Value:

@@ -1,5 +1,5 @@
-"""What repl_rl relies on inside TRL and vLLM (`contracts.yaml`). Where one fails, read their change first, then what is
-built on it: `trainer/grpo.py` and `engine/vllm/scheduler.py`."""
+"""What repl_rl relies on inside TRL, transformers and vLLM (`contracts.yaml`). Where one fails, read their change
+first, then what is built on it: `trainer/grpo.py`, `models/whole.py` and `engine/vllm/scheduler.py`."""
 
 import inspect
 import pkgutil

@@ -13,7 +13,7 @@ from repl_rl.run.trial import Trial, Watch, configs, off
 Said = Callable[..., str]
 NUMBERS = {"load_s": 1.0, "step_s": 1.0, "sampled_tokens": 1, "tokens_per_s": 1.0, "drift_mean": 0.01, "drift_max": 0.1}
 WORDS = {"engine": "VLLMEngine", "dtype": "bfloat16", "device": "a GPU", "attention": "sdpa", "graphs": "FULL"}
-GOOD = Trial(parts_s={}, peaks_mb={}, moved=0.99, is_packed=True, **NUMBERS, **WORDS)  # type: ignore[arg-type]
+GOOD = Trial(parts_s={}, peaks_mb={}, moved=0.99, is_packed=True, is_one_call=True, **NUMBERS, **WORDS)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -25,7 +25,7 @@ def test_every_engine_of_this_machine_takes_two_steps_and_nothing_is_off(said: S
         ("a step", r"[\d.]+ s"),
         ("optimizer", r"[\d.]+ s"),
         ("rest", r"[\d.]+ s"),
-        ("packed rows", "yes"),
+        ("packed rows", "yes, a call for each sequence"),
         ("peak memory, backward", r"[\d,]+ MB"),
         ("drift, mean and most", r"[\d.]+e-\d+, [\d.]+e-\d+ nats"),
         ("weights that moved", r"[5-9]\d\.\d%|100\.0%"),
@@ -75,7 +75,10 @@ def test_a_run_that_fails_is_said_in_its_own_words(said: Said) -> None:
     ("changes", "message"),
     [
         ({}, None),
-        ({"is_packed": False}, "the loss pads its batches"),
+        ({"is_packed": False, "is_one_call": False}, "the loss pads its batches"),
+        ({"is_one_call": False}, "attention takes a call for each sequence of a row, four to five times as long"),
+        ({"is_one_call": False, "dtype": "float32", "drift_mean": 1e-4}, None),
+        ({"is_one_call": False, "device": "cpu"}, None),
         ({"drift_mean": 0.3}, "sampler and trainer differ by 0.3 nats"),
         ({"drift_mean": float("nan")}, "sampler and trainer differ by nan"),
         ({"moved": 0.02}, "two steps changed 2.0% of the trained weights: set train.dtype=float32"),

@@ -14,10 +14,12 @@ import yaml
 from commands import CONFIGS, rollouts, rows
 from engine.serving import servers
 from exactness import largest_logprob_difference
-from sharded import DEEPSPEED, NO_DEEPSPEED
+from sharded import NO_DEEPSPEED, ZERO_3, environment, on_cpus
 from transformers import AutoModelForCausalLM
 
+from repl_rl.config import parse_config
 from repl_rl.models.nano import NANO_PATH
+from repl_rl.run.launch import SHARDED, launch_command
 
 WHOLE_RUNS = [
     pytest.mark.slow,
@@ -37,8 +39,7 @@ WHOLE_RUNS = [
     ),
 ]
 
-SHARDED = str(Path(__file__).parents[1] / "sharded.py")
-DDP = ["-m", "repl_rl.cli"]
+DDP = ""
 SMALL = CONFIGS["two processes"]
 SHARDS = {"tensor_parallel_size": 2}
 
@@ -47,7 +48,8 @@ SHARDS = {"tensor_parallel_size": 2}
 class Kind:
     """How two processes train."""
 
-    program: list[str]
+    shards: str
+    """The flags of accelerate that shard the model; none for DDP."""
     lora: bool = False
     server: bool = False
     sections: dict[str, Any] = field(default_factory=dict)
@@ -60,6 +62,16 @@ class Kind:
         """Of log-probabilities, in nats: rounding, and no more."""
         return 1e-3 if self.dtype == "float32" else 0.3
 
+    def start(self, processes: int) -> list[str]:
+        """The beginning of the command: for a sharded model, what is printed for GPUs, with its own flags."""
+        if processes == 1:
+            return [sys.executable, "-m", "repl_rl.cli"]
+        if not self.shards:
+            launch = f"-m torch.distributed.run --standalone --nproc_per_node {processes} -m repl_rl.cli"
+            return [sys.executable, *launch.split()]
+        config = parse_config({"train": {"processes": processes}, "model": {"dtype": self.dtype}})
+        return on_cpus(launch_command(config).replace(SHARDED, self.shards))
+
 
 KINDS = {
     "ddp": Kind(DDP),
@@ -67,13 +79,13 @@ KINDS = {
     "ddp, lora, vLLM in shards": Kind(
         DDP, lora=True, sections={"engine": {"backend": "vllm", "vllm": SHARDS | {"enable_lora": True}}}
     ),
-    "fsdp 2, vLLM in shards": Kind([SHARDED, "fsdp2"], sections={"engine": {"backend": "vllm", "vllm": SHARDS}}),
-    "fsdp 2": Kind([SHARDED, "fsdp2"]),
-    "fsdp 2, bfloat16": Kind([SHARDED, "fsdp2"], dtype="bfloat16"),
-    "fsdp 2, lora": Kind([SHARDED, "fsdp2"], lora=True),
-    "fsdp 2, lora on bfloat16": Kind([SHARDED, "fsdp2"], lora=True, dtype="bfloat16"),
-    "zero-3": Kind([SHARDED, "zero3"]),
-    "zero-3, lora": Kind([SHARDED, "zero3"], lora=True),
+    "fsdp 2, vLLM in shards": Kind(SHARDED, sections={"engine": {"backend": "vllm", "vllm": SHARDS}}),
+    "fsdp 2": Kind(SHARDED),
+    "fsdp 2, bfloat16": Kind(SHARDED, dtype="bfloat16"),
+    "fsdp 2, lora": Kind(SHARDED, lora=True),
+    "fsdp 2, lora on bfloat16": Kind(SHARDED, lora=True, dtype="bfloat16"),
+    "zero-3": Kind(ZERO_3),
+    "zero-3, lora": Kind(ZERO_3, lora=True),
     "ddp, lora, a server": Kind(DDP, lora=True, server=True),
     "ddp, asynchronous, a server": Kind(
         DDP, server=True, sections={"train": {"asynchronous": {"max_staleness": 0}, "redraws": 0}}
@@ -85,11 +97,15 @@ KINDS = {
 
 
 def train(kind: Kind, folder: Path, *arguments: str, processes: int = 2) -> None:
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)] * (processes > 1)
-    command = [sys.executable, *launch, *kind.program, "train", *arguments]
-    own = {"PYTHONPATH": str(DEEPSPEED)} if "zero3" in kind.program else {}
-    env = os.environ | own
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=900, check=False)
+    done = subprocess.run(
+        [*kind.start(processes), "train", *arguments],
+        cwd=folder,
+        env=os.environ | environment(kind.shards),
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("\nstep    1 ") <= 1, "one process tells of the run"
 
@@ -97,7 +113,7 @@ def train(kind: Kind, folder: Path, *arguments: str, processes: int = 2) -> None
 @pytest.fixture(scope="module", params=[pytest.param(kind, marks=WHOLE_RUNS, id=name) for name, kind in KINDS.items()])
 def kind(request: pytest.FixtureRequest) -> Kind:
     own: Kind = request.param
-    if "zero3" in own.program and NO_DEEPSPEED:
+    if own.shards == ZERO_3 and NO_DEEPSPEED:
         pytest.skip(NO_DEEPSPEED)
     return own
 

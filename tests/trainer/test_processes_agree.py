@@ -12,11 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from sharded import DEEPSPEED, NO_DEEPSPEED
+from sharded import DEEPSPEED, NO_DEEPSPEED, ZERO_3, on_cpus
+
+from repl_rl.run.launch import SHARDED
 
 pytestmark = pytest.mark.slow
 
 TESTS = Path(__file__).parents[1]
+PROGRAM = TESTS / "one_step.py"
 SETTINGS: dict[str, dict[str, Any]] = {
     "dapo": {"loss_type": "dapo"},
     "accumulated": {"loss_type": "dapo", "accumulated": 2, "credit": {"estimator": "reinforce++"}},
@@ -34,13 +37,25 @@ SETTINGS |= {f"{name} by tokens": SETTINGS[name] | {"micro_batch_tokens": 30} fo
 OWN_TO_A_PROCESS = ("time/", "kernel", "tokens_per_s", "step_time")
 
 
-def start(processes: int, folder: Path, *flags: str) -> subprocess.Popen[str]:
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)] * (processes > 1)
-    command = [sys.executable, *launch, str(TESTS / "one_step.py"), str(folder), json.dumps(SETTINGS), *flags]
-    folders = [TESTS, TESTS.parent, *([DEEPSPEED] if "zero3" in flags else [])]
-    paths = {"PYTHONPATH": os.pathsep.join(map(str, folders)), "OMP_NUM_THREADS": "1"}
+STARTS = {
+    "one": [sys.executable, str(PROGRAM)],
+    "ddp": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(PROGRAM)],
+    "fsdp2": on_cpus(f"accelerate launch --num_processes 2 {SHARDED} -m repl_rl.cli", PROGRAM),
+    "zero3": on_cpus(f"accelerate launch --num_processes 2 {ZERO_3} -m repl_rl.cli", PROGRAM),
+}
+"""The commands by the kind of processes, without their arguments."""
+
+
+def start(kind: str, folder: Path) -> subprocess.Popen[str]:
+    folders = [TESTS, TESTS.parent, *([DEEPSPEED] if kind == "zero3" else [])]
+    paths = {"PYTHONPATH": os.pathsep.join(map(str, folders)), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     return subprocess.Popen(
-        command, cwd=folder, env=os.environ | paths, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        [*STARTS[kind], str(folder), json.dumps(SETTINGS)],
+        cwd=folder,
+        env=os.environ | paths,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
 
 
@@ -51,7 +66,7 @@ def step_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], An
     @functools.cache
     def folder(kind: str) -> Path:
         made = tmp_path_factory.mktemp(kind)
-        started = start(1 if kind == "one" else 2, made, *([kind] if kind in ("fsdp2", "zero3") else []))
+        started = start(kind, made)
         output, _ = started.communicate(timeout=600)
         assert started.returncode == 0, output
         return made

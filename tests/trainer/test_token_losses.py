@@ -47,7 +47,7 @@ def test_output_loss_adds_the_cross_entropy_of_outputs_in_the_loss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], packs: bool
 ) -> None:
     if not packs:
-        monkeypatch.setattr(TypedForward, "open", lambda model: None)
+        monkeypatch.setattr(TypedForward, "open", lambda model, device: None)
     trainer, batch = made(tmp_path, output_loss=0.5, mask="overlong", **settings)
     outputs = torch.zeros(batch["completion_ids"].shape)
     for row in (0, 2, 4, 5):  # a right, b right, and both of c

@@ -135,6 +135,14 @@ def test_without_trls_importance_ratios_the_drift_is_the_same(tmp_path: Path) ->
         assert found[0][name] > 0.1
 
 
+def test_a_second_training_begins_with_the_weights_that_the_first_one_left(tmp_path: Path) -> None:
+    with small_trainer(tmp_path, max_steps=1, learning_rate=1e-2) as trainer:
+        for _ in range(2):
+            trainer.train()
+            [row] = rows_of(trainer)
+            assert row["drift/logprob_max"] < 1e-3
+
+
 def test_trl_rewards_are_paid_at_the_last_line(history: list[dict[str, float]], folder: Path) -> None:
     trajectories = list(read_jsonl(folder / "rollouts" / "step_00001.jsonl"))
     assert len(trajectories) == 16

@@ -10,6 +10,7 @@ import pytest
 
 from repl_rl.config import load_config
 from repl_rl.run import training
+from repl_rl.run.launch import SHARDED
 from repl_rl.utils.distributed import WAIT_S, any_of_all, from_main, gather, is_main_process, share_of_main
 
 Said = Callable[..., str]
@@ -41,7 +42,7 @@ def test_one_process_is_all_of_them() -> None:
 
 @pytest.mark.parametrize(
     ("processes", "started_in", "start"),
-    [("2", "1", "accelerate launch --num_processes 2 -m repl_rl.cli"), ("1", "4", "repl-rl")],
+    [("2", "1", f"accelerate launch --num_processes 2 {SHARDED} -m repl_rl.cli"), ("1", "4", "repl-rl")],
 )
 def test_another_number_of_processes_than_the_config_names_is_refused(
     processes: str, started_in: str, start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said

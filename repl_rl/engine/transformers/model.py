@@ -15,8 +15,7 @@ Not covered: states that are not keys and values (Mamba, linear attention); pena
 layers keep all columns.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -28,13 +27,13 @@ from transformers.generation import (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
-from transformers.integrations import deepspeed
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from repl_rl.config import SamplingConfig
 from repl_rl.config.rollout import LEAST_TEMPERATURE
 from repl_rl.errors import EngineError
 from repl_rl.models.find import loading
+from repl_rl.models.whole import whole_weights
 
 ROWS_ATTENTION = "repl_rl_rows"
 """Name of the attention implementation whose masks follow a `KVRows`."""
@@ -144,17 +143,6 @@ AttentionInterface.register(ROWS_ATTENTION, sdpa_attention_forward)
 AttentionMaskInterface.register(ROWS_ATTENTION, _row_mask)
 
 
-@contextmanager
-def _whole() -> Iterator[None]:
-    """Load whole models, also where a trainer has told transformers to shard what it loads (DeepSpeed's ZeRO-3)."""
-    kept = deepspeed._hf_deepspeed_config_weak_ref
-    deepspeed.unset_hf_deepspeed_config()
-    try:
-        yield
-    finally:
-        deepspeed._hf_deepspeed_config_weak_ref = kept
-
-
 class RowModel:
     """The model, its rows, and forward passes over neighbouring rows. Not thread-safe."""
 
@@ -165,7 +153,7 @@ class RowModel:
         torch.backends.cuda.enable_cudnn_sdp(False)  # see TypedTokenTrainer
         self.rows = KVRows()
         with loading(f"the transformers engine can't run {path!r}"):
-            with _whole():
+            with whole_weights():
                 self._model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
             self._model.eval().requires_grad_(False).to(self.device)
             self.bytes_per_token = self._prove(_TOLERANCE[dtype])

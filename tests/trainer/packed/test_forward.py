@@ -1,6 +1,11 @@
 """Packed passes of real architectures give what one sequence at a time gives: values, entropies, gradients."""
 
+import json
 import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -14,6 +19,7 @@ from trl.trainer.utils import add_fused_lm_head
 from repl_rl.trainer import packed
 from repl_rl.trainer.packed import TypedForward, pack
 
+CPU = torch.device("cpu")
 TEMPERATURE = 0.7
 # The third has the first one's prompt and first token, the fourth begins as the second does.
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [5, 6, 7], [8, 9, 13]]
@@ -65,7 +71,7 @@ def test_values_entropies_and_gradients_are_those_of_one_sequence_at_a_time(name
     model = make_model(name)
     expected, expected_entropy = plainly(model)
     expected_gradient = gradient(model, expected)
-    forward = TypedForward.open(model)
+    forward = TypedForward.open(model, CPU)
     assert forward is not None
     row = pack(*batch(), shares=shares)
     assert [len(shared) for shared in row.shared] == ([0, 0, 4, 2] if shares else [0] * 4)
@@ -105,8 +111,8 @@ def test_the_kernel_of_gpus_is_given_what_it_needs_for_the_same(name: str, monke
     expected, _ = plainly(model)
     expected_gradient = gradient(model, expected)
     monkeypatch.setattr(packed, "varlen_attn", Mock(side_effect=kernel))
-    monkeypatch.setattr(packed, "_flash_dtype", lambda query: query.dtype)
-    forward = TypedForward.open(model)
+    monkeypatch.setattr(packed, "_kernel_takes", lambda *of_what: True)
+    forward = TypedForward.open(model, CPU)
     assert forward is not None
     packed.varlen_attn.reset_mock()  # the probe would have left a wrong call for one that works
     found, _ = forward(model, pack(*batch()))
@@ -119,8 +125,8 @@ def test_a_kernel_of_gpus_that_gives_something_else_is_not_used(monkeypatch: pyt
     model = make_model("Llama")
     expected, _ = plainly(model)
     monkeypatch.setattr(packed, "varlen_attn", lambda query, *_, **__: query)
-    monkeypatch.setattr(packed, "_flash_dtype", lambda query: query.dtype)
-    forward = TypedForward.open(model)
+    monkeypatch.setattr(packed, "_kernel_takes", lambda *of_what: True)
+    forward = TypedForward.open(model, CPU)
     assert forward is not None
     found, _ = forward(model, pack(*batch()))
     torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=0)
@@ -130,7 +136,7 @@ def test_a_model_that_was_opened_still_computes_padded_batches_and_plain_logits(
     model = make_model("Llama")
     ids, attention, _ = batch()
     before = model(input_ids=ids, attention_mask=attention).logits
-    assert TypedForward.open(model) is not None
+    assert TypedForward.open(model, CPU) is not None
     torch.testing.assert_close(model(input_ids=ids, attention_mask=attention).logits, before, atol=0, rtol=0)
 
 
@@ -142,7 +148,7 @@ def test_lora_and_checkpointing_change_nothing() -> None:
             torch.nn.init.normal_(weight, std=0.1)
     expected = plainly(model)[0]
     expected_gradient = gradient(model, expected)
-    forward = TypedForward.open(model)
+    forward = TypedForward.open(model, CPU)
     assert forward is not None
     model.gradient_checkpointing_enable({"use_reentrant": False})
     model.train()
@@ -154,8 +160,8 @@ def test_lora_and_checkpointing_change_nothing() -> None:
 def test_a_model_that_mixes_the_sequences_is_refused_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
     mamba = make_model("Mamba")
     with caplog.at_level(logging.WARNING):
-        assert TypedForward.open(mamba) is None
-        assert TypedForward.open(make_model("Llama", attn_implementation="eager")) is None
+        assert TypedForward.open(mamba, CPU) is None
+        assert TypedForward.open(make_model("Llama", attn_implementation="eager"), CPU) is None
     assert "can't take several sequences in one row" in caplog.messages[0]
     assert "'eager'" in caplog.messages[1]
 
@@ -170,6 +176,24 @@ def test_a_model_that_ignores_where_sequences_end_is_found_out(caplog: pytest.Lo
 
     layer.forward = forgetful
     with caplog.at_level(logging.WARNING):
-        assert TypedForward.open(model) is None
+        assert TypedForward.open(model, CPU) is None
     found, expected = (each(torch.tensor([[5, 6, 7]])).logits for each in (model, make_model("Llama")))
     assert torch.equal(found, expected), "it computes as before"
+
+
+@pytest.mark.more
+def test_what_fails_in_one_process_no_process_takes(tmp_path: Path) -> None:
+    program = Path(__file__).with_name("disagreeing.py")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(program)]
+    paths = {"PYTHONPATH": os.pathsep.join([str(program.parent), str(program.parents[2])]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, str(tmp_path)], env=os.environ | paths, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text(encoding="utf-8")) for rank in (0, 1))
+    assert (first["one call"], first["packs"]) == (second["one call"], second["packs"]) == (False, False)
+    *slow, padded_batches = first["said"]  # of both models
+    beginning = "attention takes a call for each sequence of a row, which is slow: torch's kernel for all of them can't"
+    assert [message.startswith(beginning) for message in slow] == [True, True]
+    assert padded_batches.startswith("the loss pads its batches: this model can't take several sequences in one row")
+    assert second["said"] == [], "the main process alone says it"

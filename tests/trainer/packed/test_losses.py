@@ -115,13 +115,13 @@ def trainers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[bool, Re
     for packs in (True, False):
         with pytest.MonkeyPatch.context() as patch:
             if not packs:
-                patch.setattr(TypedForward, "open", lambda model: None)
+                patch.setattr(TypedForward, "open", lambda model, device: None)
             folder = tmp_path_factory.mktemp("losses")
             made[packs] = recorded_trainer(folder, recorded, make_tasks_named("a"), **settings)
+            assert made[packs].packs is packs
         made[packs].model.train()
         made[packs].current_gradient_accumulation_steps = 1
         made[packs].use_vllm = False
-        assert made[packs].packs is packs
     yield made
     limit_openmp(before)
 

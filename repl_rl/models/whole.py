@@ -1,0 +1,61 @@
+"""Weights that are whole in every process, whatever shards the model later.
+
+With FSDP, `accelerate launch` has transformers load the weights in the first process of a machine alone, and fill those
+of the others with zeros until `prepare` shards the model (`--fsdp_cpu_ram_efficient_loading`, which is on unless it is
+turned off). Here they are read before that: the engine of each process is given them for the first held-out problems,
+adapters may begin with values made from them, TRL shards a reference model as it finds it, and what is converted is
+kept. Zeros save no memory: they are allocated like the weights.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def no_zeros() -> Iterator[None]:
+    """Inside the block, transformers loads the weights in each process, with FSDP too.
+
+    The environment variable that turns this on stays: accelerate's `prepare` goes by it as well, and then sends the
+    main process's weights to all.
+    """
+    from transformers import modeling_utils
+
+    asked = modeling_utils.is_fsdp_enabled
+    modeling_utils.is_fsdp_enabled = lambda: False
+    try:
+        yield
+    finally:
+        modeling_utils.is_fsdp_enabled = asked
+
+
+@contextmanager
+def whole_weights() -> Iterator[None]:
+    """`no_zeros`, and no shards either where a trainer has told transformers to make them (DeepSpeed's ZeRO-3). For
+    models that are not trained: an engine's, one that is converted, and one without weights that is only looked at."""
+    from transformers.integrations import deepspeed
+
+    kept = deepspeed._hf_deepspeed_config_weak_ref
+    deepspeed.unset_hf_deepspeed_config()
+    try:
+        with no_zeros():
+            yield
+    finally:
+        deepspeed._hf_deepspeed_config_weak_ref = kept
+
+
+def begin_as_in_main(model: Any, device: Any) -> None:
+    """Overwrite the weights and buffers of `model` with those of the main process. All processes have to call this.
+
+    For a model that was loaded elsewhere, perhaps as zeros, or with a random head. `device` is where the processes
+    exchange tensors. Weights that are sharded already (DeepSpeed's ZeRO-3) are left as they are.
+    """
+    import torch
+
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            if hasattr(tensor, "ds_id"):
+                continue
+            sent = tensor.detach().to(device).contiguous()
+            torch.distributed.broadcast(sent, src=0)
+            tensor.copy_(sent)
