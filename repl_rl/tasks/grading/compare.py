@@ -8,6 +8,7 @@ agree at random points where the reference is real. math-verify decides what can
 import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from random import Random
 from typing import Any
 
@@ -19,7 +20,7 @@ from sympy.core.symbol import Str
 
 from repl_rl.tasks.grading.python_text import read_python
 from repl_rl.tasks.grading.reasons import reading
-from repl_rl.tasks.grading.sets import RELATIONS, as_set, bound, is_set, is_solved
+from repl_rl.tasks.grading.sets import RELATIONS, as_set, bound, is_set, solved_set
 from repl_rl.tasks.grading.text import read_text, require_readable
 from repl_rl.tasks.grading.units import converted, may_be_missing
 from repl_rl.tasks.grading.values import (
@@ -69,12 +70,18 @@ class Compared:
 
 def equal(answer: str, submitted: Sequence[str] | None) -> Compared:
     """Whether what was submitted equals the reference answer; with None, whether the reference can be read at all."""
-    as_written = read_text(answer)
+    as_written = _read_reference(answer)
     reference = settled(as_written)
     if submitted is None:
         return Compared(same(reference, reference), reference, reference)
     value = read_submission(submitted)
     return Compared(value == as_written or same(reference, value), value, reference)
+
+
+@lru_cache(maxsize=100)
+def _read_reference(answer: str) -> Value:
+    """Kept, because a group of sessions has one reference."""
+    return read_text(answer)
 
 
 def warm() -> None:
@@ -344,10 +351,11 @@ def _is_bound(relation: Any) -> bool:
 
 def _same_solutions(reference: Value, submitted: Value) -> bool:
     """Two sets of solutions. If the reference names its intervals and points, so has the submission to."""
-    expected, solutions = as_set(reference), as_set(submitted)
-    if is_solved(reference, expected) and not is_solved(submitted, solutions):
-        return False
-    return _same_sets(expected, solutions)
+    expected = solved_set(reference)
+    if expected is None:
+        return _same_sets(as_set(reference), as_set(submitted))
+    solutions = solved_set(submitted)
+    return solutions is not None and _same_sets(expected, solutions)
 
 
 def _same_sets(reference: Any, submitted: Any) -> bool:

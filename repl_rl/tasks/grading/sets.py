@@ -1,8 +1,8 @@
 """Sets of solutions: intervals, inequalities, unions, sets without some points. Runs in a confined process.
 
 `1 < x <= 3`, `(1, 3]` and `Interval.Lopen(1, 3)` say the same, and `as_set` makes the same set of them. It works out
-whatever it is given, `x**2 < 9` included, so a submission has to pass `is_solved` first: it names its intervals and
-points, and leaves no inequality, union or intersection to the grader.
+whatever it is given, `x**2 < 9` included. `solved_set` takes only what names its intervals and points, and leaves no
+inequality, union or intersection to the grader.
 """
 
 from typing import Any, TypeAlias
@@ -43,6 +43,13 @@ def as_set(value: Value) -> Any:
             return sympy.FiniteSet(*map(worked, items))
         case Collection(items=(start, end), brackets=brackets, may_be_interval=True):
             return sympy.Interval(worked(start), worked(end), brackets[0] == "(", brackets[1] == ")")
+        case sympy.And(args=parts):
+            return sympy.Intersection(*map(as_set, parts))
+        case sympy.Or(args=parts):
+            return sympy.Union(*map(as_set, parts))
+        case Relational() if (solution := bound(value)) is not None:
+            symbol, other = solution
+            return _beyond(value, symbol, worked(other))
         case sympy.Basic():
             expr = worked(value)
             if isinstance(expr, sympy.Set):
@@ -52,14 +59,27 @@ def as_set(value: Value) -> Any:
     raise Unreadable("not a set")
 
 
-def is_solved(value: Value, solutions: Any) -> bool:
-    """Whether a value names the intervals and points of `solutions`, which is what `as_set` made of it, one by one,
-    with ends that are written out."""
+def solved_set(value: Value) -> Any | None:
+    """The set of a value that names its intervals and points one by one, with ends that are written out; None if work
+    is left. Raises Unreadable as `as_set` does."""
     named = _named_pieces(value)
     if named is None or not all(is_written_out(end) for piece in named for end in piece):
-        return False
+        return None
+    solutions = as_set(value)
     count = _count_pieces(solutions)
-    return count is None or count == len(named)
+    return solutions if count is None or count == len(named) else None
+
+
+def _beyond(relation: Any, symbol: Any, end: Any) -> Any:
+    """The set of a relation between a symbol and a value."""
+    if isinstance(relation, sympy.Eq):
+        return sympy.FiniteSet(end)
+    if isinstance(relation, sympy.Ne):
+        return sympy.Complement(sympy.S.Reals, sympy.FiniteSet(end))
+    is_open = isinstance(relation, sympy.StrictGreaterThan | sympy.StrictLessThan)
+    if relation.gts == symbol:
+        return sympy.Interval(end, sympy.oo, is_open, True)
+    return sympy.Interval(-sympy.oo, end, True, is_open)
 
 
 def is_set(value: Value) -> bool:
