@@ -40,6 +40,8 @@ _HOLDERS = ("set", "frozenset", "tuple", "list", "dict_keys", "dict_values", "de
 """Calls whose one argument holds the items; the others have the items as their arguments."""
 _INTERVALS = {"Interval": (False, False), "open": (True, True), "Lopen": (True, False), "Ropen": (False, True)}
 _GRIDS = re.compile(r"(Mutable|Immutable)?(Dense|Sparse)?Matrix|array")
+_UNKNOWN_FUNCTION = re.compile(r"Function\('(\w)'\)")
+"""y, in the form of what `dsolve` says of y(x)."""
 _CALLED = re.compile(r"(?:(?:np|numpy|sympy|sp|mpmath|decimal|datetime)\.)?(\w+)|Interval\.([LR]?open)")
 
 
@@ -79,6 +81,8 @@ class _Reader:
             case ast.Call():
                 if found := _CALLED.fullmatch(ast.unparse(node.func)):
                     return self._call(node, found[1] or found[2], node.args)
+                if unknown := _UNKNOWN_FUNCTION.fullmatch(ast.unparse(node.func)):
+                    return _symbol(unknown[1])
             case ast.Constant(value=complex(imag=imaginary)):
                 return sympy.Mul(as_number(repr(imaginary)), sympy.I, evaluate=False)
             case ast.Constant(value=int() | float()):

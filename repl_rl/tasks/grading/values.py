@@ -238,12 +238,16 @@ def worked(expr: Any) -> Any:
     for node in sympy.preorder_traversal(expr):
         _require_bounded(node)
     expr = expr.replace(Percent, lambda number: number / 100)
-    names = {symbol: sympy.E if symbol.name == "e" else sympy.Symbol(symbol.name) for symbol in expr.free_symbols}
-    expr = expr.xreplace(names)
+    expr = expr.xreplace({symbol: _by_name(symbol) for symbol in expr.free_symbols})
     expr = expr.doit() if is_worked_out(expr) else expr
     if expr.has(sympy.nan, sympy.zoo) or expr in (sympy.true, sympy.false):
         raise Unreadable("neither a value nor an equation")
     return expr
+
+
+def _by_name(symbol: Any) -> Any:
+    """A symbol without what is assumed of it; C_1 and C_{1} are C1, as sympy writes it."""
+    return sympy.E if symbol.name == "e" else sympy.Symbol(re.sub(r"_\{?(\w+)\}?$", r"\1", symbol.name))
 
 
 def _require_bounded(node: Any) -> None:
