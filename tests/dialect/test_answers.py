@@ -207,4 +207,5 @@ def test_long_lines_take_no_longer_than_they_are_long(character: str) -> None:
         f"1{run}. A",
     ):
         AnswerReader().read([line, "Answer:", line], ends=True)
-    AnswerReader().read(["<answer>", *["</SOLUTION>", "<think>", "</think>"] * 10_000], ends=True)
+    tags = ["<answer>", *["</SOLUTION>", "<think>", "</think>"] * 10_000]
+    assert AnswerReader().read(tags, ends=True) is None

@@ -104,10 +104,12 @@ class _Reader:
             case ast.BinOp(left=left, op=operator, right=right) if type(operator) in _OPERATORS:
                 return _OPERATORS[type(operator)](self._expr(left), self._expr(right), evaluate=False)
             case ast.Compare(left=left, ops=ops, comparators=others) if all(type(op) in _OPERATORS for op in ops):
-                made = [self._expr(side) for side in (left, *others)]
-                pairs = zip(ops, made, made[1:], strict=False)
-                parts = [_OPERATORS[type(op)](*sides, evaluate=False) for op, *sides in pairs]
-                return parts[0] if len(parts) == 1 else sympy.And(*parts, evaluate=False)
+                sides = [self._expr(side) for side in (left, *others)]
+                links = [
+                    _OPERATORS[type(op)](start, end, evaluate=False)
+                    for op, start, end in zip(ops, sides[:-1], sides[1:], strict=True)
+                ]
+                return links[0] if len(links) == 1 else sympy.And(*links, evaluate=False)
         raise Unreadable(f"{type(node).__name__} in an answer")
 
     def _values(self, nodes: Sequence[ast.expr]) -> tuple[Value, ...]:

@@ -152,7 +152,8 @@ def _between(parts: tuple[Value, ...]) -> list[_Ends] | None:
             upper.append(other)
     if len(names) != 1 or len(lower) > 1 or len(upper) > 1:
         return None
-    return [(*lower, *upper), *removed]
+    interval = tuple(lower + upper)
+    return [interval, *removed]
 
 
 def _count_pieces(solutions: Any) -> int | None:

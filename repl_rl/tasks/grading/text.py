@@ -98,8 +98,8 @@ _ENVIRONMENT = re.compile(
     r"(.*?)\\begin\s*\{(array|cases|[pbBvV]?matrix|smallmatrix|aligned|gathered)\}(?:\s*\{[lcr|\s]*\})?(.*)\\end\s*\{\2\}",
     re.DOTALL,
 )
-_FACTOR = re.compile(r"(.*[\w})])\s*(?:\\cdot|\\times|\*)?\s*")
-"""What a matrix is multiplied by."""
+_FACTOR = re.compile(r"\s*(?:\\cdot|\\times|\*)$")
+"""What stands between a matrix and the factor before it."""
 _ONLY_LETTERS = re.compile(r"[A-Za-z]{1,2}\d?(?: [A-Za-z]{1,2}\d?)+|[A-Za-z]{2}")
 _ONLY_BRACKETS = re.compile(r"[()\[\]{}<>⦃⦄\s]{3,}|\(\)")
 _ANGLES = re.compile(r"(\d+(?:\.\d+)?|(?<![A-Za-z])[a-z]|\\[a-z]+|\))\s*°")
@@ -192,22 +192,24 @@ def _relation(sides: list[Value], signs: list[str]) -> Value:
 
 
 def _environment(before: str, name: str, rows: str) -> Value:
-    """A matrix, or lines below each other: cases and equations. Its items are its rows; of lines, what stands there."""
+    """A matrix, perhaps with a factor before it, or lines below each other: cases, equations."""
     if name in ("vmatrix", "Vmatrix"):
         raise Unreadable("a determinant that is still to be worked out")
-    lines = [line.split("&") for line in re.split(r"\\\\", rows) if line.strip()]
+    lines = [line.split("&") for line in rows.split(r"\\") if line.strip()]
     if name == "cases" and all(len(line) == 2 for line in lines):
-        return sympy.Piecewise(*(_case(*line) for line in lines), evaluate=False)
+        cases = [_case(value, condition) for value, condition in lines]
+        return sympy.Piecewise(*cases, evaluate=False)
     if name in ("cases", "aligned", "gathered"):
         return _side_by_side([_read("".join(line)) for line in lines], is_either=False)
     cells = [[_read(cell) for cell in line] for line in lines]
     if all(len(line) == 1 and isinstance(line[0], Relational) for line in cells):
         return _side_by_side([line[0] for line in cells], is_either=False)
-    if before.strip():
-        factor = _FACTOR.fullmatch(before.strip())
-        by = sympy.Integer(-1) if before.strip() == "-" else _expression(factor[1] if factor else before)
-        cells = [[sympy.Mul(by, cell, evaluate=False) for cell in line] for line in cells]
-    return Collection(tuple(Collection(tuple(line), "[]") for line in cells), "[]")
+    factor = _FACTOR.sub("", before.strip())
+    if factor:
+        number = sympy.Integer(-1) if factor == "-" else _expression(factor)
+        cells = [[sympy.Mul(number, cell, evaluate=False) for cell in line] for line in cells]
+    matrix_rows = tuple(Collection(tuple(line), "[]") for line in cells)
+    return Collection(matrix_rows, "[]")
 
 
 def _case(value: str, condition: str) -> tuple[Any, Any]:
@@ -284,9 +286,14 @@ def _depths(text: str) -> list[int]:
 def _parts(text: str) -> tuple[list[str], bool]:
     """The parts between commas that stand in no brackets, and whether "or" is one of what separates them."""
     inside = text.replace(r"\begin", "(     ").replace(r"\end", ")   ")
-    cuts = [at for at, depth in enumerate(_depths(inside)) if depth == 0 and inside[at] in ",;∨"]
-    parts = [text[start + 1 : end] for start, end in zip([-1, *cuts], [*cuts, len(text)], strict=True)]
-    return [part for part in parts if part.strip()], any(text[at] == "∨" for at in cuts)
+    parts, start, is_either = [], 0, False
+    for at, depth in enumerate(_depths(inside)):
+        if depth == 0 and inside[at] in ",;∨":
+            parts.append(text[start:at])
+            start = at + 1
+            is_either |= inside[at] == "∨"
+    parts.append(text[start:])
+    return [part for part in parts if part.strip()], is_either
 
 
 def _bracketed(brackets: str, inner: str, text: str) -> Value:
