@@ -207,9 +207,15 @@ def _environment(before: str, name: str, rows: str) -> Value:
     factor = _FACTOR.sub("", before.strip())
     if factor:
         number = sympy.Integer(-1) if factor == "-" else _expression(factor)
-        cells = [[sympy.Mul(number, cell, evaluate=False) for cell in line] for line in cells]
+        cells = [[_left_to_work_out(number, cell) for cell in line] for line in cells]
     matrix_rows = tuple(Collection(tuple(line), "[]") for line in cells)
     return Collection(matrix_rows, "[]")
+
+
+def _left_to_work_out(factor: Any, cell: Value) -> Value:
+    if not isinstance(cell, sympy.Expr):
+        raise Unreadable("a factor before what is no matrix of numbers")
+    return sympy.UnevaluatedExpr(sympy.Mul(factor, cell, evaluate=False))
 
 
 def _case(value: str, condition: str) -> tuple[Any, Any]:

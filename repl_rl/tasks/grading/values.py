@@ -211,7 +211,7 @@ def _is_imaginary(value: Any) -> bool:
 
 
 def settled(value: Value) -> Value:
-    """A reference whose numbers are written out, where reading it had worked them out: 1/2 for 2/4."""
+    """A reference without what it leaves to be worked out in its numbers, 2/4, and in a matrix with a factor."""
     match value:
         case Collection(items=items, brackets=brackets):
             return Collection(tuple(map(settled, items)), brackets, value.may_be_interval)
@@ -219,8 +219,8 @@ def settled(value: Value) -> Value:
             return Named(name, settled(inner))
         case Quantity(value=inner, unit=unit):
             return Quantity(settled(inner), unit)
-        case sympy.UnevaluatedExpr(args=(sympy.Number() as number,)):
-            return number
+        case sympy.UnevaluatedExpr(args=(inner,)):
+            return worked(inner)
         case sympy.Eq(lhs=left, rhs=right):
             return sympy.Eq(settled(left), settled(right), evaluate=False)
     return value
