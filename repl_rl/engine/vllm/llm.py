@@ -13,6 +13,7 @@ from weakref import WeakSet
 import torch
 from vllm import LLM
 from vllm.lora.request import LoRARequest
+from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload, get_layerwise_info
 from vllm.platforms import current_platform
 
 from repl_rl.config import EngineConfig, ModelConfig
@@ -74,12 +75,17 @@ class LocalLLM:
         """Load weights without counting a version. Only inside of `paused`.
 
         vLLM packs weights again as its kernels want them, and keeps what it is given until it has all of a layer.
-        Raises EngineError for a name or shape that vLLM's model does not have.
+        Raises EngineError for a name or shape that vLLM's model does not have; a layer that had not all of its weights
+        by then keeps those from before.
         """
         own = ((name, weight.clone()) for name, weight in named_weights)
+        worker = self.llm.llm_engine.model_executor.driver_worker
         try:
-            self.llm.llm_engine.model_executor.driver_worker.reload_weights(weights_iterator=own)
-        except (ValueError, KeyError, AssertionError) as error:
+            worker.reload_weights(weights_iterator=own)
+        except BaseException as error:
+            _end_reload(worker.get_model(), worker.model_config)
+            if not isinstance(error, ValueError | KeyError | AssertionError):
+                raise
             raise EngineError(
                 f"vLLM can't load these weights: {error}; if it names the weights of this kind of model otherwise than "
                 "transformers does, sample with engine.backend transformers"
@@ -117,6 +123,19 @@ class LocalLLM:
 
 _open: WeakSet[LocalLLM] = WeakSet()
 """Those of this process that are not shut down."""
+
+
+def _end_reload(model: Any, config: Any) -> None:
+    """Put back the tensors that vLLM took out of a model before it began to load others.
+
+    Left out, they would be missing in other models of this process too: those of one shape share the table of rotary
+    positions.
+    """
+    for layer in model.modules():
+        loading = get_layerwise_info(layer)
+        loading.loaded_weights.clear()
+        loading.load_numel = 0
+    finalize_layerwise_reload(model, config)
 
 
 def load_llm(path: str, dtype: str, config: EngineConfig, seed: int) -> LLM:
