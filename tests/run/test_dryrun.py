@@ -5,6 +5,7 @@ import math
 import re
 import shlex
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,15 @@ def shown(said: Callable[..., str]) -> Callable[..., str]:
         for name in shipped_configs()
     ],
 )
-def test_every_shipped_config_passes_a_dry_run(name: str, tmp_path: Path, shown: Shown) -> None:
+def test_every_shipped_config_passes_a_dry_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: Shown
+) -> None:
+    if name == "qwen-coder-0.5b":
+        packages = [str(Path(sys.prefix, each)) for each in ("qwen", "reasoning_gym")]
+        monkeypatch.setattr(sys, "path", [*sys.path, *packages])
+        monkeypatch.setenv(
+            "MPLCONFIGDIR", str(tmp_path.parent)
+        )  # for the fonts of matplotlib, which comes along
     if name == "own-problems":
         rows = [{"question": f"What is {number} + 1?", "answer": str(number + 1)} for number in range(200)]
         (tmp_path / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
