@@ -111,7 +111,7 @@ async def test_sessions_and_their_forks(vocabulary: Vocabulary) -> None:
             given["budget"] = {"lines": 6, "line_tokens": 2000, "tokens": 8000}
             rollout = rollout_of(policy, pool, at_once=6, **given)
             tasks = [Task("t", "What?", "1")] * config.group_size
-            made = await rollout.many(tasks, SEEDED, None, config)
+            made = await rollout.many(tasks, SEEDED, config)
             for each in made:
                 ended[each.stop_reason] += 1
                 assert not each.is_void, (seed, each.error, [line.text for line in each.lines])

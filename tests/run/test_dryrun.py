@@ -57,9 +57,7 @@ def test_every_shipped_config_passes_a_dry_run(
     if name == "qwen-coder-0.5b":
         packages = [str(Path(sys.prefix, each)) for each in ("qwen", "reasoning_gym")]
         monkeypatch.setattr(sys, "path", [*sys.path, *packages])
-        monkeypatch.setenv(
-            "MPLCONFIGDIR", str(tmp_path.parent)
-        )  # for the fonts of matplotlib, which comes along
+        monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path.parent))  # for the fonts of matplotlib, which comes along
     if name == "own-problems":
         rows = [{"question": f"What is {number} + 1?", "answer": str(number + 1)} for number in range(200)]
         (tmp_path / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

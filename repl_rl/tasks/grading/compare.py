@@ -372,7 +372,9 @@ def _same_number(reference: Any, submitted: Any) -> bool:
     if is_plain(reference):
         if not is_plain(submitted):
             return False
-    elif (is_worked_out(reference) and not is_worked_out(submitted)) or _leaves_calls(reference, submitted):
+    elif any(done(reference) and not done(submitted) for done in (is_worked_out, is_written_out)):
+        return False
+    if _leaves_calls(reference, submitted):
         return False
     plain = [worked(side.args[0] if isinstance(side, Percent) else side) for side in (reference, submitted)]
     if isinstance(submitted, Percent) and not isinstance(reference, Percent):

@@ -9,6 +9,7 @@ turn a problem into its answer. `texts.yaml` has what is set right before readin
 import math
 import re
 import unicodedata
+from fractions import Fraction
 from itertools import accumulate, chain
 from typing import Any
 
@@ -415,7 +416,7 @@ def _expression(text: str) -> Value:
         return fraction
     latex = text
     if _ANGLE_FUNCTIONS.search(latex):
-        latex = _ANGLES.sub(r"(\1\\cdot\\frac{\\pi}{180})", latex)
+        latex = _ANGLES.sub(_in_radians, latex)
     for spell in _FOR_PARSER:
         latex = spell(latex)
     latex = _MIXED_WITHIN.sub(_mixed_as_fraction, latex)
@@ -436,6 +437,14 @@ def _expression(text: str) -> Value:
     if isinstance(parsed, sympy.Number) and parsed.is_finite and not re.fullmatch(r"[-+\d.,{} ]+", latex):
         return sympy.UnevaluatedExpr(parsed)  # the parser has worked it out
     return parsed
+
+
+def _in_radians(degrees: re.Match[str]) -> str:
+    amount = degrees[1]
+    if not amount[0].isdigit():
+        return rf"({amount}\cdot\frac{{\pi}}{{180}})"
+    share = Fraction(amount) / 180
+    return rf"({share.numerator}\cdot{share.denominator}^{{-1}}\cdot\pi)"
 
 
 def _mixed_as_fraction(mixed: re.Match[str]) -> str:

@@ -7,6 +7,7 @@ the number 18 until `worked` has made it one, and nothing is computed before its
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -164,11 +165,51 @@ def is_plain(value: Value) -> bool:
 
 
 def is_written_out(value: Value) -> bool:
-    """Whether it is no number that is still to be worked out: 3, x + 1 and sqrt(2) are written out, 2 + 1 is not."""
+    """Whether no arithmetic of numbers is left in it: 3, x + 1 and sqrt(2) are written out; 2 + 1, 2*3*pi and sqrt(4/2)
+    are not. Of an expression with symbols, whether it is no number."""
     if not isinstance(value, sympy.Expr) or is_plain(value):
         return True
-    number = worked(value)
-    return bool(number.is_infinite) or not number.is_Number
+    number = _exactly_worked(value)
+    if number.is_infinite or number.is_Number:
+        return bool(number.is_infinite)
+    return bool(number.free_symbols - {sympy.Symbol("i")}) or not _leaves_arithmetic(value)
+
+
+def _leaves_arithmetic(constant: Any) -> bool:
+    """Whether it, or a part of it, has numbers that could be put together, or terms of one kind."""
+    if is_plain(constant) or constant.is_Atom:
+        return False
+    if _exactly_worked(constant).is_Rational:
+        return True
+    parts = constant.args
+    if isinstance(constant, sympy.Mul):
+        factors = [factor for factor in _factors(constant) if factor != -1]
+        numbers = [factor for factor in factors if factor.is_Number]
+        divisors = [factor.base for factor in factors if _is_divisor(factor)]
+        if len(numbers) > 1 or len(divisors) > 1:
+            return True
+        if numbers and divisors and sympy.gcd(numbers[0], divisors[0]) != 1:
+            return True
+        parts = [factor for factor in factors if not (factor.is_Number or _is_divisor(factor))]
+    if isinstance(constant, sympy.Add):
+        kinds = [_without_numbers(term) for term in constant.args]
+        if len(set(kinds)) < len(kinds):
+            return True
+    return any(map(_leaves_arithmetic, parts))
+
+
+def _exactly_worked(expr: Any) -> Any:
+    """`worked`, with decimals as fractions: sympy would take sqrt(0.5) for a number."""
+    return worked(expr.xreplace({number: sympy.Rational(str(number)) for number in expr.atoms(sympy.Float)}))
+
+
+def _without_numbers(term: Any) -> frozenset[Any]:
+    """The factors of a term that are no numbers, and how often each comes: sqrt(3) and pi of 2*sqrt(3)*pi/5."""
+    return frozenset(Counter(f for f in _factors(term) if not (f.is_Number or _is_divisor(f))).items())
+
+
+def _is_divisor(factor: Any) -> bool:
+    return isinstance(factor, sympy.Pow) and bool(factor.base.is_Number) and factor.exp == -1
 
 
 def is_imaginary_unit(value: Any) -> bool:
