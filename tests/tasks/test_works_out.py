@@ -77,6 +77,12 @@ FORMS = [
     ("{{1: {v}}}", "{{1: {e}}}"),
     ("{{'a': {v}}}", "{{'a': {e}}}"),
     ("(A) {v}", "{e}"),
+    (r"{v}\pi", "({e})*pi"),
+    (r"{v}\pi", "'({e})pi'"),
+    (r"{v}\pi \text{{ cm}}", "'({e})pi cm'"),
+    (r"{v} + \sqrt{{2}}", "({e}) + sqrt(2)"),
+    (r"\ln {v}", "log({e})"),
+    (r"({v}\pi, \infty)", "x > ({e})*pi"),
 ]
 SOLVED = [
     ("x = {v}", "'{c}x = {cv}'"),
@@ -123,7 +129,7 @@ def test_the_page_says_what_is_written_out() -> None:
     page = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text(encoding="utf-8")
     table = page.partition("| reference | right | wrong")[2].partition("\n\n")[0]
     rows = [[re.findall("`([^`]+)`", cell) for cell in line.split(" | ")] for line in table.splitlines()[2:]]
-    assert len(rows) == 7
+    assert len(rows) == 8
     right = [(reference[0], submission_of(text)) for reference, texts, _ in rows for text in texts]
     wrong = [(reference[0], submission_of(text)) for reference, _, texts in rows for text in texts]
     assert accepted(right + wrong) == right

@@ -6,6 +6,7 @@ agree at random points where the reference is real. math-verify decides what can
 """
 
 import ast
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -372,7 +373,7 @@ def _same_number(reference: Any, submitted: Any) -> bool:
     if is_plain(reference):
         if not is_plain(submitted):
             return False
-    elif any(done(reference) and not done(submitted) for done in (is_worked_out, is_written_out)):
+    elif _leaves_work(reference, submitted):
         return False
     if _leaves_calls(reference, submitted):
         return False
@@ -382,6 +383,24 @@ def _same_number(reference: Any, submitted: Any) -> bool:
         return not (plain[0].is_Integer and plain[0] > 1) and _same_expr(plain[0], worked(submitted))
     may_be_missing = isinstance(reference, Percent) and not isinstance(submitted, Percent)
     return _same_expr(*plain) or (may_be_missing and _same_expr(worked(reference), worked(submitted)))
+
+
+def _leaves_work(reference: Any, submitted: Any) -> bool:
+    """Whether the submission has more to work out than a reference that is no plain number."""
+    if is_worked_out(reference) and not is_worked_out(submitted):
+        return True
+    if is_written_out(submitted):
+        return False
+    return is_written_out(reference) or not _operations(submitted) <= _operations(reference)
+
+
+def _operations(expr: Any) -> Counter[Any]:
+    """How often each operation and function is in an expression."""
+    counts: Counter[Any] = Counter()
+    for node in sympy.preorder_traversal(expr):
+        if node.args:
+            counts[node.func] += max(len(node.args) - 1, 1)
+    return counts
 
 
 def _leaves_calls(reference: Any, submitted: Any) -> bool:

@@ -72,9 +72,8 @@ _TIME = re.compile(r"(\d{1,2})(?::(\d\d))?(?::(\d\d))?\s*(?:([ap])\.?\s?m\.?)?",
 _VERBATIM = re.compile(r"\d+_(\d+|\{\d+\})|\d+(\s*:\s*\d+)+|[+-]?0[xXbBoO][0-9a-fA-F]+|[IVX]{2,4}")
 _PERCENT = re.compile(r"(.*?)\s*(?:\\%|\\text\{ ?percent(?:age)? ?\}|per ?cent(?:age)?|pct)", re.DOTALL)
 _UNIT_CHARS = r"(?:\\text\s*\{[^{}]*\}|[^\W\d_.]|(?<=[^\W\d_])\.|[$€£¥¢°(]|[ /·*)]|(?<=[\w})])\s*\^\s*\{?-?\d\}?)"
-_QUANTITY = re.compile(
-    rf"(.*?[\d)}}\]]|.*?\\pi|.+?(?=\s*\\text))(\s*)((?=\\text|[^\W\d_]|[$€£¥¢°(]){_UNIT_CHARS}+)", re.DOTALL
-)
+_AMOUNT = r".*?[\d)}\]]|.*?(?:\\|(?<![A-Za-z]))pi(?![A-Za-z])|.+?(?=\s*\\text)"
+_QUANTITY = re.compile(rf"({_AMOUNT})(\s*)(?!pi(?![A-Za-z]))((?=\\text|[^\W\d_]|[$€£¥¢°(]){_UNIT_CHARS}+)", re.DOTALL)
 _BUILDER = re.compile(r"\s*[a-z]\s*(?:\\in.*?)?(?:\\mid(?![a-z])|\||:)\s*(.*(?:[<>]|\\(?:le|ge|ne)(?![a-z])).*)")
 _REPEATING = re.compile(r"([+-]?\d+)\.(\d*?)(?:\\overline\s*\{(\d+)\}|\\dot\s*\{?(\d)\}?)")
 _FRACTION = re.compile(r"([+-]?)\s*\\frac\s*(?:\{([+-]?\d+)\}|(\d))\s*(?:\{([+-]?\d+)\}|(\d))")
