@@ -53,7 +53,7 @@ def test_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_rollout(tmp_path: Path) -> None:
     report = report_of(tmp_path, "rollout")
-    assert report["lines"] == report["trajectories"] * 4
+    assert 0 < report["lines"] <= report["trajectories"] * 4  # fewer where a session reaches another of its limits
     assert report["sampled_tokens"] >= report["lines"]
     assert report["ratio"] == report["ratio_per_round"][0]
     assert report["ratio"] == pytest.approx(report["repl_tok_s"] / report["plain_tok_s"])

@@ -17,7 +17,10 @@ GOOD = Trial(parts_s={}, peaks_mb={}, moved=0.99, is_packed=True, is_one_call=Tr
 
 
 @pytest.mark.slow
-def test_every_engine_of_this_machine_takes_two_steps_and_nothing_is_off(said: Said) -> None:
+def test_every_engine_of_this_machine_takes_two_steps_and_nothing_is_off(
+    said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     shown = said("doctor", "--train")
     assert re.search("VLLMEngine, float32 +TransformersEngine, float32", shown)
     for name, form in (
