@@ -1,0 +1,182 @@
+"""Going on from a recorded session: what would have come of it, had the policy typed something else from here on?
+
+    async with open_rollout("qwen-coder-0.5b") as rollout:
+        went_on = await continued(rollout, task, recorded, n=8)
+        went_on.values(task)      # the share of right answers before each line, and what the session came to
+
+The recorded lines run again, as the root of a tree (`repl_rl.rollout.tree`), which forks after each of them. What goes
+on from there is sampled as all sessions are, so the mean of its grades is a Monte Carlo estimate of V(s): the value of
+the state that the session was in, with the policy that `rollout` samples from. The difference of two values is what a
+line has changed. (Sutton and Barto 2018, Reinforcement Learning, chapter 5; Kazemnejad et al. 2024, VinePPO, who take
+such differences as advantages.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from statistics import fmean
+
+from repl_rl.config import BranchConfig, SamplingConfig
+from repl_rl.engine import Engine, Finish, SampledLine, Slot
+from repl_rl.errors import ConfigError, KernelError
+from repl_rl.rollout.loop import Rollout
+from repl_rl.rollout.score import graded_by
+from repl_rl.rollout.setup import Grader
+from repl_rl.rollout.tree import ForkRule, Root
+from repl_rl.tasks import grade
+from repl_rl.trajectory import Line, LineKind, Task, Trajectory, whole_session
+
+
+@dataclass(frozen=True, slots=True)
+class Continuations:
+    """What came of going on from a recorded session of L lines."""
+
+    recorded: Trajectory
+    after: tuple[tuple[Trajectory, ...], ...]
+    """L of them: `after[k]` are whole sessions that share the first k lines with the recorded one, and are their own
+    from there on; `after[0]` begin at the prompt. Empty where none can begin: after a line that leaves a block open,
+    and after lines that did something else than when they were recorded."""
+    differs_at: int | None
+    """The first line that did something else when it ran again; None if there is none."""
+
+    def values(self, task: Task, grader: Grader = grade) -> tuple[float | None, ...]:
+        """L + 1 numbers: the mean grade of the sessions that went on after k lines, and last that of the recorded one.
+
+        None where no session went on, or all of those that did were lost. Raises RewardError if the grader fails.
+        """
+        grades = [[_graded(task, each, grader) for each in sessions if not each.is_void] for sessions in self.after]
+        means = (fmean(values) if values else None for values in grades)
+        return (*means, _graded(task, self.recorded, grader))
+
+
+async def continued(
+    rollout: Rollout, task: Task, recorded: Trajectory, n: int, sampling: SamplingConfig | None = None
+) -> Continuations:
+    """Let the policy go on `n` times after each line of a whole recorded session, and from the prompt.
+
+    `rollout` has the dialect, budgets and environment that the session was recorded with. `sampling` is that of the
+    rollout, unless it is given; with seeds (`SamplingConfig.seeded`), equal ones go on alike.
+
+    Raises ConfigError for a session that can't be gone on from: one that was compacted, that is the branch of another
+    one, that has no line, or that has another prompt than the task has here. Raises KernelError if the recorded lines
+    can't run, and what `Rollout.many` raises.
+    """
+    _require_whole(recorded, n)
+    ends = [line for line in recorded.lines[:-1] if line.kind is not LineKind.OPEN]
+    branch = BranchConfig(
+        roots=1, forks=len(ends) + 1, branches=n + 1, at=f"{__name__}:AfterEachLine", skip=()
+    )  # one fork is left over: its branches begin at the prompt
+    engine = RecordedThenSampled(rollout.engine, recorded, rollout.setup.vocabulary.eos_ids)
+    retyping = Rollout(engine, rollout.kernels, rollout.setup)
+    tree = await retyping.many([task] * branch.group_size, sampling, branch)
+    again = tree[0]
+    if again.is_void:
+        raise KernelError(f"the lines of a session of task {task.id!r} could not run again: {again.error}")
+    differs_at = _first_difference(recorded, again)
+    after: list[list[Trajectory]] = [[] for _ in recorded.lines]
+    for session in tree[1:]:
+        assert session.branch is not None
+        known = session.branch.line
+        if known < len(after) and (differs_at is None or known <= differs_at):
+            after[known].append(whole_session(session, tree))
+    return Continuations(recorded, tuple(map(tuple, after)), differs_at)
+
+
+class AfterEachLine(ForkRule):
+    """Forks after each line after which that is possible, and leaves the last fork to branches from the prompt."""
+
+    def is_due(self, root: Root) -> bool:
+        return root.forks_left > 1
+
+
+class RecordedThenSampled:
+    """An engine whose first slot types a recorded session. All others are those of the engine that it stands before."""
+
+    def __init__(self, engine: Engine, recorded: Trajectory, eos_ids: Collection[int]) -> None:
+        self._engine = engine
+        self._recorded = recorded
+        self._eos_ids = eos_ids
+        self._is_begun = False
+
+    @property
+    def version(self) -> int:
+        return self._engine.version
+
+    def slot(self, tokens: int, depth: int = 0) -> AbstractAsyncContextManager[Slot]:
+        if not self._is_begun:  # a root asks before its branches do, which wait for it
+            self._is_begun = True
+            return self._typing()
+        return self._engine.slot(tokens, *([depth] if depth else []))
+
+    def close(self) -> None:
+        """There is nothing of its own to release."""
+
+    @asynccontextmanager
+    async def _typing(self) -> AsyncIterator[Slot]:
+        yield _RecordedSlot(self._recorded, self._eos_ids)
+
+
+class _RecordedSlot:
+    """Types the recorded lines, as long as what came before each is what was recorded, and then ends the session."""
+
+    def __init__(self, recorded: Trajectory, eos_ids: Collection[int]) -> None:
+        self._recorded = recorded
+        self._eos_ids = eos_ids
+        self._typed = 0
+
+    async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
+        """Raises ConfigError if the session begins with another prompt than the recorded one."""
+        recorded = self._recorded
+        ended = SampledLine((min(self._eos_ids),), (0.0,), Finish.EOS)
+        if not self._typed and tuple(ids) != recorded.prompt_ids:
+            raise ConfigError(
+                f"task {recorded.task_id!r}: the recorded session began with a prompt of {len(recorded.prompt_ids)} "
+                f"tokens, and here it is another one, of {len(ids)}; take the config and the model that it was "
+                "recorded with"
+            )
+        if self._typed == len(recorded.lines):
+            return ended
+        line = recorded.lines[self._typed]
+        if tuple(ids) != recorded.prompt_ids + recorded.completion_ids[: line.start]:
+            return ended
+        self._typed += 1
+        typed = recorded.completion_ids[line.start : line.end]
+        finish = Finish.EOS if typed[-1] in self._eos_ids else Finish.NEWLINE
+        if line.kind is LineKind.OVERLONG:
+            finish = Finish.LENGTH
+        return SampledLine(typed, recorded.logprobs[line.start : line.end], finish)
+
+
+def _require_whole(recorded: Trajectory, n: int) -> None:
+    named = f"task {recorded.task_id!r}: the recorded session"
+    if n < 1:
+        raise ConfigError(f"n {n}: go on at least once")
+    if not recorded.lines:
+        raise ConfigError(f"{named} has no line to go on from")
+    if recorded.compactions:
+        raise ConfigError(f"{named} was compacted, so that no session begins with its prompt and lines")
+    if recorded.branch is not None and recorded.branch.line:
+        raise ConfigError(f"{named} is a branch of another one; give whole_session(branch, group)")
+
+
+def _first_difference(recorded: Trajectory, again: Trajectory) -> int | None:
+    """The first line that is missing, or did something else."""
+    for number, line in enumerate(recorded.lines):
+        is_last = number == len(recorded.lines) - 1
+        if number >= len(again.lines) or _done(line, is_last) != _done(again.lines[number], is_last):
+            return number
+    return None
+
+
+def _done(line: Line, is_last: bool) -> object:
+    """What a line did. What is shown after the last line of a session does not enter it."""
+    shown = [(cell.source, cell.output) for cell in line.cells]
+    return line.kind, line.error_name, shown, line.fingerprint, "" if is_last else line.output
+
+
+def _graded(task: Task, session: Trajectory, grader: Grader) -> float:
+    if session.environment_reward is not None:
+        return session.environment_reward
+    return graded_by(grader, task, session).grade
