@@ -111,9 +111,13 @@ def table(report: dict[str, Any]) -> Table:
     for column in ("", "groups of 8", "groups of 6", "difference", "standard error"):
         shown.add_column(column, justify="right" if column else "left")
     for row in report["rows"]:
-        values = (row[name] for name in ("eight", "six", "difference", "error"))
-        shown.add_row(row["figure"], *("" if value is None else f"{100 * value:.1f}" for value in values))
+        values = [row[name] for name in ("eight", "six", "difference", "error")]
+        shown.add_row(row["figure"], *map(_percent, values))
     return shown
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.1f}"
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import chain
 from statistics import fmean
 
 from repl_rl.config import CreditConfig
@@ -55,7 +56,7 @@ def _towards_place(
             of_session[index].append(returns[index][line])
         for index, line in alike:
             others = [values for other, values in of_session.items() if other != index]
-            compared = [fmean(values) for values in others] if once else [each for values in others for each in values]
+            compared = [fmean(values) for values in others] if once else [*chain.from_iterable(others)]
             if compared:
                 own = returns[index][line]
                 at_place = own - advantages[index][line]

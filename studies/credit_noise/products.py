@@ -58,12 +58,7 @@ class Products:
                 for group, done in zip(groups, passes, strict=True)
             ]
         )
-        sampled = [
-            torch.tensor(
-                [value for each in group for line in each.lines for value in each.logprobs[line.start : line.end]]
-            )
-            for group in groups
-        ]
+        sampled = [torch.tensor(_sampled_logprobs(group)) for group in groups]
         off = [(done.logprobs - known).abs().max() for done, known in zip(passes, sampled, strict=True)]
         found = {
             "plain": _products(vectors),
@@ -92,6 +87,15 @@ def _is_right(shown: str, trajectory: Trajectory) -> bool:
 def _of_tokens(group: Sequence[Trajectory], config: CreditConfig) -> torch.Tensor:
     (values,) = line_advantages_of([group], config)
     return torch.tensor(values)
+
+
+def _sampled_logprobs(group: Sequence[Trajectory]) -> list[float]:
+    """Of the typed tokens of all sessions, as the sampler had them."""
+    found = list[float]()
+    for session in group:
+        for line in session.lines:
+            found += session.logprobs[line.start : line.end]
+    return found
 
 
 def _line_count(group: Sequence[Trajectory]) -> int:

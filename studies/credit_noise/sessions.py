@@ -21,9 +21,8 @@ _OTHER_SEED = 1000
 def sessions_of(settings: NoiseSettings, say: Callable[[str], None]) -> list[list[list[Trajectory]]]:
     """By problem, then by group, with the rewards of the settings. Those that the folder lacks are rolled out and
     appended to its file, all of a few problems at a time. Raises what loading a model and its kernels raises."""
-    config = settings.loaded
-    size, wanted = GROUPS * config.train.group_size, settings.first + settings.problems
-    tasks = load_tasks(config.tasks, "train", config.seed + _OTHER_SEED, wanted)[settings.first :]
+    config, tasks = settings.loaded, tasks_of(settings)
+    size = GROUPS * config.train.group_size
     kept = list(read_jsonl(settings.sessions)) if settings.sessions.is_file() else []
     kept = kept[: len(kept) - len(kept) % size]
     if len(kept) < size * len(tasks):
@@ -36,8 +35,14 @@ def sessions_of(settings: NoiseSettings, say: Callable[[str], None]) -> list[lis
     return [list(_by(config.train.group_size, sessions)) for sessions in of_problems]
 
 
+def tasks_of(settings: NoiseSettings) -> list[Task]:
+    """The problems, in their order."""
+    config, wanted = settings.loaded, settings.first + settings.problems
+    return load_tasks(config.tasks, "train", config.seed + _OTHER_SEED, wanted)[settings.first :]
+
+
 def _roll_out(settings: NoiseSettings, tasks: Sequence[Task], done: int, say: Callable[[str], None]) -> None:
-    config = _of_policy(settings)
+    config = policy_of(settings)
     size = GROUPS * config.train.group_size
     at_once = max(1, config.kernel.size // size)
     with open_service(config) as service:
@@ -49,7 +54,7 @@ def _roll_out(settings: NoiseSettings, tasks: Sequence[Task], done: int, say: Ca
             say(f"sessions of {done} of {len(tasks)} problems")
 
 
-def _of_policy(settings: NoiseSettings) -> Config:
+def policy_of(settings: NoiseSettings) -> Config:
     """The config with the policy as its model: whole weights, with the adapter merged into them, for the engine."""
     config = settings.loaded
     if settings.adapter is None:

@@ -1,0 +1,9 @@
+"""`python -m studies.line_values`"""
+
+import sys
+
+from studies.common.command import main
+from studies.line_values import study
+
+if __name__ == "__main__":
+    sys.exit(main(study, "studies.line_values"))
