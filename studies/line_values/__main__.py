@@ -1,5 +1,3 @@
-"""`python -m studies.line_values`"""
-
 import sys
 
 from studies.common.command import main
