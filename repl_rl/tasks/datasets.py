@@ -29,6 +29,10 @@ from repl_rl.trajectory import Task
 
 _HELDOUT_SHARE = 1 / 8
 _MOST_LISTED, _LISTED_CHARS = 20, 200
+_WAYS = (
+    "mend or drop {0}, take out the answer with tasks.answer_pattern, or set tasks.unreadable: skip to leave {0} "
+    "out, or text to compare answers that can't be read as texts"
+)
 _log = logging.getLogger(__name__)
 _SPLITS = {
     "train": ("train", "training"),
@@ -111,7 +115,7 @@ def load_splits(config: TasksConfig, *asked: tuple[Split, int, int]) -> list[lis
                     own.append(replace(task, metadata={**task.metadata, "graded_as": "text"}))
             del tasks[: len(new)]
             new[:] = tasks[: count - len(own)] if config.unreadable == "skip" else []
-    left_out.sort(key=lambda row: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", row[0])])
+    left_out.sort(key=_in_order)
     if config.unreadable != "skip":
         _refuse(left_out, rows)
     elif left_out:
@@ -140,9 +144,21 @@ def _only(config: TasksConfig, file: str) -> list[Task]:
     return tasks
 
 
-def require_gradable(tasks: Iterable[Task]) -> None:
-    """Raises ConfigError listing the tasks whose reference answers can't be read and have to be."""
-    _refuse([(f"task {task.id!r}", _why(task)) for task in _unreadable(tasks).values()])
+def require_gradable(tasks: Iterable[Task], unread: Iterable[tuple[str, str]] = (), ways: str = _WAYS) -> None:
+    """Raises ConfigError listing the tasks whose reference answers can't be read and have to be.
+
+    `unread` are rows that no task could be made of, each with what errors call it and why; `ways` says what may be done
+    about all of them, with `{0}` for "it" or "them". Errors call a task what `metadata["where"]` says, if it is there.
+    """
+    refused = list(unread)
+    for task in _unreadable(tasks).values():
+        refused.append((task.metadata.get("where") or f"task {task.id!r}", _why(task)))
+    _refuse(sorted(refused, key=_in_order), ways=ways)
+
+
+def _in_order(row: tuple[str, str]) -> list[int | str]:
+    """Row 9 comes before row 10."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", row[0])]
 
 
 def _unreadable(tasks: Iterable[Task]) -> dict[int, Task]:
@@ -166,14 +182,10 @@ def _why(task: Task) -> str:
     return f"the reference answer {task.answer[:_LISTED_CHARS]!r} can't be read as mathematics or words"
 
 
-def _refuse(rows: Sequence[tuple[str, str]], of: int | None = None) -> None:
+def _refuse(rows: Sequence[tuple[str, str]], of: int | None = None, ways: str = _WAYS) -> None:
     """Raises ConfigError listing problems that can't be graded, each with where it is and why, if there are any."""
     if not rows:
         return
-    ways = (
-        "mend or drop {0}, take out the answer with tasks.answer_pattern, or set tasks.unreadable: skip to leave {0} "
-        "out, or text to compare answers that can't be read as texts"
-    )
     if len(rows) == 1:
         raise ConfigError(f"{rows[0][0]}: {rows[0][1]}; {ways.format('it')}")
     left = [f"and {len(rows) - _MOST_LISTED} more"] if len(rows) > _MOST_LISTED else []
@@ -243,7 +255,7 @@ def _problems_of(config: TasksConfig, wanted: Split) -> list[tuple[Problem, Task
     count = 0
     for number, problem in enumerate(read_problems(rows, form, columns, config.format)):
         count += 1
-        task_id = _distinct(problem.id, given) if problem.id else f"{name}-{side}-{number}"
+        task_id = distinct_id(problem.id, given) if problem.id else f"{name}-{side}-{number}"
         if not is_wanted(problem):
             continue
         if config.is_split_by_date and problem.period is None and problem.error is None:
@@ -266,7 +278,7 @@ def _problems_of(config: TasksConfig, wanted: Split) -> list[tuple[Problem, Task
     return tasks
 
 
-def _distinct(id: str, given: dict[str, int]) -> str:
+def distinct_id(id: str, given: dict[str, int]) -> str:
     """The id, or with a number after it if an earlier row has it. `given` counts the rows by their ids.
 
     Rows may share an id: the id of a group, or a row that is there twice. Records, pass rates and comparisons tell

@@ -228,6 +228,22 @@ def taken_out(pattern: str | None) -> Callable[[Any, Row], str]:
     return answer
 
 
+def references_in(value: Any) -> tuple[str, ...]:
+    """The reference answers in a value that nobody has described: one, or several of which any is right. Of a solution
+    as GSM8K has them, what follows its last `####`. Raises ValueError that says why there is none."""
+    return _references(_UNDESCRIBED, value, {})
+
+
+def _answer_or_solution(value: Any, row: Row) -> str:
+    _, mark, answer = _value(value).rpartition("####")
+    if mark and not answer.strip():
+        raise ValueError("nothing follows its last ####")
+    return taken_out(None)(answer, row)
+
+
+_UNDESCRIBED = Format({}, _answer_or_solution, has_references=True)
+
+
 def read_problems(
     rows: Iterable[tuple[str, Row]], form: Format, columns: Mapping[str, str], name: str | None = None
 ) -> Iterator[Problem]:
