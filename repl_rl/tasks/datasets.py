@@ -292,8 +292,18 @@ def distinct_id(id: str, given: dict[str, int]) -> str:
     return distinct
 
 
+def require_hub_id(name: str) -> None:
+    """Raises ConfigError for what no data set of the hub is called."""
+    if name not in PRESETS and not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name, re.ASCII):
+        raise ConfigError(
+            f"there is no file and no folder {name!r} here, and no data set of the hub is called so; name one that is "
+            f"here, one of the hub (owner/name), or a preset ({', '.join(PRESETS)})"
+        )
+
+
 def load_hub(name: str, subset: str | None, split: str) -> Any:
     """A `datasets.Dataset` from the hub or its cache. If it is in neither, raises ConfigError that says what to do."""
+    require_hub_id(name)
     from datasets import load_dataset
 
     try:
