@@ -19,7 +19,8 @@ from repl_rl.tasks.datasets import distinct_id
 from repl_rl.tasks.formats import references_in
 from repl_rl.trajectory import Task, Trajectory
 
-_WAYS = "mend or drop {0} (dataset.map, dataset.filter), or give a grader or reward functions, which need no answer"
+_MEND = "mend or drop {0} (dataset.map, dataset.filter)"
+_WAYS = f"{_MEND}, or give a grader or reward functions, which need no answer"
 
 
 def as_dataset(tasks: Dataset | Sequence[Task], graded: bool = True) -> Dataset:
@@ -63,19 +64,23 @@ def as_dataset(tasks: Dataset | Sequence[Task], graded: bool = True) -> Dataset:
 
 def _require_readable(dataset: Dataset, graded: bool) -> None:
     """Raises ConfigError listing the rows that `task_of` would make no use of."""
-    unread, tasks = list[tuple[str, str]](), list[Task]()
-    read = dataset.select_columns(["prompt", "answer"] if graded else ["prompt"])
-    for number, row in enumerate(read):
-        where, column = f"row {number}", "prompt"
+    unread = list[tuple[str, str]]()
+    for number, prompt in enumerate(dataset["prompt"]):
         try:
-            question = _chat_of(row["prompt"]).question
-            if graded:
-                column = "answer"
-                first, *others = references_in(row["answer"])
-                metadata = {"where": where, "references": (first, *others)}
-                tasks.append(Task(where, question, first, metadata=metadata))
+            _chat_of(prompt)
         except ValueError as error:
-            unread.append((where, f"column {column}: {error}"))
+            unread.append((f"row {number}", f"column prompt: {error}"))
+    require_gradable([], unread, _MEND)
+    if not graded:
+        return
+    tasks = list[Task]()
+    for number, answer in enumerate(dataset["answer"]):
+        where = f"row {number}"
+        try:
+            references = references_in(answer)
+            tasks.append(Task(where, "", references[0], metadata={"where": where, "references": references}))
+        except ValueError as error:
+            unread.append((where, f"column answer: {error}"))
     require_gradable(tasks, unread, _WAYS)
 
 
