@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import os
 import re
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
 from repl_rl.config.section import Excluding, Names, Section
 from repl_rl.utils.folders import is_local_path
@@ -27,19 +30,40 @@ def _first_day(value: Any) -> Any:
 
 Date = Annotated[datetime.date, BeforeValidator(_first_day)]
 
-DATA_FILES = (".parquet", ".jsonl", ".json", ".csv")
+DATA_FILES = (".parquet", ".jsonl", ".json", ".csv", ".tsv", ".jsonl.gz", ".json.gz", ".csv.gz", ".tsv.gz")
 """How the names of files end that problems can be read from."""
+_PACKED_FILES = (".gz", ".zip", ".zst", ".bz2", ".xz")
+OTHER_FILES = (".txt", ".ndjson", ".arrow", ".feather", ".xlsx", ".xls", ".yaml", ".yml", ".pkl", *_PACKED_FILES)
+"""How the names of other files end: what ends so is no data set of a hub either."""
+PRESET_NAMES = ("gsm8k", "math", "math-500", "aime", "aime-2025")
+"""The names in `repl_rl.tasks.PRESETS`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _YamlFolder:
+    """Where the file with this section lies. All are equal: a section is what it says, wherever it was written."""
+
+    path: Path | None = field(default=None, compare=False)
+
+
+def _exists(name: str) -> bool:
+    return os.path.exists(os.path.expanduser(name))
+
+
+def _looks_like_a_file(name: str) -> bool:
+    return is_local_path(name) or name.lower().endswith((*DATA_FILES, *OTHER_FILES))
 
 
 class ColumnsConfig(Section):
-    """Names of a data set's columns; null is the preset's, else `question` and `answer`."""
+    """Names of a data set's columns; null is the preset's, else `question`, `answer` and `id`. `a.b` is the column b
+    inside the column a."""
 
     question: str | None = None
-    """The problem's text."""
+    """The problem's text, or a chat, whose last message of the user is the question."""
     answer: str | None = None
     """The reference answer, or the text that `answer_pattern` finds it in; or a list, any of which is right."""
     id: str | None = None
-    """null: rows are counted."""
+    """The task's id. null, where there is no column `id` either: rows are counted."""
     family: str | None = None
     """What solve rates are told apart by; of a list, the first. null: the set's name."""
     date: str | None = None
@@ -59,11 +83,12 @@ class TasksConfig(Section):
     only: str | None = Field(None, min_length=1)
     """A file of training problems that `repl-rl eval --keep` wrote: these alone are trained on. null: all."""
     dataset: str | None = Field(None, min_length=1)
-    """`gsm8k`, `math`, `math-500`, `aime`, `aime-2025`, the name of any set on the hub, or a file that ends in
-    `.parquet`, `.jsonl`, `.json` or `.csv`."""
+    """`gsm8k`, `math`, `math-500`, `aime`, `aime-2025`, a file or folder that is there, or the name of any set on the
+    hub. Files end in `.parquet`, `.jsonl`, `.json`, `.csv` or `.tsv`, all but the first also with `.gz`. They are
+    looked up in the working folder and then beside the YAML file."""
     folder: str | None = Field(None, min_length=1)
-    """A folder with Parquet, JSON lines, JSON or CSV files to read instead of asking the hub, or what `save_to_disk`
-    wrote; or one such file. `dataset` then only names a preset."""
+    """A folder with such files to read instead of asking the hub, or what `save_to_disk` wrote; or one file. `dataset`
+    then only names a preset."""
     subset: str | None = None
     """The set's configuration; null is the preset's, or the only one."""
     split: str | None = None
@@ -91,6 +116,8 @@ class TasksConfig(Section):
     them. `skip`: they are left out, and the log says how many. `text`: where the answer can't be compared as anything
     else, it is compared as a text."""
 
+    _yaml: _YamlFolder = PrivateAttr(_YamlFolder())
+
     EXCLUDING: ClassVar[tuple[Excluding, ...]] = (
         (("families", "dataset"), "problems are made, or read from a data set"),
         (("families", "folder"), "problems are made, or read from a data set"),
@@ -109,19 +136,40 @@ class TasksConfig(Section):
     @property
     def path(self) -> str | None:
         """The folder or file of this machine that the problems are read from, if there is one."""
-        is_file = self.dataset is not None and (
-            self.dataset.lower().endswith(DATA_FILES) or is_local_path(self.dataset)
-        )
-        return self.dataset if self.folder is None and is_file else self.folder
+        if self.folder is not None or self.dataset is None:
+            return self.folder
+        if self.dataset in PRESET_NAMES:  # whatever a folder here is called
+            return None
+        return self.dataset if _looks_like_a_file(self.dataset) or _exists(self.dataset) else None
+
+    @property
+    def yaml_folder(self) -> Path | None:
+        """Where the YAML file lies, if the section comes from one: files are looked up there, too."""
+        return self._yaml.path
 
     @property
     def is_from_hub(self) -> bool:
         """Whether the problems are a data set from the hub or its cache."""
         return self.dataset is not None and self.path is None
 
+    @field_validator("dataset", "folder", "only")
+    @classmethod
+    def _is_also_found_beside_the_yaml_file(cls, name: str | None, info: ValidationInfo) -> str | None:
+        """The path of what is only there is made absolute, so that a stored config finds it from any folder."""
+        if name is None or name in PRESET_NAMES or info.context is None or _exists(name):
+            return name
+        beside = os.path.abspath(Path(info.context["folder"], os.path.expanduser(name)))
+        return beside if _exists(beside) else name
+
+    @model_validator(mode="after")
+    def _knows_its_folder(self, info: ValidationInfo) -> TasksConfig:
+        if info.context is not None:
+            self._yaml = _YamlFolder(Path(os.path.abspath(info.context["folder"])))
+        return self
+
     @model_validator(mode="after")
     def _one_source(self) -> TasksConfig:
-        if self.folder is not None and self.model_copy(update={"folder": None}).path is not None:
+        if self.folder is not None and self.dataset is not None and _looks_like_a_file(self.dataset):
             raise ValueError(
                 f"dataset {self.dataset!r} and folder {self.folder!r} are two places; leave one of them out"
             )

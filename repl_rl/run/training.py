@@ -33,7 +33,7 @@ from repl_rl.run.launch import require_processes
 from repl_rl.run.lora import lora_config, require_adapter
 from repl_rl.run.resume import open_run, what_changes
 from repl_rl.run.trackers import Trackers, open_trackers, require_trackers
-from repl_rl.tasks import load_splits
+from repl_rl.tasks import load_splits, require_hub_id
 from repl_rl.trajectory import Task
 from repl_rl.utils.distributed import WAIT_S, from_main, is_main_process, join
 from repl_rl.utils.folders import require_folder
@@ -154,6 +154,7 @@ def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
     if tokens is not None and (architecture := config_alone(config.model.path)) is not None:
         require_one_loss(architecture, tokens, config.train.trl.get("router_aux_loss_coef"))
     if config.tasks.is_from_hub and not asks_hub:
+        require_hub_id(str(config.tasks.dataset))
         return Inputs(model_path, [], [], table, extensions, adapted)
     train_tasks, heldout = load_splits(
         config.tasks, ("train", config.seed, config.tasks.train), ("heldout", 0, config.eval.problems)

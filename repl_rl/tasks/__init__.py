@@ -5,6 +5,7 @@ from repl_rl.tasks.datasets import Preset as Preset
 from repl_rl.tasks.datasets import load_splits as load_splits
 from repl_rl.tasks.datasets import load_tasks as load_tasks
 from repl_rl.tasks.datasets import require_gradable as require_gradable
+from repl_rl.tasks.datasets import require_hub_id as require_hub_id
 from repl_rl.tasks.families import FAMILIES as FAMILIES
 from repl_rl.tasks.families import Family as Family
 from repl_rl.tasks.grading import grade as grade

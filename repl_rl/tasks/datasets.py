@@ -18,10 +18,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from repl_rl.config.tasks import DATA_FILES, ColumnsConfig, TasksConfig
+from repl_rl.config.tasks import DATA_FILES, OTHER_FILES, ColumnsConfig, TasksConfig
 from repl_rl.errors import ConfigError
 from repl_rl.tasks.families import FAMILIES
-from repl_rl.tasks.formats import FORMATS, Format, Problem, read_problems, read_tasks, rows_of, taken_out
+from repl_rl.tasks.formats import FORMATS, Format, Problem, kind_of, read_problems, read_tasks, rows_of, taken_out
 from repl_rl.tasks.grading import unreadable
 from repl_rl.tasks.identity import Split
 from repl_rl.tasks.make import make_tasks
@@ -29,6 +29,10 @@ from repl_rl.trajectory import Task
 
 _HELDOUT_SHARE = 1 / 8
 _MOST_LISTED, _LISTED_CHARS = 20, 200
+_WAYS = (
+    "mend or drop {0}, take out the answer with tasks.answer_pattern, or set tasks.unreadable: skip to leave {0} "
+    "out, or text to compare answers that can't be read as texts"
+)
 _log = logging.getLogger(__name__)
 _SPLITS = {
     "train": ("train", "training"),
@@ -111,7 +115,7 @@ def load_splits(config: TasksConfig, *asked: tuple[Split, int, int]) -> list[lis
                     own.append(replace(task, metadata={**task.metadata, "graded_as": "text"}))
             del tasks[: len(new)]
             new[:] = tasks[: count - len(own)] if config.unreadable == "skip" else []
-    left_out.sort(key=lambda row: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", row[0])])
+    left_out.sort(key=_in_order)
     if config.unreadable != "skip":
         _refuse(left_out, rows)
     elif left_out:
@@ -119,13 +123,15 @@ def load_splits(config: TasksConfig, *asked: tuple[Split, int, int]) -> list[lis
         _log.warning("tasks.unreadable: skip leaves out %d of %d problems, such as %s", len(left_out), rows, first)
     for (split, _, _), own in zip(asked, kept, strict=True):
         if not own:
-            raise ConfigError(f"no problem of split {split!r} can be graded; the first of {rows}: {left_out[0]}")
+            raise ConfigError(
+                f"no problem of split {split!r} can be graded; the first of {rows}: {': '.join(left_out[0])}"
+            )
     return kept
 
 
 def _only(config: TasksConfig, file: str) -> list[Task]:
     """The problems of `tasks.only`, of the config's own families: these grade, and bring environments."""
-    tasks = list(read_tasks(_found(file)))
+    tasks = list(read_tasks(_found(file, config.yaml_folder)))
     if not tasks:
         raise ConfigError(f"tasks.only: {file} holds no problem; keep more with other bounds of repl-rl eval --keep")
     families = set(config.families or FAMILIES) if config.is_generated else set()
@@ -138,9 +144,21 @@ def _only(config: TasksConfig, file: str) -> list[Task]:
     return tasks
 
 
-def require_gradable(tasks: Iterable[Task]) -> None:
-    """Raises ConfigError listing the tasks whose reference answers can't be read and have to be."""
-    _refuse([(f"task {task.id!r}", _why(task)) for task in _unreadable(tasks).values()])
+def require_gradable(tasks: Iterable[Task], unread: Iterable[tuple[str, str]] = (), ways: str = _WAYS) -> None:
+    """Raises ConfigError listing the tasks whose reference answers can't be read and have to be.
+
+    `unread` are rows that no task could be made of, each with what errors call it and why; `ways` says what may be done
+    about all of them, with `{0}` for "it" or "them". Errors call a task what `metadata["where"]` says, if it is there.
+    """
+    refused = list(unread)
+    for task in _unreadable(tasks).values():
+        refused.append((task.metadata.get("where") or f"task {task.id!r}", _why(task)))
+    _refuse(sorted(refused, key=_in_order), ways=ways)
+
+
+def _in_order(row: tuple[str, str]) -> list[int | str]:
+    """Row 9 comes before row 10."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", row[0])]
 
 
 def _unreadable(tasks: Iterable[Task]) -> dict[int, Task]:
@@ -164,14 +182,10 @@ def _why(task: Task) -> str:
     return f"the reference answer {task.answer[:_LISTED_CHARS]!r} can't be read as mathematics or words"
 
 
-def _refuse(rows: Sequence[tuple[str, str]], of: int | None = None) -> None:
+def _refuse(rows: Sequence[tuple[str, str]], of: int | None = None, ways: str = _WAYS) -> None:
     """Raises ConfigError listing problems that can't be graded, each with where it is and why, if there are any."""
     if not rows:
         return
-    ways = (
-        "mend or drop {0}, take out the answer with tasks.answer_pattern, or set tasks.unreadable: skip to leave {0} "
-        "out, or text to compare answers that can't be read as texts"
-    )
     if len(rows) == 1:
         raise ConfigError(f"{rows[0][0]}: {rows[0][1]}; {ways.format('it')}")
     left = [f"and {len(rows) - _MOST_LISTED} more"] if len(rows) > _MOST_LISTED else []
@@ -184,7 +198,7 @@ def _problems_of(config: TasksConfig, wanted: Split) -> list[tuple[Problem, Task
     """All problems of a data set on one side, those that can't be read included."""
     preset = PRESETS.get(config.dataset or "", Preset(config.dataset or "", None, "train", _HELDOUT_SHARE, _PLAIN))
     heldout = preset.heldout if config.heldout is None else config.heldout
-    path = None if config.path is None else _found(config.path)
+    path = None if config.path is None else _found(config.path, config.yaml_folder)
     if config.heldout is None and path is not None and config.dataset not in PRESETS:
         others = _splits_in(path, config.subset)
         heldout = next((name for name in ("test", "validation") if name in others and name != config.split), heldout)
@@ -201,6 +215,8 @@ def _problems_of(config: TasksConfig, wanted: Split) -> list[tuple[Problem, Task
         )
 
     def is_wanted(problem: Problem) -> bool:
+        if not problem.question:  # it can't be read, which is said of both sides
+            return True
         if config.is_split_by_date:
             assert config.before is not None
             assert config.after is not None
@@ -210,43 +226,84 @@ def _problems_of(config: TasksConfig, wanted: Split) -> list[tuple[Problem, Task
             return last < config.before if wanted == "train" else first >= config.after
         if isinstance(heldout, str):
             return True
-        content = [problem.question, *([repr(context)] if (context := problem.metadata.get("context")) else [])]
+        # System messages say how to answer: the question is the same one, whatever they are.
+        content = [message.content for message in problem.history if message.role != "system"]
+        content.append(problem.question)
+        if context := problem.metadata.get("context"):
+            content.append(repr(context))
         digest = hashlib.sha256(" ".join(" ".join(content).split()).encode(errors="surrogatepass")).digest()
         return (int.from_bytes(digest[:8], "big") < heldout * 2**64) == (wanted == "heldout")
 
     if config.format is None:
         named = preset.columns.model_dump(exclude_none=True)
         pattern = config.answer_pattern or preset.answer_pattern
-        roles = {role: (column,) for role, column in named.items()}
+        roles = {"id": ("id",)} | {role: (column,) for role, column in named.items()}
         form = Format(roles, taken_out(pattern), has_references=True)
     else:
         form = FORMATS[config.format]
     name = (config.dataset or str(config.folder)).rstrip("/").rpartition("/")[2]
-    name = name.removesuffix(Path(name).suffix) if name.lower().endswith(DATA_FILES) else name
+    name = _stem(Path(name)) if _is_data(Path(name)) else name
     if path is not None and not _is_saved(path):
         rows = rows_of(_files_of(path, config.subset or preset.subset, split))
     else:
         made = load_hub(preset.hub, config.subset or preset.subset, split) if path is None else _from_disk(path, split)
         rows = ((f"data set {name!r}, split {split!r}, row {number}", row) for number, row in enumerate(made))
     columns = config.columns.model_dump(exclude_none=True)
-    tasks: dict[str, tuple[Problem, Task]] = {}
+    side = split if wanted == "train" or isinstance(heldout, str) else "heldout"
+    given: dict[str, int] = {}
+    tasks: list[tuple[Problem, Task]] = []
+    count = 0
     for number, problem in enumerate(read_problems(rows, form, columns, config.format)):
+        count += 1
+        task_id = distinct_id(problem.id, given) if problem.id else f"{name}-{side}-{number}"
         if not is_wanted(problem):
             continue
         if config.is_split_by_date and problem.period is None and problem.error is None:
             problem = replace(problem, error="it has no date for tasks.before and tasks.after; see columns.date")
-        task_id = f"{name}-{split}-{number if problem.id is None else problem.id}"
-        if task_id in tasks:
-            raise ConfigError(f"data set {name!r} has two problems of the id {task_id!r}; see tasks.columns.id")
-        metadata = dict(problem.metadata) | ({"where": problem.where} if config.format else {})
-        tasks[task_id] = problem, Task(task_id, problem.question, problem.answer, problem.family or name, metadata)
+        metadata = {**problem.columns, **problem.metadata} | ({"where": problem.where} if config.format else {})
+        family = problem.family or name
+        task = Task(task_id, problem.question, problem.answer, family, metadata, problem.history)
+        tasks.append((problem, task))
     if not tasks:
-        raise ConfigError(f"data set {name!r} has no problem in split {split!r} on the side that is asked for")
-    return list(tasks.values())
+        nothing = f"data set {name!r} has no problem in split {split!r}"
+        if not count:
+            raise ConfigError(f"{nothing}: it holds no row")
+        purpose = "to train on" if wanted == "train" else "to hold out"
+        if config.is_split_by_date:
+            raise ConfigError(f"{nothing} {purpose}: of its {count}, tasks.before and tasks.after leave none")
+        raise ConfigError(
+            f"{nothing} {purpose}: of its {count}, tasks.heldout {heldout} leaves none; take another share, or more "
+            "problems"
+        )
+    return tasks
+
+
+def distinct_id(id: str, given: dict[str, int]) -> str:
+    """The id, or with a number after it if an earlier row has it. `given` counts the rows by their ids.
+
+    Rows may share an id: the id of a group, or a row that is there twice. Records, pass rates and comparisons tell
+    problems apart by id, and none of these rows is in the way of a run.
+    """
+    distinct = id
+    while distinct in given:
+        given[id] += 1
+        distinct = f"{id}-{given[id]}"
+    given[distinct] = 1
+    return distinct
+
+
+def require_hub_id(name: str) -> None:
+    """Raises ConfigError for what no data set of the hub is called."""
+    if name not in PRESETS and not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name, re.ASCII):
+        raise ConfigError(
+            f"there is no file and no folder {name!r} here, and no data set of the hub is called so; name one that is "
+            f"here, one of the hub (owner/name), or a preset ({', '.join(PRESETS)})"
+        )
 
 
 def load_hub(name: str, subset: str | None, split: str) -> Any:
     """A `datasets.Dataset` from the hub or its cache. If it is in neither, raises ConfigError that says what to do."""
+    require_hub_id(name)
     from datasets import load_dataset
 
     try:
@@ -266,12 +323,15 @@ def load_hub(name: str, subset: str | None, split: str) -> Any:
         ) from error
 
 
-def _found(name: str) -> Path:
+def _found(name: str, yaml_folder: Path | None) -> Path:
     """A file or folder that is there. Raises ConfigError."""
     path = Path(os.path.expanduser(name))  # Path.expanduser raises for an unknown user's home
-    if not path.exists():
-        what = "file" if _is_data(path) else "folder"
-        raise ConfigError(f"there is no {what} {name!r} to read problems from; the working directory is {Path.cwd()}")
+    if not os.path.exists(path):
+        what = "file" if path.name.lower().endswith((*DATA_FILES, *OTHER_FILES)) else "folder"
+        beside = "" if yaml_folder is None or path.is_absolute() else f", and that of the YAML file is {yaml_folder}"
+        raise ConfigError(
+            f"there is no {what} {name!r} to read problems from; the working directory is {Path.cwd()}{beside}"
+        )
     if path.is_file() and not _is_data(path):
         raise ConfigError(f"{name!r} is not a file of problems: its name has to end in {', '.join(DATA_FILES)}")
     return path
@@ -289,7 +349,7 @@ def _splits_in(path: Path, subset: str | None) -> Collection[str]:
         return loaded if hasattr(loaded, "keys") else ()
     splits = _files_by_split(path, subset)
     for file in sorted(path.rglob("*")):
-        name = _split_of(file.with_suffix(""), path)
+        name = _split_of(file, path)
         if name is not None and name not in splits and file.is_file() and not _is_data(file):
             raise ConfigError(
                 f"{file} is not read: its name has to end in {', '.join(DATA_FILES)}; convert it, take it out of the "
@@ -324,7 +384,7 @@ def _files_of(path: Path, subset: str | None, split: str) -> list[Path]:
                 "tasks.heldout to a share such as 0.1, or give a folder with a file for each split"
             )
         raise ConfigError(f"{path} holds no split {split!r}; it holds {_listed(held)}")
-    if len(kinds := sorted({file.suffix[1:].lower().removesuffix("l") for file in chosen})) > 1:
+    if len(kinds := sorted({kind_of(file).replace("jsonl", "json") for file in chosen})) > 1:
         raise ConfigError(f"{path} holds split {split!r} as {' and '.join(kinds)}; leave one kind of file in it")
     return chosen
 
@@ -335,15 +395,20 @@ def _is_saved(path: Path) -> bool:
 
 
 def _is_data(file: Path) -> bool:
-    return file.suffix.lower() in DATA_FILES
+    return kind_of(file) != ""
+
+
+def _stem(file: Path) -> str:
+    """Its name without the ending."""
+    return file.name[: -len(kind_of(file)) - 1] if _is_data(file) else file.stem
 
 
 def _words(file: Path, path: Path) -> set[str]:
     """What its name and those of its folders in `path` say: "held_out-1.jsonl" says held, out, 1 and heldout; a folder
     is one word."""
-    said, folders = re.findall(r"[a-z]+|\d+", file.stem.lower()), file.parts[len(path.parts) : -1]
+    said, folders = re.findall(r"[a-z]+|\d+", _stem(file).lower()), file.parts[len(path.parts) : -1]
     words = {*said, *map("".join, pairwise(said)), *(re.sub(r"[\W_]", "", folder.lower()) for folder in folders)}
-    return words | {word.removesuffix("set") for word in words} | {file.stem, *folders}
+    return words | {word.removesuffix("set") for word in words} | {_stem(file), *folders}
 
 
 def _split_of(file: Path, path: Path) -> str | None:

@@ -14,18 +14,24 @@ Rows are checked when they are read. A problem whose question or answer doesn't 
 
 import csv
 import datetime
+import gzip
 import json
+import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 import msgspec
 
+from repl_rl.config.tasks import DATA_FILES
 from repl_rl.errors import ConfigError
-from repl_rl.trajectory import Task
+from repl_rl.tasks.chats import is_chat, last_of_assistant, read_chat
+from repl_rl.trajectory import Message, Task
 from repl_rl.utils.text import last_box
 
 Row = Mapping[str, Any]
@@ -41,11 +47,16 @@ class Problem:
     where: str
     question: str
     answer: str
+    history: tuple[Message, ...] = ()
+    """The messages before the question, if that is a chat."""
     id: str | None = None
     family: str | None = None
     period: tuple[datetime.date, datetime.date] | None = None
     """The first and the last day that its date may mean: a year means all of its days."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    """What its format, its references and its context put into the task's."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """The row's other columns, which the task's metadata has too, as plain values."""
     error: str | None = None
     """Why its question, its answer or another column can't be read, and is empty or raw here."""
 
@@ -77,6 +88,8 @@ def _text(value: Any) -> str:
         [value] = value
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError(f"{value!r:.80} is neither text nor a number")
+    if isinstance(value, float) and math.isnan(value):
+        raise ValueError("nan is neither text nor a number: pandas writes it where a cell is empty")
     return str(value).strip()
 
 
@@ -159,7 +172,7 @@ def _in_lean(text: str, row: Row) -> str:
 
 
 FORMATS: Mapping[str, Format] = {
-    "gsm8k": Format({"question": ("question",), "answer": ("answer",)}, _after_hashes),
+    "gsm8k": Format({"question": ("question",), "answer": ("answer",), "id": ("id",)}, _after_hashes),
     "math": Format(
         {
             "question": ("problem", "question"),
@@ -215,6 +228,22 @@ def taken_out(pattern: str | None) -> Callable[[Any, Row], str]:
     return answer
 
 
+def references_in(value: Any) -> tuple[str, ...]:
+    """The reference answers in a value that nobody has described: one, or several of which any is right. Of a solution
+    as GSM8K has them, what follows its last `####`. Raises ValueError that says why there is none."""
+    return _references(_UNDESCRIBED, value, {})
+
+
+def _answer_or_solution(value: Any, row: Row) -> str:
+    _, mark, answer = _value(value).rpartition("####")
+    if mark and not answer.strip():
+        raise ValueError("nothing follows its last ####")
+    return taken_out(None)(answer, row)
+
+
+_UNDESCRIBED = Format({}, _answer_or_solution, has_references=True)
+
+
 def read_problems(
     rows: Iterable[tuple[str, Row]], form: Format, columns: Mapping[str, str], name: str | None = None
 ) -> Iterator[Problem]:
@@ -227,44 +256,101 @@ def read_problems(
     roles = dict.fromkeys((*form.columns, *columns))
     for where, row in rows:
         values: dict[str, Any] = {"question": "", "answer": ""}
+        history: tuple[Message, ...] = ()
         references: tuple[str, ...] = ()
+        taken: set[str] = set()
         wrong: str | None = None
         for role in roles:
+            is_needed = role in ("question", "answer")
             names = (columns[role],) if role in columns else form.columns.get(role, ())
-            found = (name for name in names if row.get(name) is not None or (name in row and role == "answer"))
-            column = next(found, None)
-            if column is None:
-                if role in ("question", "answer") or (role in columns and columns[role] not in row):
-                    wanted = columns.get(role) or " or ".join(form.columns[role])
+            found = _column(row, names)
+            if found is None:
+                if is_needed or role in columns:
                     raise ConfigError(
-                        f"{where}: there is no column {wanted!r} for tasks.columns.{role}{of_form}; it has "
-                        f"{', '.join(row) or 'none'}"
+                        f"{where}: there is no column {' or '.join(map(repr, names))} for tasks.columns.{role}"
+                        f"{of_form}; it has {', '.join(_names(row)) or 'none'}"
                     )
+                continue
+            column, value = found
+            taken.add(column)
+            if value is None and not is_needed:
                 continue
             read: Callable[[Any], Any] = _READ.get(role, _text)
             try:
                 if role == "answer":
-                    references = _references(form, row[column], row)
+                    references = _references(form, value, row)
                     values[role] = references[0]
                 elif role == "question":
-                    values[role] = form.question(_text(row[column]), row)
+                    history, question = _asked(value)
+                    values[role] = form.question(question, row)
                 else:
-                    values[role] = read(row[column])
+                    values[role] = read(value)
                 if role == "question" and not values[role]:
                     raise ValueError("it is empty")
             except ValueError as error:
-                wrong = wrong or f"column {column}{of_form}: {error}"
+                inside = f"; name a column inside it: {', '.join(_names({column: value}))}" if _has_names(value) else ""
+                wrong = wrong or f"column {column}{of_form}: {error}{inside}"
         metadata = dict(form.metadata)
         if "context" in values:
             metadata["context"] = values["context"]
         if len(references) > 1:
             metadata["references"] = references
-        known = values["question"], values["answer"], values.get("id"), values.get("family"), values.get("date")
-        yield Problem(where, *known, metadata, wrong)
+        known = values.get("id"), values.get("family"), values.get("date")
+        others = _plain_columns(row, taken)
+        yield Problem(where, values["question"], values["answer"], history, *known, metadata, others, wrong)
+
+
+def _column(row: Row, names: Iterable[str]) -> tuple[str, Any] | None:
+    """The first of these columns that holds something, else the first that the row has, with its value."""
+    empty: str | None = None
+    for name in names:
+        try:
+            value = _value_at(row, name)
+        except KeyError:
+            continue
+        if value is not None:
+            return name, value
+        empty = empty or name
+    return None if empty is None else (empty, None)
+
+
+def _value_at(row: Row, name: str) -> Any:
+    """The value of a column; `a.b` is the column b inside the column a. Raises KeyError if the row has none."""
+    if name in row:
+        return row[name]
+    outer, _, inner = name.partition(".")
+    within = row[outer]
+    if within is None or not inner:
+        return None
+    if not isinstance(within, dict):
+        raise KeyError(name)
+    return _value_at(within, inner)
+
+
+def _has_names(value: Any) -> bool:
+    return isinstance(value, dict) and bool(value)
+
+
+def _names(row: Row) -> list[str]:
+    """What columns can be named by: those inside of others as `a.b`."""
+    names = []
+    for name, value in row.items():
+        names += [f"{name}.{inner}" for inner in value] if _has_names(value) else [str(name)]
+    return names
+
+
+def _asked(value: Any) -> tuple[tuple[Message, ...], str]:
+    """The messages before a question, and its text. Raises ValueError."""
+    if not is_chat(value):
+        return (), _text(value)
+    chat = read_chat(value)
+    return chat.history, chat.question.strip()
 
 
 def _references(form: Format, value: Any, row: Row) -> tuple[str, ...]:
     """The reference answers in a row's column, each once: one, or several if the form has them. Raises ValueError."""
+    if is_chat(value) and "role" in value[-1]:
+        value = last_of_assistant(value)
     has_several = form.has_references and isinstance(value, list) and len(value) > 1
     answers = [form.answer(each, row) for each in (value if has_several else [value])]
     if not all(answers):
@@ -272,10 +358,42 @@ def _references(form: Format, value: Any, row: Row) -> tuple[str, ...]:
     return tuple(dict.fromkeys(answers))
 
 
+def _plain_columns(row: Row, taken: Collection[str]) -> dict[str, Any]:
+    """The columns of a row that are not taken, as what JSON holds. Those with bytes, such as images, are left out, and
+    so is `operands`, by which the grader would take the problem for a generated one."""
+    columns = {}
+    for name, value in row.items():
+        if name not in taken and name != "operands":
+            with suppress(ValueError):
+                columns[name] = _plain(value)
+    return columns
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON holds it, dates and decimal numbers as texts. Raises ValueError for what has no such form."""
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return str(value)
+    raise ValueError(f"{type(value).__name__} is not plain data")
+
+
+def kind_of(file: Path) -> str:
+    """The ending of a data file without its dot, such as csv or jsonl.gz; "" for other files."""
+    name = file.name.lower()
+    return next((ending[1:] for ending in DATA_FILES if name.endswith(ending)), "")
+
+
 def rows_of(files: Iterable[Path]) -> Iterator[tuple[str, Row]]:
     """The rows of files of the kinds in `DATA_FILES`, each with its file and line. Raises ConfigError naming these."""
     for file in files:
-        number, kind = 0, file.suffix[1:].lower()
+        number, kind = 0, kind_of(file)
         try:
             if kind == "parquet":
                 from pyarrow.parquet import ParquetFile
@@ -283,29 +401,50 @@ def rows_of(files: Iterable[Path]) -> Iterator[tuple[str, Row]]:
                 rows = (row for batch in ParquetFile(file).iter_batches() for row in batch.to_pylist())
                 yield from ((f"{file}, row {number}", row) for number, row in enumerate(rows))
                 continue
-            with file.open(encoding="utf-8-sig", newline="") as lines:
-                if kind == "csv":
+            with _opened(file) as lines:
+                if kind.startswith(("csv", "tsv")):
                     csv.field_size_limit(_LONGEST_FIELD_CHARS)
-                    reader = csv.DictReader(lines, strict=True)
+                    reader = csv.DictReader(lines, strict=True, delimiter="\t" if kind.startswith("tsv") else ",")
                     for row in reader:
                         number = reader.line_num
                         if None in row or None in row.values():
                             raise ValueError(f"it has not {len(reader.fieldnames or ())} fields, as the first line has")
                         yield f"{file}, line {number}", row
-                elif kind == "json" and not ((content := lines.read()).startswith("{") and "\n{" in content):
+                elif kind in ("json", "json.gz") and not _is_json_lines(content := lines.read()):
                     whole = json.loads(content)
+                    _refuse_columns(whole)
                     for entry, row in enumerate(whole if isinstance(whole, list) else [whole], 1):
                         yield f"{file}, entry {entry}", _object(row)
-                else:  # .json too where an object begins on a later line, as in many files on the hub
+                else:
                     lines.seek(0)
                     for number, line in enumerate(lines, 1):
                         if line.strip():
                             yield f"{file}, line {number}", _object(json.loads(line))
-        except (ValueError, RecursionError, OSError, csv.Error) as error:
+        except (ValueError, RecursionError, OSError, EOFError, zlib.error, csv.Error) as error:
             if isinstance(error, ConfigError):
                 raise
             last = f", line {number}" if number else ""
             raise ConfigError(f"{file}{last}: can't be read as {kind}: {error}") from error
+
+
+def _opened(file: Path) -> TextIO:
+    if file.name.lower().endswith(".gz"):
+        return cast(TextIO, gzip.open(file, "rt", encoding="utf-8-sig", newline=""))
+    return file.open(encoding="utf-8-sig", newline="")
+
+
+def _is_json_lines(content: str) -> bool:
+    """Whether an object begins on a later line, as in many files on the hub that end in .json."""
+    return content.startswith("{") and "\n{" in content
+
+
+def _refuse_columns(whole: Any) -> None:
+    """Raises ValueError for one object whose columns hold their rows by number."""
+    if isinstance(whole, dict) and whole and all(_has_names(column) and "0" in column for column in whole.values()):
+        raise ValueError(
+            "each column holds its rows by number, as pandas' to_json writes them if it is not told otherwise; write "
+            'it with to_json(file, orient="records", lines=True)'
+        )
 
 
 def _object(value: Any) -> Row:

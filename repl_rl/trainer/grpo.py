@@ -38,6 +38,7 @@ from repl_rl.models.find import loading
 from repl_rl.models.skeleton import require_trainable
 from repl_rl.models.whole import begin_as_in_main, no_zeros
 from repl_rl.rewards import RewardFunction, ScoredTrajectory
+from repl_rl.rewards.table import PROBE
 from repl_rl.rollout.batch import RolloutBatch
 from repl_rl.rollout.checks import check_rollouts
 from repl_rl.rollout.score import CreditedTrajectory, credit, credit_numbers, reward_table, score
@@ -53,15 +54,8 @@ from repl_rl.trainer.pass_rates import right_share
 from repl_rl.trainer.redraw import further_rows, redraw
 from repl_rl.trainer.resample import resampled
 from repl_rl.trainer.resume import ResumableTrainer
-from repl_rl.trainer.rows import (
-    all_weights,
-    as_dataset,
-    asked_of_valid,
-    component_sum,
-    row_lists,
-    rows_of,
-    task_of,
-)
+from repl_rl.trainer.reward_functions import all_weights, asked_of_valid, component_sum, try_functions
+from repl_rl.trainer.rows import as_dataset, row_lists, rows_of, task_of
 from repl_rl.trainer.step import Step, keep_rewards, typed_of
 from repl_rl.trainer.typed_tokens import TypedTokenTrainer
 from repl_rl.trainer.weights import EngineGeneration
@@ -82,9 +76,10 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
     """`GRPOTrainer` whose completions are sessions in a live interpreter.
 
     `train_dataset` is a sequence of `Task`s, or a Dataset with the column `prompt` (the question, or messages that end
-    with it) and, if there is no other source of reward, `answer`; so is `eval_dataset`. `grader` maps `(task, answer)`
-    to a grade, outside the sandbox. `line_rewards` are functions `(trajectory) -> one float per line`, like those in
-    `args.rewards.functions`; `reward_funcs` are TRL's, one float per completion, added to the last line's reward.
+    with it) and, if there is no other source of reward, `answer`, both checked as those of files are; so is
+    `eval_dataset`. `grader` maps `(task, answer)` to a grade, outside the sandbox. `line_rewards` are functions
+    `(trajectory) -> one float per line`, like those in `args.rewards.functions`; `reward_funcs` are TRL's, one float
+    per completion, tried once before anything is loaded, and added to the last line's reward.
     `tools` are functions that the model may call, in the sandbox unless `@tool` or `tools_where` says otherwise.
     `environment` (or TRL's `environment_factory`) makes one object per trajectory; `rollout` replaces the line loop,
     and `guests` are classes of what looks on (`repl_rl.rollout.guest.Guest`).
@@ -104,7 +99,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         *,
         grader: Grader = grade,
         line_rewards: Sequence[RewardFunction] = (),
-        reward_funcs: Callable[..., Any] | Sequence[Callable[..., Any]] = (),
+        reward_funcs: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] = (),
         eval_dataset: Dataset | Sequence[Task] | None = None,
         tools: Sequence[Any] | None = None,
         tools_where: Literal["sandbox", "host"] = "sandbox",
@@ -135,11 +130,26 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         refuse_excluding(_EXCLUDING, given.__getitem__)
         self._table = reward_table(args.rewards, args.credit, line_rewards)
         self._grader, self._is_left_out = grader, leaves_out(args.mask)
+        extra: list[Any] = []
+        if callable(reward_funcs) or isinstance(reward_funcs, str):  # a text is the name of a reward model
+            extra.append(reward_funcs)
+        else:
+            extra += reward_funcs
+        graded = not extra and owner is None and grader is grade
+        train_rows = as_dataset(train_dataset, graded)
+        eval_rows = None if eval_dataset is None else as_dataset(eval_dataset, graded)
+        first = task_of(train_rows[0])
+        asked: dict[str, Any] = {
+            "task_id": first.id,
+            "question": first.question,
+            "family": first.family,
+            "reference": first.answer,
+        }
+        made_up = self._table.score(replace(PROBE, **asked), 1.0)
+        try_functions(extra, train_rows[0], args.num_generations, made_up, owner is not None)
         path = model if isinstance(model, str) else model.name_or_path
         setup = RolloutSetup.for_model(args, path, self._extensions, wrap_kernels)
-        extra = [reward_funcs] if callable(reward_funcs) else list(reward_funcs)
         args.reward_weights = all_weights(args.reward_weights, self._table.component_names, len(extra))
-        graded = not extra and owner is None and grader is grade
         set_seed(args.seed)  # new adapters begin at random
         with loading(f"the model at {path!r} can't be loaded", "from_pretrained"):
             require_trainable(model, args.micro_batch_tokens, args.router_aux_loss_coef, kwargs.get("peft_config"))
@@ -150,8 +160,8 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
                     model=model,
                     args=args,
                     reward_funcs=[*map(component_sum, self._table.component_names), *map(asked_of_valid, extra)],
-                    train_dataset=as_dataset(train_dataset, graded),
-                    eval_dataset=None if eval_dataset is None else as_dataset(eval_dataset, graded),
+                    train_dataset=train_rows,
+                    eval_dataset=eval_rows,
                     processing_class=kwargs.pop("processing_class", setup.vocabulary.tokenizer),
                     **kwargs,
                 )

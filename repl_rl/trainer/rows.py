@@ -1,42 +1,50 @@
-"""Conversions between our data and TRL's: tasks to data set rows, trajectories to lists and tensors, reward functions.
-
-TRL calls a reward function once per batch, with a list for each column and an entry for each trajectory. The reward of
-a void trajectory is None, which TRL leaves out of its sums and of the means that it logs.
+"""Conversions between our data and TRL's: tasks to data set rows, trajectories to lists and tensors.
 
 B batch, T completion tokens.
 """
 
-import inspect
 import json
-from collections.abc import Callable, Sequence
-from functools import wraps
-from itertools import compress
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from datasets import Dataset
-from torch.nn import Module
 
 from repl_rl.errors import ConfigError
-from repl_rl.rewards import ScoredTrajectory
 from repl_rl.rollout.batch import require_tasks
 from repl_rl.rollout.score import CreditedTrajectory
-from repl_rl.trajectory import Message, Task, Trajectory
+from repl_rl.tasks import require_gradable
+from repl_rl.tasks.chats import Chat, is_chat, read_chat
+from repl_rl.tasks.datasets import distinct_id
+from repl_rl.tasks.formats import references_in
+from repl_rl.trajectory import Task, Trajectory
+
+_MEND = "mend or drop {0} (dataset.map, dataset.filter)"
+_WAYS = f"{_MEND}, or give a grader or reward functions, which need no answer"
 
 
 def as_dataset(tasks: Dataset | Sequence[Task], graded: bool = True) -> Dataset:
-    """Rows that TRL can shuffle and repeat; those of `Task`s keep their metadata, as JSON.
+    """Rows that TRL can shuffle and repeat; those of `Task`s keep their metadata, as JSON. A data set's column `id`
+    also makes the column `task_id`, where rows of one id are told apart.
 
-    Raises ConfigError for an empty set or missing columns; `answer` may be missing unless `graded`.
+    Raises ConfigError for an empty set and missing columns, and listing the rows whose prompts or, if `graded`,
+    reference answers can't be read. Without `graded`, there may be no column `answer`. A `Task` may have no answer.
     """
     if isinstance(tasks, Dataset):
         missing = {"prompt", *(["answer"] if graded else [])} - set(tasks.column_names)
         if missing:
             raise ConfigError(f"the data set lacks the columns {sorted(missing)}; it has {tasks.column_names}")
+        _require_readable(tasks, graded)
         dataset = tasks
+        if "id" in tasks.column_names and "task_id" not in tasks.column_names:
+            given: dict[str, int] = {}
+            ids = [f"row {number}" if id is None else str(id) for number, id in enumerate(tasks["id"])]
+            dataset = tasks.add_column("task_id", [distinct_id(id, given) for id in ids])
     else:
         rows = []
         require_tasks(tasks)
+        if graded:
+            require_gradable([task for task in tasks if task.answer.strip()], ways=_WAYS)
         for task in tasks:
             messages = [{"role": message.role, "content": message.content} for message in task.history]
             rows.append(
@@ -54,28 +62,73 @@ def as_dataset(tasks: Dataset | Sequence[Task], graded: bool = True) -> Dataset:
     return dataset
 
 
+def _require_readable(dataset: Dataset, graded: bool) -> None:
+    """Raises ConfigError listing the rows that `task_of` would make no use of."""
+    unread = list[tuple[str, str]]()
+    for number, prompt in enumerate(dataset["prompt"]):
+        try:
+            _chat_of(prompt)
+        except ValueError as error:
+            unread.append((f"row {number}", f"column prompt: {error}"))
+    require_gradable([], unread, _MEND)
+    if not graded:
+        return
+    tasks = list[Task]()
+    for number, answer in enumerate(dataset["answer"]):
+        where = f"row {number}"
+        try:
+            references = references_in(answer)
+            tasks.append(Task(where, "", references[0], metadata={"where": where, "references": references}))
+        except ValueError as error:
+            unread.append((where, f"column answer: {error}"))
+    require_gradable(tasks, unread, _WAYS)
+
+
+def _chat_of(prompt: Any) -> Chat:
+    """Raises ValueError for a prompt that is neither text nor messages that end with a question."""
+    if isinstance(prompt, str):
+        return Chat((), prompt)
+    if not is_chat(prompt):
+        raise ValueError(f"{prompt!r:.200} is neither text nor a list of messages")
+    chat = read_chat(prompt)
+    if chat.solution:  # a prompt is what the model goes on with, and a session begins with a turn of its own
+        raise ValueError("its last message is the assistant's; a prompt ends with the user's, which is the question")
+    return chat
+
+
 def task_of(row: dict[str, Any]) -> Task:
     """The inverse of what `as_dataset` does with a task. Raises ConfigError for a prompt that is neither text nor
     messages."""
     known = {"prompt", "answer", "task_id", "family", "task_metadata"}
-    columns = {key: value for key, value in row.items() if key not in known}
-    prompt = row["prompt"]
-    asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    metadata = {key: value for key, value in row.items() if key not in known}
     try:
-        messages = [Message(message["role"], message["content"]) for message in asked]
-    except (TypeError, KeyError):
-        messages = []
-    if not messages or messages[-1].role != "user" or not all(isinstance(one.content, str) for one in messages):
-        raise ConfigError(f"a prompt is text, or messages of text of which the last is the user's; got {prompt!r:.200}")
-    question = messages[-1].content
+        chat = _chat_of(row["prompt"])
+    except ValueError as error:
+        raise ConfigError(f"a row's prompt can't be read: {error}") from error
+    answer = row.get("answer")
+    if row.get("task_metadata"):  # the row of a Task, whose answer is as it was
+        metadata |= json.loads(row["task_metadata"])
+    else:
+        references = _references_of(answer)
+        answer = references[0]
+        if len(references) > 1:
+            metadata["references"] = references
     return Task(
-        id=str(row.get("task_id", question)),
-        question=question,
-        answer=str(row.get("answer", "")),
+        id=str(row.get("task_id", chat.question)),
+        question=chat.question,
+        answer=answer or "",
         family=row.get("family") or "",
-        metadata={**json.loads(row.get("task_metadata") or "{}"), **columns},
-        history=tuple(messages[:-1]),
+        metadata=metadata,
+        history=chat.history,
     )
+
+
+def _references_of(answer: Any) -> tuple[str, ...]:
+    """As text where it can't be read: the user's own grader gets it, or nobody."""
+    try:
+        return references_in(answer)
+    except ValueError:
+        return ("" if answer is None else str(answer),)
 
 
 class Row(NamedTuple):
@@ -146,68 +199,3 @@ def token_advantages(
         for own, number in zip(row.part.lines, row.lines, strict=False):
             values[own.start : own.end] = credited[row.owner].trajectory.lines[number].advantage or 0.0
     return advantages
-
-
-Rewards = list[float | None]
-
-
-def component_sum(name: str) -> Callable[..., Rewards]:
-    """A reward function that reports one component's sum over the lines, under the component's name."""
-
-    def reward(scored: list[ScoredTrajectory], **_: Any) -> Rewards:
-        return [None if item.trajectory.is_void else sum(item.components[name]) for item in scored]
-
-    reward.__name__ = name
-    return reward
-
-
-def asked_of_valid(function: Any) -> Any:
-    """Wrap a user's reward function so that it never sees a void trajectory, which may lack even its environment.
-
-    Reward models, which are not functions, are returned unchanged.
-    """
-    if isinstance(function, str | Module):
-        return function
-
-    def asked(columns: dict[str, Any]) -> dict[str, Any]:
-        """TRL's other arguments, which are not lists of that length, stay."""
-        valid = [not item.trajectory.is_void for item in columns["scored"]]
-
-        def kept(values: Any) -> Any:
-            is_column = isinstance(values, list) and len(values) == len(valid)
-            return list(compress(values, valid)) if is_column else values
-
-        return columns if all(valid) else {name: kept(values) for name, values in columns.items()}
-
-    def spread(rewards: Rewards, columns: dict[str, Any]) -> Rewards:
-        """None for void ones. A wrong number of rewards is returned unchanged, for TRL to refuse."""
-        valid, given = [not item.trajectory.is_void for item in columns["scored"]], iter(rewards)
-        return [next(given) if each else None for each in valid] if len(rewards) == sum(valid) else rewards
-
-    @wraps(function)
-    def reward(**columns: Any) -> Rewards:
-        given = asked(columns)
-        return spread(function(**given) if given["scored"] else [], columns)
-
-    @wraps(function)
-    async def awaited(**columns: Any) -> Rewards:
-        given = asked(columns)
-        return spread(await function(**given) if given["scored"] else [], columns)
-
-    return awaited if inspect.iscoroutinefunction(function) else reward
-
-
-def all_weights(given: Sequence[float] | None, own: Sequence[str], extra: int) -> list[float] | None:
-    """TRL's `reward_weights` for our own components and `extra` functions of TRL's kind; 1 for what is not named.
-
-    Raises ConfigError for weights of our own components, which have theirs in the section `rewards`.
-    """
-    if given is None:
-        return None
-    weights = [*[1.0] * len(own), *given] if len(given) == extra else list(given)
-    if len(weights) != len(own) + extra or any(weight != 1 for weight in weights[: len(own)]):
-        raise ConfigError(
-            f"reward_weights={list(given)} of TRL's arguments: give one for each of the {extra} functions in "
-            f"reward_funcs; what {', '.join(own)} weigh is said in the section `rewards`"
-        )
-    return weights

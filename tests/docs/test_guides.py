@@ -299,7 +299,7 @@ def test_problems_in_a_file_of_ones_own(here: Path) -> None:
     assert (len(train), len(heldout)) == (5, 3)
     told = [json.loads(row) for row in rows.splitlines()]
     answers = [row["solution"].rpartition(" ")[2].replace(",", "") for row in told]
-    about = [(f"problems-train-{row['uid']}", row["topic"]) for row in told]
+    about = [(row["uid"], row["topic"]) for row in told]
     assert {(task.id, task.family): task.answer for task in [*train, *heldout]} == dict(
         zip(about, answers, strict=True)
     )

@@ -1,11 +1,14 @@
 """Data sets through `load_tasks`: files of every kind and format, dates, and what is said where one does not fit."""
 
 import csv
+import gzip
+import io
 import json
 import shutil
 import subprocess
 import sys
-from datetime import date
+from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ import yaml
 from datasets import Dataset, DatasetDict
 
 from repl_rl.config import TasksConfig, dump_config, load_config, parse_config
+from repl_rl.config.tasks import PRESET_NAMES
 from repl_rl.errors import ConfigError
 from repl_rl.tasks import PRESETS, grade, load_splits, load_tasks, make_tasks
 from repl_rl.tasks.formats import FORMATS, period_of, row_of
@@ -30,15 +34,19 @@ def _write(path, rows):
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".parquet":
         Dataset.from_list(rows).to_parquet(str(path))
-    elif path.suffix == ".csv":
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
-    elif path.name.endswith(".whole.json"):
-        path.write_text(json.dumps(rows))
+        return
+    kind = path.name.lower().removesuffix(".gz")
+    text = io.StringIO(newline="")
+    if kind.endswith(("csv", "tsv")):
+        writer = csv.DictWriter(text, list(rows[0]), delimiter="," if kind.endswith("csv") else "\t")
+        writer.writeheader()
+        writer.writerows(rows)
+    elif kind.endswith(".whole.json"):
+        json.dump(rows, text)
     else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        text.writelines(json.dumps(row) + "\n" for row in rows)
+    content = text.getvalue().encode()
+    path.write_bytes(gzip.compress(content) if path.name.endswith(".gz") else content)
 
 
 def _load(folder, split="train", count=1000, seed=0, **config):
@@ -51,7 +59,9 @@ def _formatted(name, split="train", **config):
     return sorted(tasks, key=lambda task: int(task.metadata["where"].split()[-1]))
 
 
-@pytest.mark.parametrize("suffix", ["parquet", "jsonl", "json", "whole.json", "csv"])
+@pytest.mark.parametrize(
+    "suffix", ["parquet", "jsonl", "json", "whole.json", "csv", "tsv", "jsonl.gz", "json.gz", "whole.json.gz", "tsv.gz"]
+)
 def test_gsm8k_from_files_of_every_kind(tmp_path, suffix):
     """A file that ends in json may hold JSON lines."""
     _write(tmp_path / f"train.{suffix}", ROWS)
@@ -77,7 +87,7 @@ def test_columns_of_ones_own(tmp_path):
     columns = {"question": "q", "answer": "a", "id": "name", "family": "kind"}
     tasks = _load(tmp_path, columns=columns, heldout="train", dataset="mine/own")
     assert {(task.id, task.question, task.answer, task.family) for task in tasks} == {
-        (f"own-train-n{n}", f"Q{n}", str(n), f"k{n % 2}") for n in range(4)
+        (f"n{n}", f"Q{n}", str(n), f"k{n % 2}") for n in range(4)
     }
 
 
@@ -224,6 +234,137 @@ def test_of_several_families_the_first_counts(tmp_path):
     assert {task.question: task.family for task in tasks} == {"0?": "Algebra", "1?": "Algebra", "2?": "Geometry"}
 
 
+CHATS = yaml.safe_load((HERE / "chats.yaml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("case", CHATS, ids=lambda case: case["name"])
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_question_may_be_a_chat(tmp_path, case, suffix):
+    file = tmp_path / f"rows.{suffix}"
+    _write(file, [case["row"]])
+    [task] = _load(file, heldout=1e-9, **case.get("keys", {}))
+    assert (task.question, task.answer) == (case["question"], case["answer"])
+    assert [[message.role, message.content] for message in task.history] == case.get("history", [])
+    metadata = {key: value for key, value in task.metadata.items() if key not in ("references", "where")}
+    assert metadata == case.get("metadata", {})
+    assert list(task.references) == case.get("references", [case["answer"]])
+
+
+def test_a_nested_column_that_is_missing_is_named_beside_those_that_are_there(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    _write(file, [{"prompt": "1?", "reward_model": {"style": "rule", "ground_truth": "1"}, "extra_info": None}])
+    for name in ("reward_model.answer", "reward_model.style.x", "prompt.x", "rewards"):
+        with pytest.raises(ConfigError) as caught:
+            _load(file, columns={"question": "prompt", "answer": name})
+        assert str(caught.value) == (
+            f"{file}, line 1: there is no column {name!r} for tasks.columns.answer; it has prompt, "
+            "reward_model.style, reward_model.ground_truth, extra_info"
+        )
+    with pytest.raises(ConfigError, match=r"column extra_info\.answer: None is neither text nor a number"):
+        _load(file, columns={"question": "prompt", "answer": "extra_info.answer"}, heldout=1e-9)
+
+
+def test_a_file_with_columns_in_place_of_rows_says_how_to_write_it(tmp_path):
+    file = tmp_path / "columns.json"
+    file.write_text(json.dumps({"question": {"0": "1?", "1": "2?"}, "answer": {"0": "1", "1": "2"}}))
+    with pytest.raises(ConfigError, match="each column holds its rows by number, as pandas' to_json writes them"):
+        _load(file)
+
+
+@pytest.mark.parametrize("content", [b"no gzip", gzip.compress(b'{"question": "1?", "answer": "1"}\n' * 99)[:-20]])
+def test_a_packed_file_that_is_not_whole_is_named(tmp_path, content):
+    file = tmp_path / "rows.jsonl.gz"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"rows\.jsonl\.gz.*: can't be read as jsonl\.gz: "):
+        _load(file)
+
+
+def test_equal_chats_stay_on_one_side_whatever_their_system_message(tmp_path):
+    def chat(number, system, before):
+        said = [{"role": "system", "content": system}, *before, {"role": "user", "content": f"What is {number}?"}]
+        return {"question": said, "answer": str(number)}
+
+    earlier = [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Hello!"}]
+    rows = [chat(n, system, before) for n in range(30) for system in "AB" for before in ([], earlier)]
+    _write(tmp_path / "rows.jsonl", rows)
+    train, heldout = (_load(tmp_path / "rows.jsonl", side, heldout=0.5) for side in ("train", "heldout"))
+    assert len(train) + len(heldout) == 120
+    sides = [{(task.question, len(task.history)) for task in side} for side in (train, heldout)]
+    assert not sides[0] & sides[1]
+    assert min(map(len, sides)) > 10
+
+
+def test_rows_that_cannot_be_read_are_what_is_said_of_either_side(tmp_path):
+    """And not that a side is empty, because none of their questions could be read."""
+    rows = [{"question": {"text": f"{n}?"}, "answer": "1"} for n in range(20)]
+    _write(tmp_path / "rows.jsonl", rows)
+    for side in ("train", "heldout"):
+        with pytest.raises(ConfigError, match="20 of 20 problems can't be graded") as caught:
+            _load(tmp_path / "rows.jsonl", side)
+        assert "line 1: column question: {'text': '0?'} is neither text nor a number" in str(caught.value)
+        with pytest.raises(ConfigError) as caught:
+            _load(tmp_path / "rows.jsonl", side, unreadable="skip")
+        assert str(caught.value) == (
+            f"no problem of split {side!r} can be graded; the first of 20: {tmp_path / 'rows.jsonl'}, line 1: column "
+            "question: {'text': '0?'} is neither text nor a number; name a column inside it: question.text"
+        )
+
+
+def test_other_columns_are_the_tasks_metadata(tmp_path):
+    """As plain values, so that `eval --keep` can write them; what is raw bytes is left out."""
+    row = {"question": "1?", "answer": "1", "topic": "sums", "level": 3, "tags": ["a", None], "context": "no role"}
+    seen = {"at": datetime(2024, 5, 1, 12), "image": {"bytes": b"\x89PNG"}, "price": Decimal("1.50"), "operands": [1]}
+    for suffix, columns in (("jsonl", {}), ("parquet", seen)):
+        _write(tmp_path / f"rows.{suffix}", [{**row, **columns}])
+        [task] = _load(tmp_path / f"rows.{suffix}", heldout=1e-9, columns={"family": "topic"})
+        plain = {"at": "2024-05-01T12:00:00", "price": "1.50"} if columns else {}
+        assert dict(task.metadata) == {"level": 3, "tags": ["a", None], "context": "no role", **plain}
+        assert task.family == "sums"
+        assert row_of(task)["metadata"] == task.metadata
+
+
+def test_files_are_also_found_beside_the_yaml_file(tmp_path, monkeypatch):
+    """The working directory comes first, and a stored config finds the file from any folder."""
+    home, work = tmp_path / "home", tmp_path / "work"
+    work.mkdir()
+    _write(home / "sums.jsonl", ROWS)
+    _write(home / "sets" / "own" / "train.jsonl", ROWS[:5])
+    monkeypatch.chdir(work)
+    for key, name, count in (
+        ("dataset", "sums.jsonl", 40),
+        ("dataset", "sets/own", 5),
+        ("folder", "sets/own", 5),
+        ("dataset", "./sums.jsonl", 40),
+    ):
+        keys = {key: name, "answer_pattern": "#### (.+)", "heldout": 1e-9}
+        (home / "run.yaml").write_text(yaml.safe_dump({"tasks": keys}))
+        config = load_config(str(home / "run.yaml"))
+        assert getattr(config.tasks, key) == str(home / name)
+        assert len(load_tasks(config.tasks, "train", 0, 1000)) == count
+        (work / "config.yaml").write_text(dump_config(config))
+        assert load_config("config.yaml") == config
+    _write(work / "sums.jsonl", ROWS[:7])
+    (home / "run.yaml").write_text(yaml.safe_dump({"tasks": {**keys, "dataset": "sums.jsonl"}}))
+    config = load_config(str(home / "run.yaml"))
+    assert config.tasks.dataset == "sums.jsonl"
+    (home / "run.yaml").write_text("tasks: {dataset: other.jsonl}")
+    with pytest.raises(ConfigError) as caught:
+        load_tasks(load_config("../home/run.yaml").tasks, "train", 0, 1)
+    assert str(caught.value) == (
+        f"there is no file 'other.jsonl' to read problems from; the working directory is {work}, and that of the YAML "
+        f"file is {home}"
+    )
+
+
+def test_what_is_a_set_of_the_hub_and_what_is_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _write(tmp_path / "mine" / "set" / "train.jsonl", ROWS)
+    (tmp_path / "gsm8k").mkdir()
+    names = ["gsm8k", "other/set", "math-v1.5", "mine/set", "p.tsv", "p.jsonl.gz", "p.txt", "./p", "p/"]
+    assert [TasksConfig(dataset=name).is_from_hub for name in names] == [True] * 3 + [False] * 6
+    assert set(PRESET_NAMES) == set(PRESETS)
+
+
 @pytest.mark.parametrize("case", REFUSED["rows"], ids=[case["says"] for case in REFUSED["rows"]])
 def test_a_row_that_does_not_fit_is_named_with_its_line(tmp_path, case):
     name, file = case.get("format"), tmp_path / "rows.jsonl"
@@ -290,14 +431,23 @@ def test_the_test_split_of_a_folder_is_held_out(tmp_path, case):
     assert found == [case["train"], case["heldout"]]
 
 
-def test_two_problems_of_one_id_are_named(tmp_path):
-    _write(tmp_path / "train.jsonl", [{"question": "Q", "answer": "1", "id": 1}] * 2)
-    with pytest.raises(ConfigError, match=r"two problems of the id '.*-train-1'"):
-        _load(tmp_path, heldout="test", columns={"id": "id"})
+def test_an_id_column_is_the_id_and_rows_that_share_one_are_told_apart(tmp_path):
+    """In the file's order, whatever side they are on and whatever the seed."""
+    ids = ["a", 7, "a", None, "a-2", "a", 7.5]
+    rows = [{"question": f"{n}?", "answer": "1", "id": id, "uid": n // 2} for n, id in enumerate(ids)]
+    _write(tmp_path / "rows.jsonl", rows)
+    expected = ["a", "7", "a-2", "rows-train-3", "a-2-2", "a-3", "7.5"]
+    tasks = _load(tmp_path / "rows.jsonl", heldout=1e-9)
+    assert {task.question: task.id for task in tasks} == {f"{n}?": id for n, id in enumerate(expected)}
+    named = {"columns": {"id": "uid"}, "heldout": 0.5}
+    sides = [*_load(tmp_path / "rows.jsonl", **named), *_load(tmp_path / "rows.jsonl", "heldout", seed=3, **named)]
+    assert {task.question: task.id for task in sides} == dict(
+        zip([f"{n}?" for n in range(7)], ["0", "0-2", "1", "1-2", "2", "2-2", "3"], strict=True)
+    )
 
 
 def test_folders_that_do_not_fit_are_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"no file that ends in \.parquet, \.jsonl, \.json, \.csv"):
+    with pytest.raises(ConfigError, match=r"no file that ends in \.parquet, \.jsonl, \.json, \.csv, \.tsv, "):
         _load(tmp_path)
     _write(tmp_path / "test.jsonl", ROWS)
     with pytest.raises(ConfigError, match="no split 'train'; it holds test"):
@@ -320,7 +470,9 @@ def test_one_file_is_a_data_set(tmp_path, monkeypatch, key, path):
     config = TasksConfig(**{key: path.format(tmp_path)}, answer_pattern=r"####\s*(.+)")
     assert not config.is_from_hub
     train, heldout = (load_tasks(config, split, 0, 1000) for split in ("train", "heldout"))
-    assert {task.id for task in [*train, *heldout]} == {f"sums-train-{number}" for number in range(40)}
+    numbers = [task.id.removeprefix("sums-train-") for task in train]
+    numbers += [task.id.removeprefix("sums-heldout-") for task in heldout]
+    assert sorted(numbers, key=int) == [str(number) for number in range(40)]
     assert {(task.question, task.answer) for task in [*train, *heldout]} == {
         (row["question"], str(number + 1000)) for number, row in enumerate(ROWS)
     }
@@ -349,6 +501,9 @@ def test_a_file_that_is_not_there_is_said_at_once(tmp_path, monkeypatch, values,
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "datasets", None)  # neither the hub nor the library is asked
     (tmp_path / "notes.txt").touch()
+    (tmp_path / "LICENSE").touch()
+    (tmp_path / "openai" / "gsm8k").mkdir(parents=True)
+    (tmp_path / "math").mkdir()
     with pytest.raises(ConfigError) as caught:
         load_tasks(TasksConfig(**values), "train", 0, 1)
     assert str(caught.value) == message.format(here=tmp_path)
@@ -371,7 +526,7 @@ def test_a_preset_may_hold_out_another(tmp_path, monkeypatch):
     monkeypatch.setattr("repl_rl.tasks.datasets.load_hub", load_hub)
     tasks = load_tasks(TasksConfig(dataset="math", heldout="math-500"), "heldout", 0, 5)
     assert asked == [("HuggingFaceH4/MATH-500", None, "test")]
-    assert [(task.id, task.answer, task.family) for task in tasks] == [("math-500-test-u/1", "1", "Algebra")]
+    assert [(task.id, task.answer, task.family) for task in tasks] == [("u/1", "1", "Algebra")]
 
 
 def test_offline_and_not_cached_says_what_to_do(tmp_path):
@@ -459,7 +614,7 @@ def test_questions_families_and_ids_in_a_format():
     assert tasks[1].question == "A right triangle has legs $3$ and $5$.\n\nFind its area."
     assert [task.family for task in tasks[:4]] == ["Algebra", "Geometry", "Number Theory", "Combinatorics"]
     assert tasks[5].question == "How far is it?\nGive the answer in $km^2$."
-    assert tasks[0].id == "olympiadbench-train-1606"
+    assert tasks[0].id == "1606"
     assert _formatted("math", heldout=1e-9)[1].family == "Prealgebra"
     assert _formatted("minif2f", heldout=1e-9)[0].question == (
         "Let $x+3=10$. Show that $x=7$.\nState this in Lean as theorem own_sum_of_two, without a proof."
@@ -486,7 +641,7 @@ def test_columns_of_a_format_may_have_other_names(tmp_path):
 @pytest.mark.parametrize(("keys", "train", "heldout"), PERIODS["sides"])
 def test_dates_decide_what_is_held_out(keys, train, heldout):
     for split, expected in (("train", train), ("heldout", heldout)):
-        assert [task.id for task in _formatted("aime", split, **keys)] == [f"aime-train-{name}" for name in expected]
+        assert [task.id for task in _formatted("aime", split, **keys)] == expected
 
 
 def test_dates_are_for_other_sets_and_presets_too(tmp_path):

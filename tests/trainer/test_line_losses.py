@@ -175,7 +175,7 @@ def test_a_batch_of_one_update_needs_no_forward_pass_before_it(
 
 
 @pytest.mark.parametrize(
-    "given", [{"grader": lambda task, answer: -1.0}, {"reward_funcs": lambda scored, **_: [-1.0] * 4}]
+    "given", [{"grader": lambda task, answer: -1.0}, {"reward_funcs": lambda scored, **_: [-1.0] * len(scored)}]
 )
 def test_maxrl_ends_at_the_first_step_in_which_something_earned_less_than_nothing(
     tmp_path: Path, given: dict[str, Any]

@@ -131,8 +131,8 @@ def test_messages_and_metadata_come_through_the_data_set() -> None:
     history = (Message("user", "A?"), Message("assistant", "Which?"))
     task = Task("t", "That one.", "1", "f", {"operands": [1, 2], "references": ("1", "one")}, history)
     assert task_of(as_dataset([task])[0]) == task
-    with pytest.raises(ConfigError, match="the last is the user's"):
-        task_of({"prompt": [{"role": "assistant", "content": "Hello"}], "answer": ""})
+    task = Task("t", "?", "1 #### 2", metadata={"question": "x"})
+    assert task_of(as_dataset([task], graded=False)[0]) == task, "what a Task says is not read once more"
 
 
 def test_a_grade_of_the_environment_needs_no_answer() -> None:

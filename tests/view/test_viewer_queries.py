@@ -139,6 +139,16 @@ def test_a_task_over_steps(source: RunApi, everything: list[Row], monkeypatch: p
     assert (few[0], few[-1], len(few)) == (expected[0], expected[-1], 5)
 
 
+def test_another_problem_of_the_same_id_is_another_task(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("name: two-files\n")
+    made = solved_trajectory("7")
+    write_jsonl(tmp_path / "rollouts" / "step_00001.jsonl", [made, made])
+    write_jsonl(tmp_path / "eval" / "step_00001.jsonl", [replace(made, question="What is 3 + 4?")])
+    source = indexed(tmp_path)
+    assert [row["id"] for row in source.task("train-1-0")["rows"]] == ["train-1-0", "train-1-1"]
+    assert [row["id"] for row in source.task("eval-1-0")["rows"]] == ["eval-1-0"]
+
+
 @pytest.mark.parametrize("id", ["", "train-1", "train-1-999", "test-1-1", "train-1-1 OR 1", "train-01-1x", "../etc"])
 def test_unknown_ids(source: RunApi, id: str) -> None:
     for ask in (source.trajectory, source.tokens, source.group, source.task):

@@ -41,6 +41,8 @@ Forms = Sequence[str | None] | None
 
 _verdicts: dict[Question, Verdict] = {}
 """A cache, because a group of trajectories often gives the same answer many times."""
+_readable: set[str] = set()
+"""Reference answers that have been read: a run's problems are checked when they are loaded, and by the trainer."""
 
 
 def grade(task: Task, answer: Sequence[str] | None, forms: Forms = None) -> float:
@@ -117,15 +119,18 @@ def unreadable(tasks: Iterable[Task]) -> list[Task]:
     doubtful: dict[str, list[Task]] = {}
     for task in tasks:
         is_compared = task.metadata.get("graded_as") != "text" and not _decides(task)
-        if is_compared and not _NUMBER.fullmatch(task.answer.strip()):
+        if is_compared and task.answer not in _readable and not _NUMBER.fullmatch(task.answer.strip()):
             doubtful.setdefault(task.answer, []).append(task)
     verdicts = ask([(EQUAL, [answer, None]) for answer in doubtful]) if doubtful else []
-    return [
-        task
-        for same, (is_readable, _) in zip(doubtful.values(), verdicts, strict=True)
-        if not is_readable
-        for task in same
-    ]
+    if len(_readable) > _REMEMBERED:
+        _readable.clear()
+    found = []
+    for (answer, same), (is_readable, _) in zip(doubtful.items(), verdicts, strict=True):
+        if is_readable:
+            _readable.add(answer)
+        else:
+            found += same
+    return found
 
 
 def _at_once(task: Task, answer: Sequence[str] | None, forms: Forms) -> Verdict | Question:

@@ -97,7 +97,8 @@ class RunApi:
 
     def task(self, id: str) -> Answer:
         with opened(self.index) as connection:
-            return {"rows": queries.of_task(connection, queries.entry(connection, id).row["task_id"])}
+            entry = queries.entry(connection, id)
+            return {"rows": queries.of_task(connection, entry.row["task_id"], entry.question)}
 
     def _read(self, id: str) -> tuple[queries.Entry, Trajectory]:
         with opened(self.index) as connection:

@@ -133,10 +133,16 @@ def group(connection: sqlite3.Connection, row: Mapping[str, Any]) -> list[dict[s
     return _select(connection, Query(where, tuple(row[name] for name in names), limit=_ALL))
 
 
-def of_task(connection: sqlite3.Connection, task_id: str) -> list[dict[str, Any]]:
-    """The rollouts of one task over all steps; if there are many, 200 of them, spread evenly from first to last."""
-    chosen = "SELECT id FROM trajectory WHERE task_id = ? ORDER BY id"
-    ids = [row["id"] for row in connection.execute(chosen, (task_id,))]
+def of_task(connection: sqlite3.Connection, task_id: str, question: str) -> list[dict[str, Any]]:
+    """The rollouts of one task over all steps; if there are many, 200 of them, spread evenly from first to last.
+
+    The question counts, too: problems for training and held-out ones may come from two files that use one id.
+    """
+    chosen = (
+        "SELECT trajectory.id AS id FROM trajectory JOIN question ON question.id = trajectory.question "
+        "WHERE task_id = ? AND question.text = ? ORDER BY trajectory.id"
+    )
+    ids = [row["id"] for row in connection.execute(chosen, (task_id, question))]
     if len(ids) > _MOST_OF_TASK:
         last = len(ids) - 1
         ids = [ids[round(number * last / (_MOST_OF_TASK - 1))] for number in range(_MOST_OF_TASK)]

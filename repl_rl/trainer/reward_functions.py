@@ -1,0 +1,219 @@
+"""Reward functions of TRL's kind: called once for a batch, with a list for each column and an entry for each session.
+
+A completion is the whole session, as the model saw it: typed lines, outputs and tracebacks. Functions are tried once
+before anything is loaded, and each of their rewards is checked. The reward of a void trajectory, which they never see,
+is None, which TRL leaves out of its sums and of the means that it logs.
+
+Not covered: a function that waits for ever. Models, which TRL takes for reward functions too, are not tried.
+"""
+
+import asyncio
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import wraps
+from itertools import compress
+from typing import Any
+
+from torch.nn import Module
+from transformers import TrainerState
+
+from repl_rl.errors import ConfigError, RewardError
+from repl_rl.rewards import ScoredTrajectory
+from repl_rl.rewards.functions import name_of
+from repl_rl.rewards.table import PROBE
+from repl_rl.utils.import_path import place_of
+
+Rewards = list[float | None]
+
+
+def component_sum(name: str) -> Callable[..., Rewards]:
+    """A reward function that reports one component's sum over the lines, under the component's name."""
+
+    def reward(scored: list[ScoredTrajectory], **_: Any) -> Rewards:
+        return [None if item.trajectory.is_void else sum(item.components[name]) for item in scored]
+
+    reward.__name__ = name
+    return reward
+
+
+def try_functions(
+    functions: Sequence[Any], row: Mapping[str, Any], count: int, scored: ScoredTrajectory, has_environment: bool
+) -> None:
+    """Call each function once, for `count` completions of a made-up session that was given `row` of the data set.
+
+    Where reward functions get environments, their arguments alone are looked at: an environment would have to begin.
+    Raises ConfigError for what is not a function, and RewardError naming the one that can't be called with these
+    columns, raises, or does not return a number or None for each completion.
+    """
+    columns = _made_up(row, count, scored)
+    if has_environment:
+        columns["environments"] = [None] * count
+    for function in functions:
+        if isinstance(function, str | Module):
+            continue
+        if not callable(function):
+            raise ConfigError(f"reward_funcs: {function!r:.200} is {type(function).__name__}, not a function")
+        _require_arguments(function, columns)
+        if has_environment:
+            continue
+        name = _name_of(function)
+        try:
+            returned = function(**columns)
+            if inspect.isawaitable(returned):
+                with ThreadPoolExecutor(1) as thread:  # a loop may be running in this one
+                    returned = thread.submit(asyncio.run, _awaited(returned)).result()
+        except (Exception, SystemExit) as error:  # users' code may raise anything
+            line = place_of(error)
+            raise RewardError(
+                f"reward function {name!r} raised {type(error).__name__}: {error} ({line and f'{line}, '}tried on "
+                f"{count} completions of a made-up session)"
+            ) from error
+        _checked(name, returned, count)
+
+
+async def _awaited(value: Any) -> Any:
+    return await value
+
+
+def _made_up(row: Mapping[str, Any], count: int, scored: ScoredTrajectory) -> dict[str, Any]:
+    """What TRL calls a reward function with, for a session of three lines of which the first one raises."""
+    prompt = row["prompt"]
+    completion: Any = "".join(line.text + line.output for line in PROBE.lines)
+    if not isinstance(prompt, str):
+        completion = [{"role": "assistant", "content": completion}]
+    columns = {name: value for name, value in row.items() if name not in ("prompt", "completion", "completion_ids")}
+    listed = {
+        "prompts": prompt,
+        "completions": completion,
+        "completion_ids": list(PROBE.completion_ids),
+        **columns,
+        "scored": scored,
+    }
+    made: dict[str, Any] = {name: [value] * count for name, value in listed.items()}
+    made["trainer_state"] = TrainerState()
+    made["log_extra"] = made["log_metric"] = lambda *_, **__: None
+    return made
+
+
+def _require_arguments(function: Callable[..., Any], columns: Mapping[str, Any]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some functions that are written in C have none
+        return
+    try:
+        signature.bind(**columns)
+    except TypeError as error:
+        name = _name_of(function)
+        missing = [
+            parameter.name
+            for parameter in signature.parameters.values()
+            if parameter.default is parameter.empty
+            and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+            and parameter.name not in columns
+        ]
+        if missing:
+            raise RewardError(
+                f"reward function {name!r} wants {', '.join(missing)}, which it is not given: it gets "
+                f"{', '.join(columns)}. Functions of one trajectory, with a number per line, are line_rewards"
+            ) from error
+        raise RewardError(
+            f"reward function {name!r} takes {signature} and is given more by name: {', '.join(columns)}; end its "
+            "arguments with **kwargs"
+        ) from error
+
+
+def _checked(name: str, returned: Any, count: int) -> Rewards:
+    """The rewards of a batch. Raises RewardError."""
+    try:
+        if isinstance(returned, str | bytes | Mapping):
+            raise TypeError
+        rewards = [None if value is None else float(value) for value in returned]
+    except (TypeError, ValueError):
+        raise RewardError(
+            f"reward function {name!r} returned {returned!r:.200}; it has to return a list with a number, or None, "
+            "for each completion"
+        ) from None
+    if len(rewards) != count:
+        raise RewardError(
+            f"reward function {name!r} returned {len(rewards)} rewards for {count} completions; return one for each, "
+            "None where it has nothing to say"
+        )
+    if not all(reward is None or math.isfinite(reward) for reward in rewards):
+        raise RewardError(
+            f"reward function {name!r} returned {rewards!r:.200}; every reward has to be finite, or None where it has "
+            "nothing to say"
+        )
+    return rewards
+
+
+def _name_of(function: Any) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return name_of(function)
+
+
+def _is_async(function: Any) -> bool:
+    """Whether a call returns an awaitable, as TRL tells it."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(function.__call__)
+
+
+def asked_of_valid(function: Any) -> Any:
+    """Wrap a user's reward function so that its rewards are checked, and that it never sees a void trajectory, which
+    may lack even its environment.
+
+    Reward models, which are not functions, are returned unchanged.
+    """
+    if isinstance(function, str | Module):
+        return function
+    name = _name_of(function)
+
+    def asked(columns: dict[str, Any]) -> dict[str, Any]:
+        """TRL's other arguments, which are not lists of that length, stay."""
+        valid = [not item.trajectory.is_void for item in columns["scored"]]
+
+        def kept(values: Any) -> Any:
+            is_column = isinstance(values, list) and len(values) == len(valid)
+            return list(compress(values, valid)) if is_column else values
+
+        return columns if all(valid) else {name: kept(values) for name, values in columns.items()}
+
+    def spread(returned: Any, columns: dict[str, Any]) -> Rewards:
+        """None for void ones."""
+        valid = [not item.trajectory.is_void for item in columns["scored"]]
+        rewards = iter(_checked(name, returned, sum(valid)))
+        return [next(rewards) if is_valid else None for is_valid in valid]
+
+    @wraps(function)
+    def reward(**columns: Any) -> Rewards:
+        given = asked(columns)
+        return spread(function(**given) if given["scored"] else [], columns)
+
+    @wraps(function)
+    async def awaited(**columns: Any) -> Rewards:
+        given = asked(columns)
+        return spread(await function(**given) if given["scored"] else [], columns)
+
+    wrapped = awaited if _is_async(function) else reward
+    wrapped.__name__ = name
+    return wrapped
+
+
+def all_weights(given: Sequence[float] | None, own: Sequence[str], extra: int) -> list[float] | None:
+    """TRL's `reward_weights` for our own components and `extra` functions of TRL's kind; 1 for what is not named.
+
+    Raises ConfigError for weights of our own components, which have theirs in the section `rewards`.
+    """
+    if given is None:
+        return None
+    weights = [*[1.0] * len(own), *given] if len(given) == extra else list(given)
+    if len(weights) != len(own) + extra or any(weight != 1 for weight in weights[: len(own)]):
+        raise ConfigError(
+            f"reward_weights={list(given)} of TRL's arguments: give one for each of the {extra} functions in "
+            f"reward_funcs; what {', '.join(own)} weigh is said in the section `rewards`"
+        )
+    return weights
