@@ -44,7 +44,7 @@ class DialectConfig(Section):
     """python, ipython, fenced, inline, tool_call or text; `package.module:Class` of your own dialect; or the path
     of a .yaml file with texts for one of them (`dialect: fenced`)."""
     system: str | None = None
-    """System prompt. null: the dialect's own for chat models, nothing for base models."""
+    """System prompt. null: the dialect's own for chat models, nothing for base models. Empty text: none."""
     examples: int | None = Field(None, ge=0)
     """Worked sessions shown before the problem. null: all that the dialect has under a chat template, else none."""
     max_output_chars: int = Field(500, ge=64)

@@ -87,11 +87,13 @@ class TextDialect:
     def chat_prompt(self, question: str, history: Sequence[Message] = ()) -> ChatPrompt:
         """The messages for a chat template. The conversation's own system messages are appended to the dialect's."""
         own = [message.content for message in history if message.role == "system"]
-        system = [(self.config.system or self.texts["system"]).strip(), self.presented_tools(), self.shown_examples()]
+        text = self.texts["system"] if self.config.system is None else self.config.system
+        system = [text.strip(), self.presented_tools(), self.shown_examples()]
         system += own
         asked = TextDialect.framed(self, question).strip() if "question" in self.own_texts else question
         rest = [*(message for message in history if message.role != "system"), Message("user", asked)]
-        head = [Message("system", text)] if (text := "\n\n".join(filter(None, system))) else []
+        whole = "\n\n".join(filter(None, system))
+        head = [Message("system", whole)] if whole else []
         messages = tuple({"role": message.role, "content": message.content} for message in [*head, *rest])
         return ChatPrompt(messages, self.chat_opening())
 

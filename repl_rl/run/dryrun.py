@@ -21,14 +21,14 @@ from rich.text import Text
 
 from repl_rl.config import Config, CreditConfig, EngineConfig, RewardsConfig, TrainConfig
 from repl_rl.config.rewards import ShapingConfig
-from repl_rl.engine import load_vocabulary
+from repl_rl.dialect.answers import open_thought
 from repl_rl.engine.environment import gpus_here, prepare_environment
 from repl_rl.engine.factory import engine_backend
 from repl_rl.kernel.memory import default_budget_mb
 from repl_rl.models.find import config_of_model
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.service import prompts
-from repl_rl.rollout.setup import environment_of, limits_of
+from repl_rl.rollout.setup import RolloutSetup, environment_of, limits_of
 from repl_rl.run.held_out import longest_prompt
 from repl_rl.run.launch import launch_command
 from repl_rl.run.memory import Shapes, memory, shapes_of
@@ -58,6 +58,8 @@ _BASELINES = {
     "state": "the mean of the others' lines that began in the same interpreter state",
     "none": "nothing",
 }
+_THOUGHT_SWITCHES = ("enable_thinking", "thinking")
+"""Arguments of chat templates that close the thought of a turn, if they are false."""
 _SESSION_MB = 4.2
 """Private memory of a forked session, and of a stock Jupyter kernel, as measured in BENCHMARKS.md."""
 _STOCK_KERNEL_MB = 73.3
@@ -223,7 +225,9 @@ def _prompts(config: Config, inputs: Inputs, notes: list[str]) -> tuple[int | No
         )
     shown = config.dialect.max_output_chars  # of which many models make a token each, if they are digits
     output = "".join(Random(0).choices("0123456789", k=shown))
-    digits = len(load_vocabulary(inputs.model_path).encode_output(output))
+    setup = RolloutSetup.for_model(config, inputs.model_path, inputs.extensions)
+    _note_template(setup, notes)
+    digits = len(setup.vocabulary.encode_output(output))
     if digits >= budget:
         notes.append(
             f"an output of {shown:,} digits, which dialect.max_output_chars lets through, takes {digits:,} tokens of "
@@ -237,6 +241,42 @@ def _prompts(config: Config, inputs: Inputs, notes: list[str]) -> tuple[int | No
         f"{len(first.ids)}; an output of {shown:,} characters is up to {digits:,} tokens",
         first.text,
     )
+
+
+def _note_template(setup: RolloutSetup, notes: list[str]) -> None:
+    """Note what the chat template makes of a prompt that its writer would not expect."""
+    dialect, vocabulary = setup.dialect_with(setup.extensions.toolbox.tools), setup.vocabulary
+    if not setup.in_chat(dialect):
+        return
+    prompt = dialect.chat_prompt("?")
+    if prompt.messages[0]["role"] == "system" and not vocabulary.has_system_role:
+        notes.append(
+            "this model's chat template has no system role: the system text stands at the head of the first question "
+            "(dialect.system: '' leaves it out)"
+        )
+    closing = open_thought(vocabulary.render_chat(prompt.messages, prompt.tools, opens=True))
+    if closing is None:
+        return
+    way_out = (
+        f"close it with a file of texts of your own (dialect.name: my.yaml) whose opening begins with {closing}, or "
+        "take the dialect fenced or tool_call, where the model closes it"
+    )
+    for name in _THOUGHT_SWITCHES:
+        if not vocabulary.template_names(name):
+            continue
+        without = vocabulary.with_template_kwargs({name: False})
+        if open_thought(without.render_chat(prompt.messages, prompt.tools, opens=True)) is None:
+            way_out = f"close it with model.chat_template_kwargs: {{{name}: false}}"
+    if prompt.prefill:
+        notes.append(
+            f"the chat template begins the model's turn inside a thought, which only {closing} ends, so the session "
+            f"would be typed inside the thought; {way_out}"
+        )
+    elif way_out.startswith("close it with model."):
+        notes.append(
+            f"the chat template begins the model's turn inside a thought, which takes tokens of the budget until the "
+            f"model writes {closing}; if that is not meant, {way_out}"
+        )
 
 
 def _engine(config: Config) -> str:
