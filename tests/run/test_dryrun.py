@@ -144,45 +144,41 @@ def test_recurrent_layers_are_noted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("template", "dialect", "says"),
     [
-        ("gemma", "python", ["no system role: the system text stands at the head of the first question"]),
-        ("gemma", "{examples: 0, system: ''}", []),
-        ("qwen3", "python", []),
+        ("gemma", {}, ["no system role: the system text stands at the head of the first question"]),
+        ("gemma", {"system": ""}, []),
+        ("qwen3", {}, []),
         (
             "qwen3_5_think",
-            "python",
-            ["typed inside the thought; close it with model.chat_template_kwargs: {enable_thi"],
+            {},
+            ["would be typed inside the thought; close it with model.chat", ": {enable_thinking: false}"],
         ),
         (
             "qwen3_5_think",
-            "fenced",
-            ["writes </think>; if that is not meant, close it with model.chat_template_kwargs"],
+            {"name": "fenced"},
+            ["writes </think>; if that is not meant, close it with model.chat_template"],
         ),
-        ("qwen3_5_nothink", "python", []),
+        ("qwen3_5_nothink", {}, []),
         (
             "deepseek_r1_distill",
-            "ipython",
-            ["inside the thought; close it with a file of texts", "begins with </think>"],
+            {"name": "ipython"},
+            ["inside the thought; close it with a file", "begins with </think>"],
         ),
-        ("deepseek_r1_distill", "fenced", []),
+        ("deepseek_r1_distill", {"name": "fenced"}, []),
     ],
 )
 def test_what_a_chat_template_makes_of_a_prompt_is_noted(
-    template: str, dialect: str, says: list[str], tmp_path: Path
+    template: str, dialect: dict[str, Any], says: list[str], tmp_path: Path
 ) -> None:
     shutil.copytree(NANO_PATH, tmp_path / "chat")
-    source = (REAL / f"{template}.jinja").read_text()
-    (tmp_path / "chat" / "chat_template.jinja").write_text(source)
-    brief = ("dialect.examples=0", "dialect.system=Be brief.") if "{" not in dialect else ()
-    config = load_config(
-        "quickstart",
-        (f"model.path={tmp_path / 'chat'}", f"dialect={dialect}" if brief == () else f"dialect.name={dialect}", *brief),
-    )
+    (tmp_path / "chat" / "chat_template.jinja").write_text((REAL / f"{template}.jinja").read_text())
+    brief = {"examples": 0, "system": "Be brief."} | dialect
+    config = load_config("quickstart", (f"model.path={tmp_path / 'chat'}", f"dialect={json.dumps(brief)}"))
     made = dryrun.dry_run(config, tmp_path / "runs")
     notes = " ".join(note for note in made.notes if "template" in note)
     assert [text for text in says if text not in notes] == []
     assert bool(notes) == bool(says)
     assert made.prompt is not None
-    assert ("Be brief." in made.prompt) == bool(brief)
+    assert brief["system"] in made.prompt
 
 
 def test_of_a_mixture_of_experts_it_says_what_adapters_reach_and_refuses_what_can_not_be(
