@@ -6,7 +6,7 @@ import datetime
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from repl_rl.config.section import Excluding, Names, Section
 from repl_rl.utils.folders import is_local_path
@@ -132,6 +132,25 @@ class TasksConfig(Section):
         if self.is_generated and given:
             raise ValueError(f"{given[0]} is for data sets; set dataset or folder, or leave it out")
         return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_name_may_be_of_two_things(cls, values: Any) -> Any:
+        if isinstance(values, str | list):
+            name = values if isinstance(values, str) else values[0] if values else ""
+            raise ValueError(
+                f"{values!r} may name a data set or families of problems; write tasks: {{dataset: {name}}} or tasks: "
+                f"{{families: [{name}]}}"
+            )
+        return values
+
+    @field_validator("heldout", mode="before")
+    @classmethod
+    def _a_share_may_be_in_percent(cls, value: Any) -> Any:
+        text = value.strip() if isinstance(value, str) else ""
+        if re.fullmatch(r"[0-9]+(\.[0-9]+)? ?%", text):
+            return float(text.rstrip(" %")) / 100
+        return float(text) if re.fullmatch(r"[0-9]*\.[0-9]+", text) else value
 
     @model_validator(mode="before")
     @classmethod

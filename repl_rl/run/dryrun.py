@@ -26,7 +26,7 @@ from repl_rl.engine.environment import gpus_here, prepare_environment
 from repl_rl.engine.factory import engine_backend
 from repl_rl.kernel.memory import default_budget_mb
 from repl_rl.models.find import config_of_model
-from repl_rl.models.nano import NANO_PATH
+from repl_rl.models.nano import NANO_PATH, SHIPPED
 from repl_rl.rollout.service import prompts
 from repl_rl.rollout.setup import RolloutSetup, environment_of, limits_of
 from repl_rl.run.held_out import longest_prompt
@@ -60,13 +60,13 @@ _BASELINES = {
 }
 _THOUGHT_SWITCHES = ("enable_thinking", "thinking")
 """Arguments of chat templates that close the thought of a turn, if they are false."""
+_HIGH, _HIGH_FOR_ADAPTERS = 1e-4, 1e-3
+"""Learning rates at which weights that were trained before are lost."""
 _SESSION_MB = 4.2
 """Private memory of a forked session, and of a stock Jupyter kernel, as measured in BENCHMARKS.md."""
 _STOCK_KERNEL_MB = 73.3
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Keys that a `config.json` of a model with routers has one of."""
-PLAIN = ("adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "epsilon", "epsilon_high")
-"""Arguments of TRL's that are plain numbers: it takes any, so they are checked without loading it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +103,7 @@ def dry_run(
     inputs = check_inputs(config, asks_hub=False)
     prepare_environment(config.engine.kv_cache_gib)
     gpus, gpu_gib = gpus_here()
-    # The config checks its own keys. TRL is asked about further arguments, and about what depends on processes and
-    # GPUs: loading it, and torch, takes seconds.
-    is_plain = all(key in PLAIN and type(value) in (int, float) for key, value in config.train.trl.items())
-    if not is_plain or gpus or config.train.processes > 1:
+    if gpus or config.train.processes > 1:
         training_arguments(config, folder)
     tools = ", ".join(f"{tool.name} ({tool.where})" for tool in inputs.extensions.toolbox.tools)
     brought = [
@@ -130,6 +127,7 @@ def dry_run(
         ("advantages", credit_in_words(config.credit)),
         ("GPUs", _gpu_needs(config, gpus, arguments, notes)),
         ("a step", _step(config)),
+        ("learning rate", _learning_rate(config, notes)),
         ("tokens of a step", f"at most {tokens:,} of completion, outputs included, in at most {lines:,} lines"),
         ("kernels", _kernels(config)),
         ("problems", _problems(config, inputs, notes)),
@@ -313,6 +311,22 @@ def _step(config: Config) -> str:
         f"{train.prompts_per_step} problems x {train.group_size} = {train.prompts_per_step * train.group_size} "
         f"trajectories = {micro} at a time{most} x {train.processes} processes x "
         f"{train.trajectories_per_process // micro} accumulated; {train.steps} steps{grown}"
+    )
+
+
+def _learning_rate(config: Config, notes: list[str]) -> str:
+    train = config.train
+    rate, trains_adapters = train.learning_rate, train.lora is not None
+    if config.model.path not in SHIPPED and rate >= (_HIGH_FOR_ADAPTERS if trains_adapters else _HIGH):
+        whose, usual = ("adapters", "1e-5 to 2e-4") if trains_adapters else ("all weights", "1e-6 to 2e-6")
+        notes.append(
+            f"train.learning_rate is {rate:g}, which suits nano and its like: pretrained weights are lost at it within "
+            f"a few steps. The configs that ship train {whose} of such models with {usual}"
+        )
+    warmup = f" after {train.warmup_steps} steps of warm-up" if train.warmup_steps else ""
+    optimizer = train.trl.get("optim", "AdamW")
+    return (
+        f"{rate:g} ({train.schedule}{warmup}; {optimizer}), gradients scaled down to a norm of {train.max_grad_norm:g}"
     )
 
 

@@ -157,6 +157,35 @@ def test_files_that_are_no_yaml_and_empty_ones(tmp_path: Path) -> None:
     assert load_config(str(path)) == Config()
 
 
+@pytest.mark.parametrize(("short", "long"), CASES["short forms"])
+def test_short_forms_are_what_they_stand_for(short: dict[str, Any], long: dict[str, Any]) -> None:
+    config = parse_config(short)
+    assert config == parse_config(long)
+    assert parse_config(config.model_dump(mode="json")) == config
+
+
+def test_an_override_goes_into_a_section_that_a_name_stands_for() -> None:
+    config = parse_config({"model": "nano", "credit": "rloo"}, ("model.dtype=bfloat16", "credit.clip=2"))
+    assert (config.model.path, config.model.dtype) == ("nano", "bfloat16")
+    assert (config.credit.estimator, config.credit.clip) == ("rloo", 2)
+
+
+@pytest.mark.parametrize(("text", "message"), CASES["unmeant"])
+def test_what_a_file_can_not_mean_is_refused_with_its_lines(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=rf"c.yaml can't be read as YAML: {message}"):
+        load_config(str(tmp_path / "c.yaml"))
+
+
+def test_keys_of_merged_mappings_and_comments_of_empty_values_are_no_mistakes(tmp_path: Path) -> None:
+    text = "train: &train {steps: 3}\neval:  # as it is\n  problems: 7\ntools: {where: host}\n"
+    (tmp_path / "c.yaml").write_text(
+        text + "budget: {<<: {lines: 3}, <<: {tokens: 9}, lines: 4}\nenvironment: # none\n"
+    )
+    config = load_config(str(tmp_path / "c.yaml"))
+    assert (config.budget.lines, config.budget.tokens, config.eval.problems, config.environment) == (4, 9, 7, None)
+
+
 def test_configs_are_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Config().train.steps = 3

@@ -23,7 +23,7 @@ from repl_rl.models.nano import NANO_PATH
 from repl_rl.run import dryrun
 from repl_rl.run.dryrun import idle_settings
 from repl_rl.run.folder import RunFolder
-from repl_rl.run.training import training_arguments
+from repl_rl.run.training import PLAIN, training_arguments
 from repl_rl.utils.folders import resource_folder
 
 pytestmark = pytest.mark.more
@@ -99,7 +99,7 @@ def test_settings_that_do_nothing_are_named(sections: dict[str, Any], gpus: int,
 
 
 def test_trl_takes_what_a_dry_run_does_not_show_it(tmp_path: Path) -> None:
-    plain = dict(zip(dryrun.PLAIN, (-1.0, 0, 1e9, 0.5, 7, -0.5), strict=True))
+    plain = dict(zip(PLAIN, (-1.0, 0, 1e9, 0.5, 7, -0.5), strict=True))
     config = load_config("quickstart", (f"train.trl={json.dumps(plain)}",))
     made = training_arguments(config, RunFolder(tmp_path), use_cpu=True)
     assert {key: getattr(made, key) for key in plain} == plain
