@@ -6,7 +6,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +179,109 @@ def test_what_a_chat_template_makes_of_a_prompt_is_noted(
     assert bool(notes) == bool(says)
     assert made.prompt is not None
     assert brief["system"] in made.prompt
+
+
+SHOP = """
+from repl_rl.tools import tool
+
+class Shop:
+    def reset(self, task):
+        self.cart = []
+        with open("log", "a") as log:
+            log.write("reset\\n")
+        return {"shelf": {"tea": 3}, "buy": self.buy, "pay": self.pay}
+
+    def buy(self, name: str) -> str:
+        '''Put something into the cart.'''
+
+    @tool(ends=True)
+    def pay(self, euros: int) -> int:
+        '''Pay, and leave.'''
+        return euros
+
+    def observe(self):
+        return "The shop is open."
+
+    def close(self):
+        with open("log", "a") as log:
+            log.write("close\\n")
+
+class Silent:
+    def reset(self, task):
+        pass
+
+class Lottery:  # as TRL's are
+    def reset(self, **row):
+        return f" It has {len(row['answer'])} digits."
+
+    def draw(self) -> int:
+        '''Draw a number.'''
+
+    def get_reward(self):
+        return 0.5
+
+class Wordy(Silent):
+    def observe(self):
+        return "word " * 2000
+
+class Closed(Shop):
+    def reset(self, task):
+        return {"key": task.metadata["key"]}
+"""
+
+
+@pytest.fixture
+def shops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "shops.py").write_text(SHOP)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    sys.modules.pop("shops", None)
+
+
+def test_an_environment_is_begun_once_and_its_first_prompt_shown(shops: Path, shown: Shown) -> None:
+    text = shown("quickstart", "--set", "environment=shops:Shop", "--set", "tasks.families=product")
+    assert "environment Shop, tried with task '" in text
+    assert (
+        "tools buy(name: str) -> str, pay(euros: int) -> int; values shelf; it says first: The shop is open.;" in text
+    )
+    assert "the task's answer decides, as without it" in text
+    assert "+1 for a right answer" in text
+    prompt = text.partition("the first prompt, as the model reads it:")[2]
+    for told in (
+        "buy(name: str) -> str: Put something",
+        "# The shop is open.",
+        "# A call of pay ends the session, and",
+    ):
+        assert told in prompt
+    assert (shops / "log").read_text() == "reset\nclose\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("Silent", ["Silent, tried with task '", "no tools; it says nothing first; the task's answer decides"]),
+        (
+            "Lottery",
+            ["tools draw() -> int; it says first: It has", "its get_reward decides", "rewards +1 times Lottery.get"],
+        ),
+    ],
+)
+def test_what_an_environment_pays_is_said_in_words(name: str, says: list[str], shops: Path, shown: Shown) -> None:
+    text = shown("quickstart", "--set", f"environment=shops:{name}")
+    assert [part for part in says if part not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("Closed", "environment Closed: reset raised KeyError: 'key' (shops.py:46)"),
+        ("Wordy", "with what the environment says first, has 6"),
+    ],
+)
+def test_an_environment_that_can_not_begin_is_refused_with_the_line(
+    name: str, says: str, shops: Path, shown: Shown
+) -> None:
+    assert says in shown("quickstart", "--set", f"environment=shops:{name}", code=2)
 
 
 def test_of_a_mixture_of_experts_it_says_what_adapters_reach_and_refuses_what_can_not_be(
