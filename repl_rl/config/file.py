@@ -235,9 +235,7 @@ def load_config(source: str, overrides: tuple[str, ...] = ()) -> Config:
     is_shipped = not path.is_file()
     if is_shipped:
         if source not in shipped_configs():
-            raise ConfigError(
-                f"no config {source!r}: neither a file nor a shipped name ({', '.join(shipped_configs())})"
-            )
+            raise ConfigError(no_config(source))
         path = resource_folder("configs") / f"{source}.yaml"
     try:
         values = read_yaml(read_file(path, most_bytes=MOST_BYTES).decode()) or {}
@@ -250,6 +248,16 @@ def load_config(source: str, overrides: tuple[str, ...] = ()) -> Config:
     looked_in = str((folder / Path(config.import_from or "").expanduser()).resolve())
     look_in(looked_in, "the folder of the YAML file" if looked_in == str(folder) else "import_from")
     return config.model_copy(update={"import_from": looked_in})
+
+
+def no_config(source: str) -> str:
+    """That no config is called `source`, and the nearest name: of what ships, or of a file in the folder it names."""
+    folder, shipped = Path(source).parent, list(shipped_configs())
+    files = [str(path) for pattern in ("*.yaml", "*.yml") for path in sorted(folder.glob(pattern))]
+    hint = nearest(source, [*shipped, *files])
+    if not hint.startswith("did you mean"):  # of a folder full of files, not all
+        hint = nearest(source, shipped)
+    return f"no config {source!r}: neither a file nor a shipped name; {hint}"
 
 
 def parse_config(values: Any, overrides: tuple[str, ...] = (), folder: Path | None = None) -> Config:

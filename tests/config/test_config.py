@@ -143,8 +143,14 @@ def test_shipped_configs_load_by_name() -> None:
     for name in shipped_configs():
         config = load_config(name)
         assert parse_config(config.model_dump(mode="json")) == config
-    with pytest.raises(ConfigError, match=r"no config 'quickstrat': neither a file nor a shipped name \(.*quickstart"):
+
+
+def test_a_name_of_no_config_is_asked_back_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no config 'quickstrat': neither .*; did you mean 'quickstart'\?$"):
         load_config("quickstrat")
+    (tmp_path / "my_run.yaml").write_text("{}")
+    with pytest.raises(ConfigError, match=r"neither a file nor a shipped name; did you mean '.*/my_run.yaml'\?$"):
+        load_config(str(tmp_path / "myrun.yaml"))
 
 
 def test_files_that_are_no_yaml_and_empty_ones(tmp_path: Path) -> None:
