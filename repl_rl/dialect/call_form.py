@@ -57,7 +57,7 @@ _NESTING_KEY, _LIST_KEY = "function", "tool_calls"
 """Of OpenAI's API: the function in a call, and the calls in a message."""
 _BESIDE = {"type", "id", "call_id", "tool_call_id", "index"}
 """Keys that a call may have besides."""
-_PYTHON_TAG = "<|python_tag|>"
+_PYTHON_TAG = re.compile(r"^[ \t]*<\|python_tag\|>", re.MULTILINE)
 _CALL_OF_TOOL = re.compile(r"\w+\.call\(")
 WAY_OUT = "take another model, or the dialect inline or fenced"
 _DECODER = json.JSONDecoder(strict=False)
@@ -157,7 +157,8 @@ def typed_call(template: Template, schemas: Schemas, function: Mapping[str, Any]
     text between a turn and the first result."""
     prompt = _rendered(template, [_QUESTION], schemas, True)
     text = _rendered(template, _conversation(function, 1), schemas, True)
-    return text[_parting(text, prompt) : text.rindex(end + _RESULT.format(0))]
+    typed = text[_parting(text, prompt) :]
+    return typed.rpartition(end + _RESULT.format(0))[0] or typed
 
 
 def user_frame(template: Template) -> tuple[str, str] | None:
@@ -175,10 +176,10 @@ def user_frame(template: Template) -> tuple[str, str] | None:
 def split_calls(message: str, form: CallForm) -> tuple[list[str], str]:
     """The calls in a message as JSON or in tags, in order, and its prose. A call without a closing mark ends with the
     message."""
-    before, tag, tagged = message.partition(_PYTHON_TAG)
-    if tag and not _may_hold_calls(tagged):
-        calls, prose = split_calls(before, form)
-        return calls + _python_calls(tagged.strip(), form), prose
+    tag = _PYTHON_TAG.search(message)
+    if tag is not None and not _may_hold_calls(message[tag.end() :]):
+        calls, prose = split_calls(message[: tag.start()], form)
+        return calls + _tagged_calls(message[tag.end() :].strip(), form), prose
     if not form.opening:
         mark = _WHOLE_MESSAGE.match(message)
         if mark is None:
@@ -253,18 +254,19 @@ def _marked_calls(mark: re.Match[str], form: CallForm) -> list[str]:
 
 
 def _python_calls(code: str, form: CallForm) -> list[str]:
-    """The call of `python` that code stands for, or of the tool that it names as Llama does: `name.call(key="value")`.
-    None without code."""
-    if not code.strip():
-        return []
-    name, arguments = "python", {"code": code}
+    """The call of `python` that code stands for; none without code."""
+    return [json.dumps({form.name_key: "python", form.arguments_key: {"code": code}})] if code.strip() else []
+
+
+def _tagged_calls(code: str, form: CallForm) -> list[str]:
+    """What follows Llama's tag: code for `python`, or the call of a tool as `name.call(key="value")`."""
     tree = parsed(code) if _CALL_OF_TOOL.match(code) and not is_deep(code) else None
     match tree and tree.body:
-        case [ast.Expr(ast.Call(ast.Attribute(ast.Name(tool), "call"), [], keywords))]:
+        case [ast.Expr(ast.Call(ast.Attribute(ast.Name(name), "call"), [], keywords))]:
             with contextlib.suppress(ValueError, TypeError):  # its values are computed, so it is other code
                 arguments = {str(each.arg): ast.literal_eval(each.value) for each in keywords}
-                name = tool
-    return [json.dumps({form.name_key: name, form.arguments_key: arguments})]
+                return [json.dumps({form.name_key: name, form.arguments_key: arguments})]
+    return _python_calls(code, form)
 
 
 def _bare_calls(text: str, form: CallForm) -> tuple[list[str], str]:
@@ -304,11 +306,11 @@ def _unnested(value: Any) -> list[Any]:
     under `function`."""
     if isinstance(value, dict) and isinstance(value.get(_LIST_KEY), list):
         value = value[_LIST_KEY]
-    items = value if isinstance(value, list) else [value]
-    return [
-        item[_NESTING_KEY] if isinstance(item, dict) and isinstance(item.get(_NESTING_KEY), dict) else item
-        for item in items
-    ]
+    calls = []
+    for item in value if isinstance(value, list) else [value]:
+        is_nested = isinstance(item, dict) and isinstance(item.get(_NESTING_KEY), dict)
+        calls.append(item[_NESTING_KEY] if is_nested else item)
+    return calls
 
 
 def _calls_in(block: str, form: CallForm) -> list[str]:

@@ -131,6 +131,8 @@ def test_calls_in_the_forms_of_others_are_read(template: str, typed: str) -> Non
         ("<|python_tag|>", []),
         ("<|python_tag|>[1, 2]", ["[1, 2]"]),
         ("<|python_tag|>x.call(y=6 * z)", ["x.call(y=6 * z)"]),
+        ('```python\napi.call(path="x")\n```', ['api.call(path="x")']),
+        ('{"name": "python", "parameters": {"code": "x = 1  # <|python_tag|>"}}', ["x = 1  # <|python_tag|>"]),
         ("<|python_tag|>re.call('\\d')", ["re.call('\\d')"]),
         ('Data:\n{"name": "python", "arguments": {"code": "1"}, "result": 3}', []),
         ('The schema is {"type": "function", "function": {"name": "python"}}', []),
