@@ -36,9 +36,10 @@ here. `repl-rl train FILE --dry-run` checks a file and says what it would do; a 
 written out, as `config.yaml` in its folder.
 
 An unknown key is refused with the nearest known one, a value out of range with the range, and values that exclude one
-another with both names. `1e-3` is a number. `engine: NAME` is short for `engine: {backend: NAME}`, `rewards: NAME` for
-`rewards: {preset: NAME}`, and `weight: 0.5` under `rewards.shaping` for `weight: {start: 0.5}`. A list of one name may
-be given as the name: `families: gcd`.
+another with both names. A key that stands twice is refused with both lines. `1e-3` is a number. A name may stand for a
+section, as in `model: nano` for `model: {path: nano}`, where a section's table says so; `weight: 0.5` under
+`rewards.shaping` is short for `weight: {start: 0.5}`. A list of one may be given as what is in it: `families: gcd`,
+`kinds: comment`.
 """
 
 _LINK = re.compile(r"\bdocs/([\w-]+\.md)\b")
@@ -122,6 +123,8 @@ def section(path: str, model: type[BaseModel]) -> str:
         cells = [f"`{name}`", type_words(field.annotation, field.metadata), default, about]
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     about = _LINK.sub(r"[\1](\1)", " ".join((inspect.getdoc(model) or "").split()))
+    if (key := getattr(model, "SHORT_FOR", None)) is not None:
+        about += f" `{path}: NAME` is short for `{path}: {{{key}: NAME}}`."
     title = f"## `{path}`" if path else "## The file itself"
     table = ["| key | value | default | |", "|---|---|---|---|", *rows]
     return "\n".join(["", title, "", *([about, ""] if about else []), *table]).removeprefix("\n") + "\n"

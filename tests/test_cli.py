@@ -105,7 +105,7 @@ def test_without_a_terminal_nothing_is_wrapped_at_80_columns(
     assert capsys.readouterr().err.count("\n") == 1
     assert main(["train", "quickstart", "--dry-run"]) == 0
     rows, prompt = capsys.readouterr().out.split("the first prompt, as the model reads it:\n")
-    assert (len(rows.splitlines()), len(prompt.splitlines())) == (14, 4)
+    assert (len(rows.splitlines()), len(prompt.splitlines())) == (15, 4)
 
 
 def test_a_missing_vllm_is_said_with_the_command_that_brings_it(

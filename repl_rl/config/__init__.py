@@ -10,6 +10,7 @@ from repl_rl.config.credit import Scale as Scale
 from repl_rl.config.file import Config as Config
 from repl_rl.config.file import dump_config as dump_config
 from repl_rl.config.file import load_config as load_config
+from repl_rl.config.file import no_config as no_config
 from repl_rl.config.file import parse_config as parse_config
 from repl_rl.config.rewards import Reward as Reward
 from repl_rl.config.rewards import RewardsConfig as RewardsConfig

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, field_validator, model_validator
 
@@ -14,6 +14,8 @@ Amount = Annotated[float, Field(ge=0)]
 class ClusterConfig(Section):
     """Rollouts on the machines of a Ray cluster. Without the section, they run on the trainer's machine.
     docs/engines.md"""
+
+    SHORT_FOR: ClassVar[str | None] = "address"
 
     address: str = "auto"
     """Of the Ray cluster, `host:port`; `auto`: the one that this machine belongs to; `local`: one of this machine

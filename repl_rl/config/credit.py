@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -38,6 +38,8 @@ long as what comes after a line does not decide whether it is forked. The others
 
 class CreditConfig(Section):
     """How rewards become advantages. Formulas and sources are in `repl_rl/credit/`, one file per estimator."""
+
+    SHORT_FOR: ClassVar[str | None] = "estimator"
 
     estimator: Annotated[str, known_or_own(USED, "estimator", "package.module:function")] = "return_to_go"
     """How a group's rewards become advantages: `outcome`, `dr_grpo`, `rloo`, `maxrl`, `reinforce++`, `return_to_go`,

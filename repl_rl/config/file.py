@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import shlex
 import typing
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from repl_rl.config.cluster import ClusterConfig
 from repl_rl.config.credit import NEUTRAL, ON_TREES, CreditConfig
@@ -25,9 +26,9 @@ from repl_rl.config.rollout import (
     SubcallsConfig,
     ToolsConfig,
 )
-from repl_rl.config.section import Excluding, Names, Section
+from repl_rl.config.section import YES_OR_NO, Excluding, Names, Section, options_of
 from repl_rl.config.tasks import TasksConfig
-from repl_rl.config.train import EvalConfig, MaskConfig, TrainConfig
+from repl_rl.config.train import OTHER_NAMES, EvalConfig, MaskConfig, TrainConfig
 from repl_rl.errors import ConfigError
 from repl_rl.files import read_file
 from repl_rl.utils.folders import resource_folder, shipped_configs
@@ -61,13 +62,14 @@ class Config(Section):
     sampling: SamplingConfig = SamplingConfig()
     budget: BudgetConfig = BudgetConfig()
     subcalls: SubcallsConfig = SubcallsConfig()
-    branch: BranchConfig | None = None
-    cluster: ClusterConfig | None = None
+    branch: Annotated[BranchConfig | None, YES_OR_NO] = None
+    cluster: Annotated[ClusterConfig | None, YES_OR_NO] = None
     rewards: RewardsConfig = RewardsConfig()
     credit: CreditConfig = CreditConfig()
     train: TrainConfig = TrainConfig()
     eval: EvalConfig = EvalConfig()
 
+    OTHER_NAMES: ClassVar[dict[str, str]] = OTHER_NAMES
     EXCLUDING: ClassVar[tuple[Excluding, ...]] = (
         (("engine.deterministic", "rollout"), "a loop of your own asks the engine as it likes"),
         (("guests", "rollout"), "a loop of your own has none"),
@@ -233,9 +235,7 @@ def load_config(source: str, overrides: tuple[str, ...] = ()) -> Config:
     is_shipped = not path.is_file()
     if is_shipped:
         if source not in shipped_configs():
-            raise ConfigError(
-                f"no config {source!r}: neither a file nor a shipped name ({', '.join(shipped_configs())})"
-            )
+            raise ConfigError(no_config(source))
         path = resource_folder("configs") / f"{source}.yaml"
     try:
         values = read_yaml(read_file(path, most_bytes=MOST_BYTES).decode()) or {}
@@ -248,6 +248,16 @@ def load_config(source: str, overrides: tuple[str, ...] = ()) -> Config:
     looked_in = str((folder / Path(config.import_from or "").expanduser()).resolve())
     look_in(looked_in, "the folder of the YAML file" if looked_in == str(folder) else "import_from")
     return config.model_copy(update={"import_from": looked_in})
+
+
+def no_config(source: str) -> str:
+    """That no config is called `source`, and the nearest name: of what ships, or of a file in the folder it names."""
+    folder, shipped = Path(source).parent, list(shipped_configs())
+    files = [str(path) for pattern in ("*.yaml", "*.yml") for path in sorted(folder.glob(pattern))]
+    hint = nearest(source, [*shipped, *files])
+    if not hint.startswith("did you mean"):  # of a folder full of files, not all
+        hint = nearest(source, shipped)
+    return f"no config {source!r}: neither a file nor a shipped name; {hint}"
 
 
 def parse_config(values: Any, overrides: tuple[str, ...] = (), folder: Path | None = None) -> Config:
@@ -269,10 +279,6 @@ def dump_config(config: Config) -> str:
     return write_yaml(config.model_dump(mode="json"))
 
 
-_SHORT_FOR = {"engine": "backend", "rewards": "preset"}
-"""Sections that may be given as the value of one of their keys."""
-
-
 def _with_override(values: dict[str, Any], override: str) -> dict[str, Any]:
     key, equals, text = override.partition("=")
     if not equals or not key:
@@ -288,8 +294,8 @@ def _with_override(values: dict[str, Any], override: str) -> dict[str, Any]:
         left = "nothing is left of the value" if leaf is None else f"the value would be {leaf!r}"
         raise ConfigError(f"--set {override!r}: '#' begins a comment in YAML, so {left}; quote it: {quoted}")
     head, *rest = key.split(".")
-    if rest and isinstance(values.get(head), str) and head in _SHORT_FOR:
-        values = {**values, head: {_SHORT_FOR[head]: values[head]}}
+    if rest and (section := _section_at([head])) is not None:
+        values = {**values, head: section.written_out(values.get(head))}
     return _merged(values, [head, *rest], leaf)
 
 
@@ -309,17 +315,35 @@ def _merged(values: dict[str, Any], keys: list[str], leaf: Any) -> dict[str, Any
     return {**values, head: _merged(below if isinstance(below, dict) else {}, rest, leaf)}
 
 
+def _section_at(keys: Iterable[Any]) -> type[Section] | None:
+    """The section below these keys; None for what is not a section. A number is an index into a list."""
+    section: type[Section] = Config
+    for key in keys:
+        if not isinstance(key, str):
+            continue
+        field = section.model_fields.get(key)
+        options = () if field is None else options_of(field.annotation)
+        parts = [part for option in options for part in (option, *typing.get_args(option))]
+        below = [part for part in parts if isinstance(part, type) and issubclass(part, Section)]
+        if not below:
+            return None
+        section = below[0]
+    return section
+
+
 def _explain(problem: Any) -> str:
     where = ".".join(str(part) for part in problem["loc"] if part != "[key]")
     if problem["type"] == "extra_forbidden":
         *above, key = problem["loc"]
-        section: type[BaseModel] = Config
-        for name in (part for part in above if isinstance(part, str)):  # a number in `loc` is an index into a list
-            below = section.model_fields[name].annotation
-            if not isinstance(below, type):
-                below = next(part for part in typing.get_args(below) if isinstance(part, type))
-            section = below
-        return f"unknown key {where!r}; {nearest(str(key), section.model_fields)}"
+        owner = _section_at(above) or Config
+        if (known := owner.OTHER_NAMES.get(str(key))) is not None:
+            return f"unknown key {where!r}; here it is {known}"
+        return f"unknown key {where!r}; {nearest(str(key), owner.model_fields)}"
+    if problem["type"] == "model_type" and (section := _section_at(problem["loc"])) is not None:
+        keys = ", ".join(section.model_fields)
+        if problem["input"] is None:
+            return f"{where}: the section is empty; leave it out, or give it some of its keys, which are {keys}"
+        return f"{where}: it is a section, with keys of its own, which are {keys} (got {problem['input']!r})"
     message = str(problem["msg"]).removeprefix("Value error, ")
     if not where:
         return message

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
 from pydantic import (
@@ -228,6 +228,8 @@ class LengthConfig(Section):
 class RewardsConfig(Section):
     """What a trajectory and its lines earn. docs/rewards.md says how the parts go together."""
 
+    SHORT_FOR: ClassVar[str | None] = "preset"
+
     preset: str = "none"
     """Name of a file in `configs/rewards`. The keys below override what it sets."""
     outcome: Reward = 1.0
@@ -264,8 +266,7 @@ class RewardsConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _over_its_preset(cls, values: Any) -> Any:
-        if isinstance(values, str):
-            values = {"preset": values}
+        values = cls.written_out(values)
         if not isinstance(values, dict):
             return values
         name = values.get("preset", "none")

@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from repl_rl.config.section import Excluding, Names, Section, known_or_own, one_needs_no_list
+from repl_rl.config.section import Excluding, Names, Section, known_or_own
 from repl_rl.errors import ConfigError
 from repl_rl.trajectory import LineKind
 from repl_rl.utils.import_path import imported
@@ -17,6 +17,8 @@ from repl_rl.utils.import_path import imported
 
 class ModelConfig(Section):
     """The model that samples and is trained."""
+
+    SHORT_FOR: ClassVar[str | None] = "path"
 
     path: str = "nano"
     """A name (nano, nano-conventions, nano-rlm, qwen2.5-coder-0.5b, qwen2.5-coder-1.5b, gemma-270m), a local
@@ -40,11 +42,13 @@ class ModelConfig(Section):
 class DialectConfig(Section):
     """What the model reads and how its turns are read. docs/dialects.md shows all of them."""
 
+    SHORT_FOR: ClassVar[str | None] = "name"
+
     name: str = Field("python", min_length=1)
     """python, ipython, fenced, inline, tool_call or text; `package.module:Class` of your own dialect; or the path
     of a .yaml file with texts for one of them (`dialect: fenced`)."""
     system: str | None = None
-    """System prompt. null: the dialect's own for chat models, nothing for base models."""
+    """System prompt. null: the dialect's own for chat models, nothing for base models. Empty text: none."""
     examples: int | None = Field(None, ge=0)
     """Worked sessions shown before the problem. null: all that the dialect has under a chat template, else none."""
     max_output_chars: int = Field(500, ge=64)
@@ -53,6 +57,8 @@ class DialectConfig(Section):
 
 class ToolsConfig(Section):
     """Functions that the model may call, besides all of Python."""
+
+    SHORT_FOR: ClassVar[str | None] = "functions"
 
     functions: Names = ()
     """Import paths, `package.module:function`, of functions with annotations and a docstring."""
@@ -63,6 +69,8 @@ class ToolsConfig(Section):
 
 class KernelConfig(Section):
     """The interpreters: one per trajectory, in a sandbox. docs/threat-model.md says what the sandbox prevents."""
+
+    SHORT_FOR: ClassVar[str | None] = "backend"
 
     size: int = Field(64, ge=1, le=4096)
     """Kernels alive at once, running and started ahead of need."""
@@ -116,7 +124,9 @@ _BACKENDS = ("auto", "vllm", "server", "transformers")
 
 
 class EngineConfig(Section):
-    """`engine: transformers` in a file is short for `engine: {backend: transformers}`."""
+    """What samples, and how much of it at a time."""
+
+    SHORT_FOR: ClassVar[str | None] = "backend"
 
     backend: Annotated[str, known_or_own(_BACKENDS, "engine", "package.module:function")] = "auto"
     """auto, vllm, server or transformers; or `package.module:function`, which makes your own engine.
@@ -150,11 +160,6 @@ class EngineConfig(Section):
     EXCLUDING: ClassVar[tuple[Excluding, ...]] = (
         (("deterministic", "servers"), "a server batches lines as they come"),
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_name(cls, values: Any) -> Any:
-        return {"backend": values} if isinstance(values, str) else values
 
     @model_validator(mode="after")
     def _servers_fit_the_backend(self) -> EngineConfig:
@@ -329,7 +334,7 @@ class BranchConfig(Section):
     of your own, `package.module:Class`. docs/trees.md"""
     within: int | None = Field(None, ge=2)
     """`random` draws among the first so many lines; null is `budget.lines`. Set it to what sessions usually take."""
-    skip: Annotated[tuple[LineKind, ...], BeforeValidator(one_needs_no_list)] = (LineKind.COMMENT, LineKind.BLANK)
+    skip: tuple[LineKind, ...] = (LineKind.COMMENT, LineKind.BLANK)
     """Kinds of lines after which nothing forks. Inside of an open cell nothing ever does."""
     by: Literal["fork", "replay"] = "fork"
     """How a branch comes to its root's state: the interpreter forks, where it can and the pool has room; else the lines

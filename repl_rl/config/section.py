@@ -1,7 +1,8 @@
 """The base class of every section of the file, and what sections say of options that exclude one another."""
 
 from collections.abc import Callable, Collection, Iterable
-from typing import Annotated, Any, ClassVar, Self
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Self, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, model_validator
 
@@ -14,8 +15,31 @@ def one_needs_no_list(value: Any) -> Any:
     return (value,) if isinstance(value, str) or callable(value) else value
 
 
-Names = Annotated[tuple[str, ...], BeforeValidator(one_needs_no_list)]
-"""A list of text; a single text is a list of one."""
+Names = tuple[str, ...]
+
+
+def _yes_or_no(value: Any) -> Any:
+    if isinstance(value, bool):
+        return {} if value else None
+    return value
+
+
+YES_OR_NO = BeforeValidator(_yes_or_no)
+"""Of a section that may be left out: true is all of its defaults, false is without it."""
+
+
+def options_of(annotation: Any) -> tuple[Any, ...]:
+    """The types that a field takes: those of a union, or the one that it has."""
+    if get_origin(annotation) is Annotated:
+        return options_of(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return tuple(option for part in get_args(annotation) for option in options_of(part))
+    return (annotation,)
+
+
+def _is_list(annotation: Any) -> bool:
+    return any(get_origin(option) is tuple and get_args(option)[-1] is Ellipsis for option in options_of(annotation))
+
 
 Excluding = tuple[tuple[str, ...], str]
 """Options that can't all be set, and the reason."""
@@ -28,6 +52,30 @@ class Section(BaseModel):
 
     EXCLUDING: ClassVar[tuple[Excluding, ...]] = ()
     """Options by their keys inside this section: `a.b` is the key b of the section a."""
+    SHORT_FOR: ClassVar[str | None] = None
+    """The key whose value may stand for the whole section, as in `model: nano`."""
+    OTHER_NAMES: ClassVar[dict[str, str]] = {}
+    """What a key is called elsewhere, and what to write here."""
+
+    @classmethod
+    def written_out(cls, values: Any) -> Any:
+        """What stands in a section's place, without short forms: the value of one key for the section, and in the place
+        of a list a text or a mapping for a list of one."""
+        if cls.SHORT_FOR is not None and isinstance(values, str | list):
+            values = {cls.SHORT_FOR: values}
+        if not isinstance(values, dict):
+            return values
+        written = dict(values)
+        for name, value in values.items():
+            field = cls.model_fields.get(name) if isinstance(name, str) else None
+            if field is not None and isinstance(value, str | dict) and _is_list(field.annotation):
+                written[name] = (value,)
+        return written
+
+    @model_validator(mode="before")
+    @classmethod
+    def _written_out(cls, values: Any) -> Any:
+        return cls.written_out(values)
 
     @model_validator(mode="after")
     def _excluding_options_are_not_all_set(self) -> Self:

@@ -183,6 +183,25 @@ class TasksConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
+    def _a_name_may_be_of_two_things(cls, values: Any) -> Any:
+        if isinstance(values, str | list):
+            name = values if isinstance(values, str) else values[0] if values else ""
+            raise ValueError(
+                f"{values!r} may name a data set or families of problems; write tasks: {{dataset: {name}}} or tasks: "
+                f"{{families: [{name}]}}"
+            )
+        return values
+
+    @field_validator("heldout", mode="before")
+    @classmethod
+    def _a_share_may_be_in_percent(cls, value: Any) -> Any:
+        text = value.strip() if isinstance(value, str) else ""
+        if re.fullmatch(r"[0-9]+(\.[0-9]+)? ?%", text):
+            return float(text.rstrip(" %")) / 100
+        return float(text) if re.fullmatch(r"[0-9]*\.[0-9]+", text) else value
+
+    @model_validator(mode="before")
+    @classmethod
     def _one_date_is_both(cls, values: Any) -> Any:
         if isinstance(values, dict):
             dates = [values[name] for name in ("before", "after") if values.get(name) is not None]

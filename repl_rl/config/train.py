@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from repl_rl.config.section import Excluding, Section, one_needs_no_list
+from repl_rl.config.section import YES_OR_NO, Excluding, Section, one_needs_no_list
 from repl_rl.trajectory import LineKind, StopReason
 from repl_rl.utils.text import nearest
 
@@ -74,6 +74,39 @@ _MASKS: dict[str, Any] = {
 """What a name alone stands for."""
 
 
+_TRL = (
+    *("adam_beta1", "adam_beta2", "adam_epsilon", "delta", "epsilon", "epsilon_high", "gradient_checkpointing"),
+    *("importance_sampling_level", "num_iterations", "optim", "optim_args", "steps_per_generation"),
+    *("sync_ref_model", "top_entropy_quantile", "warmup_ratio", "weight_decay"),
+)
+OTHER_NAMES = {
+    **{name: f"train: {{trl: {{{name}: ...}}}}" for name in _TRL},
+    **dict.fromkeys(("num_generations", "n_samples", "rollout_n"), "train.group_size"),
+    **dict.fromkeys(("max_steps", "num_train_epochs", "epochs", "iterations"), "train.steps"),
+    **dict.fromkeys(("lr", "actor_lr"), "train.learning_rate"),
+    **dict.fromkeys(("max_completion_length", "max_new_tokens", "max_tokens"), "budget.tokens"),
+    **dict.fromkeys(("max_prompt_length", "max_model_len", "max_seq_length"), "engine.context_tokens"),
+    **dict.fromkeys(("temperature", "top_p", "top_k", "min_p", "repetition_penalty"), "the section sampling"),
+    **dict.fromkeys(("bf16", "fp16"), "model.dtype"),
+    **dict.fromkeys(("model_name", "model_name_or_path"), "model.path"),
+    **dict.fromkeys(("dataset", "dataset_name", "train_files"), "tasks.dataset"),
+    **dict.fromkeys(("use_peft", "peft_config", "lora_r"), "train.lora"),
+    **dict.fromkeys(("use_vllm", "vllm_mode"), "engine.backend"),
+    "batch_size": "train.prompts_per_step, of which each takes train.group_size trajectories",
+    "per_device_train_batch_size": "train.micro_batch, or train.prompts_per_step for the whole step",
+    "gradient_accumulation_steps": "train.micro_batch, which says how much a backward pass takes",
+    "kl_coef": "train.beta",
+    "lr_scheduler_type": "train.schedule",
+    "mask_truncated_completions": "train.mask: overlong",
+    "output_dir": "the option --runs of the command",
+    "reward_funcs": "rewards.functions",
+    "run_name": "name",
+    "scale_rewards": "credit.scale",
+    "vllm_gpu_memory_utilization": "engine.gpu_memory_utilization",
+}
+"""What other trainers, TRL first, call a key, and what to write here."""
+
+
 class MaskConfig(Section):
     """Which trajectories are left out of the loss; each that one of these says. `mask: overlong` and `mask: [overlong,
     geometric]` are short for them with their usual values. They stay in their group's baseline. `divergence` and
@@ -130,6 +163,8 @@ class MaskConfig(Section):
 class TrainConfig(Section):
     """GRPO's steps; sampling and credit have sections of their own."""
 
+    OTHER_NAMES: ClassVar[dict[str, str]] = OTHER_NAMES
+
     steps: int = Field(40, ge=1)
     """Optimiser steps: each rolls out `prompts_per_step` times `group_size` trajectories and learns from them once."""
     max_minutes: float | None = Field(None, gt=0)
@@ -158,7 +193,7 @@ class TrainConfig(Section):
     """Type of the weights that are trained: 16 bytes per parameter with gradient and AdamW's moments. With a sampler in
     bfloat16 (`model.dtype`), the passes compute in bfloat16 too (autocast). In `bfloat16`, AdamW's steps
     of 1e-6 are mostly rounded away. `trl: {optim: stable_adamw}` keeps what is (Kahan sums), in 10 bytes."""
-    lora: dict[str, Any] | None = None
+    lora: Annotated[dict[str, Any] | None, YES_OR_NO] = None
     """Train adapters instead of all weights, with these arguments of PEFT's LoraConfig (`r`, `lora_alpha`,
     `target_modules`, ...; `{}`: PEFT's defaults, on all linear layers, and experts if PEFT knows them). The adapters
     are float32; `dtype` is that of the frozen weights. The engine gets merged weights, and so does the run's `model`
@@ -182,7 +217,7 @@ class TrainConfig(Section):
     """How often the groups of a step that teach nothing are rolled out anew with further tasks (DAPO's dynamic
     sampling); 0 is off. Each time costs the rollout of these groups again, one after the other: at worst a step takes
     `redraws` times longer to roll out, and its last, small rounds leave the engine nearly empty."""
-    asynchronous: AsynchronousConfig | None = None
+    asynchronous: Annotated[AsynchronousConfig | None, YES_OR_NO] = None
     """Roll out while training (`{}`: with the defaults); null rolls out each step's trajectories before it trains."""
     mask: MaskConfig = Field(default_factory=MaskConfig)
     """Trajectories that are left out of the loss: `overlong`, `void_turns`, `geometric`, `veto`, and tokens:
@@ -212,8 +247,8 @@ class TrainConfig(Section):
 
     @field_validator("report_to", mode="before")
     @classmethod
-    def _one_name_needs_no_list(cls, value: Any) -> Any:
-        return () if value in (None, "none") else one_needs_no_list(value)
+    def _none_is_an_empty_list(cls, value: Any) -> Any:
+        return () if value in (None, ("none",)) else value
 
     @field_validator("report_to")
     @classmethod

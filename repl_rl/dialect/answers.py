@@ -70,7 +70,7 @@ class AnswerReader:
 
     def __init__(self, before: str = "") -> None:
         """`before` is what the message follows, such as a prompt. A thought that opens at its end goes on."""
-        self._closing = _opened_at_the_end(before)
+        self._closing = open_thought(before)
         """The tag that closes the open thought."""
         self._lines: list[str] = []
         """What is not a thought."""
@@ -211,8 +211,8 @@ def _is_none(answer: str) -> bool:
     return any(pattern.fullmatch(answer) for pattern in _NONE)
 
 
-def _opened_at_the_end(text: str) -> str | None:
-    """The tag that closes the thought which the end of a text opens."""
+def open_thought(text: str) -> str | None:
+    """The tag that closes the thought which the end of a text opens; None if it opens none."""
     end = text.rstrip().lower()
     for opening, closing in _CLOSING.items():
         if end.endswith(opening):

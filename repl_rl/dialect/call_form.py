@@ -6,27 +6,41 @@ GLM-4.5. Templates that write calls in other ways are refused.
 
 Models also write calls otherwise than their templates do, small ones most of the time. What can only be a call is read
 as one: such an object between other tags, in a block of JSON, or on a line of its own; `<function=name>` with JSON or
-with parameters in it; and a block of Python, which is a call of `python`.
+with parameters in it; and a block of Python, or what follows Llama's `<|python_tag|>`, which are calls of `python`. An
+object may be nested as in OpenAI's API, and have `parameters` for `arguments`.
 """
 
+import ast
+import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from repl_rl.dialect.answers import TABLE
 from repl_rl.dialect.base import Template
+from repl_rl.dialect.syntax import is_deep
 from repl_rl.errors import ConfigError, ModelError
+from repl_rl.utils.text import parsed
 
 _NAME, _VALUE, _RESULT = "reprl_name", "reprl_value", "reprl_result_{}_"
+_SAID = "reprl_said"
 _ARGUMENTS = {"reprl_first": _VALUE, "reprl_second": "reprl_other"}
 _PROBE = {"name": _NAME, "arguments": _ARGUMENTS}
 _IN_TAGS = re.compile(
     rf"([\s\S]*){_NAME}([\s\S]+?)reprl_first([\s\S]+?){_VALUE}([\s\S]+?)reprl_second\3reprl_other([\s\S]*)"
 )
+_QUESTION = {"role": "user", "content": "?"}
 _CALL_ID = "reprlcall"
 """Nine letters, as Mistral's templates require."""
-_MARK = re.compile(r"<[^<>|]+>|\[/[^\[\]]+\]")
+_MARK = re.compile(r"<[^<>|]+>|\[/[^\[\]]+\]|<\|[^<>|]+\|>")
+_SIDES = {"start", "begin", "open", "end", "close"}
+"""Words that tell the opening mark of a pair from the closing one."""
+_THOUGHT = re.compile(
+    "|".join(rf"{re.escape(opening)}[\s\S]*?{re.escape(closing)}" for opening, closing in TABLE["thoughts"]),
+    re.IGNORECASE,
+)
 _WHOLE_MESSAGE = re.compile(r"\s*(?:<\|[^<>|]+\|>\s*)?(?=[\[{])")
 """A call without marks may have a special token in front of it, such as Llama's <|python_tag|>."""
 _BETWEEN = re.compile(r"[\s,;]*")
@@ -39,7 +53,13 @@ _OTHER_MARKS = re.compile(
 )
 _CODE_LABELS = ("python", "python3", "py", "tool_code", "repl")
 _NAME_KEY, _ARGUMENTS_KEYS = "name", ("arguments", "parameters")
-_WAY_OUT = "take another model, or the dialect inline or fenced"
+_NESTING_KEY, _LIST_KEY = "function", "tool_calls"
+"""Of OpenAI's API: the function in a call, and the calls in a message."""
+_BESIDE = {"type", "id", "call_id", "tool_call_id", "index"}
+"""Keys that a call may have besides."""
+_PYTHON_TAG = re.compile(r"^[ \t]*<\|python_tag\|>", re.MULTILINE)
+_CALL_OF_TOOL = re.compile(r"\w+\.call\(")
+WAY_OUT = "take another model, or the dialect inline or fenced"
 _DECODER = json.JSONDecoder(strict=False)
 """Lets strings hold newlines as they are, as models write code in them."""
 
@@ -77,25 +97,41 @@ class CallForm:
 def call_form(template: Template, schemas: Schemas) -> CallForm:
     """How the template writes a call. Raises ConfigError unless it writes JSON or tags, and presents the tools."""
     before, after, form = _rendered_call(template, schemas, 0)
-    offered = _rendered(template, [{"role": "user", "content": "?"}], schemas, True)
+    offered = _rendered(template, [_QUESTION], schemas, True)
     if any(str(schema["function"]["name"]) not in offered for schema in schemas):
-        raise ConfigError(f"this model's chat template has no place for tools; {_WAY_OUT}")
-    without = _rendered(template, _conversation(None, 0), schemas, False)
-    # The opening mark begins where a turn with a call first differs from one without, at the start of a word or a tag.
-    pairs = zip(before, without, strict=False)
-    parting = next((i for i, (one, other) in enumerate(pairs) if one != other), min(len(before), len(without)))
-    while parting and before[parting - 1] not in "\n >]":
-        parting -= 1
-    opening, tail = before[parting:].strip(), without[parting:]
-    # A mark that also ends turns without a call does not close calls.
+        raise ConfigError(f"this model's chat template has no place for tools; {WAY_OUT}")
+    without = _rendered(template, _conversation(None, 0, said=_SAID), schemas, False)
+    parting = _parting(before, without)
+    opening, tail = _THOUGHT.sub("", before[parting:]).strip(), without[parting:]
     if form.tags is None:
         found = _MARK.match(after.lstrip())
-        return replace(form, opening=opening, closing=found[0] if found and found[0] not in tail else "")
+        closes = found is not None and _closes(found[0], opening, tail)
+        return replace(form, opening=opening, closing=found[0] if found and closes else "")
     first = _MARK.match(opening)
     opened = first[0] if first else opening
-    closing = ([mark for mark in _MARK.findall(after) if mark not in tail] or [""])[-1]
+    closing = ([mark for mark in _MARK.findall(after) if _closes(mark, opened, tail)] or [""])[-1]
     tags = form.tags._replace(before_name=opening[len(opened) :], end=after[: after.find(closing)])
     return replace(form, opening=opened, closing=closing, tags=tags)
+
+
+def _parting(text: str, other: str) -> int:
+    """Where two renderings first differ, at the start of a word or a mark: of a turn with a call and one without, or of
+    a turn and the prompt that asks for it, that is where the model's own text begins."""
+    pairs = zip(text, other, strict=False)
+    parting = next((i for i, (one, another) in enumerate(pairs) if one != another), min(len(text), len(other)))
+    while parting and text[parting - 1] not in "\n >]":
+        parting -= 1
+    return parting
+
+
+def _closes(mark: str, opening: str, tail: str) -> bool:
+    """Whether a mark after a call closes it, and not the turn: it ends no turn without a call. A mark with bars has to
+    be the other one of a pair too, since some templates end turns with calls in their own way (Llama's `<|eom_id|>`).
+    """
+    if not mark.startswith("<|"):
+        return mark not in tail
+    marks = [set(re.findall("[a-z]+", each.lower())) for each in (mark, opening.rpartition("<")[2])]
+    return marks[0] - _SIDES == marks[1] - _SIDES
 
 
 def result_frame(template: Template, schemas: Schemas, form: CallForm, results: int) -> tuple[str, ...]:
@@ -112,15 +148,24 @@ def result_frame(template: Template, schemas: Schemas, form: CallForm, results: 
         after = after.lstrip()
     frames = re.split("|".join(_RESULT.format(index) for index in range(results)), after)
     if len(frames) != results + 1:
-        raise ConfigError(f"this model's chat template leaves out results of tools; {_WAY_OUT}")
+        raise ConfigError(f"this model's chat template leaves out results of tools; {WAY_OUT}")
     return tuple(frames)
+
+
+def typed_call(template: Template, schemas: Schemas, function: Mapping[str, Any], end: str) -> str:
+    """What the template makes a model type to call a function: from the prompt that asks for its turn up to `end`, the
+    text between a turn and the first result."""
+    prompt = _rendered(template, [_QUESTION], schemas, True)
+    text = _rendered(template, _conversation(function, 1), schemas, True)
+    typed = text[_parting(text, prompt) :]
+    return typed.rpartition(end + _RESULT.format(0))[0] or typed
 
 
 def user_frame(template: Template) -> tuple[str, str] | None:
     """What the template writes around a message of the user's, from the end of the model's turn to its next one; None
     if it does not write such a conversation."""
-    asked = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _VALUE}]
     try:
+        asked = [_QUESTION, {"role": "assistant", "content": _VALUE}]
         text = template([*asked, {"role": "user", "content": _NAME}], (), True)
     except ModelError:
         return None
@@ -131,13 +176,20 @@ def user_frame(template: Template) -> tuple[str, str] | None:
 def split_calls(message: str, form: CallForm) -> tuple[list[str], str]:
     """The calls in a message as JSON or in tags, in order, and its prose. A call without a closing mark ends with the
     message."""
+    tag = _PYTHON_TAG.search(message)
+    if tag is not None and not _may_hold_calls(message[tag.end() :]):
+        calls, prose = split_calls(message[: tag.start()], form)
+        return calls + _tagged_calls(message[tag.end() :].strip(), form), prose
     if not form.opening:
         mark = _WHOLE_MESSAGE.match(message)
-        return (_items(message[mark.end() :].strip()), "") if mark else _otherwise_written(message, form)
+        if mark is None:
+            return _otherwise_written(message, form)
+        return _calls_in(message[mark.end() :].strip(), form), ""
     closing = rf"(?:{re.escape(form.closing)}|\Z)" if form.closing else r"\Z"
     calls, prose = list[str](), ""
     for index, part in enumerate(re.split(rf"{re.escape(form.opening)}([\s\S]*?){closing}", message)):
-        found, rest = (_items(part.strip()), "") if index % 2 else _otherwise_written(part, form)
+        is_marked = index % 2 == 1
+        found, rest = (_calls_in(part.strip(), form), "") if is_marked else _otherwise_written(part, form)
         calls, prose = calls + found, prose + rest
     return calls, prose
 
@@ -196,10 +248,25 @@ def _marked_calls(mark: re.Match[str], form: CallForm) -> list[str]:
             return [mark[0]]
         return [f'{{"{form.name_key}": {json.dumps(mark["name"])}, "{form.arguments_key}": {body}}}']
     if mark["label"] in _CODE_LABELS:
-        code = mark["fenced"].rstrip("\n")
-        return [json.dumps({form.name_key: "python", form.arguments_key: {"code": code}})] if code.strip() else []
+        return _python_calls(mark["fenced"].rstrip("\n"), form)
     block = (mark["tagged"] or mark["fenced"] or "").strip()
-    return [_in_form(item, form) for item in _items(block)] if _may_hold_calls(block) else []
+    return _calls_in(block, form) if _may_hold_calls(block) else []
+
+
+def _python_calls(code: str, form: CallForm) -> list[str]:
+    """The call of `python` that code stands for; none without code."""
+    return [json.dumps({form.name_key: "python", form.arguments_key: {"code": code}})] if code.strip() else []
+
+
+def _tagged_calls(code: str, form: CallForm) -> list[str]:
+    """What follows Llama's tag: code for `python`, or the call of a tool as `name.call(key="value")`."""
+    tree = parsed(code) if _CALL_OF_TOOL.match(code) and not is_deep(code) else None
+    match tree and tree.body:
+        case [ast.Expr(ast.Call(ast.Attribute(ast.Name(name), "call"), [], keywords))]:
+            with contextlib.suppress(ValueError, TypeError):  # its values are computed, so it is other code
+                arguments = {str(each.arg): ast.literal_eval(each.value) for each in keywords}
+                return [json.dumps({form.name_key: name, form.arguments_key: arguments})]
+    return _python_calls(code, form)
 
 
 def _bare_calls(text: str, form: CallForm) -> tuple[list[str], str]:
@@ -214,7 +281,7 @@ def _bare_calls(text: str, form: CallForm) -> tuple[list[str], str]:
             if _may_hold_calls(text[start.end() :]):  # meant as one, and to be refused
                 return [*calls, text[start.end() :].strip()], prose + text[position : start.start()]
             continue
-        items = value if isinstance(value, list) else [value]
+        items = _unnested(value)
         if items and all(map(_is_call, items)):
             calls += [_in_form(json.dumps(item), form) for item in items]
             prose, position = prose + text[position : start.start()], end
@@ -226,9 +293,29 @@ def _may_hold_calls(block: str) -> bool:
 
 
 def _is_call(value: Any) -> bool:
-    if not isinstance(value, dict) or not isinstance(value.get(_NAME_KEY), str) or len(value) != 2:
+    if not isinstance(value, dict) or not isinstance(value.get(_NAME_KEY), str):
         return False
-    return any(isinstance(value.get(key), dict | str) for key in _ARGUMENTS_KEYS)
+    arguments = [key for key in _ARGUMENTS_KEYS if key in value]
+    if len(arguments) != 1 or value.keys() - _BESIDE - {_NAME_KEY, *arguments}:
+        return False
+    return isinstance(value[arguments[0]], dict | str)
+
+
+def _unnested(value: Any) -> list[Any]:
+    """The calls in a value, as far as it has any: those of a list, of OpenAI's `tool_calls`, and what stands in them
+    under `function`."""
+    if isinstance(value, dict) and isinstance(value.get(_LIST_KEY), list):
+        value = value[_LIST_KEY]
+    calls = []
+    for item in value if isinstance(value, list) else [value]:
+        is_nested = isinstance(item, dict) and isinstance(item.get(_NESTING_KEY), dict)
+        calls.append(item[_NESTING_KEY] if is_nested else item)
+    return calls
+
+
+def _calls_in(block: str, form: CallForm) -> list[str]:
+    """The calls in a block between marks. One in tags of the template stays whole."""
+    return [_in_form(item, form) for item in _items(block)]
 
 
 def _in_form(call: str, form: CallForm) -> str:
@@ -237,14 +324,15 @@ def _in_form(call: str, form: CallForm) -> str:
         value = _DECODER.decode(call)
     except (ValueError, RecursionError):
         return call
-    if not isinstance(value, dict):
+    if not isinstance(value, dict) or {form.name_key, form.arguments_key} <= value.keys():
         return call
     names = {_NAME_KEY: form.name_key, **dict.fromkeys(_ARGUMENTS_KEYS, form.arguments_key)}
     return json.dumps({names.get(key, key): each for key, each in value.items()})
 
 
 def _items(block: str) -> list[str]:
-    """The JSON objects in a block, lists unpacked. Text that can't be read counts as one call, to be refused later."""
+    """The JSON objects in a block, out of lists and nesting. Text that can't be read counts as one call, to be refused
+    later."""
     found: list[str] = []
     position = 0
     while position < len(block):
@@ -252,8 +340,8 @@ def _items(block: str) -> list[str]:
             value, end = _DECODER.raw_decode(block, position)
         except (ValueError, RecursionError):
             return [*found, block[position:]]
-        items = value if isinstance(value, list) else [value]
-        found += [json.dumps(item) for item in items] if isinstance(value, list) else [block[position:end]]
+        items = _unnested(value)
+        found += [block[position:end]] if items == [value] else [json.dumps(item) for item in items]
         between = _BETWEEN.match(block, end)
         position = between.end() if between else end
     return found or [block]
@@ -263,7 +351,7 @@ def _rendered(template: Template, messages: Schemas, schemas: Schemas, opens: bo
     try:
         return template(messages, schemas, opens)
     except ModelError as error:
-        raise ConfigError(f"{error}; {_WAY_OUT}") from error
+        raise ConfigError(f"{error}; {WAY_OUT}") from error
 
 
 def _rendered_call(template: Template, schemas: Schemas, results: int) -> tuple[str, str, CallForm]:
@@ -292,15 +380,17 @@ def _rendered_call(template: Template, schemas: Schemas, results: int) -> tuple[
             return before, after.removeprefix(after_value), CallForm("", "", _NAME_KEY, _ARGUMENTS_KEYS[0], tags)
     raise ConfigError(
         "this model's chat template writes tool calls neither as JSON objects nor in tags, or leaves them out; "
-        f"{_WAY_OUT}"
+        f"{WAY_OUT}"
     )
 
 
-def _conversation(function: Mapping[str, Any] | None, results: int) -> list[dict[str, Any]]:
+def _conversation(function: Mapping[str, Any] | None, results: int, said: str = "") -> list[dict[str, Any]]:
     call = {"type": "function", "id": _CALL_ID, "function": function}
-    said: dict[str, Any] = {"role": "assistant", "content": "", **({"tool_calls": [call]} if function else {})}
+    turn: dict[str, Any] = {"role": "assistant", "content": said}
+    if function is not None:
+        turn["tool_calls"] = [call]
     answers = [
         {"role": "tool", "name": _NAME, "tool_call_id": _CALL_ID, "content": _RESULT.format(index)}
         for index in range(results)
     ]
-    return [{"role": "user", "content": "?"}, said, *answers]
+    return [_QUESTION, turn, *answers]

@@ -56,7 +56,7 @@ class PlainTextDialect(ProseDialect):
     """Prose that ends with `Answer: ...`, without tools or a session: the baseline for the other dialects."""
 
     texts_name = "text"
-    unused = ("tools", "tool")  # the model has no way to call tools
+    unused = ("tools", "tool", "ends")  # the model has no way to call tools
     needs_kernel = False
     setup = ""
 

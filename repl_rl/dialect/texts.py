@@ -9,6 +9,7 @@
         system message. Each is a mapping of `question` and `session`, or the text of both
     example: the frame of one in the system message, with {question} and {session}; a file that has a question of its
         own frames them by that one
+    ends: what is said of functions that end the session, with {names}
     repeated: shown to chat models after a line that came to what it, or another one, has come to before
     unanswered: the user's message to a chat model that ends its turn without code and without an answer
 
@@ -38,6 +39,7 @@ _DEFAULTS: dict[str, Any] = {
     "system": "",
     "tools": "These functions are there:\n{tools}",
     "tool": "{signature}: {description}",
+    "ends": "A call of {names} ends the session, and what it returns is the final answer.",
     "repeated": "",
     "unanswered": "",
     "examples": [],
@@ -87,11 +89,13 @@ class TextDialect:
     def chat_prompt(self, question: str, history: Sequence[Message] = ()) -> ChatPrompt:
         """The messages for a chat template. The conversation's own system messages are appended to the dialect's."""
         own = [message.content for message in history if message.role == "system"]
-        system = [(self.config.system or self.texts["system"]).strip(), self.presented_tools(), self.shown_examples()]
+        text = self.texts["system"] if self.config.system is None else self.config.system
+        system = [text.strip(), self.presented_tools(), self.told_of_ends(), self.shown_examples()]
         system += own
         asked = TextDialect.framed(self, question).strip() if "question" in self.own_texts else question
         rest = [*(message for message in history if message.role != "system"), Message("user", asked)]
-        head = [Message("system", text)] if (text := "\n\n".join(filter(None, system))) else []
+        whole = "\n\n".join(filter(None, system))
+        head = [Message("system", whole)] if whole else []
         messages = tuple({"role": message.role, "content": message.content} for message in [*head, *rest])
         return ChatPrompt(messages, self.chat_opening())
 
@@ -130,7 +134,8 @@ class TextDialect:
 
     def tools_opening(self) -> str:
         """The functions as presented in a base model's prompt."""
-        return f"{text}\n" if (text := self.presented_tools()) else ""
+        parts = [self.presented_tools(), self.told_of_ends()]
+        return "".join(f"{text}\n" for text in parts if text)
 
     def presented_tools(self) -> str:
         """The functions with their signatures; "" where there are none, or the dialect never shows them."""
@@ -141,6 +146,13 @@ class TextDialect:
             for tool in self.tools
         ]
         return filled(self.texts["tools"], tools="\n".join(listed)).strip()
+
+    def told_of_ends(self) -> str:
+        """Which functions end the session; "" if none does, or the dialect never says it."""
+        names = [tool.name for tool in self.tools if getattr(tool, "ends", False)]
+        if not names or "ends" in self.unused:
+            return ""
+        return filled(self.texts["ends"], names=" or ".join(names)).strip()
 
     def plain_output(self, run: CellRun) -> str:
         """What a record keeps of a cell's output."""
@@ -170,7 +182,8 @@ class PromptDialect(TextDialect):
         return self.as_comments(super().framed_message(message))
 
     def tools_opening(self) -> str:
-        return self.as_comments(self.presented_tools())
+        parts = [self.presented_tools(), self.told_of_ends()]
+        return "".join(self.as_comments(text) for text in parts if text)
 
     def chat_opening(self) -> str:
         return super().chat_opening() + self.first_prompt

@@ -25,11 +25,13 @@ from repl_rl.dialect.answers import AnswerReader
 from repl_rl.dialect.base import Cell, CellRun, ChatPrompt, OfferedTool, Refusal, Shown, Template, Turn
 from repl_rl.dialect.call_form import (
     QWEN_TAGS,
+    WAY_OUT,
     CallForm,
     call_form,
     read_tags,
     result_frame,
     split_calls,
+    typed_call,
     user_frame,
     written_call,
 )
@@ -41,6 +43,8 @@ from repl_rl.trajectory.jsonl import finite
 
 _CALL_LINE = re.compile(r'^\{"name": .*\}$', re.MULTILINE)
 """A call in a worked session."""
+_FENCED = re.compile(r"\s*```(?:python3?|py)?[ ]*\n(?P<code>[\s\S]*?)\n?```\s*")
+"""Code that a model has put into a block of markdown once more."""
 _SCHEMA_TYPES = {
     int: {"integer", "number"},
     float: {"number"},
@@ -49,6 +53,8 @@ _SCHEMA_TYPES = {
     dict: {"object"},
     type(None): {"null"},
 }
+_PROBE_NAME, _PROBE_ARGUMENTS = "reprl_name", {"reprl_first": 'print("a")\nx < 1', "reprl_second": "2"}
+"""A call that no model makes."""
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
 """As templates write these values."""
 
@@ -84,8 +90,24 @@ class ToolCallDialect(ProseDialect):
         around = user_frame(template) if (said := self.texts["unanswered"].strip()) else None
         self.asks = around and (Shown(around[0], is_frame=True), Shown(said), Shown(around[1], is_frame=True))
         """What a turn without a call and without an answer is answered with; None: nothing, it is the last."""
+        self._require_own_calls()
         before, after = self.frame(1)
         self._results_are_json = before.endswith('"') and after.startswith('"')
+
+    def _require_own_calls(self) -> None:
+        """Raises ConfigError if what the template writes for a call would not be read as that call."""
+        function = {"name": _PROBE_NAME, "arguments": _PROBE_ARGUMENTS}
+        typed = typed_call(self._template, self._schemas, function, self.frame(1)[0])
+        calls, _ = split_calls(typed, self.form)
+        try:
+            read = [parse_call(call, self.form, {}) for call in calls]
+        except _BadCall:
+            read = []
+        if read != [(_PROBE_NAME, _PROBE_ARGUMENTS)]:
+            raise ConfigError(
+                f"this model's chat template writes a tool call in a way that would not be read back: {typed!r:.300}; "
+                f"{WAY_OUT}"
+            )
 
     def chat_prompt(self, question: str, history: Sequence[Message] = ()) -> ChatPrompt:
         prompt = super().chat_prompt(question, history)
@@ -185,7 +207,8 @@ class ToolCallReader(ProseReader):
                 code = arguments.get("code")
                 if not isinstance(code, str):
                     raise _BadCall("TypeError", "python takes one argument, code, which is a string")
-                return whole_cell(code)
+                fence = _FENCED.fullmatch(code)
+                return whole_cell(fence["code"] if fence else code)
             if "value" not in arguments:
                 raise _BadCall("TypeError", "submit_final_answer takes one argument, value")
             return Cell(f"submit_final_answer({arguments['value']!r})", LineKind.EXPRESSION)

@@ -10,6 +10,9 @@ A decoder's rule that strips a space from the beginning of a text is ignored: it
 covered: tokenizers of other kinds; the bytes of each token are then what it decodes to on its own.
 """
 
+from __future__ import annotations
+
+import copy
 import hashlib
 import json
 import re
@@ -22,6 +25,9 @@ from repl_rl.models.find import generation_settings, loading
 from repl_rl.models.nano import SHIPPED
 
 _NEWLINE_PROBE = 'x = f("a")\n\nfor i in y:\n    pass\n'
+_SYSTEM_PROBE = "reprl_system"
+_STAND_IN = re.compile("reprl_special_([0-9]{1,9})_")
+"""Holds the place of the special token of this id, whose name is to stay text."""
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _OTHERS = tuple(byte for byte in range(0x100) if byte not in _PRINTABLE)
@@ -50,14 +56,14 @@ class Vocabulary:
 
         `template_kwargs` go to the chat template. Raises ConfigError for those that it does not name.
         """
+        self.tokenizer = tokenizer
         self.template_kwargs = dict(template_kwargs or {})
         for name in self.template_kwargs:
-            if not re.search(rf"\b{re.escape(name)}\b", str(tokenizer.chat_template or "")):
+            if not self.template_names(name):
                 raise ConfigError(
                     f"model.chat_template_kwargs: this model's chat template has no {name!r}, which would do nothing; "
                     "leave it out"
                 )
-        self.tokenizer = tokenizer
         self.stops = stops
         own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         self.eos_ids = frozenset([*own, *eos_ids])
@@ -98,24 +104,92 @@ class Vocabulary:
         pad: int | None = self.tokenizer.pad_token_id
         return min(self.eos_ids) if pad is None else pad
 
+    def held_as_text(self, text: str) -> str:
+        """A text from outside, such as a question, in which the names of special tokens are to stay text. Until
+        `encode_prompt` or `encode_chat` encodes what it became a part of, a stand-in holds the place of each name."""
+        added = self._special_tokens
+        return self._special_names.sub(lambda name: f"reprl_special_{added[name[0]]}_", text) if added else text
+
+    def released(self, text: str) -> str:
+        """The text with the names again in the places of their stand-ins."""
+        names = {str(index): name for name, index in self._special_tokens.items()}
+        return _STAND_IN.sub(lambda held: names.get(held[1], held[0]), text)
+
+    @cached_property
+    def _special_tokens(self) -> dict[str, int]:
+        """The ids of special tokens by their names."""
+        added: Mapping[int, Any] = self.tokenizer.added_tokens_decoder
+        return {token.content: index for index, token in added.items() if token.special and token.content}
+
+    @cached_property
+    def _special_names(self) -> re.Pattern[str]:
+        longest_first = sorted(self._special_tokens, key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, longest_first)))
+
+    def _encode_around_stand_ins(self, text: str, begins_with_special: bool) -> tuple[int, ...]:
+        """Ids of a text. The names in the places of stand-ins are encoded as text, by themselves."""
+        names = {str(index): name for name, index in self._special_tokens.items()}
+        ids: list[int] = []
+        for place, piece in enumerate(_STAND_IN.split(text)):
+            is_stand_in = place % 2 == 1
+            if is_stand_in:
+                ids += self.encode_output(names.get(piece, piece))
+            elif piece or place == 0:
+                ids += self.tokenizer.encode(piece, add_special_tokens=begins_with_special and place == 0)
+        return tuple(ids)
+
     def encode_prompt(self, text: str) -> tuple[int, ...]:
         """Ids of a prompt that a base model continues, with the tokenizer's own opening tokens (BOS)."""
-        return tuple(self.tokenizer.encode(text, add_special_tokens=True))
+        return self._encode_around_stand_ins(text, begins_with_special=True)
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, str]], prefill: str, tools: Sequence[Mapping[str, Any]] = ()
     ) -> tuple[int, ...]:
         """Ids of the messages in the model's chat template; `prefill` begins the assistant's turn."""
-        return self.encode_frame(self.render_chat(messages, tools, opens=True) + prefill)
+        text = self.render_chat(messages, tools, opens=True) + prefill
+        return self._encode_around_stand_ins(text, begins_with_special=False)
 
     @property
     def has_chat_template(self) -> bool:
         return self.tokenizer.chat_template is not None
 
+    def template_names(self, argument: str) -> bool:
+        """Whether the chat template mentions an argument of this name."""
+        return bool(re.search(rf"\b{re.escape(argument)}\b", str(self.tokenizer.chat_template or "")))
+
+    def with_template_kwargs(self, arguments: Mapping[str, Any]) -> Vocabulary:
+        """The same vocabulary, whose chat template gets these arguments besides."""
+        other = copy.copy(self)
+        other.template_kwargs = {**self.template_kwargs, **arguments}
+        return other
+
+    @cached_property
+    def has_system_role(self) -> bool:
+        """Whether the chat template shows a system message. Those of Gemma 1 and 2 and of the first Mistral 7B raise an
+        error instead, and others leave it out. A template that refuses even a question is said to have the role."""
+        question = {"role": "user", "content": "?"}
+        try:
+            self._rendered([question], (), True)
+        except ModelError:
+            return True
+        try:
+            text = self._rendered([{"role": "system", "content": _SYSTEM_PROBE}, question], (), True)
+        except ModelError:
+            return False
+        return _SYSTEM_PROBE in text
+
     def render_chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], opens: bool
     ) -> str:
-        """The text of a conversation in the model's chat template. Raises ModelError if the template refuses it."""
+        """The text of a conversation in the model's chat template. Raises ModelError if the template refuses it.
+
+        If the template has no system role, system messages stand at the head of the first question.
+        """
+        if any(message["role"] == "system" for message in messages) and not self.has_system_role:
+            messages = _system_in_question(messages)
+        return self._rendered(messages, tools, opens)
+
+    def _rendered(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], opens: bool) -> str:
         try:
             text: str = self.tokenizer.apply_chat_template(
                 list(messages),
@@ -144,6 +218,17 @@ class Vocabulary:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids` on their own: U+FFFD for bytes that are not UTF-8, halves of characters included."""
         return self.bytes_of(ids).decode("utf-8", "replace")
+
+
+def _system_in_question(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The messages without system messages, whose text is put before that of the first message of the user's."""
+    system = [str(message["content"]) for message in messages if message["role"] == "system"]
+    others = [message for message in messages if message["role"] != "system"]
+    for index, message in enumerate(others):
+        if message["role"] == "user":
+            others[index] = {**message, "content": "\n\n".join([*system, str(message["content"])])}
+            return others
+    return [{"role": "user", "content": "\n\n".join(system)}, *others]
 
 
 def load_vocabulary(path: str, stops: bytes = b"\n", template_kwargs: Mapping[str, Any] | None = None) -> Vocabulary:

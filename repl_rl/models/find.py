@@ -29,6 +29,8 @@ _MOST_CHARS = 500
 _FAR_ID = re.compile(rb'"(?<!_length")\s*:\s*([0-9]{8,})\s*[,}]')
 _HUB_SECONDS = 10
 """How long the hub may take to say whether it has a model."""
+_SCALED_ALREADY = ("llama3", "longrope", "su")
+"""Ways to scale positions after which `max_position_embeddings` is what is meant."""
 _KNOWN = Path(__file__).with_name("architectures.json")
 """What the `config.json` of models says of their shapes, by hub id."""
 
@@ -116,6 +118,20 @@ def config_of_model(path: str) -> dict[str, Any] | None:
         return config.get("text_config") or config
     except (OSError, ValueError, RecursionError, AttributeError) as error:
         raise ModelError(f"{file} can't be read: {error}; save the model again") from error
+
+
+def most_positions(path: str) -> int | None:
+    """How many tokens a model has positions for, with what its config scales them by; None where nothing is said of it
+    here. Raises ModelError."""
+    config = config_of_model(path) or {}
+    most = config.get("max_position_embeddings")
+    if not isinstance(most, int):
+        return None
+    scaling = config.get("rope_scaling") or config.get("rope_parameters")
+    if not isinstance(scaling, dict) or scaling.get("rope_type", scaling.get("type")) in _SCALED_ALREADY:
+        return most
+    factor, original = scaling.get("factor") or 1, scaling.get("original_max_position_embeddings") or most
+    return max(most, int(factor * original))
 
 
 def generation_settings(path: str) -> dict[str, Any]:

@@ -7,10 +7,12 @@ in `RolloutSetup.for_model`.
 
 from typing import Any
 
-from repl_rl.config import Config
+from repl_rl.config import Config, EngineConfig
 from repl_rl.dialect import require_dialect
 from repl_rl.engine.factory import require_engine
+from repl_rl.errors import ConfigError
 from repl_rl.kernel.pool import require_backend
+from repl_rl.models.find import most_positions
 from repl_rl.rollout.score import reward_table
 from repl_rl.rollout.setup import Extensions, limits_of, load_extensions
 from repl_rl.rollout.tree import fork_rule
@@ -28,6 +30,20 @@ def check_rollouts(sections: Config | Any, extensions: Extensions | None = None)
     extensions = load_extensions(sections) if extensions is None else extensions
     extensions.require(sections.dialect, sections.kernel, sections.branch)
     reward_table(sections.rewards, sections.credit)
+    if isinstance(sections, Config):
+        require_positions(sections.model.path, sections.engine)
     if sections.branch is not None:
         fork_rule(sections.branch.at)
     return extensions
+
+
+def require_positions(model: str, engine: EngineConfig) -> None:
+    """Raises ConfigError for a context of more tokens than the model has positions, as far as they are known here.
+    Servers and engines of one's own have limits of their own, and vLLM may be told of other positions."""
+    is_told_otherwise = engine.servers or ":" in engine.backend or "hf_overrides" in engine.vllm
+    most = None if is_told_otherwise else most_positions(model)
+    if most is not None and engine.context_tokens > most:
+        raise ConfigError(
+            f"engine.context_tokens is {engine.context_tokens}, and the model {model} has {most} positions; set it to "
+            f"{most} or less, or take another model"
+        )

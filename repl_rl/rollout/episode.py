@@ -151,11 +151,17 @@ def make_prompt(
 ) -> Prompt:
     """A question as the model reads it, in its chat template or as the beginning of a session.
 
-    With `chat=None` the template is used if the model has one. A dialect that needs the template always uses it.
+    With `chat=None` the template is used if the model has one. A dialect that needs the template always uses it. Names
+    of special tokens in the question and in earlier messages of the user's stay text.
     """
+    question = vocabulary.held_as_text(question)
+    history = [
+        replace(message, content=vocabulary.held_as_text(message.content)) if message.role == "user" else message
+        for message in history
+    ]
     if dialect.needs_chat or (vocabulary.has_chat_template if chat is None else chat):
         opened = dialect.chat_prompt(question, history)
         ids = vocabulary.encode_chat(opened.messages, opened.prefill, opened.tools)
         return Prompt(vocabulary.decode(ids), ids)
     text = dialect.completion_prompt(question, history)
-    return Prompt(text, vocabulary.encode_prompt(text))
+    return Prompt(vocabulary.released(text), vocabulary.encode_prompt(text))

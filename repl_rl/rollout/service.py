@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from repl_rl.config import Config, load_config, parse_config, shipped_configs
+from repl_rl.config import Config, load_config, no_config, parse_config, shipped_configs
 from repl_rl.engine import Engine, make_engine
 from repl_rl.engine.environment import prepare_environment
 from repl_rl.engine.factory import for_few_sessions
@@ -106,8 +106,7 @@ def config_of(source: Config | Path | str, overrides: Sequence[str] = ()) -> Con
     try:
         find_model(name)
     except ModelError as error:
-        names = ", ".join(shipped_configs())
-        raise ConfigError(f"no config {name!r}: neither a file nor a shipped name ({names}); and {error}") from error
+        raise ConfigError(f"{no_config(name)} And as a model: {error}") from error
     return parse_config({"model": {"path": name}}, given)
 
 

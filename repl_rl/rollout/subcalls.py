@@ -84,9 +84,12 @@ class PolicyModel:
         if len(prompt) > MOST_CHARS_PER_TOKEN * max(room, 0):
             raise NoAnswerError("length", f"the prompt has {len(prompt):,} characters, and {room:,} tokens fit")
         try:
-            message = [{"role": "user", "content": prompt}]
             vocabulary = self._vocabulary
-            prompt_ids = vocabulary.encode_chat(message, "") if self._is_chat else vocabulary.encode_prompt(prompt)
+            asked = vocabulary.held_as_text(prompt)
+            if self._is_chat:
+                prompt_ids = vocabulary.encode_chat([{"role": "user", "content": asked}], "")
+            else:
+                prompt_ids = vocabulary.encode_prompt(asked)
         except ModelError as error:
             raise NoAnswerError("template", str(error)) from error
         prompt_tokens = len(prompt_ids)

@@ -3,7 +3,7 @@
 Checked: the config, what the engine and the kernels need, rewards, tasks, the files of a local checkpoint, its
 tokenizer, the prompts in its tokens, and whether TRL accepts the arguments. Only reported: what would be fetched from a
 hub (of models whose architecture is known here, their size too), which servers would be used, which GPUs there are.
-Writes nothing.
+Writes nothing. An environment is begun once, for the first task, and closed.
 
 Memory is estimated by formula. Not covered: whether servers answer.
 """
@@ -11,30 +11,36 @@ Memory is estimated by formula. Not covered: whether servers answer.
 import math
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from repl_rl.config import Config, CreditConfig, EngineConfig, RewardsConfig, TrainConfig
+from repl_rl.config import Config, CreditConfig, EngineConfig, RewardsConfig, SamplingConfig, TrainConfig
 from repl_rl.config.rewards import ShapingConfig
-from repl_rl.engine import load_vocabulary
+from repl_rl.dialect.answers import open_thought
 from repl_rl.engine.environment import gpus_here, prepare_environment
 from repl_rl.engine.factory import engine_backend
+from repl_rl.errors import ConfigError
 from repl_rl.kernel.memory import default_budget_mb
 from repl_rl.models.find import config_of_model
-from repl_rl.models.nano import NANO_PATH
-from repl_rl.rollout.service import prompts
-from repl_rl.rollout.setup import environment_of, limits_of
+from repl_rl.models.nano import NANO_PATH, SHIPPED
+from repl_rl.rollout.episode import make_prompt
+from repl_rl.rollout.setup import RolloutSetup, environment_of, limits_of
+from repl_rl.rollout.subcalls import NoAnswerError, SubCalls
 from repl_rl.run.held_out import longest_prompt
 from repl_rl.run.launch import launch_command
 from repl_rl.run.memory import Shapes, memory, shapes_of
 from repl_rl.run.training import Inputs, check_inputs, choose_run, training_arguments
-from repl_rl.trajectory import LineKind
-from repl_rl.utils.text import visible
+from repl_rl.tools import Toolbox
+from repl_rl.tools.environments import EnvironmentSession
+from repl_rl.trajectory import LineKind, SubCall, Task, Trajectory
+from repl_rl.utils.text import cut_middle, visible
+from repl_rl.utils.threads import BackgroundLoop
 
 _RUN_NOTHING = (LineKind.BLANK, LineKind.COMMENT, LineKind.OPEN, LineKind.OVERLONG)
 """Kinds of lines that change nothing and show nothing."""
@@ -58,13 +64,17 @@ _BASELINES = {
     "state": "the mean of the others' lines that began in the same interpreter state",
     "none": "nothing",
 }
+_THOUGHT_SWITCHES = ("enable_thinking", "thinking")
+"""Arguments of chat templates that close the thought of a turn, if they are false."""
+_HIGH, _HIGH_FOR_ADAPTERS = 1e-4, 1e-3
+"""Learning rates at which weights that were trained before are lost."""
+_MOST_SHOWN_CHARS = 120
+"""Of what an environment says first, in its row; the first prompt has all of it."""
 _SESSION_MB = 4.2
 """Private memory of a forked session, and of a stock Jupyter kernel, as measured in BENCHMARKS.md."""
 _STOCK_KERNEL_MB = 73.3
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Keys that a `config.json` of a model with routers has one of."""
-PLAIN = ("adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "epsilon", "epsilon_high")
-"""Arguments of TRL's that are plain numbers: it takes any, so they are checked without loading it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +111,7 @@ def dry_run(
     inputs = check_inputs(config, asks_hub=False)
     prepare_environment(config.engine.kv_cache_gib)
     gpus, gpu_gib = gpus_here()
-    # The config checks its own keys. TRL is asked about further arguments, and about what depends on processes and
-    # GPUs: loading it, and torch, takes seconds.
-    is_plain = all(key in PLAIN and type(value) in (int, float) for key, value in config.train.trl.items())
-    if not is_plain or gpus or config.train.processes > 1:
+    if gpus or config.train.processes > 1:
         training_arguments(config, folder)
     tools = ", ".join(f"{tool.name} ({tool.where})" for tool in inputs.extensions.toolbox.tools)
     brought = [
@@ -115,7 +122,8 @@ def dry_run(
     ]
     trajectories = config.train.prompts_per_step * config.train.group_size * config.train.oversample
     tokens, lines = trajectories * config.budget.tokens, trajectories * config.budget.lines
-    longest, lengths, prompt = _prompts(config, inputs, notes)
+    begun = _begun(config, inputs, notes)
+    longest, lengths, prompt = _prompts(config, inputs, begun, notes)
     notes += idle_settings(config, gpus)
     shapes = shapes_of(config.model.path, Path(inputs.model_path))
     rows = (
@@ -124,10 +132,12 @@ def dry_run(
         ("memory", memory(config, shapes, longest, gpu_gib, notes)),
         ("engine", _engine(config)),
         ("convention", "; ".join([f"dialect {config.dialect.name}", *filter(None, brought)])),
-        ("rewards", rewards_in_words(config.rewards)),
+        *([("environment", begun.in_words)] if begun else []),
+        ("rewards", rewards_in_words(config.rewards, begun.pays if begun else None)),
         ("advantages", credit_in_words(config.credit)),
         ("GPUs", _gpu_needs(config, gpus, arguments, notes)),
         ("a step", _step(config)),
+        ("learning rate", _learning_rate(config, notes)),
         ("tokens of a step", f"at most {tokens:,} of completion, outputs included, in at most {lines:,} lines"),
         ("kernels", _kernels(config)),
         ("problems", _problems(config, inputs, notes)),
@@ -208,7 +218,74 @@ def _note_layers(config: Config, inputs: Inputs, notes: list[str]) -> None:
         notes.append(f"train.lora leaves the experts frozen: {', '.join(inputs.adapted.frozen_experts)}")
 
 
-def _prompts(config: Config, inputs: Inputs, notes: list[str]) -> tuple[int | None, str, str | None]:
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """An environment as it began, on trial, for the first task: the task as the model would be asked it, the tools of
+    the session, and what the environment pays, if it does."""
+
+    task: Task
+    toolbox: Toolbox
+    pays: str | None
+    in_words: str
+
+
+class _NoModel:
+    """A `TextModel` for an environment that asks one as it begins."""
+
+    async def complete(self, prompt: str, max_tokens: int, depth: int, sampling: SamplingConfig) -> SubCall:
+        raise NoAnswerError("dry run", "a dry run has no model")
+
+
+async def _no_session(task: Task, tokens: int, subcalls: SubCalls, sampling: SamplingConfig) -> Trajectory:
+    raise NoAnswerError("dry run", "a dry run has no model")
+
+
+def _begun(config: Config, inputs: Inputs, notes: list[str]) -> _Begun | None:
+    """The environment after one `reset`, for the first task; None if there is none, or no task. It is closed then.
+
+    Raises EnvironmentFailure, which names the line that raised, and ConfigError if no session can have its tools.
+    """
+    make, name = inputs.extensions.environment, environment_of(config)
+    if make is None:
+        return None
+    tasks = [*inputs.train_tasks, *inputs.heldout_tasks]
+    if not tasks:
+        notes.append(f"environment {name} was not tried, because no task is here")
+        return None
+
+    async def opened() -> tuple[Toolbox, str, Any]:
+        subcalls = SubCalls(_NoModel(), config.subcalls, config.sampling, tasks[0].id, _no_session)
+        session = EnvironmentSession(make, model=subcalls)
+        try:
+            own, said = await session.open(tasks[0])
+            return own, said, session.instance
+        finally:
+            await session.close()
+            await subcalls.close()
+
+    with BackgroundLoop() as loop:
+        own, said, instance = loop.run(opened())
+    what = type(instance).__name__
+    method = next((each for each in ("get_reward", "reward") if callable(getattr(instance, each, None))), None)
+    shown = cut_middle(" ".join(said.split()), _MOST_SHOWN_CHARS, " ... ")
+    parts = [
+        f"{what}, tried with task {tasks[0].id!r}",
+        f"tools {', '.join(tool.signature for tool in own.tools)}" if own.tools else "no tools",
+        f"values {', '.join(own.values)}" if own.values else "",
+        f"it says first: {shown}" if shown else "it says nothing first",
+        f"its {method} decides what a session is worth" if method else "the task's answer decides, as without it",
+    ]
+    return _Begun(
+        replace(tasks[0], question=f"{tasks[0].question}{said}"),
+        inputs.extensions.toolbox.joined(own),
+        f"{what}.{method}" if method else None,
+        "; ".join(filter(None, parts)),
+    )
+
+
+def _prompts(
+    config: Config, inputs: Inputs, begun: _Begun | None, notes: list[str]
+) -> tuple[int | None, str, str | None]:
     """The length of the longest prompt, a text with the budgets, in tokens, and the first prompt; None for what isn't
     known. Raises ConfigError if it fills the context."""
     context, budget = config.engine.context_tokens, config.budget.tokens
@@ -223,20 +300,64 @@ def _prompts(config: Config, inputs: Inputs, notes: list[str]) -> tuple[int | No
         )
     shown = config.dialect.max_output_chars  # of which many models make a token each, if they are digits
     output = "".join(Random(0).choices("0123456789", k=shown))
-    digits = len(load_vocabulary(inputs.model_path).encode_output(output))
+    setup = RolloutSetup.for_model(config, inputs.model_path, inputs.extensions)
+    _note_template(setup, notes)
+    digits = len(setup.vocabulary.encode_output(output))
     if digits >= budget:
         notes.append(
             f"an output of {shown:,} digits, which dialect.max_output_chars lets through, takes {digits:,} tokens of "
             f"this model, and budget.tokens is {budget:,}: a session that prints one ends there, without an answer; if "
             "your problems print that much, lower the first or raise the other"
         )
-    first = next(prompts(config, tasks[:1]))
+    task, toolbox = (begun.task, begun.toolbox) if begun else (tasks[0], inputs.extensions.toolbox)
+    first = make_prompt(setup.dialect_with(toolbox.tools), setup.vocabulary, task.question, setup.chat, task.history)
+    if len(first.ids) >= context:
+        raise ConfigError(
+            f"the prompt of task {task.id!r}, with what the environment says first, has {len(first.ids)} tokens and "
+            f"engine.context_tokens is {context}; raise it, or let the environment say less"
+        )
     return (
         longest,
         f"{longest} tokens at most, beside {budget} of completion, in a context of {context}; the first has "
         f"{len(first.ids)}; an output of {shown:,} characters is up to {digits:,} tokens",
         first.text,
     )
+
+
+def _note_template(setup: RolloutSetup, notes: list[str]) -> None:
+    """Note what the chat template makes of a prompt that its writer would not expect."""
+    dialect, vocabulary = setup.dialect_with(setup.extensions.toolbox.tools), setup.vocabulary
+    if not setup.in_chat(dialect):
+        return
+    prompt = dialect.chat_prompt("?")
+    if prompt.messages[0]["role"] == "system" and not vocabulary.has_system_role:
+        notes.append(
+            "this model's chat template has no system role: the system text stands at the head of the first question "
+            "(dialect.system: '' leaves it out)"
+        )
+    closing = open_thought(vocabulary.render_chat(prompt.messages, prompt.tools, opens=True))
+    if closing is None:
+        return
+    way_out = (
+        f"close it with a file of texts of your own (dialect.name: my.yaml) whose opening begins with {closing}, or "
+        "take the dialect fenced or tool_call, where the model closes it"
+    )
+    for name in _THOUGHT_SWITCHES:
+        if not vocabulary.template_names(name):
+            continue
+        without = vocabulary.with_template_kwargs({name: False})
+        if open_thought(without.render_chat(prompt.messages, prompt.tools, opens=True)) is None:
+            way_out = f"close it with model.chat_template_kwargs: {{{name}: false}}"
+    if prompt.prefill:
+        notes.append(
+            f"the chat template begins the model's turn inside a thought, which only {closing} ends, so the session "
+            f"would be typed inside the thought; {way_out}"
+        )
+    elif way_out.startswith("close it with model."):
+        notes.append(
+            f"the chat template begins the model's turn inside a thought, which takes tokens of the budget until the "
+            f"model writes {closing}; if that is not meant, {way_out}"
+        )
 
 
 def _engine(config: Config) -> str:
@@ -276,6 +397,22 @@ def _step(config: Config) -> str:
     )
 
 
+def _learning_rate(config: Config, notes: list[str]) -> str:
+    train = config.train
+    rate, trains_adapters = train.learning_rate, train.lora is not None
+    if config.model.path not in SHIPPED and rate >= (_HIGH_FOR_ADAPTERS if trains_adapters else _HIGH):
+        whose, usual = ("adapters", "1e-5 to 2e-4") if trains_adapters else ("all weights", "1e-6 to 2e-6")
+        notes.append(
+            f"train.learning_rate is {rate:g}, which suits nano and its like: pretrained weights are lost at it within "
+            f"a few steps. The configs that ship train {whose} of such models with {usual}"
+        )
+    warmup = f" after {train.warmup_steps} steps of warm-up" if train.warmup_steps else ""
+    optimizer = train.trl.get("optim", "AdamW")
+    return (
+        f"{rate:g} ({train.schedule}{warmup}; {optimizer}), gradients scaled down to a norm of {train.max_grad_norm:g}"
+    )
+
+
 def _kernels(config: Config) -> str:
     size, processes, is_forked = config.kernel.size, config.train.processes, config.kernel.backend == "fork"
     usual_mb = size * (_SESSION_MB if is_forked else _STOCK_KERNEL_MB)
@@ -287,13 +424,15 @@ def _kernels(config: Config) -> str:
     )
 
 
-def rewards_in_words(config: RewardsConfig) -> str:
-    """What a session earns, and how that is limited."""
+def rewards_in_words(config: RewardsConfig, graded_by: str | None = None) -> str:
+    """What a session earns, and how that is limited. `graded_by` decides what it is worth, instead of its answer."""
     kinds = [f"{reward:+g} {kind}" for kind, reward in config.kinds.items() if reward]
     classes = [f"{reward:+g} {name}" for name, reward in config.exceptions.items()]
     rules = [f"{rule.reward:+g} {rule.name}" for rule in config.rules]
     paid = [*kinds, *classes, *rules, *map(str, config.model_dump(mode="json")["functions"])]
-    parts = [f"{config.outcome:+g} for a right answer"]
+    parts = [
+        f"{config.outcome:+g} for a right answer" if graded_by is None else f"{config.outcome:+g} times {graded_by}"
+    ]
     parts += [f"down to {-config.length.most:g} for length"] if config.length else []
     if paid:
         shaping, caps = config.shaping, config.shaping.caps

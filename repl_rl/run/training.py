@@ -44,6 +44,10 @@ if TYPE_CHECKING:
     from repl_rl.trainer import ReplGRPOConfig, ReplGRPOTrainer
 
 
+PLAIN = ("adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "epsilon", "epsilon_high")
+"""Arguments of TRL's that are plain numbers."""
+
+
 @dataclass(frozen=True, slots=True)
 class Inputs:
     """What a config asks for, checked and made, without a model and without a run folder."""
@@ -153,6 +157,12 @@ def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
     tokens = config.train.micro_batch_tokens
     if tokens is not None and (architecture := config_alone(config.model.path)) is not None:
         require_one_loss(architecture, tokens, config.train.trl.get("router_aux_loss_coef"))
+    # The config has checked its own keys, and TRL takes any plain number. It is asked about other arguments after what
+    # is quick, because loading it takes seconds, and before problems are read, which may take longer.
+    is_plain = all(key in PLAIN and type(value) in (int, float) for key, value in config.train.trl.items())
+    if not is_plain and config.train.processes == 1:
+        prepare_environment(config.engine.kv_cache_gib)
+        training_arguments(config, RunFolder(Path(config.name)))
     if config.tasks.is_from_hub and not asks_hub:
         require_hub_id(str(config.tasks.dataset))
         return Inputs(model_path, [], [], table, extensions, adapted)

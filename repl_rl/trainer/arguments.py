@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from trl import GRPOConfig
 from repl_rl.config import Config, MaskConfig, SamplingConfig, parse_config
 from repl_rl.errors import ConfigError
 from repl_rl.utils.distributed import WAIT_S
+from repl_rl.utils.text import nearest
 
 SECTIONS = ("dialect", "kernel", "engine", "budget", "subcalls", "rewards", "credit", "branch")
 """Those that are arguments under the same name."""
@@ -55,6 +58,24 @@ CISPO_MOST = 5.0
 LLMs. TRL falls back to `epsilon`, 0.2, which scales the loss by it."""
 
 _CORRECTIONS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+
+
+@cache
+def _defaults() -> dict[str, Any]:
+    """TRL's, by the argument's name."""
+    return {
+        each.name: each.default if each.default_factory is MISSING else each.default_factory()
+        for each in fields(GRPOConfig)
+    }
+
+
+def _without_effect(arguments: Mapping[str, Any]) -> list[str]:
+    """Of arguments that differ from TRL's defaults and would do nothing here, the name, the value and the reason."""
+    return [
+        f"{name}={arguments[name]!r} of TRL's arguments would do nothing: {why}"
+        for name, why in REFUSED.items()
+        if name in arguments and arguments[name] != _defaults()[name]
+    ]
 
 
 @dataclass
@@ -138,6 +159,14 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
             "chat_template_kwargs": config.model.chat_template_kwargs or None,
         }
         sections = {name: getattr(config, name) for name in SECTIONS}
+        known = [each.name for each in fields(cls)]
+        unknown = [
+            f"train.trl.{name}: TRL has no such argument; {nearest(name, known)}"
+            for name in plan.trl
+            if name not in known
+        ]
+        if refused := [*unknown, *_without_effect(plan.trl)]:
+            raise ConfigError("\n".join(refused))
         try:
             return cls(**{**arguments, **sections, **plan.trl, **extra})
         except ConfigError:
@@ -153,15 +182,10 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
         for name in SECTIONS:
             setattr(self, name, getattr(parsed, name))
         self.asynchronous, self.mask = parsed.train.asynchronous, parsed.train.mask
-        defaults = {
-            each.name: each.default if each.default_factory is MISSING else each.default_factory()
-            for each in fields(GRPOConfig)
-        }
-        for name, why in REFUSED.items():
-            if (value := getattr(self, name)) != defaults[name]:
-                raise ConfigError(f"{name}={value!r} of TRL's arguments would do nothing: {why}")
+        if refused := _without_effect({name: getattr(self, name) for name in REFUSED}):
+            raise ConfigError("\n".join(refused))
         tokens: int = getattr(self, "max_completion_length")  # noqa: B009 - TRL's fields have no types for mypy
-        if tokens not in (defaults["max_completion_length"], self.budget.tokens):
+        if tokens not in (_defaults()["max_completion_length"], self.budget.tokens):
             raise ConfigError(
                 f"max_completion_length={tokens} and budget.tokens={self.budget.tokens} differ; "
                 "leave the first out: the budget bounds a session"

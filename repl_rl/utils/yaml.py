@@ -13,6 +13,9 @@ _MOST_LEVELS = 50
 _INT_CHARS = 100
 _NUMBER = re.compile(r"[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$")
 """`1e-3` is a number in YAML 1.2 and in JSON. PyYAML follows YAML 1.1, where it is a string."""
+_MERGE_TAG = "tag:yaml.org,2002:merge"
+_UNMEANT_COMMENT = re.compile(r"[ \t]+#[^\s]")
+"""What looks like a value that begins with `#`. A comment has a space after it."""
 
 
 def read_yaml(text: str) -> Any:
@@ -49,10 +52,38 @@ class _Loader(yaml.SafeLoader):
             raise yaml.composer.ComposerError(None, None, "it is nested too deeply, or made too long by its aliases")
         if isinstance(node, yaml.ScalarNode) and node.tag.endswith(":int") and len(node.value) > _INT_CHARS:
             raise yaml.composer.ComposerError(None, None, f"a number of {len(node.value)} digits", node.start_mark)
+        if isinstance(node, yaml.MappingNode):
+            _require_what_was_meant(node)
         if not isinstance(node, yaml.ScalarNode):
             for each in node.value:
                 for child in each if isinstance(each, tuple) else (each,):
                     self._require_small(child, level + 1)
+
+
+def _require_what_was_meant(mapping: yaml.MappingNode) -> None:
+    """Raises yaml.YAMLError for what YAML takes without a word: a key that stands twice, of which one value would be
+    lost; and a value that is a comment, as in `answer_pattern: ####`."""
+    lines: dict[tuple[str, str], int] = {}
+    for key, value in mapping.value:
+        if not isinstance(key, yaml.ScalarNode) or key.tag == _MERGE_TAG:
+            continue
+        name, line = (key.tag, key.value), key.start_mark.line + 1
+        if name in lines:
+            raise yaml.composer.ComposerError(
+                None,
+                None,
+                f"the key {key.value!r} stands twice, in line {lines[name]} and in line {line}, and one of them would "
+                "be lost; put them together",
+            )
+        lines[name] = line
+        is_empty = isinstance(value, yaml.ScalarNode) and value.value == "" and value.style is None
+        if is_empty and _UNMEANT_COMMENT.match(value.start_mark.buffer or "", value.start_mark.pointer):
+            raise yaml.composer.ComposerError(
+                None,
+                None,
+                f"nothing is left of the value of {key.value!r} in line {line}, because '#' begins a comment; put the "
+                "value in quotes, or write null",
+            )
 
 
 class _Dumper(yaml.SafeDumper):

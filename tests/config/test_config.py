@@ -143,8 +143,14 @@ def test_shipped_configs_load_by_name() -> None:
     for name in shipped_configs():
         config = load_config(name)
         assert parse_config(config.model_dump(mode="json")) == config
-    with pytest.raises(ConfigError, match=r"no config 'quickstrat': neither a file nor a shipped name \(.*quickstart"):
+
+
+def test_a_name_of_no_config_is_asked_back_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no config 'quickstrat': neither .*; did you mean 'quickstart'\?$"):
         load_config("quickstrat")
+    (tmp_path / "my_run.yaml").write_text("{}")
+    with pytest.raises(ConfigError, match=r"neither a file nor a shipped name; did you mean '.*/my_run.yaml'\?$"):
+        load_config(str(tmp_path / "myrun.yaml"))
 
 
 def test_files_that_are_no_yaml_and_empty_ones(tmp_path: Path) -> None:
@@ -155,6 +161,35 @@ def test_files_that_are_no_yaml_and_empty_ones(tmp_path: Path) -> None:
             load_config(str(path))
     path.write_text("# nothing\n")
     assert load_config(str(path)) == Config()
+
+
+@pytest.mark.parametrize(("short", "long"), CASES["short forms"])
+def test_short_forms_are_what_they_stand_for(short: dict[str, Any], long: dict[str, Any]) -> None:
+    config = parse_config(short)
+    assert config == parse_config(long)
+    assert parse_config(config.model_dump(mode="json")) == config
+
+
+def test_an_override_goes_into_a_section_that_a_name_stands_for() -> None:
+    config = parse_config({"model": "nano", "credit": "rloo"}, ("model.dtype=bfloat16", "credit.clip=2"))
+    assert (config.model.path, config.model.dtype) == ("nano", "bfloat16")
+    assert (config.credit.estimator, config.credit.clip) == ("rloo", 2)
+
+
+@pytest.mark.parametrize(("text", "message"), CASES["unmeant"])
+def test_what_a_file_can_not_mean_is_refused_with_its_lines(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=rf"c.yaml can't be read as YAML: {message}"):
+        load_config(str(tmp_path / "c.yaml"))
+
+
+def test_keys_of_merged_mappings_and_comments_of_empty_values_are_no_mistakes(tmp_path: Path) -> None:
+    text = "train: &train {steps: 3}\neval:  # as it is\n  problems: 7\ntools: {where: host}\n"
+    (tmp_path / "c.yaml").write_text(
+        text + "budget: {<<: {lines: 3}, <<: {tokens: 9}, lines: 4}\nenvironment: # none\n"
+    )
+    config = load_config(str(tmp_path / "c.yaml"))
+    assert (config.budget.lines, config.budget.tokens, config.eval.problems, config.environment) == (4, 9, 7, None)
 
 
 def test_configs_are_frozen() -> None:

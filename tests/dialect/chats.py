@@ -17,6 +17,8 @@ from repl_rl.errors import ModelError
 
 TEMPLATES = Path(__file__).parent / "templates"
 CALL_TEMPLATES = ["llama3_1", "mistral", "no_end", "qwen2_5", "qwen3", "qwen3_coder"]
+WITH_HEADERS = ["nemotron_nano_v2", "command_r7b", "seed_oss", "phi4_mini"]
+"""Templates that have more in front of a call than its mark, or bars in the mark."""
 REAL = Path(trl.__file__).parent / "chat_templates"
 
 

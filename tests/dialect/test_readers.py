@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dialect.chats import CALL_TEMPLATES, tool_calls
+from dialect.chats import CALL_TEMPLATES, Chat, tool_calls
 from dialect.talk import Splits, assert_texts_are_the_bytes, cells_of, read_all, turns_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +15,7 @@ from scripted import multiply
 from repl_rl.config import DialectConfig
 from repl_rl.dialect import Dialect, PythonReader, Reader, Turn, make_dialect
 from repl_rl.dialect.prose import PlainTextDialect
-from repl_rl.tools import as_tools
+from repl_rl.tools import as_tools, tool
 
 CASES = [json.loads(line) for line in (Path(__file__).parent / "turns.jsonl").read_text().splitlines()]
 TOOL_CALLS = {f"tool_call {template}": tool_calls(template) for template in CALL_TEMPLATES}
@@ -31,7 +31,7 @@ PIECES = {
     "inline": "<fn>|</fn>|<|f|n>|fn>|>|\n|x|'|(1)|é€| a |Answer: 1\n|/|<think>|</think>|<answer>|</answer>",
     "text": "Answer: 1|#### 2|a||\\boxed{3}|é€|Answer:|\n|<think>|</think>|<answer>|</answer>|The answer is 4.",
     "tool_call": f"<tool_call>|</tool_call>|{CALL}|<tool_call>\n{CALL}\n</tool_call>|{{|}}|\n|[TOOL_CALLS] [|]|é"
-    "|<function=python>|\n<parameter=code>|</parameter>|</function>",
+    "|<function=python>|\n<parameter=code>|</parameter>|</function>|python.call(code='1')",
 }
 """Pieces of text that mean something to each dialect."""
 
@@ -62,7 +62,7 @@ def test_turns(case: dict[str, Any]) -> None:
 
 
 def texts_for(dialect: str) -> st.SearchStrategy[str]:
-    pieces = PIECES[dialect.partition(" ")[0]].split("|")
+    pieces = [*PIECES[dialect.partition(" ")[0]].split("|"), "<|python_tag|>"]
     return st.lists(st.sampled_from(pieces), max_size=20).map("".join)
 
 
@@ -142,7 +142,33 @@ def test_in_plain_text_nothing_is_shown_and_no_kernel_needed() -> None:
     assert (dialect.needs_kernel, dialect.setup) == (False, "")
 
 
+@tool(ends=True)
+def pay(euros: int) -> int:
+    """Pay, and leave."""
+    return euros
+
+
+@tool(ends=True)
+def leave() -> None:
+    """Leave."""
+
+
+@pytest.mark.parametrize("dialect", ["python", "ipython", "fenced", "inline", "tool_call"])
+def test_which_tools_end_the_session_is_told_before_it_begins(dialect: str) -> None:
+    config, told = (
+        DialectConfig(name=dialect),
+        "A call of pay or leave ends the session, and what it returns is the final",
+    )
+    made = make_dialect(config, as_tools([multiply, pay, leave]), Chat("qwen2_5"))
+    system = made.chat_prompt("What?").messages[0]
+    assert (system["role"], told in system["content"]) == ("system", True)
+    if dialect != "tool_call":
+        assert told in made.completion_prompt("What?")
+    without = make_dialect(config, as_tools([multiply]), Chat("qwen2_5"))
+    assert "ends the session, and what it returns" not in str(without.chat_prompt("What?").messages)
+
+
 def test_no_tools_are_presented_where_nothing_could_call_them() -> None:
-    with_tools = PlainTextDialect(tools=as_tools([multiply]))
+    with_tools = PlainTextDialect(tools=as_tools([multiply, pay]))
     assert with_tools.completion_prompt("What?") == PlainTextDialect().completion_prompt("What?")
     assert with_tools.chat_prompt("What?") == PlainTextDialect().chat_prompt("What?")

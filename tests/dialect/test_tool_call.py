@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from dialect.chats import CALL_TEMPLATES, Chat, call, tool_calls
+from dialect.chats import CALL_TEMPLATES, WITH_HEADERS, Chat, call, tool_calls
 from dialect.conftest import Talk
 from dialect.talk import FOLDER
 from scripted import multiply
@@ -43,6 +43,7 @@ def test_the_form_of_a_call_and_what_stands_around_results(template: str) -> Non
         ("hidden_tools", "has no place for tools"),
         ("no_results", "leaves out results of tools"),
         ("no_tool_role", "refuses the conversation: unknown role tool"),
+        ("escaped", "writes a tool call in a way that would not be read back: '<call>.*x &lt; 1"),
     ],
 )
 def test_templates_that_will_not_do(template: str, complaint: str) -> None:
@@ -55,7 +56,7 @@ def test_a_model_without_a_template() -> None:
         ToolCallDialect(DialectConfig(name="tool_call"))
 
 
-@pytest.mark.parametrize("template", CALL_TEMPLATES)
+@pytest.mark.parametrize("template", [*CALL_TEMPLATES, *WITH_HEADERS])
 def test_the_prompt_offers_the_tools_and_the_sequence_is_what_the_template_renders(template: str) -> None:
     """Prompt, sampled call and frame together are the template's own rendering of that conversation."""
     dialect, chat = tool_calls(template), Chat(template)
@@ -75,6 +76,70 @@ def test_the_prompt_offers_the_tools_and_the_sequence_is_what_the_template_rende
         assert typed.strip() == f"{dialect.form.opening}{body}{dialect.form.closing}" or typed == "\n".join(
             [dialect.form.opening, body, dialect.form.closing]
         )
+
+
+WRITTEN = {
+    "nemotron_nano_v2": '<TOOLCALL>[{"name": "python", "arguments": {"code": "6 * 7"}}]</TOOLCALL>',
+    "command_r7b": '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "python", "parameters": '
+    '{"code": "6 * 7"}}\n]<|END_ACTION|>',
+    "seed_oss": "<seed:tool_call>\n<function=python>\n<parameter=code>6 * 7</parameter>\n</function>\n"
+    "</seed:tool_call>",
+    "phi4_mini": '<|tool_call|>{"name": "python", "arguments": {"code": "6 * 7"}}<|/tool_call|>',
+}
+
+
+@pytest.mark.parametrize("before", ["", "I compute.\n</think>\n", "<|START_THINKING|>Hm.<|END_THINKING|>"])
+@pytest.mark.parametrize("template", WRITTEN)
+def test_calls_are_read_as_models_write_them_after_their_headers(template: str, before: str) -> None:
+    reader = tool_calls(template).reader()
+    assert reader.read(f"{before}{WRITTEN[template]}", True).cells == (Cell("6 * 7", EXPRESSION),)
+    assert reader.read(f"{WRITTEN[template]}\n{WRITTEN[template]}", True).cells == (Cell("6 * 7", EXPRESSION),) * 2
+
+
+TAGGED = "<tool_call>\n{}\n</tool_call>"
+OF_OPENAI = (
+    '{"id": "call_1", "type": "function", "function": {"name": "python", "arguments": "{\\"code\\": \\"6 * 7\\"}"}}'
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "typed"),
+    [
+        ("llama3_1", "<|python_tag|>6 * 7"),
+        ("llama3_1", '<|python_tag|>python.call(code="6 * 7")'),
+        ("llama3_1", '<|python_tag|>{"type": "function", "name": "python", "parameters": {"code": "6 * 7"}}'),
+        ("llama3_1", '{"type": "function", "name": "python", "parameters": {"code": "6 * 7"}}'),
+        ("llama3_1", 'I compute it.\n{"type": "function", "name": "python", "parameters": {"code": "6 * 7"}}'),
+        ("llama3_1", OF_OPENAI),
+        ("qwen3", "So:\n<|python_tag|>6 * 7\n"),
+        ("qwen3", OF_OPENAI),
+        ("qwen3", TAGGED.format(OF_OPENAI)),
+        ("qwen3", f"```json\n[{OF_OPENAI}]\n```"),
+        ("qwen3", f'{{"role": "assistant", "tool_calls": [{OF_OPENAI}]}}'),
+        ("qwen3", TAGGED.format('{"name": "python", "parameters": {"code": "6 * 7"}}')),
+        ("qwen3", TAGGED.format('{"name": "python", "arguments": {"code": "```python\\n6 * 7\\n```"}}')),
+        ("command_r7b", '<|START_ACTION|>[{"name": "python", "arguments": {"code": "6 * 7"}}]<|END_ACTION|>'),
+    ],
+)
+def test_calls_in_the_forms_of_others_are_read(template: str, typed: str) -> None:
+    assert tool_calls(template).reader().read(typed, True).cells == (Cell("6 * 7", EXPRESSION),)
+
+
+@pytest.mark.parametrize(
+    ("typed", "sources"),
+    [
+        ("<|python_tag|>", []),
+        ("<|python_tag|>[1, 2]", ["[1, 2]"]),
+        ("<|python_tag|>x.call(y=6 * z)", ["x.call(y=6 * z)"]),
+        ('```python\napi.call(path="x")\n```', ['api.call(path="x")']),
+        ('{"name": "python", "parameters": {"code": "x = 1  # <|python_tag|>"}}', ["x = 1  # <|python_tag|>"]),
+        ("<|python_tag|>re.call('\\d')", ["re.call('\\d')"]),
+        ('Data:\n{"name": "python", "arguments": {"code": "1"}, "result": 3}', []),
+        ('The schema is {"type": "function", "function": {"name": "python"}}', []),
+    ],
+)
+def test_what_only_looks_like_such_a_call(typed: str, sources: list[str]) -> None:
+    assert [cell.source for cell in tool_calls("llama3_1").reader().read(typed, True).cells] == sources
 
 
 def test_the_users_tools_are_offered_beside_our_own() -> None:

@@ -200,6 +200,13 @@ def test_the_readme_and_the_quickstart_pay_for_thoughts() -> None:
         assert scored.components["table"] == (paid, 0.0, 0.0, 0.0)
 
 
+def test_nothing_is_noted_about_the_readmes_own_config_and_no_time_cuts_it(tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").write_text(heredocs(TEXTS["README.md"])[0])
+    config = load_config(str(tmp_path / "my.yaml"))
+    assert dry_run(config, tmp_path / "runs").notes == ()
+    assert config.train.max_minutes is None
+
+
 # Lists
 
 

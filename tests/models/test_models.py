@@ -1,12 +1,15 @@
 """Names of models: what each stands for, what is refused, and Gemma's checkpoint found without being made."""
 
+import json
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from repl_rl.errors import ModelError
 from repl_rl.models import find_model, resolve_model
+from repl_rl.models.find import most_positions
 from repl_rl.models.nano import NANO_PATH
 
 
@@ -59,3 +62,41 @@ def test_a_cache_that_can_not_be_written_is_named(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("XDG_CACHE_HOME", str(file))
     with pytest.raises(ModelError, match=r"can't be converted into .*/file/repl-rl/gemma-270m-.*XDG_CACHE_HOME"):
         resolve_model("gemma-270m")
+
+
+@pytest.mark.parametrize(
+    ("config", "positions"),
+    [
+        ({"max_position_embeddings": 4096}, 4096),
+        ({"text_config": {"max_position_embeddings": 4096}}, 4096),
+        ({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 2.0}}, 8192),
+        (  # Qwen2.5 and Qwen3, as their pages say to write it
+            {
+                "max_position_embeddings": 32768,
+                "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
+            },
+            131072,
+        ),
+        (  # already 4 times its positions before
+            {
+                "max_position_embeddings": 131072,
+                "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
+            },
+            131072,
+        ),
+        (  # Llama 3.1
+            {
+                "max_position_embeddings": 131072,
+                "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192},
+            },
+            131072,
+        ),
+        ({"max_position_embeddings": 4096, "rope_parameters": {"full_attention": {"rope_type": "default"}}}, 4096),
+        ({"model_type": "mamba"}, None),
+    ],
+)
+def test_how_many_tokens_a_model_has_positions_for(
+    config: dict[str, Any], positions: int | None, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert most_positions(str(tmp_path)) == positions

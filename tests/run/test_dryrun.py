@@ -6,12 +6,13 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from dialect.chats import REAL
 from small import with_experts
 
 from repl_rl.cli import main
@@ -22,7 +23,7 @@ from repl_rl.models.nano import NANO_PATH
 from repl_rl.run import dryrun
 from repl_rl.run.dryrun import idle_settings
 from repl_rl.run.folder import RunFolder
-from repl_rl.run.training import training_arguments
+from repl_rl.run.training import PLAIN, training_arguments
 from repl_rl.utils.folders import resource_folder
 
 pytestmark = pytest.mark.more
@@ -98,7 +99,7 @@ def test_settings_that_do_nothing_are_named(sections: dict[str, Any], gpus: int,
 
 
 def test_trl_takes_what_a_dry_run_does_not_show_it(tmp_path: Path) -> None:
-    plain = dict(zip(dryrun.PLAIN, (-1.0, 0, 1e9, 0.5, 7, -0.5), strict=True))
+    plain = dict(zip(PLAIN, (-1.0, 0, 1e9, 0.5, 7, -0.5), strict=True))
     config = load_config("quickstart", (f"train.trl={json.dumps(plain)}",))
     made = training_arguments(config, RunFolder(tmp_path), use_cpu=True)
     assert {key: getattr(made, key) for key in plain} == plain
@@ -138,6 +139,149 @@ def test_recurrent_layers_are_noted(tmp_path: Path) -> None:
         ).notes
         assert any("recurrent layers" in each for each in found) == (note is not None)
         assert note is None or any(note in each for each in found)
+
+
+@pytest.mark.parametrize(
+    ("template", "dialect", "says"),
+    [
+        ("gemma", {}, ["no system role: the system text stands at the head of the first question"]),
+        ("gemma", {"system": ""}, []),
+        ("qwen3", {}, []),
+        (
+            "qwen3_5_think",
+            {},
+            ["would be typed inside the thought; close it with model.chat", ": {enable_thinking: false}"],
+        ),
+        (
+            "qwen3_5_think",
+            {"name": "fenced"},
+            ["writes </think>; if that is not meant, close it with model.chat_template"],
+        ),
+        ("qwen3_5_nothink", {}, []),
+        (
+            "deepseek_r1_distill",
+            {"name": "ipython"},
+            ["inside the thought; close it with a file", "begins with </think>"],
+        ),
+        ("deepseek_r1_distill", {"name": "fenced"}, []),
+    ],
+)
+def test_what_a_chat_template_makes_of_a_prompt_is_noted(
+    template: str, dialect: dict[str, Any], says: list[str], tmp_path: Path
+) -> None:
+    shutil.copytree(NANO_PATH, tmp_path / "chat")
+    (tmp_path / "chat" / "chat_template.jinja").write_text((REAL / f"{template}.jinja").read_text())
+    brief = {"examples": 0, "system": "Be brief."} | dialect
+    config = load_config("quickstart", (f"model.path={tmp_path / 'chat'}", f"dialect={json.dumps(brief)}"))
+    made = dryrun.dry_run(config, tmp_path / "runs")
+    notes = " ".join(note for note in made.notes if "template" in note)
+    assert [text for text in says if text not in notes] == []
+    assert bool(notes) == bool(says)
+    assert made.prompt is not None
+    assert brief["system"] in made.prompt
+
+
+SHOP = """
+from repl_rl.tools import tool
+
+class Shop:
+    def reset(self, task):
+        self.cart = []
+        with open("log", "a") as log:
+            log.write("reset\\n")
+        return {"shelf": {"tea": 3}, "buy": self.buy, "pay": self.pay}
+
+    def buy(self, name: str) -> str:
+        '''Put something into the cart.'''
+
+    @tool(ends=True)
+    def pay(self, euros: int) -> int:
+        '''Pay, and leave.'''
+        return euros
+
+    def observe(self):
+        return "The shop is open."
+
+    def close(self):
+        with open("log", "a") as log:
+            log.write("close\\n")
+
+class Silent:
+    def reset(self, task):
+        pass
+
+class Lottery:  # as TRL's are
+    def reset(self, **row):
+        return f" It has {len(row['answer'])} digits."
+
+    def draw(self) -> int:
+        '''Draw a number.'''
+
+    def get_reward(self):
+        return 0.5
+
+class Wordy(Silent):
+    def observe(self):
+        return "word " * 2000
+
+class Closed(Shop):
+    def reset(self, task):
+        return {"key": task.metadata["key"]}
+"""
+
+
+@pytest.fixture
+def shops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "shops.py").write_text(SHOP)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    sys.modules.pop("shops", None)
+
+
+def test_an_environment_is_begun_once_and_its_first_prompt_shown(shops: Path, shown: Shown) -> None:
+    text = shown("quickstart", "--set", "environment=shops:Shop", "--set", "tasks.families=product")
+    assert "environment Shop, tried with task '" in text
+    assert (
+        "tools buy(name: str) -> str, pay(euros: int) -> int; values shelf; it says first: The shop is open.;" in text
+    )
+    assert "the task's answer decides, as without it" in text
+    assert "+1 for a right answer" in text
+    prompt = text.partition("the first prompt, as the model reads it:")[2]
+    for told in (
+        "buy(name: str) -> str: Put something",
+        "# The shop is open.",
+        "# A call of pay ends the session, and",
+    ):
+        assert told in prompt
+    assert (shops / "log").read_text() == "reset\nclose\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("Silent", ["Silent, tried with task '", "no tools; it says nothing first; the task's answer decides"]),
+        (
+            "Lottery",
+            ["tools draw() -> int; it says first: It has", "its get_reward decides", "rewards +1 times Lottery.get"],
+        ),
+    ],
+)
+def test_what_an_environment_pays_is_said_in_words(name: str, says: list[str], shops: Path, shown: Shown) -> None:
+    text = shown("quickstart", "--set", f"environment=shops:{name}")
+    assert [part for part in says if part not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("Closed", "environment Closed: reset raised KeyError: 'key' (shops.py:46)"),
+        ("Wordy", "with what the environment says first, has 6"),
+    ],
+)
+def test_an_environment_that_can_not_begin_is_refused_with_the_line(
+    name: str, says: str, shops: Path, shown: Shown
+) -> None:
+    assert says in shown("quickstart", "--set", f"environment=shops:{name}", code=2)
 
 
 def test_of_a_mixture_of_experts_it_says_what_adapters_reach_and_refuses_what_can_not_be(

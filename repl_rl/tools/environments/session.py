@@ -32,6 +32,7 @@ from repl_rl.tools.calls import call_within, message_of
 from repl_rl.tools.environments.factory import Environment, TrlEnvironment
 from repl_rl.tools.tool import make_tool
 from repl_rl.trajectory import Task, Trajectory
+from repl_rl.utils.import_path import place_of
 from repl_rl.utils.text import shown, whole
 from repl_rl.utils.threads import OneThread
 
@@ -198,7 +199,8 @@ class EnvironmentSession:
         if isinstance(outcome.error, EnvironmentFailure):
             raise outcome.error
         if outcome.error is not None:
-            raise self._failure(f"{name} raised {_said(outcome.error)}") from outcome.error
+            where = f" ({line})" if (line := place_of(outcome.error)) else ""
+            raise self._failure(f"{name} raised {_said(outcome.error)}{where}") from outcome.error
         return outcome.value
 
     def _submit(self, tool: str, call: Callable[[], Any]) -> Future[Any]:
