@@ -28,7 +28,7 @@ from repl_rl.kernel.memory import stored_mb, tree_mb
 from repl_rl.kernel.output import HeadAndTail, OutputPipe
 from repl_rl.kernel.paths import remove_tree
 from repl_rl.kernel.processes import INSIST, exited, kill_descendants, kill_family, kill_marked, tree
-from repl_rl.kernel.results import ExecResult, ExecStatus, HostCalls
+from repl_rl.kernel.results import ExecResult, ExecStatus, HostCalls, LineLimit
 from repl_rl.utils.text import sendable
 
 _PRINTED_BYTES = 4000
@@ -145,17 +145,20 @@ class KernelspecKernel:
         started = time.monotonic()
         request = asyncio.create_task(self._request("execute_request", _cell(source)))
         try:
-            is_late = await self._race(request)
+            limit = await self._race(request)
+            has_replied = request.done()
             try:
-                result = judge(request.result() if request.done() else None, self._output)
+                result = judge(request.result() if has_replied else None, self._output)
             except Exception as error:  # noqa: BLE001 - a reply may be made to break whatever reads it
                 what = f"its reply can't be read ({type(error).__name__})"
                 _log.warning("a session is ended: %s", str(error) if isinstance(error, BorderError) else what)
                 result = ExecResult(ExecStatus.KILLED)
         finally:
             request.cancel()
-        if is_late and not result.state_lost:
-            result = dataclasses.replace(result, status=ExecStatus.TIMEOUT)
+        if limit is not None and not has_replied:
+            result = dataclasses.replace(result, limit=limit)
+        elif limit is not None and not result.state_lost:
+            result = dataclasses.replace(result, status=ExecStatus.TIMEOUT, limit=limit)
         elif not (result.compiled or self._is_ours) and await self.is_complete(source) == "incomplete":
             result = ExecResult(ExecStatus.INCOMPLETE)  # nothing of it has run: it needs another line
         if result.state_lost:
@@ -261,22 +264,25 @@ class KernelspecKernel:
         while await self._manager.is_alive():
             await asyncio.sleep(_POLL_S)
 
-    async def _race(self, request: asyncio.Task[dict[str, Any]]) -> bool:
-        """Wait for the reply or the kernel's death, forced if need be. Returns whether the cell ran out of time."""
+    async def _race(self, request: asyncio.Task[dict[str, Any]]) -> LineLimit | None:
+        """Wait for the reply or the kernel's death, forced if need be. Returns the limit that ended the cell; None too
+        if the kernel ended by itself."""
         assert self._died is not None
         if await self._ends(request, self._limits.line_s) or self._died.done():
-            return False
+            return None
         with contextlib.suppress(OSError, RuntimeError, TimeoutError):
             await asyncio.wait_for(self._manager.interrupt_kernel(), self._limits.grace_s)
         if await self._ends(request, self._limits.grace_s / 2):
-            return True
+            return LineLimit.LINE_S
         if self.language == "python" and (pid := self._pid()) is not None:  # what it waits for may have ignored that
             with contextlib.suppress(OSError, RuntimeError):
                 await self._manager.signal_kernel(INSIST if self._is_ours else signal.SIGINT)
             await asyncio.to_thread(kill_descendants, pid)
         if not await self._ends(request, self._limits.grace_s / 2):
+            if self._died.done():
+                return None
             await self._kill()
-        return True
+        return LineLimit.LINE_S
 
     def _pid(self) -> int | None:
         """The process that runs cells, if it is one of this machine; the guest is a child of what watches over it."""
