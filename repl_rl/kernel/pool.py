@@ -80,6 +80,8 @@ class PoolStats:
     killed_for_memory: int = 0
     used_mb: float = 0.0
     statuses: Counter[str] = field(default_factory=Counter)
+    limits: Counter[str] = field(default_factory=Counter)
+    """How many cells which limit on their time ended."""
     start_s: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     queue_s: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     """From asking for a session to having it."""
@@ -94,6 +96,7 @@ class PoolStats:
         for name in ("start_s", "queue_s", "execution_s"):
             for percent in (50, 99):
                 numbers[f"{name}_p{percent}"] = float(np.percentile(getattr(self, name) or [0.0], percent))
+        numbers |= {f"ended_by_{limit}": count for limit, count in sorted(self.limits.items())}
         return numbers | {f"status_{status}": count for status, count in sorted(self.statuses.items())}
 
 
@@ -185,6 +188,8 @@ class PooledKernel:
         stats = self._pool.stats
         stats.executions += 1
         stats.statuses[result.status] += 1
+        if result.limit is not None:
+            stats.limits[result.limit] += 1
         stats.execution_s.append(result.duration_s)
         return result
 

@@ -34,6 +34,9 @@ class LineLimit(StrEnum):
     """A limit on the time of a line, by its name in `Limits`."""
 
     LINE_S = "line_s"
+    """Its processor time."""
+    LINE_WALL_S = "line_wall_s"
+    """The time by the clock on the wall: it has waited for longer than it has computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,14 @@ class ExecResult:
     images: tuple[bytes, ...] = ()
     answer_forms: tuple[str | None, ...] | None = None
     limit: LineLimit | None = None
+
+    @property
+    def told_message(self) -> str | None:
+        """`error_message` for a model: what was interrupted is told why."""
+        if self.status is not ExecStatus.TIMEOUT:
+            return self.error_message
+        why = "it waited for too long" if self.limit is LineLimit.LINE_WALL_S else "it ran out of time"
+        return f"{self.error_message or 'KeyboardInterrupt'}: {why}"
 
     @property
     def state_lost(self) -> bool:

@@ -26,6 +26,7 @@ def test_an_endless_loop_is_interrupted_and_the_state_survives(typed_in_haste: T
     assert stopped.output.endswith('  File "<stdin>", line 2, in <module>\nKeyboardInterrupt\n')
     assert stopped.duration_s >= HASTY.line_s
     assert (handled.status, handled.error_name, handled.output) == (ExecStatus.TIMEOUT, None, "'handled'\n")
+    assert (handled.limit, handled.duration_s >= HASTY.wall_s) == (LineLimit.LINE_WALL_S, True)
     assert after.output == "5\n"
 
 
@@ -131,6 +132,12 @@ async def test_time_in_which_the_whole_machine_stands_still_is_given_back(pool: 
 def test_a_limit_that_no_kernel_can_live_with_is_refused(name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"kernel limit {name} is {value!r}; give it a finite number from"):
         Limits(**{name: value})  # type: ignore[arg-type]
+
+
+def test_a_line_may_take_five_times_its_processor_time() -> None:
+    assert (Limits(line_s=2.0).wall_s, Limits(line_s=2.0, line_wall_s=3.0).wall_s) == (10.0, 3.0)
+    with pytest.raises(ConfigError, match=r"line_wall_s is 1.5, and line_s 2.0: .*; give at least"):
+        Limits(line_s=2.0, line_wall_s=1.5)
 
 
 def test_an_unknown_limit_is_refused_with_the_nearest_name() -> None:

@@ -36,6 +36,7 @@ from repl_rl.kernel.forked.fork import (
 )
 from repl_rl.kernel.forked.server import ForkServer
 from repl_rl.kernel.limits import Limits, Profile
+from repl_rl.kernel.line_time import LineTime
 from repl_rl.kernel.memory import shared_mb, stored_mb, tree_mb
 from repl_rl.kernel.paths import CHANNELS, Home, listening, remove_sockets, remove_tree
 from repl_rl.kernel.processes import (
@@ -44,6 +45,7 @@ from repl_rl.kernel.processes import (
     interrupt,
     kill_descendants,
     kill_family,
+    processor_s,
     readable,
     send_signal,
     status_of,
@@ -381,6 +383,10 @@ class ForkedKernel:
             return self._held_before_mb + self.group.used_mb()
         return max(0.0, tree_mb(self.pid) - self._inherited_mb)
 
+    def _processor_s(self) -> float:
+        counted_s = None if self.group is None else self.group.processor_s()
+        return processor_s(self.pid) if counted_s is None else counted_s
+
     def excess(self) -> str | None:
         """Threads, under Landlock: there, Linux counts them per user, and root's not at all."""
         found = 0
@@ -438,7 +444,11 @@ class ForkedKernel:
         """The limit that ended the line, and the reply. Without a reply the session has ended, or has to be killed; it
         is for the limit only in the second case."""
         with LineCalls(host, self._channel, self._host_turn) as calls:
-            reply = await self._channel.ask({"run": sendable(source)}, self._limits.line_s, on_call=calls.take)
+            line = LineTime(self._limits, self._processor_s)
+            reply = await self._channel.ask({"run": sendable(source)}, line.wait_s, on_call=calls.take)
+            while reply is None and line.limit is None and not self._channel.has_ended:
+                await asyncio.to_thread(line.look)
+                reply = await self._channel.reply(line.wait_s)
             if reply is not None or self._channel.has_ended:
                 return None, reply
             calls.refuse("the line is out of time")
@@ -450,7 +460,7 @@ class ForkedKernel:
                 await asyncio.to_thread(kill_descendants, self.pid)
                 reply = await self._channel.reply(self._limits.grace_s / 2)
             ended_by_itself = reply is None and self._channel.look()
-            return None if ended_by_itself else LineLimit.LINE_S, reply
+            return None if ended_by_itself else line.limit, reply
 
     def _result(self, limit: LineLimit | None, reply: dict[str, Any] | None, duration_s: float) -> ExecResult:
         output, omitted_bytes = self._output.take()

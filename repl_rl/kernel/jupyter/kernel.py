@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import math
 import signal
 import time
 from collections.abc import Mapping
@@ -24,10 +25,11 @@ from repl_rl.kernel.border import BorderError
 from repl_rl.kernel.cgroups import PoolGroup, SessionGroup
 from repl_rl.kernel.jupyter.messages import CellOutput, Channels, judge, setup_cell, submit_cell, traceback_text
 from repl_rl.kernel.limits import Limits
+from repl_rl.kernel.line_time import LineTime
 from repl_rl.kernel.memory import stored_mb, tree_mb
 from repl_rl.kernel.output import HeadAndTail, OutputPipe
 from repl_rl.kernel.paths import remove_tree
-from repl_rl.kernel.processes import INSIST, exited, kill_descendants, kill_family, kill_marked, tree
+from repl_rl.kernel.processes import INSIST, exited, kill_descendants, kill_family, kill_marked, processor_s, tree
 from repl_rl.kernel.results import ExecResult, ExecStatus, HostCalls, LineLimit
 from repl_rl.utils.text import sendable
 
@@ -268,12 +270,15 @@ class KernelspecKernel:
         """Wait for the reply or the kernel's death, forced if need be. Returns the limit that ended the cell; None too
         if the kernel ended by itself."""
         assert self._died is not None
-        if await self._ends(request, self._limits.line_s) or self._died.done():
+        line = LineTime(self._limits, self._processor_s)
+        while not await self._ends(request, line.wait_s) and not self._died.done() and line.limit is None:
+            await asyncio.to_thread(line.look)
+        if request.done() or self._died.done():
             return None
         with contextlib.suppress(OSError, RuntimeError, TimeoutError):
             await asyncio.wait_for(self._manager.interrupt_kernel(), self._limits.grace_s)
         if await self._ends(request, self._limits.grace_s / 2):
-            return LineLimit.LINE_S
+            return line.limit
         if self.language == "python" and (pid := self._pid()) is not None:  # what it waits for may have ignored that
             with contextlib.suppress(OSError, RuntimeError):
                 await self._manager.signal_kernel(INSIST if self._is_ours else signal.SIGINT)
@@ -282,7 +287,13 @@ class KernelspecKernel:
             if self._died.done():
                 return None
             await self._kill()
-        return LineLimit.LINE_S
+        return line.limit
+
+    def _processor_s(self) -> float:
+        if not (self._is_ours or self._is_local or self._is_guest):
+            return math.inf
+        counted_s = None if self._group is None else self._group.processor_s()
+        return processor_s(self.process.pid) if counted_s is None else counted_s
 
     def _pid(self) -> int | None:
         """The process that runs cells, if it is one of this machine; the guest is a child of what watches over it."""
@@ -303,7 +314,7 @@ class KernelspecKernel:
         assert self._channels is not None
         if not self._is_guest:
             return await self._channels.request(msg_type, content, self._limits.grace_s)
-        reply = await self._channels.request(msg_type, content, self._limits.line_s + self._limits.grace_s)
+        reply = await self._channels.request(msg_type, content, self._limits.wall_s + self._limits.grace_s)
         if not self._channels.heard_all:
             self._end("messages of it were lost: one of them was too long")
         return reply
