@@ -83,8 +83,10 @@ class KernelConfig(Section):
     """What is preloaded, mounted and limited: `default`, `math`, or the path of a .toml file of your own, looked up in
     the working folder and then beside the YAML file. docs/sessions.md"""
     line_s: float | None = Field(None, gt=0)
-    """Wall seconds that one cell may run. For this and the next three keys, null takes the profile's value: 5, 1, 3600,
-    512."""
+    """Seconds of processor time that one cell may take. For this and the next four keys, null takes the profile's
+    value: 5, five times `line_s`, 1, 3600, 512."""
+    line_wall_s: float | None = Field(None, gt=0)
+    """Wall seconds that one cell may run: more than `line_s`, because it may wait, and its machine may be busy."""
     grace_s: float | None = Field(None, gt=0)
     """Seconds between the interrupt and the kill."""
     session_s: float | None = Field(None, gt=0)

@@ -12,5 +12,6 @@ from repl_rl.kernel.results import HostCalls as HostCalls
 from repl_rl.kernel.results import HostReply as HostReply
 from repl_rl.kernel.results import KernelSession as KernelSession
 from repl_rl.kernel.results import KernelSource as KernelSource
+from repl_rl.kernel.results import LineLimit as LineLimit
 from repl_rl.kernel.results import NestingSource as NestingSource
 from repl_rl.kernel.sandbox import check_sandbox as check_sandbox

@@ -1,6 +1,6 @@
 """What a kernel may use and see: `Limits`, and sandbox profiles, those of `kernels/profiles/NAME.toml` and your own.
 
-Seconds are wall-clock seconds unless the name says cpu.
+Seconds are wall-clock seconds, but for `line_s` and `cpu_s`, which are seconds of processor time.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ MATH = "math"
 """The profile for mathematics, whose packages are the extra `repl-rl[math]`."""
 _REPLY_MB = 64
 """Memory beyond `memory_mb`, so that the kernel program can still answer after a cell that used up all of it."""
+_WALL = 5
+"""How many times `line_s` a cell may take by the clock."""
 _ALSO = "also_read_only"
 """A key of own profiles: what is shown beside the default's `read_only`, or the profile's own."""
 _MOUNT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -42,7 +44,10 @@ class Limits:
     """
 
     line_s: float = _limit(5.0, least=0.05)
-    """Time for one cell; then it is interrupted. If the machine stands still as it runs out, it gets that back."""
+    """Processor time for one cell, of all that runs in the session; then it is interrupted. Where it can't be counted,
+    in kernels on other machines, it is wall-clock time."""
+    line_wall_s: float | None = field(default=None, metadata={"least": 0.05})
+    """Wall-clock time for one cell, which may wait, or whose machine may be busy. None is five times `line_s`."""
     grace_s: float = _limit(1.0, least=0.05)
     """Time between the interrupt and the kill."""
     start_s: float = _limit(30.0, least=1)
@@ -67,8 +72,19 @@ class Limits:
     def __post_init__(self) -> None:
         for each in dataclasses.fields(self):
             value, least = getattr(self, each.name), each.metadata["least"]
-            if not least <= value < float("inf"):
+            if value is not None and not least <= value < float("inf"):
                 raise ConfigError(f"kernel limit {each.name} is {value!r}; give it a finite number from {least} up")
+
+        if self.wall_s < self.line_s:
+            raise ConfigError(
+                f"kernel limit line_wall_s is {self.line_wall_s!r}, and line_s {self.line_s!r}: no line would get its "
+                f"processor time; give at least {self.line_s!r}, or leave line_wall_s out, for {_WALL} times line_s"
+            )
+
+    @property
+    def wall_s(self) -> float:
+        """Wall-clock time for one cell."""
+        return _WALL * self.line_s if self.line_wall_s is None else self.line_wall_s
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Limits:

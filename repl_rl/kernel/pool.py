@@ -80,6 +80,8 @@ class PoolStats:
     killed_for_memory: int = 0
     used_mb: float = 0.0
     statuses: Counter[str] = field(default_factory=Counter)
+    limits: Counter[str] = field(default_factory=Counter)
+    """How many cells which limit on their time ended."""
     start_s: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     queue_s: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     """From asking for a session to having it."""
@@ -94,6 +96,7 @@ class PoolStats:
         for name in ("start_s", "queue_s", "execution_s"):
             for percent in (50, 99):
                 numbers[f"{name}_p{percent}"] = float(np.percentile(getattr(self, name) or [0.0], percent))
+        numbers |= {f"ended_by_{limit}": count for limit, count in sorted(self.limits.items())}
         return numbers | {f"status_{status}": count for status, count in sorted(self.statuses.items())}
 
 
@@ -121,6 +124,7 @@ class PooledKernel:
 
     A line that no interrupt ends, such as `sum(range(10**12))`, costs its kernel. If the lines before it, run again in
     a fresh one, show the same and leave the same state, the session goes on there, and the line has only timed out.
+    For that they have as long as they took before and `line_s` more, all together; the fresh kernel has `start_s`.
     """
 
     def __init__(self, kernel: Kernel, pool: KernelPool, past: _Past | None = None) -> None:
@@ -176,7 +180,7 @@ class PooledKernel:
         finally:
             if (result is None or result.state_lost) and not self.kernel.is_alive:
                 self._pool._forget(self.kernel)
-        if result.state_lost and result.error_name is None and not result.by_machinery:
+        if result.state_lost and result.limit is not None and not result.by_machinery:
             result = await self._restored(result)
         elif self._past is not None and not self._past.remembers(source, result):
             self._past = None
@@ -184,6 +188,8 @@ class PooledKernel:
         stats = self._pool.stats
         stats.executions += 1
         stats.statuses[result.status] += 1
+        if result.limit is not None:
+            stats.limits[result.limit] += 1
         stats.execution_s.append(result.duration_s)
         return result
 
@@ -195,21 +201,30 @@ class PooledKernel:
         return call
 
     async def _restored(self, lost: ExecResult) -> ExecResult:
-        """Go on in a fresh kernel if the line was killed for its time, and all before it can be repeated in as much."""
-        past, line_s = self._past, self._pool.limits.line_s
-        if past is None or lost.duration_s < line_s or past.took_s > line_s or time.monotonic() > self.ends_at:
+        """The result of a line for which the kernel was killed: a timeout if the session can go on in a fresh one."""
+        past, limits = self._past, self._pool.limits
+        if past is None or past.took_s > limits.line_s:
             return lost
-        again = _Past()
+        again, session_left_s = _Past(), self.ends_at - time.monotonic()
         try:
-            self.kernel = await self._pool._take(is_waited_for=True)
-            for source in past.setup:
-                await self.kernel.prepare(source)
-            for source in past.sources:
-                if not again.remembers(source, await self.kernel.execute(source)):
-                    break
+            why = "no fresh kernel came up in time"
+            async with asyncio.timeout(min(limits.start_s, session_left_s)):
+                self.kernel = await self._pool._take(is_waited_for=True)
+                for source in past.setup:
+                    await self.kernel.prepare(source)
+            why = "its lines took much longer than before"
+            async with asyncio.timeout(past.took_s + limits.line_s):
+                for source in past.sources:
+                    if not again.remembers(source, await self.kernel.execute(source)):
+                        break
+            why = "its lines did not do the same as before"
+            is_restored = again.seen == past.seen and self.kernel.is_alive and time.monotonic() < self.ends_at
+        except TimeoutError:
+            is_restored = False
         except KernelError as error:
-            _log.debug("a session could not be restored: %s", error)
-        if again.seen != past.seen:
+            is_restored, why = False, str(error)
+        if not is_restored:
+            _log.info("a session is lost after a line that nothing interrupts: %s", why)
             self._past = None
             await self._pool._discard(self.kernel)
             return lost

@@ -8,6 +8,7 @@ that was given another environment and whose parent has ended.
 
 import asyncio
 import contextlib
+import math
 import os
 import re
 import signal
@@ -23,6 +24,9 @@ INSIST = signal.SIGRTMAX
 """For our kernels, an interrupt that waits until a call in C returns that ignores SIGINT, such as `os.system`."""
 _LONGEST_DEATH_S = 5.0
 _READ_BYTES = 1 << 16
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_TIMES, _IGNORED = slice(11, 15), 30
+"""In /proc/PID/stat after the name of the program: times of the process and of children waited for; ignored signals."""
 _FIELD = re.compile(r"^(\w+):[ \t]*(.*)$", re.MULTILINE)
 
 
@@ -68,6 +72,22 @@ def tree(pid: int) -> Iterator[int]:
         with contextlib.suppress(OSError):
             for task in os.listdir(f"/proc/{each}/task"):
                 waiting += map(int, Path(f"/proc/{each}/task/{task}/children").read_text().split())
+
+
+def processor_s(pid: int) -> float:
+    """The processor time that a process and all its descendants have taken, those that have ended included.
+
+    Infinite if it is gone, or if one of them ignores SIGCHLD: Linux then forgets what its children took.
+    """
+    ticks, is_known = 0, False
+    for each in tree(pid):
+        with contextlib.suppress(OSError):
+            fields = read_proc(f"/proc/{each}/stat").rpartition(")")[2].split()
+            ticks += sum(map(int, fields[_TIMES]))
+            is_known = True
+            if int(fields[_IGNORED]) >> (signal.SIGCHLD - 1) & 1:
+                return math.inf
+    return ticks / _TICKS_PER_S if is_known else math.inf
 
 
 def interrupt(pid: int) -> None:

@@ -30,6 +30,15 @@ class ExecStatus(StrEnum):
     """The interpreter is gone: it exited, it was killed, or it ignored the interrupt."""
 
 
+class LineLimit(StrEnum):
+    """A limit on the time of a line, by its name in `Limits`."""
+
+    LINE_S = "line_s"
+    """Its processor time."""
+    LINE_WALL_S = "line_wall_s"
+    """The time by the clock on the wall: it has waited for longer than it has computed."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExecResult:
     """What one cell did.
@@ -47,6 +56,8 @@ class ExecResult:
     `calls` are the tool calls that ended in this cell, as the session reports them: the first 1,000, and none from a
     kernel that does not report them.
     `images` are the PNG files of what the cell drew, see `border.images_of`.
+    `limit` is the limit on its time that ended it. A killed kernel has one only if it was killed for that: not if it
+    ended by itself, even after it had been interrupted.
     """
 
     status: ExecStatus
@@ -62,6 +73,15 @@ class ExecResult:
     calls: tuple[ToolCall, ...] = ()
     images: tuple[bytes, ...] = ()
     answer_forms: tuple[str | None, ...] | None = None
+    limit: LineLimit | None = None
+
+    @property
+    def told_message(self) -> str | None:
+        """`error_message` for a model: what was interrupted is told why."""
+        if self.status is not ExecStatus.TIMEOUT:
+            return self.error_message
+        why = "it waited for too long" if self.limit is LineLimit.LINE_WALL_S else "it ran out of time"
+        return f"{self.error_message or 'KeyboardInterrupt'}: {why}"
 
     @property
     def state_lost(self) -> bool:

@@ -206,11 +206,8 @@ async def run_turn(kernel: TrajectoryKernel, turn: Turn) -> TurnResult:
             result = ExecResult(ExecStatus.ERROR, error_name=name, compiled=False, error_message=message)
         else:
             result = await kernel.execute(cell.source)
-        said = result.error_message
-        if result.status is ExecStatus.TIMEOUT:  # the model is told why it was interrupted
-            said = f"{said or 'KeyboardInterrupt'}: it ran out of time"
         results.append(result)
-        runs.append(CellRun(cell, result.output, said, images=result.images))
+        runs.append(CellRun(cell, result.output, result.told_message, images=result.images))
         if result.answer is not None:
             stop = StopReason.ANSWER
             break

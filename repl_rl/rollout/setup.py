@@ -250,7 +250,7 @@ def packed(thing: object, setup: RolloutSetup) -> bytes:
 
 def limits_of(config: KernelConfig) -> Limits:
     """The limits of the config's profile, overridden by those that the config sets."""
-    named = {name: getattr(config, name) for name in ("line_s", "grace_s", "session_s", "memory_mb")}
+    named = {name: getattr(config, name) for name in ("line_s", "line_wall_s", "grace_s", "session_s", "memory_mb")}
     return replace(
         Profile.load(config.profile).limits, **{name: value for name, value in named.items() if value is not None}
     )

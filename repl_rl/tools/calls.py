@@ -1,7 +1,8 @@
 """Answers calls that come out of a sandbox: checks arguments, limits time, turns results into JSON.
 
 Whatever a tool does becomes an answer for the model, never an exception here. The caller is code that a model typed, so
-any name and any arguments may come.
+any name and any arguments may come. Arguments are read in a thread, within the tool's time: they may be many, and their
+types may have validators of the user's own.
 
 Not covered: an async function that blocks its event loop holds up all calls, and a plain function that hangs can't be
 ended, only abandoned (see `CallSemaphore`).
@@ -46,11 +47,14 @@ class HostTools:
         if call.name not in self._tools:
             return HostReply(error_name="NameError", error_message=f"there is no tool {call.name!r} on the host")
         tool, signature, semaphore = self._tools[call.name]
-        try:
-            bound = read_arguments(tool.name, signature, call.args, call.kwargs)
-        except Exception as error:  # noqa: BLE001 - TypeError, or what a type's own validator raises
-            return _failed(error)
         late = f"{tool.name}() took longer than {tool.timeout_s:g} s"
+        given = (tool.name, signature, call.args, call.kwargs)
+        read = await call_within(read_arguments, tool.timeout_s, tool.submit, given, waits=True)
+        if read is None:
+            return _failed(TimeoutError(f"{late} to read its arguments"))
+        if read.error is not None:  # TypeError, or what a type's own validator raises
+            return _failed(read.error)
+        bound = read.value
         permit = await semaphore.acquire(tool.timeout_s)
         if permit is None:
             return _failed(TimeoutError(f"{late}; all {tool.at_once} calls that may run at once hang"))

@@ -17,16 +17,20 @@ from datetime import date, time
 from enum import Enum
 from functools import lru_cache
 from inspect import BoundArguments, Parameter, Signature
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Protocol, get_args, get_origin, get_type_hints
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema
+from pydantic_core import SchemaError, SchemaValidator
 
 from repl_rl.errors import ToolError
 
 _STAND_IN = "undescribed"
 _BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 _SHOWN_CHARS = 80
+_COLLECTIONS = frozenset({"list", "tuple", "set", "frozenset", "dict"})
+_NO_SCHEMAS_IN = frozenset({"config", "default", "expected", "metadata", "serialization"})
+"""Keys of a core schema with values of anybody's."""
 _NO_SCHEMA = (PydanticUserError, PydanticInvalidForJsonSchema, TypeError, NameError)
 _OF_CLASSES = frozenset({"$defs", "enum", "format", "properties", "prefixItems"})
 """In pydantic's schema of a type that holds a class, such as a dataclass or an Enum."""
@@ -202,7 +206,7 @@ def read_arguments(name: str, signature: Signature, args: Sequence[Any], kwargs:
 
 def _read_one(name: str, argument: str, annotation: Any, value: Any) -> Any:
     try:
-        return _adapter(annotation).validate_json(json.dumps(value), strict=True)
+        return _validator(annotation).validate_json(json.dumps(value), strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         inside = "".join(f"[{key!r}]" for key in first["loc"])
@@ -221,3 +225,43 @@ def _adapter(annotation: Any) -> TypeAdapter[Any]:
 
 
 _remembered_adapter = lru_cache(1024)(TypeAdapter)
+
+
+class _Validator(Protocol):
+    def validate_json(self, text: str, /, *, strict: bool) -> Any:
+        """The value, or ValidationError."""
+
+
+def _validator(annotation: Any) -> _Validator:
+    try:
+        return _remembered_validator(annotation)
+    except TypeError:  # not hashable
+        return _fast_validator(annotation)
+
+
+def _fast_validator(annotation: Any) -> _Validator:
+    """Validates as pydantic does, and stops at the first item that is wrong.
+
+    Who calls a tool may send a list of a hundred thousand wrong ones, and only the first is told.
+    """
+    adapter = _adapter(annotation)
+    try:
+        # Models would be read by the validators of their own that they have already, which don't fail fast.
+        return SchemaValidator(_failing_fast(adapter.core_schema), None, _use_prebuilt=False)
+    except (SchemaError, TypeError):  # older versions have no such argument
+        return adapter.validator
+
+
+def _failing_fast(part: Any) -> Any:
+    """A copy of a core schema of pydantic's in which all collections fail at their first wrong item."""
+    if isinstance(part, list | tuple):
+        return type(part)(map(_failing_fast, part))
+    if not isinstance(part, dict):
+        return part
+    copied = {key: value if key in _NO_SCHEMAS_IN else _failing_fast(value) for key, value in part.items()}
+    if isinstance(kind := part.get("type"), str) and kind in _COLLECTIONS:
+        copied["fail_fast"] = True
+    return copied
+
+
+_remembered_validator = lru_cache(1024)(_fast_validator)

@@ -36,7 +36,7 @@ LIMITS = Limits(
     output_bytes=10_000,
 )
 """For lines that end by themselves: a busy machine may take its time over them."""
-HASTY = replace(LIMITS, line_s=2.0)
+HASTY = replace(LIMITS, line_s=2.0, line_wall_s=2.5)
 """For lines that end because their time does."""
 
 

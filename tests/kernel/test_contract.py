@@ -38,7 +38,8 @@ def source(
         pytest.skip("IPython's own ways: tracebacks, echoes, exits")
     backend, sandbox = REAL[request.param]
     if backend != "fork" and request.node.originalname == "test_what_a_session_rebinds_is_its_own":
-        return kernel_pools(replace(LIMITS, line_s=10.0), backend=backend, sandbox=sandbox)  # it falls silent
+        limits = replace(LIMITS, line_s=10.0, line_wall_s=10.0)  # it falls silent
+        return kernel_pools(limits, backend=backend, sandbox=sandbox)
     return pools(backend, sandbox)
 
 

@@ -105,7 +105,7 @@ async def test_memory_processes_and_files_are_limited() -> None:
     ids=["a-flood", "too-long", "too-many-parts", "too-many-frames", "not-a-message"],
 )
 async def test_hostile_messages_cost_the_session_alone(cell: str) -> None:
-    async with a_backend(TOLD, "bwrap", read_mb=1, line_s=4.0) as backend:
+    async with a_backend(TOLD, "bwrap", read_mb=1, line_s=4.0, line_wall_s=4.0) as backend:
         hostile, sibling = await backend.start(), await backend.start()
         attack = await hostile.execute(cell)
         held = await sibling.execute("6 * 7.")

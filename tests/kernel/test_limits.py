@@ -4,14 +4,16 @@ import asyncio
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 from kernel.conftest import HASTY, Typed, in_pool
 
-from repl_rl.errors import ConfigError
-from repl_rl.kernel import ExecStatus, HostCall, HostReply, KernelPool, Limits
+from repl_rl.errors import ConfigError, KernelStartError
+from repl_rl.kernel import ExecStatus, HostCall, HostReply, KernelPool, Limits, LineLimit
+from repl_rl.kernel.results import Kernel
 
 
 def test_an_endless_loop_is_interrupted_and_the_state_survives(typed_in_haste: Typed) -> None:
@@ -24,10 +26,12 @@ def test_an_endless_loop_is_interrupted_and_the_state_survives(typed_in_haste: T
     assert stopped.output.endswith('  File "<stdin>", line 2, in <module>\nKeyboardInterrupt\n')
     assert stopped.duration_s >= HASTY.line_s
     assert (handled.status, handled.error_name, handled.output) == (ExecStatus.TIMEOUT, None, "'handled'\n")
+    assert (handled.limit, handled.duration_s >= HASTY.wall_s) == (LineLimit.LINE_WALL_S, True)
     assert after.output == "5\n"
 
 
 INTERRUPTED = yaml.safe_load(Path(__file__).with_name("interrupted.yaml").read_text())
+ENDS_ITSELF = INTERRUPTED.pop("ends itself")
 KEPT = "import os, sys, time, itertools, signal, subprocess; kept = [1]"
 
 
@@ -62,6 +66,45 @@ async def test_what_could_not_be_repeated_is_lost(pool: KernelPool) -> None:
             assert (lost.status, kernel.is_alive) == (ExecStatus.KILLED, False)
 
 
+@pytest.mark.parametrize(
+    "cell",
+    [ENDS_ITSELF[0], *(pytest.param(cell, marks=pytest.mark.more) for cell in ENDS_ITSELF[1:])],
+    ids=ENDS_ITSELF,
+)
+@in_pool(limits=replace(HASTY, grace_s=60.0))
+async def test_a_session_that_ends_itself_is_lost_though_its_line_was_late(cell: str, pool: KernelPool) -> None:
+    async with pool.session() as kernel:
+        await kernel.execute(KEPT)
+        lost = await kernel.execute(cell)
+        assert (lost.status, lost.limit, kernel.is_alive) == (ExecStatus.KILLED, None, False)
+
+
+@pytest.mark.more
+async def test_a_session_is_not_restored_for_longer_than_a_line_may_take(tmp_path: Path) -> None:
+    """Each of its lines takes less than that when it runs again, and all of them together more."""
+    (tmp_path / "mine.toml").write_text("mounts = {speed = 'speed'}")
+    (tmp_path / "speed").write_text("fast")
+    limits = Limits(line_s=2.0, grace_s=1.0)
+    async with KernelPool(1, limits, profile=str(tmp_path / "mine.toml")) as pool, pool.session() as kernel:
+        for _ in range(4):
+            shown = await kernel.execute("import time; time.sleep(1.2 * (open('speed').read() == 'slow'))")
+            assert shown.status is ExecStatus.OK, shown
+        (tmp_path / "speed").write_text("slow")
+        lost = await kernel.execute("sum(range(10**12))")
+        assert (lost.status, lost.limit, kernel.is_alive) == (ExecStatus.KILLED, LineLimit.LINE_S, False)
+
+
+@pytest.mark.more
+async def test_without_a_fresh_kernel_a_session_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail() -> Kernel:
+        raise KernelStartError("no room")
+
+    async with KernelPool(1, replace(HASTY, line_s=0.5, grace_s=0.2), warm=0) as pool, pool.session() as kernel:
+        monkeypatch.setattr(pool.backend, "start", fail)
+        lost = await kernel.execute("sum(range(10**12))")
+        assert (lost.status, kernel.is_alive) == (ExecStatus.KILLED, False)
+
+
 @pytest.mark.slow
 @in_pool(limits=Limits(line_s=3.0, grace_s=30.0))
 async def test_time_in_which_the_whole_machine_stands_still_is_given_back(pool: KernelPool) -> None:
@@ -89,6 +132,12 @@ async def test_time_in_which_the_whole_machine_stands_still_is_given_back(pool: 
 def test_a_limit_that_no_kernel_can_live_with_is_refused(name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"kernel limit {name} is {value!r}; give it a finite number from"):
         Limits(**{name: value})  # type: ignore[arg-type]
+
+
+def test_a_line_may_take_five_times_its_processor_time() -> None:
+    assert (Limits(line_s=2.0).wall_s, Limits(line_s=2.0, line_wall_s=3.0).wall_s) == (10.0, 3.0)
+    with pytest.raises(ConfigError, match=r"line_wall_s is 1.5, and line_s 2.0: .*; give at least"):
+        Limits(line_s=2.0, line_wall_s=1.5)
 
 
 def test_an_unknown_limit_is_refused_with_the_nearest_name() -> None:

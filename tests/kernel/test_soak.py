@@ -23,7 +23,15 @@ from repl_rl.kernel.sandbox import SandboxKind
 SESSIONS, AT_ONCE, LINES = 100_000 if SOAK else 5_000, 32, 20
 HOSTILE = yaml.safe_load(Path(__file__).with_name("soak.yaml").read_text())
 SOAK_LIMITS = Limits(
-    line_s=0.5, grace_s=10.0, memory_mb=128, processes=16, open_files=64, tmp_mb=8, output_bytes=10_000, read_mb=2
+    line_s=0.5,
+    line_wall_s=1.0,
+    grace_s=10.0,
+    memory_mb=128,
+    processes=16,
+    open_files=64,
+    tmp_mb=8,
+    output_bytes=10_000,
+    read_mb=2,
 )
 
 

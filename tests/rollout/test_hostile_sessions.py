@@ -99,7 +99,16 @@ class Fragile:
 
 
 async def test_sessions_and_their_forks(vocabulary: Vocabulary) -> None:
-    limits = Limits(line_s=0.5, grace_s=5.0, memory_mb=128, processes=24, open_files=64, tmp_mb=8, read_mb=2)
+    limits = Limits(
+        line_s=0.5,
+        line_wall_s=1.0,
+        grace_s=5.0,
+        memory_mb=128,
+        processes=24,
+        open_files=64,
+        tmp_mb=8,
+        read_mb=2,
+    )
     config, table = BranchConfig(roots=2, forks=2, branches=2, within=3), reward_table(RewardsConfig(), CreditConfig())
     ended = dict.fromkeys(StopReason, 0)
     async with KernelPool(8, limits, sandbox="bwrap", warm=0) as pool:

@@ -8,12 +8,12 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel
+from pydantic import BaseModel, BeforeValidator
 from user_tools import multiply, search
 
 from repl_rl.kernel.results import HostCall, HostCalls, HostReply
@@ -93,6 +93,64 @@ class Point:
 
 class Colour(enum.Enum):
     RED = "red"
+
+
+SEEN: list[str] = []
+"""The threads in which `Watched` values were read."""
+
+
+def _watch(value: object) -> object:
+    SEEN.append(threading.current_thread().name)
+    return value
+
+
+Watched = Annotated[int, BeforeValidator(_watch)]
+
+
+@dataclass
+class Row:
+    items: list[Watched]
+
+
+class Table(BaseModel):
+    rows: dict[str, Row]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (list[Watched], [""] * 9),
+        (tuple[Watched, ...], [""] * 9),
+        (dict[str, Watched], dict.fromkeys("abc", "")),
+        (list[list[Watched]], [[""] * 9] * 9),
+        (Row, {"items": [""] * 9}),
+        (Table, {"rows": {"a": {"items": [""] * 9}, "b": {"items": [""] * 9}}}),
+        (Annotated[list[Watched], ["no hash"]], [""] * 9),
+    ],
+    ids=["list", "tuple", "dict", "lists", "dataclass", "model", "unhashable"],
+)
+def test_the_first_wrong_value_of_many_is_told_off_the_loop(kind: Any, value: object) -> None:
+    def take(values: Any) -> None:
+        """Take."""
+
+    take.__annotations__["values"] = kind
+    SEEN.clear()
+    reply = ask(take, value)
+    assert reply.error_message is not None
+    assert reply.error_message.startswith("take() argument 'values'[")
+    assert reply.error_message.endswith("input should be a valid integer, got ''")
+    assert SEEN == ["repl-rl-call"]
+
+
+def test_arguments_that_take_too_long_are_given_up() -> None:
+    hangs = threading.Event()
+
+    @tool(where="host", timeout_s=0.1)
+    def take(value: Annotated[int, BeforeValidator(lambda value: hangs.wait() and value)]) -> None:
+        """Take."""
+
+    assert ask(take, 1) == error("TimeoutError", "take() took longer than 0.1 s to read its arguments")
+    hangs.set()
 
 
 def test_arguments_are_the_types_that_the_function_asks_for() -> None:

@@ -54,23 +54,32 @@ class Countdown:
         self._loop = loop
         self._at_end = at_end
         self._timer: asyncio.TimerHandle | None = None
+        self._stands_still = False
         self._left_s: float | None = None
+        """Of one that was started and stands still."""
         self._most_given_back_s = 0.0
 
     def start(self, seconds: float) -> None:
-        self._most_given_back_s = seconds
-        self._timer = self._loop.call_later(seconds, self._over)
+        """It waits to begin if it has been told to stand still."""
+        if self._stands_still:
+            self._left_s = seconds
+        else:
+            self._most_given_back_s = seconds
+            self._timer = self._loop.call_later(seconds, self._over)
 
     def stand_still(self) -> None:
-        if self._timer is not None and self._left_s is None:
+        self._stands_still = True
+        if self._timer is not None:
             self._left_s = max(0.0, self._timer.when() - self._loop.time())
             self._timer.cancel()
+            self._timer = None
 
     def go_on(self) -> None:
         """Does nothing unless it stands still."""
+        self._stands_still = False
         if self._left_s is not None:
-            self.start(self._left_s)
-            self._left_s = None
+            left_s, self._left_s = self._left_s, None
+            self.start(left_s)
 
     def cancel(self) -> None:
         if self._timer is not None:
@@ -265,6 +274,7 @@ class LineCalls:
 
     def __exit__(self, *error: object) -> None:
         self._give_up()
+        self._channel.countdown.go_on()
 
     def refuse(self, why: str) -> None:
         """Answer calls with an error from now on."""

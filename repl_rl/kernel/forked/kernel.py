@@ -36,6 +36,7 @@ from repl_rl.kernel.forked.fork import (
 )
 from repl_rl.kernel.forked.server import ForkServer
 from repl_rl.kernel.limits import Limits, Profile
+from repl_rl.kernel.line_time import LineTime
 from repl_rl.kernel.memory import shared_mb, stored_mb, tree_mb
 from repl_rl.kernel.paths import CHANNELS, Home, listening, remove_sockets, remove_tree
 from repl_rl.kernel.processes import (
@@ -44,12 +45,13 @@ from repl_rl.kernel.processes import (
     interrupt,
     kill_descendants,
     kill_family,
+    processor_s,
     readable,
     send_signal,
     status_of,
     tree,
 )
-from repl_rl.kernel.results import ExecResult, ExecStatus, HostCalls
+from repl_rl.kernel.results import ExecResult, ExecStatus, HostCalls, LineLimit
 from repl_rl.kernel.sandbox import Sandbox, SandboxKind, require_sandbox
 from repl_rl.utils.text import sendable
 
@@ -219,16 +221,16 @@ class ForkedKernel:
         self._server.running_lines += 1
         try:
             async with self._asking:
-                status, reply = await self._race(source, host)
+                limit, reply = await self._race(source, host)
         except BaseException:
             self.kill()
             raise
         finally:
             self._server.running_lines -= 1
             watch.cancel()
-        if status is ExecStatus.KILLED:
+        if reply is None:
             await self._kill()
-        result = self._result(status, reply, time.monotonic() - started)
+        result = self._result(limit, reply, time.monotonic() - started)
         if result.state_lost:
             await self.close()
         if is_first and result.by_machinery:
@@ -381,6 +383,10 @@ class ForkedKernel:
             return self._held_before_mb + self.group.used_mb()
         return max(0.0, tree_mb(self.pid) - self._inherited_mb)
 
+    def _processor_s(self) -> float:
+        counted_s = None if self.group is None else self.group.processor_s()
+        return processor_s(self.pid) if counted_s is None else counted_s
+
     def excess(self) -> str | None:
         """Threads, under Landlock: there, Linux counts them per user, and root's not at all."""
         found = 0
@@ -434,14 +440,17 @@ class ForkedKernel:
             self._death = asyncio.create_task(readable(self._pidfd))
         await asyncio.shield(self._death)
 
-    async def _race(self, source: str, host: HostCalls | None) -> tuple[ExecStatus | None, dict[str, Any]]:
-        """The reply, and a status if the host knows better than the reply."""
+    async def _race(self, source: str, host: HostCalls | None) -> tuple[LineLimit | None, dict[str, Any] | None]:
+        """The limit that ended the line, and the reply. Without a reply the session has ended, or has to be killed; it
+        is for the limit only in the second case."""
         with LineCalls(host, self._channel, self._host_turn) as calls:
-            reply = await self._channel.ask({"run": sendable(source)}, self._limits.line_s, on_call=calls.take)
-            if reply is not None:
+            line = LineTime(self._limits, self._processor_s)
+            reply = await self._channel.ask({"run": sendable(source)}, line.wait_s, on_call=calls.take)
+            while reply is None and line.limit is None and not self._channel.has_ended:
+                await asyncio.to_thread(line.look)
+                reply = await self._channel.reply(line.wait_s)
+            if reply is not None or self._channel.has_ended:
                 return None, reply
-            if self._channel.has_ended:
-                return ExecStatus.KILLED, {}
             calls.refuse("the line is out of time")
             self._output.unblock()
             await asyncio.to_thread(interrupt, self.pid)
@@ -450,19 +459,20 @@ class ForkedKernel:
                 send_signal(self._pidfd, INSIST)
                 await asyncio.to_thread(kill_descendants, self.pid)
                 reply = await self._channel.reply(self._limits.grace_s / 2)
-            return (ExecStatus.KILLED, {}) if reply is None else (ExecStatus.TIMEOUT, reply)
+            ended_by_itself = reply is None and self._channel.look()
+            return None if ended_by_itself else line.limit, reply
 
-    def _result(self, status: ExecStatus | None, reply: dict[str, Any], duration_s: float) -> ExecResult:
+    def _result(self, limit: LineLimit | None, reply: dict[str, Any] | None, duration_s: float) -> ExecResult:
         output, omitted_bytes = self._output.take()
         known: dict[str, Any] = {"output": output, "omitted_bytes": omitted_bytes, "duration_s": duration_s}
-        if status is ExecStatus.KILLED:  # with its server, perhaps, whose end is seen before that of a session
+        if reply is None:  # it ended with its server, perhaps, whose end is seen before that of a session
             by_machinery = self._closing is None and self._server.is_gone()
-            return ExecResult(ExecStatus.KILLED, by_machinery=by_machinery, **known)
+            return ExecResult(ExecStatus.KILLED, by_machinery=by_machinery, limit=limit, **known)
         try:
             result = result_of(reply, **known)
         except BorderError as error:
             _log.warning("a session is ended: %s", str(error))
             return ExecResult(ExecStatus.KILLED, **known)
-        if status is ExecStatus.TIMEOUT and result.status is not ExecStatus.KILLED:
-            result = replace(result, status=ExecStatus.TIMEOUT)
+        if limit is not None and result.status is not ExecStatus.KILLED:
+            result = replace(result, status=ExecStatus.TIMEOUT, limit=limit)
         return result

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import math
 import signal
 import time
 from collections.abc import Mapping
@@ -24,11 +25,12 @@ from repl_rl.kernel.border import BorderError
 from repl_rl.kernel.cgroups import PoolGroup, SessionGroup
 from repl_rl.kernel.jupyter.messages import CellOutput, Channels, judge, setup_cell, submit_cell, traceback_text
 from repl_rl.kernel.limits import Limits
+from repl_rl.kernel.line_time import LineTime
 from repl_rl.kernel.memory import stored_mb, tree_mb
 from repl_rl.kernel.output import HeadAndTail, OutputPipe
 from repl_rl.kernel.paths import remove_tree
-from repl_rl.kernel.processes import INSIST, exited, kill_descendants, kill_family, kill_marked, tree
-from repl_rl.kernel.results import ExecResult, ExecStatus, HostCalls
+from repl_rl.kernel.processes import INSIST, exited, kill_descendants, kill_family, kill_marked, processor_s, tree
+from repl_rl.kernel.results import ExecResult, ExecStatus, HostCalls, LineLimit
 from repl_rl.utils.text import sendable
 
 _PRINTED_BYTES = 4000
@@ -145,17 +147,20 @@ class KernelspecKernel:
         started = time.monotonic()
         request = asyncio.create_task(self._request("execute_request", _cell(source)))
         try:
-            is_late = await self._race(request)
+            limit = await self._race(request)
+            has_replied = request.done()
             try:
-                result = judge(request.result() if request.done() else None, self._output)
+                result = judge(request.result() if has_replied else None, self._output)
             except Exception as error:  # noqa: BLE001 - a reply may be made to break whatever reads it
                 what = f"its reply can't be read ({type(error).__name__})"
                 _log.warning("a session is ended: %s", str(error) if isinstance(error, BorderError) else what)
                 result = ExecResult(ExecStatus.KILLED)
         finally:
             request.cancel()
-        if is_late and not result.state_lost:
-            result = dataclasses.replace(result, status=ExecStatus.TIMEOUT)
+        if limit is not None and not has_replied:
+            result = dataclasses.replace(result, limit=limit)
+        elif limit is not None and not result.state_lost:
+            result = dataclasses.replace(result, status=ExecStatus.TIMEOUT, limit=limit)
         elif not (result.compiled or self._is_ours) and await self.is_complete(source) == "incomplete":
             result = ExecResult(ExecStatus.INCOMPLETE)  # nothing of it has run: it needs another line
         if result.state_lost:
@@ -261,22 +266,34 @@ class KernelspecKernel:
         while await self._manager.is_alive():
             await asyncio.sleep(_POLL_S)
 
-    async def _race(self, request: asyncio.Task[dict[str, Any]]) -> bool:
-        """Wait for the reply or the kernel's death, forced if need be. Returns whether the cell ran out of time."""
+    async def _race(self, request: asyncio.Task[dict[str, Any]]) -> LineLimit | None:
+        """Wait for the reply or the kernel's death, forced if need be. Returns the limit that ended the cell; None too
+        if the kernel ended by itself."""
         assert self._died is not None
-        if await self._ends(request, self._limits.line_s) or self._died.done():
-            return False
+        line = LineTime(self._limits, self._processor_s)
+        while not await self._ends(request, line.wait_s) and not self._died.done() and line.limit is None:
+            await asyncio.to_thread(line.look)
+        if request.done() or self._died.done():
+            return None
         with contextlib.suppress(OSError, RuntimeError, TimeoutError):
             await asyncio.wait_for(self._manager.interrupt_kernel(), self._limits.grace_s)
         if await self._ends(request, self._limits.grace_s / 2):
-            return True
+            return line.limit
         if self.language == "python" and (pid := self._pid()) is not None:  # what it waits for may have ignored that
             with contextlib.suppress(OSError, RuntimeError):
                 await self._manager.signal_kernel(INSIST if self._is_ours else signal.SIGINT)
             await asyncio.to_thread(kill_descendants, pid)
         if not await self._ends(request, self._limits.grace_s / 2):
+            if self._died.done():
+                return None
             await self._kill()
-        return True
+        return line.limit
+
+    def _processor_s(self) -> float:
+        if not (self._is_ours or self._is_local or self._is_guest):
+            return math.inf
+        counted_s = None if self._group is None else self._group.processor_s()
+        return processor_s(self.process.pid) if counted_s is None else counted_s
 
     def _pid(self) -> int | None:
         """The process that runs cells, if it is one of this machine; the guest is a child of what watches over it."""
@@ -297,7 +314,7 @@ class KernelspecKernel:
         assert self._channels is not None
         if not self._is_guest:
             return await self._channels.request(msg_type, content, self._limits.grace_s)
-        reply = await self._channels.request(msg_type, content, self._limits.line_s + self._limits.grace_s)
+        reply = await self._channels.request(msg_type, content, self._limits.wall_s + self._limits.grace_s)
         if not self._channels.heard_all:
             self._end("messages of it were lost: one of them was too long")
         return reply

@@ -184,10 +184,7 @@ def _told(cell: NotebookNode, result: ExecResult, shows: str) -> str:
     """What the dialect would show of a new run."""
     if shows != "ipython":
         return result.output
-    message = result.error_message
-    if result.status is ExecStatus.TIMEOUT:
-        message = f"{message or 'KeyboardInterrupt'}: it ran out of time"
-    return echoed(CellRun(Cell(cell["source"], kind_of(cell["source"])), result.output, message))
+    return echoed(CellRun(Cell(cell["source"], kind_of(cell["source"])), result.output, result.told_message))
 
 
 def _shown(outputs: Sequence[Any]) -> str:

@@ -33,7 +33,7 @@ from repl_rl.view.run import read_config
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
-_LIMITS = ("line_s", "grace_s", "memory_mb")
+_LIMITS = ("line_s", "line_wall_s", "grace_s", "memory_mb")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +98,16 @@ def _of_run(path: Path, notes: list[str], trust: bool) -> tuple[str | None, Limi
         return told, ours
     if trust:
         return told, limits
-    above = {key: getattr(ours, key) for key in given if getattr(limits, key) > getattr(ours, key)}
+    most: dict[str, Any] = {
+        "line_s": ours.line_s,
+        "line_wall_s": ours.wall_s,
+        "grace_s": ours.grace_s,
+        "memory_mb": ours.memory_mb,
+    }
+    above = {key: most[key] for key in given if getattr(limits, key) > most[key]}
     notes += [
-        f"{path.name}: kernel.{key} of its run is {given[key]:g}; it gets {most:g} unless you trust it (--trust)"
-        for key, most in above.items()
+        f"{path.name}: kernel.{key} of its run is {given[key]:g}; it gets {value:g} unless you trust it (--trust)"
+        for key, value in above.items()
     ]
     return told, dataclasses.replace(limits, **above)
 

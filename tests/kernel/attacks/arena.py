@@ -60,7 +60,7 @@ SECRET = "s3cret-of-the-host"
 DISGUISED_SECRET = bytes(byte ^ 0x55 for byte in SECRET.encode())
 """What is searched for must not be in memory because it is searched for."""
 LIMITS = replace(OURS, line_s=30.0, grace_s=5.0, memory_mb=128, read_mb=2)
-SHORT = replace(LIMITS, line_s=1.0, grace_s=0.5)
+SHORT = replace(LIMITS, line_s=1.0, line_wall_s=1.2, grace_s=0.5)
 """For attacks that end only because their time does."""
 GENTLE = replace(SHORT, grace_s=LIMITS.grace_s)
 """For those that end with the interrupt, however long a busy machine takes over it."""

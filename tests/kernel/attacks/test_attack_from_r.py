@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.timeout(1200),
     pytest.mark.skipif(FROM_FORKS, reason="kernels behind Jupyter's channels can't be forked"),
 ]
-SHORT = replace(LIMITS, line_s=5.0)
+SHORT = replace(LIMITS, line_s=5.0, line_wall_s=6.0)
 """For attacks that end only because their time does."""
 ATTACKS = [pytest.param(attack, id=attack.name) for group in attacks("r").values() for attack in group]
 TOOLS = """

@@ -16,7 +16,7 @@ from repl_rl.view.replay.notebooks import ExportedNotebook, replay
 from tests.rollout.test_dialect_rollouts import SESSIONS, roll_out
 
 LIMITS = Limits(line_s=30.0)
-RUN_OUT = {"slow": Limits(line_s=1.0, grace_s=60.0), "hang": Limits(line_s=1.0, grace_s=0.5)}
+RUN_OUT = {"slow": Limits(line_s=1.0, grace_s=60.0), "hang": Limits(line_s=1.0, line_wall_s=1.0, grace_s=0.5)}
 """Scripts whose lines have little time: an interrupt ends one of them, and only a kill the other."""
 SCRIPTS: dict[str, list[str]] = json.loads(Path(__file__).with_name("scripts.json").read_text(encoding="utf-8"))
 """Lines that a scripted policy types."""

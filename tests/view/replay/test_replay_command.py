@@ -69,16 +69,17 @@ def test_a_run_folder_says_dialect_and_limits(tmp_path: Path) -> None:
 def test_a_strangers_limits_are_not_above_ours(tmp_path: Path) -> None:
     path = tmp_path / "run" / "rollouts" / "step_00001.jsonl"
     write_jsonl(path, [solved_trajectory()])
-    kernel = {"line_s": 1e9, "grace_s": 0.5, "memory_mb": 1_000_000}
+    kernel = {"line_s": 1e9, "line_wall_s": 2e9, "grace_s": 0.5, "memory_mb": 1_000_000}
     (tmp_path / "run" / "config.yaml").write_text(json.dumps({"kernel": kernel}))
     [source], notes = read_notebooks([path])
-    assert source.limits == Limits(grace_s=0.5)
+    assert source.limits == Limits(line_wall_s=25.0, grace_s=0.5)
     assert notes == [
         "step_00001.jsonl: kernel.line_s of its run is 1e+09; it gets 5 unless you trust it (--trust)",
+        "step_00001.jsonl: kernel.line_wall_s of its run is 2e+09; it gets 25 unless you trust it (--trust)",
         "step_00001.jsonl: kernel.memory_mb of its run is 1e+06; it gets 512 unless you trust it (--trust)",
     ]
     [source], notes = read_notebooks([path], trust=True)
-    assert (source.limits, notes) == (Limits(line_s=1e9, grace_s=0.5, memory_mb=1_000_000), [])
+    assert (source.limits, notes) == (Limits(line_s=1e9, line_wall_s=2e9, grace_s=0.5, memory_mb=1_000_000), [])
 
 
 @pytest.mark.parametrize("config", ["dialect: 3\nkernel: 4\n", "- a list", "{", "kernel: {line_s: -1}", ""])
