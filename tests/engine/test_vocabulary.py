@@ -22,7 +22,8 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFas
 from vocabularies import KINDS, QWEN_FILES, byte_tokenizer
 
 from repl_rl import dialect
-from repl_rl.engine.vocabulary import Vocabulary, bytes_of_tokens, load_vocabulary
+from repl_rl.engine.token_bytes import bytes_of_tokens
+from repl_rl.engine.vocabulary import Vocabulary, load_vocabulary
 from repl_rl.errors import ModelError
 from repl_rl.models.nano import SHIPPED
 from repl_rl.rollout.loop import Rollout
