@@ -8,6 +8,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from repl_rl.at_start import end_quietly as end_quietly  # first: what follows takes time
 from repl_rl.trajectory import (
     Group,
     Line,

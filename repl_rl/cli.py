@@ -19,6 +19,7 @@ from typing import Any
 from rich.console import Console
 
 from repl_rl import __version__, bench
+from repl_rl.at_start import end_quietly
 from repl_rl.errors import ConfigError, ReplRLError
 from repl_rl.run import command as training
 from repl_rl.run import play, rollouts
@@ -27,18 +28,34 @@ from repl_rl.run.push import command as push
 from repl_rl.utils.distributed import is_main_process
 from repl_rl.utils.folders import shipped_configs
 from repl_rl.utils.machine import in_a_sentence
+from repl_rl.utils.output import guarded_output
 from repl_rl.view import command as viewing
 from repl_rl.view.replay import command as replay
 
+_ENDS = (signal.SIGTERM, signal.SIGHUP)
+"""What else than Ctrl-C interrupts a command."""
 _WIDTH = 160
 """Columns of what is printed to a file or a pipe, unless COLUMNS is set."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the console script. Returns the exit code."""
-    options = make_parser().parse_args(arguments)
-    kept = signal.signal(signal.SIGTERM, interrupting())
+    with guarded_output():
+        return _main(arguments)
+
+
+def _main(arguments: Sequence[str] | None) -> int:
+    is_verbose = False
+    kept = {number: signal.getsignal(number) for number in _ENDS}
     try:
+        options = make_parser().parse_args(arguments)
+        is_verbose = options.verbose
+        interrupt = interrupting()
+        for number in _ENDS:
+            if number == signal.SIGTERM or kept[number] is not signal.SIG_IGN:  # nohup ignores SIGHUP
+                signal.signal(number, interrupt)
+        if signal.getsignal(signal.SIGINT) is end_quietly:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         from repl_rl.engine.environment import silence_libraries
 
         console = Console(quiet=not is_main_process())
@@ -54,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         said = str(error) if isinstance(error, ReplRLError) else in_a_sentence(error, Path.cwd())
         if said is None:
             raise
-        if options.verbose:
+        if is_verbose:
             traceback.print_exc()
         text = f"repl-rl: {said}"
         Console(stderr=True).print(text, style="bold red", markup=False, highlight=False, soft_wrap=True)
@@ -63,13 +80,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Console(stderr=True).print("interrupted", style="bold")
         return 130
     finally:
-        signal.signal(signal.SIGTERM, kept)
+        for number in _ENDS:
+            signal.signal(number, kept[number])
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)  # all is said; now Ctrl-C just ends the process
 
 
 def interrupting() -> Callable[[int, FrameType | None], None]:
-    """A handler by which SIGTERM, the way schedulers end a job, does what Ctrl-C would do. Some send it several times:
-    the first one counts."""
+    """A handler by which SIGTERM, the way schedulers end a job, and SIGHUP, of a terminal that is closed, do what
+    Ctrl-C would do. Some send them several times: the first one counts."""
     first = Lock()
 
     def handle(number: int, frame: FrameType | None) -> None:

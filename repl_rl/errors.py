@@ -7,6 +7,7 @@
     ├── DependencyError      something has to be installed first (vLLM, bwrap, ...)
     ├── RewardError          a reward function or grader broke its contract
     ├── RunError             a run folder that can't be read or resumed
+    ├── OutputError          nothing more can be printed
     ├── EngineError          the inference engine failed or lost a request
     ├── TrainingError        training went wrong in a way that can't be recovered
     └── KernelError          the machinery around an interpreter failed
@@ -48,6 +49,10 @@ class RewardError(ReplRLError):
 
 class RunError(ReplRLError):
     """A run folder is missing, half written, or belongs to another configuration."""
+
+
+class OutputError(ReplRLError):
+    """Standard output can't be written, such as on a full disk."""
 
 
 class EngineError(ReplRLError):

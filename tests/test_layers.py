@@ -159,7 +159,7 @@ def test_import_repl_rl_loads_nothing_heavy() -> None:
         "print(sorted({name.split('.')[1] for name in sys.modules if name.startswith('repl_rl.')}))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=600)
-    assert done.stdout == "[] Trajectory\n['errors', 'files', 'trajectory']\n"
+    assert done.stdout == "[] Trajectory\n['at_start', 'errors', 'files', 'trajectory']\n"
 
 
 @pytest.mark.parametrize(("program", "heavy"), PLAN["light"].items())

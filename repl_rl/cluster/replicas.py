@@ -26,7 +26,7 @@ from repl_rl.config import Config
 from repl_rl.engine.environment import has_gpu_driver, prepare_environment
 from repl_rl.engine.server.client import ServerClient, ServerTimeouts, ServerUnreachable, serve_flags
 from repl_rl.errors import ConfigError, EngineError
-from repl_rl.utils.processes import die_with_parent, free_port
+from repl_rl.utils.processes import dying_with_parent, free_port
 
 logger = logging.getLogger(__name__)
 
@@ -190,12 +190,11 @@ class ReplicaActor:
         for _ in range(1 + _RESTARTS):
             with self._log.open("ab") as log:
                 self._process = await asyncio.create_subprocess_exec(
-                    *command,
+                    *dying_with_parent(command),  # Ray's thread for this actor, which lives as long as it
                     stdout=log,
                     stderr=log,
                     env=environment,
                     start_new_session=True,
-                    preexec_fn=die_with_parent,
                 )
             status = await self._process.wait()
             _kill_group(self._process.pid)  # its engine may not have ended with it, and holds the memory

@@ -1,14 +1,4 @@
-"""A tokenizer as the line loop needs it: which tokens end a line, ids to bytes, interpreter output to ids.
-
-The exact bytes of every token are read from the vocabulary, according to how its decoder spells them:
-
-- Byte-level BPE (GPT-2, Qwen, Llama 3): one character for each byte, by GPT-2's map.
-- sentencepiece (Gemma, Llama 2): `▁` for a space, `<0x0A>` for a byte that no other token holds.
-- Added tokens are their content in UTF-8, unless the byte-level vocabulary itself has a token of that name.
-
-A decoder's rule that strips a space from the beginning of a text is ignored: it says nothing about single tokens. Not
-covered: tokenizers of other kinds; the bytes of each token are then what it decodes to on its own.
-"""
+"""A tokenizer as the line loop needs it: which tokens end a line, ids to bytes, interpreter output to ids."""
 
 from __future__ import annotations
 
@@ -16,10 +6,12 @@ import copy
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from repl_rl.engine.strangers import require_tame
+from repl_rl.engine.token_bytes import bytes_of_tokens
 from repl_rl.errors import ConfigError, ModelError
 from repl_rl.models.find import generation_settings, loading
 from repl_rl.models.nano import SHIPPED
@@ -28,16 +20,6 @@ _NEWLINE_PROBE = 'x = f("a")\n\nfor i in y:\n    pass\n'
 _SYSTEM_PROBE = "reprl_system"
 _STAND_IN = re.compile("reprl_special_([0-9]{1,9})_")
 """Holds the place of the special token of this id, whose name is to stay text."""
-_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
-_PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
-_OTHERS = tuple(byte for byte in range(0x100) if byte not in _PRINTABLE)
-_BYTE_OF = {**{byte: byte for byte in _PRINTABLE}, **{0x100 + rank: byte for rank, byte in enumerate(_OTHERS)}}
-"""GPT-2's map from code points to bytes (`bytes_to_unicode` in its encoder.py, inverted)."""
-_IN_MAP = re.compile("[{}]*".format("".join(re.escape(chr(point)) for point in _BYTE_OF)))
-
-
-_IDS_PER_TOKEN, _MORE_IDS = 16, 1 << 16
-_MOST_SPELLED_BYTES = 256 << 20
 LINE_KEY = "repl_rl_line"
 """The name in a request's `extra_args` under which a server is asked to end it with the line."""
 
@@ -240,7 +222,10 @@ def load_vocabulary(path: str, stops: bytes = b"\n", template_kwargs: Mapping[st
         from transformers import AutoTokenizer as Tokenizer
 
     with loading(f"no tokenizer at {path!r}"):
-        return Vocabulary(Tokenizer.from_pretrained(path), _ends(path), stops, template_kwargs)
+        tokenizer = Tokenizer.from_pretrained(path)
+        if path not in map(str, SHIPPED.values()):
+            require_tame(tokenizer, template_kwargs)
+        return Vocabulary(tokenizer, _ends(path), stops, template_kwargs)
 
 
 def _ends(path: str) -> list[int]:
@@ -250,58 +235,3 @@ def _ends(path: str) -> list[int]:
     if not all(isinstance(each, int) for each in ends):
         raise ValueError(f"eos_token_id of its generation settings is {eos!r}, which are not ids")
     return ends
-
-
-def bytes_of_tokens(tokenizer: Any) -> tuple[bytes, ...]:
-    """The bytes of each id of a Hugging Face tokenizer; b"" for unused ids.
-
-    Raises ModelError for a vocabulary whose ids or texts are out of all proportion to its size.
-    """
-    ids: Mapping[str, int] = tokenizer.get_vocab()
-    count = max(ids.values(), default=-1) + 1
-    if count > _IDS_PER_TOKEN * len(ids) + _MORE_IDS:
-        raise ModelError(f"the tokenizer has {len(ids):,} tokens, and ids up to {count - 1:,}; take another checkpoint")
-    spell, room_bytes = _speller(tokenizer), _MOST_SPELLED_BYTES
-    found = [b""] * count
-    for token, index in ids.items():
-        found[index] = spell(token, index)
-        if (room_bytes := room_bytes - len(found[index])) < 0:
-            raise ModelError(f"the tokenizer's tokens stand for more than {_MOST_SPELLED_BYTES >> 20} MiB of text")
-    return tuple(found)
-
-
-def _speller(tokenizer: Any) -> Callable[[str, int], bytes]:
-    added: Mapping[int, Any] = tokenizer.added_tokens_decoder
-    kinds: set[str] = set()
-    replaced: dict[str, str] = {}
-    decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
-    parts = [] if decoder is None else [json.loads(decoder.__getstate__())]
-    while parts:  # the decoder's parts as its JSON writes them, in order
-        part = parts.pop(0)
-        parts = [*part.get("decoders", []), *parts]
-        kinds.add(part["type"])
-        if part["type"] == "Replace" and "String" in part["pattern"]:
-            replaced[part["pattern"]["String"]] = part["content"]
-        elif part["type"] == "Metaspace":
-            replaced[part["replacement"]] = " "
-    if "ByteLevel" in kinds:
-        beside = {index for index in added if tokenizer.backend_tokenizer.model.id_to_token(index) is None}
-        return lambda token, index: token.encode() if index in beside else _from_byte_level(token)
-    if kinds & {"ByteFallback", "Metaspace"} or "▁" in replaced:
-        special = {index for index, token in added.items() if token.special}
-        return lambda token, index: token.encode() if index in special else _from_pieces(token, replaced)
-    return lambda _, index: tokenizer.decode(
-        [index], skip_special_tokens=False, clean_up_tokenization_spaces=False
-    ).encode()
-
-
-def _from_byte_level(token: str) -> bytes:
-    return token.translate(_BYTE_OF).encode("latin-1") if _IN_MAP.fullmatch(token) else token.encode()
-
-
-def _from_pieces(token: str, replaced: Mapping[str, str]) -> bytes:
-    if byte := _BYTE_TOKEN.fullmatch(token):
-        return bytes.fromhex(byte[1])
-    for pattern, content in replaced.items():
-        token = token.replace(pattern, content)
-    return token.encode()

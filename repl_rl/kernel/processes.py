@@ -1,6 +1,6 @@
 """Processes: waiting for one to end without polling or threads, finding its descendants, and killing them all.
 
-A kernel that is started on this machine outside of our sandboxes carries a mark in its environment, which its children
+A kernel that is started on this machine without a sandbox carries a mark in its environment, which its children
 inherit even if they start a session of their own. Killing all processes with the mark ends them too. When the owner of
 the kernels dies, SIGKILL included, the shell that removes its folder does so (`paths.Home`). Not covered: a process
 that was given another environment and whose parent has ended.

@@ -25,7 +25,9 @@ from repl_rl.errors import DependencyError, SandboxError
 from repl_rl.kernel import landlock
 from repl_rl.kernel.limits import Limits, Profile
 from repl_rl.kernel.paths import PYTHON_INSIDE, Home, Installation, find_bwrap, is_ours
+from repl_rl.kernel.processes import MARK
 from repl_rl.utils.folders import resource_folder
+from repl_rl.utils.processes import dying_with_parent
 
 SandboxKind = Literal["auto", "bwrap", "sandlock", "none"]
 """As configured; "auto" is bwrap where it works, else sandlock. A `Sandbox` has one of the other three."""
@@ -237,8 +239,13 @@ class Sandbox:
             os.write(record_fd, json.dumps(record).encode())
             os.lseek(record_fd, 0, os.SEEK_SET)
             command = [self.python, *argv, str(record_fd)]
+            environment = {**self.environment, "PYTHONHASHSEED": "0"}  # sets have one order, however a kernel was made
             if self.kind == "bwrap":
                 command = [str(self._bwrap), *self._walls, "--", *command]
+            else:
+                command = dying_with_parent(command)
+            if self.kind == "none" and self.home is not None:
+                environment[MARK] = f"{self.home.path}/"  # by which what a session starts is found
             if self.home is not None and self.home.group is not None:
                 command = self.home.group.command(command)
             return subprocess.Popen(
@@ -246,7 +253,7 @@ class Sandbox:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**self.environment, "PYTHONHASHSEED": "0"},  # sets have one order, however a kernel was made
+                env=environment,
                 pass_fds=[*descriptors, record_fd],
                 start_new_session=True,
                 cwd=cwd,

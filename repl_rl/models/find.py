@@ -27,6 +27,9 @@ _MOST_BYTES = 256 << 20
 _MOST_CHARS = 500
 """Of what a library says."""
 _FAR_ID = re.compile(rb'"(?<!_length")\s*:\s*([0-9]{8,})\s*[,}]')
+_PARTS = re.compile("(layers?|blocks|experts?|heads?|labels|depth)$")
+_MOST_PARTS = 10_000
+"""Layers, experts and heads that a config may have. transformers makes an object for each before it reads a weight."""
 _HUB_SECONDS = 10
 """How long the hub may take to say whether it has a model."""
 _SCALED_ALREADY = ("llama3", "longrope", "su")
@@ -177,6 +180,25 @@ def loading(what: str, *only_from: str) -> Iterator[None]:
         raise ModelError(f"{what}: {kind}{' '.join(str(error).split())[:_MOST_CHARS]}") from error
 
 
+def _too_many_parts(config: bytes) -> str:
+    """What a config has out of all proportion, wherever it stands in it; "" if nothing. A file that is no config is for
+    others to refuse."""
+    try:
+        waiting = [json.loads(config)]
+    except (ValueError, RecursionError):
+        return ""
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, list):
+            waiting += part
+        elif isinstance(part, dict):
+            waiting += part.values()
+            for name, value in part.items():
+                if _PARTS.search(name) and isinstance(value, int | float) and value > _MOST_PARTS:
+                    return f"{name} is {value:,}"
+    return ""
+
+
 def _require_plain(folder: Path) -> None:
     """Raises ModelError for a checkpoint whose reader would wait for ever, or whose small files are not small."""
     for path in folder.iterdir():
@@ -188,5 +210,7 @@ def _require_plain(folder: Path) -> None:
                     raise OSError(errno.EFBIG, f"it is larger than {_MOST_BYTES >> 20} MiB")
                 if path.name == "tokenizer.json" and (far := _FAR_ID.search(file.read())):
                     raise OSError(errno.EINVAL, f"a token has the id {far[1].decode():.20}, and readers count up to it")
+                if path.name == "config.json" and (many := _too_many_parts(file.read())):
+                    raise OSError(errno.EINVAL, f"{many}, and a model may have {_MOST_PARTS:,}")
         except OSError as error:
             raise ModelError(f"{path} of a checkpoint can't be used: {error.strerror}") from error

@@ -97,12 +97,15 @@ class FollowArguments(TrainerCallback):  # type: ignore[misc]
 
 
 class StopEarly(TrainerCallback):  # type: ignore[misc]
-    """Ends training, with a checkpoint, after the step in progress if any of the processes was asked to, and after the
-    first step that ends `limit_s` seconds or more after the start (`is_over`)."""
+    """Ends training, with a checkpoint, after the step in progress if any of the processes was asked to, if the run's
+    folder is gone (`is_homeless`, by `lost`, which makes it again), and after the first step that ends `limit_s`
+    seconds or more after the start (`is_over`)."""
 
-    def __init__(self, limit_s: float) -> None:
+    def __init__(self, limit_s: float, lost: Callable[[], bool]) -> None:
         self.is_over = False
+        self.is_homeless = False
         self._limit_s = limit_s
+        self._lost = lost
         self._began = time.perf_counter()
         self._requested = False
 
@@ -114,7 +117,8 @@ class StopEarly(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: TrainerControl, **named: Any) -> TrainerControl:
         self.is_over = any_of_all(time.perf_counter() - self._began >= self._limit_s)
-        if any_of_all(self._requested) or self.is_over:
+        self.is_homeless = any_of_all(self._lost())
+        if any_of_all(self._requested) or self.is_over or self.is_homeless:
             control.should_save = True
             control.should_training_stop = True
         return control

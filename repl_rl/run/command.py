@@ -98,7 +98,10 @@ def run(options: argparse.Namespace, console: Console) -> int:
             go_on = f"\nThe run is saved up to step {folder.reached()}. Once that is mended, {go_on}"
             if options.resume is None and folder.is_unused:
                 go_on = ""
-            if (said := in_a_sentence(error, folder.path)) is None:
+            said = in_a_sentence(error, folder.path)
+            if said is None and isinstance(error, OSError) and not folder.config_path.exists():
+                said = f"{folder.path} was removed or moved away while the run was on: {error}"
+            if said is None:
                 error.add_note(go_on.strip())
                 raise
             kind = type(error) if isinstance(error, ReplRLError) else RunError

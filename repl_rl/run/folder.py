@@ -151,6 +151,14 @@ class RunFolder(RunFiles):
                 if checkpoint_step(path) > step:
                     shutil.rmtree(path, ignore_errors=True)
 
+    def made_again(self, config: Config) -> bool:
+        """Whether the folder was removed or moved away while the run was on. Then it is there again, with `config`."""
+        if self.config_path.exists():
+            return False
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.keep_config(config)
+        return True
+
     @property
     def is_unused(self) -> bool:
         """Whether nothing has been done in the run yet."""
@@ -158,7 +166,7 @@ class RunFolder(RunFiles):
 
     def discard_if_unused(self) -> None:
         """Remove the folder if nothing has been done, so that the next run can have its name."""
-        if self.is_unused:
+        if self.path.exists() and self.is_unused:
             shutil.rmtree(self.path)
 
     def reached(self) -> int:

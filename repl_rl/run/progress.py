@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from repl_rl.utils.output import ends_in_order
 from repl_rl.view.words import duration
 
 _LINE_EVERY_S = 30.0
@@ -64,7 +65,8 @@ class Progress:
 
         previous = signal.signal(signal.SIGINT, handle)
         try:
-            yield
+            with ends_in_order():
+                yield
         finally:
             signal.signal(signal.SIGINT, previous)
 

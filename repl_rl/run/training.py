@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from repl_rl.config import Config
 from repl_rl.config.train import KAHAN
 from repl_rl.engine.environment import gpus_here, prepare_environment
-from repl_rl.errors import ConfigError, DependencyError
+from repl_rl.errors import ConfigError, DependencyError, RunError
 from repl_rl.models import find_model, resolve_model
 from repl_rl.models.skeleton import Adapted, config_alone, require_one_loss
 from repl_rl.rewards import RewardTable
@@ -206,6 +206,9 @@ def train(prepared: Prepared, progress: Progress, **extra: Any) -> TrainingOutco
         if not from_main(lambda: prepared.folder.has_model_of(step)):
             trainer.save_whole(prepared.folder.model)
         after = _evaluate(trainer, prepared, step, progress, trackers)
+        if from_main(lambda: prepared.folder.made_again(config)):
+            trainer.save_whole(prepared.folder.model)
+            raise _lost_folder(prepared.folder, f"the model of step {step}")
         return TrainingOutcome(before, after, seconds, step)
 
 
@@ -299,7 +302,8 @@ def _fit(trainer: ReplGRPOTrainer, prepared: Prepared, progress: Progress) -> bo
         is_over = "; no step remains, and only what is missing is measured" if reached == steps else ""
         progress.say(f"resuming from step {reached}{is_over}")
     config = prepared.config.train
-    stop = StopEarly(math.inf if config.max_minutes is None else 60 * config.max_minutes)
+    limit_s = math.inf if config.max_minutes is None else 60 * config.max_minutes
+    stop = StopEarly(limit_s, lambda: is_main_process() and prepared.folder.made_again(prepared.config))
     trainer.remove_callback(PrinterCallback)
     troubles = partial(flat_groups, groups=config.prompts_per_step), missing_trees
     warnings = [WarnOnce(trouble, config.steps, progress).step for trouble in troubles]
@@ -310,4 +314,13 @@ def _fit(trainer: ReplGRPOTrainer, prepared: Prepared, progress: Progress) -> bo
     said = "stopping after this step, with a checkpoint; press Ctrl-C again to stop at once"
     with progress.steps(config.steps), progress.interrupts(said, stop.request):
         trainer.train(resume_from_checkpoint=None if prepared.checkpoint is None else str(prepared.checkpoint))
+    if stop.is_homeless:
+        raise _lost_folder(prepared.folder, f"a checkpoint of step {trainer.state.global_step}")
     return not stop.is_over
+
+
+def _lost_folder(folder: RunFolder, holds: str) -> RunError:
+    return RunError(
+        f"{folder.path} was removed or moved away while the run was on. It is there again, with {holds}; what it held "
+        "before is where it went"
+    )

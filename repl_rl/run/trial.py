@@ -34,6 +34,7 @@ from repl_rl.config import Config, load_config
 from repl_rl.engine.environment import has_gpu_driver, prepare_environment, silence_libraries
 from repl_rl.errors import ReplRLError
 from repl_rl.trajectory import Trajectory
+from repl_rl.utils.processes import end_with_parent
 
 if TYPE_CHECKING:
     import torch
@@ -149,10 +150,11 @@ def off(trial: Trial, config: Config) -> list[str]:
 
 
 def _say_nothing() -> None:
-    """Begin a trial's process: what libraries print is not shown."""
+    """Begin a trial's process: what libraries print is not shown, and it ends with this one."""
     for stream in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     silence_libraries(python_warnings=True)
+    end_with_parent()
 
 
 def measure(config: Config) -> Trial:

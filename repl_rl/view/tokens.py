@@ -2,7 +2,7 @@
 
 Texts come from the bytes of tokens, so that each token shows exactly what it put into the sequence: a byte that is not
 a whole character by itself is written `\\xNN`. Loading texts reads `tokenizer.json` and nothing else: no weights, no
-torch, no network.
+torch, no network. A stranger's tokenizer is read in a confined process, with limits on time and memory.
 
 Not covered: for checkpoints without `tokenizer.json` there are only ids, no texts.
 """
@@ -11,10 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from types import SimpleNamespace
 
 from repl_rl.errors import ReplRLError
-from repl_rl.files import read_file
 from repl_rl.trajectory import Trajectory
 from repl_rl.utils.text import Excerpt, excerpt
 from repl_rl.view.transcript import Origin
@@ -84,28 +82,24 @@ def texts_fit(trajectory: Trajectory, texts: TokenTexts) -> bool:
 def load_token_texts(model: str) -> TokenTexts | None:
     """Load the token texts of a model: a shipped one's name (`nano`), a checkpoint folder, or a hub id.
 
-    A hub id is looked up only among earlier downloads. None if there is no `tokenizer.json`, or it can't be read.
+    A hub id is looked up only among earlier downloads. None if there is no `tokenizer.json`, it can't be read, or
+    reading it takes too much time or memory.
     """
-    from tokenizers import Tokenizer
-
-    from repl_rl.engine.vocabulary import bytes_of_tokens
+    from repl_rl.engine.strangers import TOKENIZER_CPU_S, spelled_file
+    from repl_rl.models.nano import SHIPPED
+    from repl_rl.utils.confined import compute
 
     try:
         path = _tokenizer_file(model)
         if path is None:
             return None
-        try:
-            tokenizer = Tokenizer.from_buffer(read_file(path))
-        except Exception:  # noqa: BLE001 - the library raises nothing narrower
-            return None
-        # What is needed of a transformers tokenizer, without transformers, which would load torch.
-        as_transformers = SimpleNamespace(
-            backend_tokenizer=tokenizer,
-            get_vocab=tokenizer.get_vocab,
-            added_tokens_decoder=tokenizer.get_added_tokens_decoder(),
-            decode=lambda ids, skip_special_tokens, **_: tokenizer.decode(ids, skip_special_tokens),
-        )
-        spelled = [data.decode("utf-8", "backslashreplace") for data in bytes_of_tokens(as_transformers)]
+        if path.parent in SHIPPED.values():
+            spelled = spelled_file(str(path))
+        else:
+            computed = compute("repl_rl.engine.strangers:spelled_file", [str(path)], TOKENIZER_CPU_S)
+            if computed.problem:
+                return None
+            spelled = computed.value
     except (ReplRLError, OSError, ValueError):  # the name may be a stranger's
         return None
     return lambda ids: [spelled[index] if 0 <= index < len(spelled) else "" for index in ids]

@@ -16,6 +16,7 @@ from rich.console import Console
 from repl_rl.config import load_config
 from repl_rl.engine.environment import prepare_environment, silence_libraries
 from repl_rl.utils.folders import require_folder
+from repl_rl.utils.processes import end_with_parent
 
 _PRELOADED = ("repl_rl.run.training", "repl_rl.trainer", "repl_rl.engine.vllm.engine", "vllm", "trl")
 
@@ -44,7 +45,7 @@ def run_missing(planned: Sequence[PlannedRun], folder: Path, jobs: int, say: Cal
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(list(_PRELOADED))
     missing = [(run, file) for run, file in zip(planned, files, strict=True) if not file.is_file()]
-    with ProcessPoolExecutor(jobs, mp_context=processes, max_tasks_per_child=1) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=processes, max_tasks_per_child=1, initializer=end_with_parent) as pool:
         begun = {pool.submit(run_once, run, file): run for run, file in missing}
         for number, done in enumerate(as_completed(begun), 1):
             done.result()

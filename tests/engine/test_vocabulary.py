@@ -25,7 +25,8 @@ from vocabularies import KINDS, QWEN_FILES, byte_tokenizer
 from repl_rl import dialect
 from repl_rl.config import DialectConfig
 from repl_rl.dialect import make_dialect
-from repl_rl.engine.vocabulary import Vocabulary, bytes_of_tokens, load_vocabulary
+from repl_rl.engine.token_bytes import bytes_of_tokens
+from repl_rl.engine.vocabulary import Vocabulary, load_vocabulary
 from repl_rl.errors import ModelError
 from repl_rl.models.nano import SHIPPED
 from repl_rl.rollout.episode import make_prompt

@@ -59,6 +59,8 @@ def family(pid: int) -> list[psutil.Process]:
         pytest.param(signal.SIGKILL, ("idle", STOCK, "none"), marks=pytest.mark.more),
         pytest.param(signal.SIGKILL, ("idle", STOCK, "bwrap"), marks=pytest.mark.slow),
         pytest.param(signal.SIGKILL, ("busy", "fork", "auto"), marks=pytest.mark.more),
+        pytest.param(signal.SIGKILL, ("busy", "fork", "none"), marks=pytest.mark.more),
+        pytest.param(signal.SIGKILL, ("busy", STOCK, "none"), marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, ("idle", "fork", "auto"), marks=pytest.mark.more),
         pytest.param(signal.SIGINT, ("idle", "fork", "auto"), marks=pytest.mark.more),
     ],

@@ -22,18 +22,22 @@ WARNING = (
 )
 
 
-@pytest.mark.parametrize(("limit_s", "asked"), [(0.0, False), (math.inf, False), (math.inf, True)])
-def test_training_ends_with_a_checkpoint_after_the_step_in_which_time_is_over_or_it_was_asked_to(
-    tmp_path: Path, limit_s: float, asked: bool
+@pytest.mark.parametrize(
+    ("limit_s", "asked", "lost"),
+    [(0.0, False, False), (math.inf, False, False), (math.inf, True, False), (math.inf, False, True)],
+)
+def test_training_ends_with_a_checkpoint_after_the_step_in_which_time_is_over_or_it_was_asked_to_or_its_folder_went(
+    tmp_path: Path, limit_s: float, asked: bool, lost: bool
 ) -> None:
     arguments, state = TrainingArguments(output_dir=str(tmp_path), use_cpu=True), TrainerState()
-    callback = StopEarly(limit_s)
+    callback = StopEarly(limit_s, lambda: lost)
     callback.on_train_begin(arguments, state, TrainerControl())
     if asked:
         callback.request()
     control = callback.on_step_end(arguments, state, TrainerControl())
-    ends = asked or limit_s == 0
-    assert (control.should_training_stop, control.should_save, callback.is_over) == (ends, ends, limit_s == 0)
+    ends = asked or lost or limit_s == 0
+    assert (control.should_training_stop, control.should_save) == (ends, ends)
+    assert (callback.is_over, callback.is_homeless) == (limit_s == 0, lost)
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def end(process: subprocess.Popen[str], by: str) -> None:
     for _ in range(2 if "twice" in by else 1):
         for each in processes:
             with suppress(psutil.NoSuchProcess):
-                each.send_signal(signal.SIGINT if by == "Ctrl-C" else signal.SIGTERM)
+                each.send_signal({"Ctrl-C": signal.SIGINT, "SIGHUP": signal.SIGHUP}.get(by, signal.SIGTERM))
 
 
 @pytest.mark.covers(
@@ -89,7 +89,7 @@ def test_a_killed_and_resumed_run_equals_one_run_through(name: str, tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("by", ["Ctrl-C", "of one", "of one, twice", "of all, twice"])
+@pytest.mark.parametrize("by", ["Ctrl-C", "of one", "of one, twice", "of all, twice", "SIGHUP"])
 def test_training_saves_a_checkpoint(stored: Path, scratch: Path, by: str) -> None:
     steps = ("--set", "train.steps=60", "--set", "train.save_steps=60")
     process = begin(stored, "train", "sample.yaml", *steps, *SLOW, environment=scratched(scratch))
@@ -101,6 +101,29 @@ def test_training_saves_a_checkpoint(stored: Path, scratch: Path, by: str) -> No
     assert f"go on with: repl-rl train --resume {run.relative_to(stored)}" in output
     assert "Traceback" not in output
     assert left_over(scratch) == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("what", "code"), [("its reader", 130), ("its folder", 2)])
+def test_a_run_from_which_something_is_taken_saves_a_checkpoint(what: str, code: int, stored: Path) -> None:
+    steps = ("--set", "train.steps=60", "--set", "train.save_steps=60", *SLOW)
+    command = [sys.executable, "-m", "repl_rl.cli", "train", "sample.yaml", *steps]
+    run = stored / "runs" / "stored"
+    with subprocess.Popen(command, cwd=stored, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        until((run / "rollouts" / "step_00002.jsonl").exists, WAIT_S)
+        if what == "its reader":
+            process.stdout.close()
+        else:
+            run.rename(stored / "moved")
+        said = process.stderr.read()
+    assert process.returncode == code, said
+    assert f"repl-rl train --resume {run.relative_to(stored)}" in said
+    [checkpoint] = (run / "checkpoints").glob("checkpoint-*")
+    assert (checkpoint / "trainer_state.json").exists()
+    assert (run / "config.yaml").exists()
+    assert "Traceback" not in said
 
 
 @pytest.mark.slow

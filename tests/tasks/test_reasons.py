@@ -6,9 +6,9 @@ import pytest
 import yaml
 
 from repl_rl.tasks import Verdict, judge_many
-from repl_rl.tasks.confined import Call, Confined
 from repl_rl.tasks.grading import EQUAL
 from repl_rl.trajectory import Task
+from repl_rl.utils.confined import Call, Confined
 
 CASES = yaml.safe_load(Path(__file__).with_name("reasons.yaml").read_text(encoding="utf-8"))
 

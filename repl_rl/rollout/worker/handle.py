@@ -22,6 +22,7 @@ from repl_rl.rollout.batch import OnEnd, RolloutBatch, RolloutService
 from repl_rl.rollout.setup import RolloutSetup, packed
 from repl_rl.trajectory import Trajectory
 from repl_rl.utils.channel import Channel
+from repl_rl.utils.processes import start_process
 from repl_rl.utils.threads import BackgroundLoop
 
 _PATIENCE_S = 120.0
@@ -86,7 +87,7 @@ class RolloutWorker(RolloutService):
         our_lines, their_lines = socket.socketpair()
         with theirs, their_lines:
             descriptors = [theirs.fileno(), their_lines.fileno()]
-            self._process = subprocess.Popen(
+            self._process = start_process(
                 [sys.executable, "-m", "repl_rl.rollout.worker.program", *map(str, descriptors)],
                 pass_fds=descriptors,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},

@@ -16,12 +16,12 @@ from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 
-from repl_rl.tasks.confined import Call, ask
 from repl_rl.tasks.families import FAMILIES
 from repl_rl.tasks.grading.reasons import Verdict, reading
 from repl_rl.tasks.gym import PREFIX, home
 from repl_rl.tasks.make import KNOWN
 from repl_rl.trajectory import Task
+from repl_rl.utils.confined import Call, ask
 from repl_rl.utils.text import string_of
 
 _MAX_CHARS = 2_000

@@ -1,6 +1,9 @@
 """Rollouts in a process of their own, with real kernels there and a scripted policy here."""
 
 import asyncio
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -147,6 +150,41 @@ def test_a_worker_that_is_killed_takes_its_kernels_along_and_who_waits_hears_of_
     service.close()
     service.close()
     until(lambda: not any(map(is_alive, kernels)))
+
+
+ENDLESS = """
+from scripted import ScriptedEngine
+from vocabularies import nano
+from repl_rl.config import KernelConfig, SamplingConfig
+from repl_rl.rollout.service import start_service
+from repl_rl.rollout.setup import RolloutSetup
+from repl_rl.trajectory import Task
+
+vocabulary = nano()
+vocabulary.tokenizer.chat_template = (
+    "{{ messages[-1].content }}{% if 'ever' in messages[-1].content %}{% for a in range(99999) %}"
+    "{% for b in range(99999) %}{% endfor %}{% endfor %}{% endif %}"
+)
+setup = RolloutSetup(vocabulary, context_tokens=1024, chat=True, kernel=KernelConfig(size=1))
+with start_service(ScriptedEngine(vocabulary, [" 1\\n"]), setup, apart=True) as service:
+    print("begins", flush=True)
+    service.generate([Task("t1", "How long is for ever?", "7")], SamplingConfig())
+"""
+
+
+@pytest.mark.more
+def test_a_worker_that_renders_for_ever_ends_with_its_command() -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    program = [sys.executable, "-c", ENDLESS]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True, env=environment) as command:
+        assert command.stdout is not None
+        assert command.stdout.readline() == "begins\n"
+        started = psutil.Process(command.pid).children(recursive=True)
+        [renders] = [each for each in started if "repl_rl.rollout.worker.program" in each.cmdline()]
+        begun_s = renders.cpu_times().user
+        until(lambda: renders.cpu_times().user > begun_s + 1)
+        command.kill()
+    until(lambda: not any(map(is_alive, started)))
 
 
 @pytest.mark.more

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from repl_rl.errors import RewardError
-from repl_rl.tasks import confined
-from repl_rl.tasks.confined import Call, Confined
 from repl_rl.tasks.grading import EQUAL
+from repl_rl.utils import confined
+from repl_rl.utils.confined import Call, Computed, Confined
 
 RIGHT: Call = (EQUAL, ["x+1", ["1 + x"]])
 WRONG: Call = (EQUAL, ["x+1", ["2 + x"]])
@@ -60,6 +60,23 @@ def test_processor_time_is_bounded(checker: Confined) -> None:
 @pytest.mark.slow
 def test_so_is_time_on_the_clock(checker: Confined) -> None:
     assert verdicts(checker, [RIGHT, ("time:sleep", [10_000]), RIGHT]) == [True, None, True]
+
+
+def test_a_value_is_computed_or_it_is_said_why_not(checker: Confined) -> None:
+    assert checker.compute("builtins:sorted", [[3, 1, 2]], cpu_s=9) == Computed([1, 2, 3])
+    assert checker.compute("builtins:int", ["x"], cpu_s=9) == Computed(
+        None, "ValueError: invalid literal for int() with base 10: 'x'"
+    )
+    assert checker.compute("sys:exit", [], cpu_s=9) == Computed(None, "SystemExit: ", is_ended=True)
+    died = Computed(None, "it crashes, or takes more than 2 GiB of memory", is_ended=True)
+    for name, arguments in (CRASHES, ENDS, FILLS):
+        assert checker.compute(name, arguments, cpu_s=9) == died
+
+
+@pytest.mark.more
+def test_a_value_that_takes_too_long_is_not_waited_for(checker: Confined) -> None:
+    endless = checker.compute("re:match", ["(a*)*b", "a" * 99], cpu_s=1)
+    assert endless == Computed(None, "it takes more than 1 s of processor time", is_ended=True)
 
 
 @pytest.mark.more

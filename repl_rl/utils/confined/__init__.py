@@ -1,9 +1,11 @@
-"""Yes or no, and why, from functions that read what strangers wrote. They are called in processes that can do nothing
-but compute.
+"""Functions that read what strangers wrote (answers, tokenizers, chat templates), called in processes that can do
+nothing but compute, with limits on time and memory.
 
     ask([("repl_rl.tasks.grading.compare:equal", ["1/2", ["0.5"]])])    # [(True, "answer read as 0.5, ...")]
+    compute("repl_rl.engine.strangers:spelled_file", [path], cpu_s=30)    # Computed(["!", ...])
 
-A program (`program.py`) is started when first needed and kept, with the functions' modules loaded. It answers calls in
+`ask` is for many calls, of which each is answered with yes or no; `compute` is for one, and gives what it returns. A
+program (`program.py`) is started when first needed and kept, with the functions' modules loaded. It answers calls in
 forks of itself, which end with them. One that hangs, crashes or fills its memory costs its own verdict and no other.
 """
 
@@ -16,15 +18,26 @@ import threading
 from collections.abc import Sequence
 from multiprocessing import Pipe
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from repl_rl.errors import RewardError
+from repl_rl.utils.processes import start_process
 
 _START_S = 120.0
 _PACKAGE_PARENT = Path(__file__).resolve().parents[3]
 
 Call = tuple[str, Sequence[Any]]
 """A function's name, `module:function`, and its arguments, which JSON can hold."""
+
+
+class Computed(NamedTuple):
+    """What a function returned, or why there is no such value."""
+
+    value: Any = None
+    problem: str = ""
+    """What it raised, or the limit that it met. Empty if it returned."""
+    is_ended: bool = False
+    """Whether it met a limit, crashed, or panicked, which is more than an exception."""
 
 
 class Confined:
@@ -42,16 +55,29 @@ class Confined:
         A function that raises says no. `search` are folders to import from, besides this process's PYTHONPATH. Raises
         RewardError if the program does not come up, or ends twice: a broken machine never becomes a reward.
         """
-        request = json.dumps({"calls": calls, "search": list(search)}).encode()
+        request = {"calls": calls, "search": list(search)}
+        answered = self._request(request, f"the same {len(calls)} calls")
+        return [(verdict, reason) for verdict, reason in answered]
+
+    def compute(self, name: str, arguments: Sequence[Any], cpu_s: int) -> Computed:
+        """What the function `name` makes of `arguments` in `cpu_s` seconds of processor time. JSON can hold both.
+
+        Raises RewardError as `ask` does.
+        """
+        request = {"compute": [name, list(arguments)], "cpu_s": cpu_s, "search": []}
+        return Computed(**self._request(request, name))
+
+    def _request(self, request: dict[str, Any], what: str) -> Any:
+        data = json.dumps(request).encode()
         with self._turn:
             for _ in range(2):
                 try:
-                    self._pipe.send_bytes(request)
-                    return [(verdict, reason) for verdict, reason in json.loads(self._pipe.recv_bytes())]
+                    self._pipe.send_bytes(data)
+                    return json.loads(self._pipe.recv_bytes())
                 except (EOFError, OSError):
                     self.close()
                     self._start()
-        raise RewardError(f"the process that checks answers ended twice on the same {len(calls)} calls")
+        raise RewardError(f"the process that reads what others wrote ended twice on {what}")
 
     def close(self) -> None:
         """End the program, and wait for its end."""
@@ -62,9 +88,10 @@ class Confined:
     def _start(self) -> None:
         path = os.pathsep.join([str(_PACKAGE_PARENT), *filter(None, [os.environ.get("PYTHONPATH")])])
         names = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "LC_ALL": "C.UTF-8"}
+        names |= {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}  # threads take address space
         self._pipe, theirs = Pipe()
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "repl_rl.tasks.confined.program", str(theirs.fileno())],
+        self.process = start_process(
+            [sys.executable, "-P", "-m", "repl_rl.utils.confined.program", str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -81,8 +108,8 @@ class Confined:
             self.process.wait()
         self.close()
         raise RewardError(
-            f"the process that checks answers did not come up (exit status {self.process.returncode}); see what "
-            f"`{sys.executable} -m repl_rl.tasks.confined.program 1` prints"
+            f"the process that reads what others wrote did not come up (exit status {self.process.returncode}); see "
+            f"what `{sys.executable} -m repl_rl.utils.confined.program 1` prints"
         )
 
 
@@ -91,10 +118,20 @@ _first = threading.Lock()
 
 
 def ask(calls: Sequence[Call], search: Sequence[str] = ()) -> list[tuple[bool | None, str]]:
-    """`Confined.ask` of this process's program, which ends with the process. A forked child starts one of its own."""
+    """`Confined.ask` of this process's program."""
+    return _program().ask(calls, search)
+
+
+def compute(name: str, arguments: Sequence[Any], cpu_s: int) -> Computed:
+    """`Confined.compute` of this process's program."""
+    return _program().compute(name, arguments, cpu_s)
+
+
+def _program() -> Confined:
+    """This process's program, which ends with the process. A forked child starts one of its own."""
     global current
     with _first:
         if current is None or current.owner != os.getpid():
             current = Confined()
             atexit.register(current.close)
-    return current.ask(calls, search)
+    return current

@@ -1,5 +1,5 @@
-"""The program that `ask` calls: calls as JSON over the pipe whose descriptor is its argument, verdicts with their
-reasons as JSON.
+"""The program that `ask` and `compute` call: requests as JSON over the pipe whose descriptor is its argument; verdicts
+with their reasons, or what a function returned, as JSON.
 
 Modules are imported here, where calls share them; a module that has a function `warm` gets it called once. The calls
 themselves run in forks: with limits on time and memory, and behind walls that keep them from files, processes and
@@ -24,6 +24,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from repl_rl.utils.folders import resource_folder
+from repl_rl.utils.processes import die_with_parent
 
 _MEMORY_BYTES = 2 << 30
 _CPU_S = 2
@@ -32,6 +33,9 @@ _SLOT_BYTES = 1024
 _BEGUN, _NO_VERDICT, _NO, _YES = range(1, 5)
 _WALL_S = 60
 """Far above the limit of processor time, so that a loaded machine does not change verdicts."""
+_WALL_FACTOR = 20
+"""The same for `compute`, whose limit of processor time is the caller's."""
+_MOST_VALUE_BYTES = 256 << 20
 _FEW_CALLS, _PARTS = 16, 8
 """In one fork, which costs as much as several calls; and parts for each core, where there are more calls than that."""
 
@@ -75,10 +79,7 @@ def _answer(calls: Sequence[Sequence[Any]], slots: mmap, wall: Callable[[], None
         wall()
     for start, (name, arguments) in zip(range(0, len(slots), _SLOT_BYTES), calls, strict=True):
         slots[start] = _BEGUN
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        soft = int(used.ru_utime + used.ru_stime) + 1 + _CPU_S
-        resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
-        signal.alarm(_WALL_S)
+        _limit(_CPU_S, _WALL_S)
         try:
             found: Any = _function(name)(*arguments)
             slots[start] = _YES if found else _NO
@@ -98,13 +99,62 @@ def _answer(calls: Sequence[Sequence[Any]], slots: mmap, wall: Callable[[], None
             continue
 
 
+def _limit(cpu_s: int, wall_s: int) -> None:
+    """From now on. What goes beyond it ends this process by SIGXCPU or SIGALRM."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    soft = int(used.ru_utime + used.ru_stime) + 1 + cpu_s
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
+    signal.alarm(wall_s)
+
+
+def _computed(call: Sequence[Any], cpu_s: int, wall: Callable[[], None]) -> dict[str, Any]:
+    """The fields of a `Computed`, from a fork."""
+    name, arguments = call
+    function = _function(name)
+    program_pid = os.getpid()
+    reading, writing = os.pipe()
+    if not (pid := os.fork()):
+        try:
+            die_with_parent(program_pid)
+            with suppress(OSError):
+                wall()
+            _limit(cpu_s, _WALL_FACTOR * cpu_s)
+            with open(writing, "wb") as pipe:
+                pipe.write(_called(function, arguments))
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        said = pipe.read(_MOST_VALUE_BYTES + 1)
+    _, status = os.waitpid(pid, 0)
+    if len(said) > _MOST_VALUE_BYTES:
+        return {"problem": f"it gives more than {_MOST_VALUE_BYTES >> 20} MiB", "is_ended": True}
+    if said:
+        fields: dict[str, Any] = json.loads(said)
+        return fields
+    if os.waitstatus_to_exitcode(status) in (-signal.SIGXCPU, -signal.SIGALRM):
+        return {"problem": f"it takes more than {cpu_s} s of processor time", "is_ended": True}
+    return {"problem": f"it crashes, or takes more than {_MEMORY_BYTES >> 30} GiB of memory", "is_ended": True}
+
+
+def _called(function: Callable[..., Any], arguments: Sequence[Any]) -> bytes:
+    """The fields of a `Computed` as JSON; nothing if the memory did not suffice."""
+    try:
+        return json.dumps({"value": function(*arguments)}).encode()
+    except MemoryError:
+        return b""
+    except BaseException as error:  # noqa: BLE001 - a panic of tokenizers is no Exception
+        text = f"{type(error).__name__}: {' '.join(str(error).split())[:_SLOT_BYTES]}"
+        return json.dumps({"problem": text, "is_ended": not isinstance(error, Exception)}).encode()
+
+
 def _verdicts(calls: Sequence[Sequence[Any]], wall: Callable[[], None]) -> list[tuple[bool | None, str]]:
     """Share the calls among forks, as many at once as there are cores.
 
     A call that ends its fork in another way than by its limits is asked once more: memory may have been short.
     """
     verdicts: list[tuple[bool | None, str]] = [(None, "")] * len(calls)
-    cores = os.cpu_count() or 1
+    cores, program_pid = os.cpu_count() or 1, os.getpid()
     size = max(min(_FEW_CALLS, len(calls) // cores + 1), len(calls) // (cores * _PARTS))
     waiting = deque((range(first, min(first + size, len(calls))), 0) for first in range(0, len(calls), size))
     """Parts of the calls, and how often the first one has ended its fork."""
@@ -117,6 +167,7 @@ def _verdicts(calls: Sequence[Sequence[Any]], wall: Callable[[], None]) -> list[
             slots = mmap(-1, len(part) * _SLOT_BYTES)
             if not (pid := os.fork()):
                 try:
+                    die_with_parent(program_pid)
                     _answer([calls[index] for index in part], slots, wall)
                 finally:
                     os._exit(0)
@@ -155,7 +206,11 @@ def main() -> None:
         except EOFError:
             return
         sys.path += [folder for folder in request["search"] if folder not in sys.path]
-        pipe.send_bytes(json.dumps(_verdicts(request["calls"], wall)).encode())
+        if "compute" in request:
+            answer: Any = _computed(request["compute"], request["cpu_s"], wall)
+        else:
+            answer = _verdicts(request["calls"], wall)
+        pipe.send_bytes(json.dumps(answer).encode())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,106 @@
+"""Checkpoints of strangers whose tokenizer, template or config would take all time or memory: one sentence instead."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from repl_rl.engine import load_vocabulary, strangers
+from repl_rl.errors import ModelError
+from repl_rl.models import find_model
+from repl_rl.models.nano import NANO_PATH
+from repl_rl.view.tokens import load_token_texts
+
+GROWS = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000}
+OF_TIME = "this model's chat template can't be used: it takes more than 1 s of processor time; take another checkpoint"
+OF_MEMORY = "it crashes, or takes more than 2 GiB of memory; take another checkpoint"
+LOOPS = "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}x"
+PER_PAIR = (
+    "{% for m in messages %}{% for a in m.content %}{% for b in m.content %}{% endfor %}{% endfor %}{% endfor %}x"
+)
+BY_TOOLS = "{% if tools %}" + LOOPS + "{% endif %}x"
+SPELLS = {"type": "Sequence", "decoders": [GROWS] * 5}
+PANICS = {"type": "Strip", "content": "a", "start": 1, "stop": 1}
+NORMALIZES = {"type": "Sequence", "normalizers": [GROWS] * 5}
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return shutil.copytree(NANO_PATH, tmp_path / "checkpoint")
+
+
+def change(file: Path, **values: Any) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"decoder": SPELLS}, OF_MEMORY),
+        ({"decoder": PANICS}, "PanicException: slice index starts at 1 but ends at 0"),
+        pytest.param({"normalizer": NORMALIZES}, OF_MEMORY, marks=pytest.mark.more),
+    ],
+    ids=["spells a token in terabytes", "panics", "normalizes a letter to terabytes"],
+)
+def test_a_tokenizer_without_end_is_refused(changes: dict[str, Any], message: str, checkpoint: Path) -> None:
+    change(checkpoint / "tokenizer.json", **changes)
+    with pytest.raises(ModelError) as caught:
+        load_vocabulary(str(checkpoint))
+    assert str(caught.value).startswith("this model's tokenizer can't be used: ")
+    assert message in str(caught.value)
+    assert load_token_texts(str(checkpoint)) is None or "normalizer" in changes
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        LOOPS,
+        pytest.param(PER_PAIR, marks=pytest.mark.more),
+        pytest.param(BY_TOOLS, marks=pytest.mark.more),
+    ],
+    ids=["at once", "with the square of a text's length", "where there are tools"],
+)
+def test_a_template_that_loops_is_refused(template: str, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strangers, "TEMPLATE_CPU_S", 1)
+    (checkpoint / "chat_template.jinja").write_text(template)
+    with pytest.raises(ModelError) as caught:
+        load_vocabulary(str(checkpoint))
+    assert str(caught.value) == OF_TIME
+
+
+def test_so_is_one_that_takes_all_memory(checkpoint: Path) -> None:
+    (checkpoint / "chat_template.jinja").write_text("{{ 'a' * 10**10 }}")
+    with pytest.raises(ModelError, match=OF_MEMORY):
+        load_vocabulary(str(checkpoint))
+
+
+def test_a_template_that_refuses_what_it_is_not_for_is_kept(checkpoint: Path) -> None:
+    template = "{% if tools or messages | length > 1 %}{{ raise_exception('no') }}{% endif %}{{ messages[0].content }}"
+    (checkpoint / "chat_template.jinja").write_text(template)
+    messages = [{"role": "user", "content": "1+2"}]
+    assert load_vocabulary(str(checkpoint)).render_chat(messages, (), opens=True) == "1+2"
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"num_hidden_layers": 10**8}, "num_hidden_layers is 100,000,000"),
+        ({"text_config": {"n_routed_experts": 10**6}}, "n_routed_experts is 1,000,000"),
+        ({"parts": [{"encoder_layers": 1e9}]}, "encoder_layers is 1,000,000,000.0"),
+    ],
+)
+def test_a_config_of_too_many_parts_is_refused(changes: dict[str, Any], found: str, checkpoint: Path) -> None:
+    change(checkpoint / "config.json", **changes)
+    with pytest.raises(ModelError) as caught:
+        find_model(str(checkpoint))
+    assert str(caught.value) == (
+        f"{checkpoint}/config.json of a checkpoint can't be used: {found}, and a model may have 10,000"
+    )
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{", "null", '{"num_layers": true, "layers": "many"}'])
+def test_what_is_no_config_is_left_to_its_reader(text: str, checkpoint: Path) -> None:
+    (checkpoint / "config.json").write_text(text)
+    assert find_model(str(checkpoint)) == str(checkpoint)
