@@ -99,7 +99,10 @@ class Task:
         """The reference answers, any of which is right. Metadata of that name without `answer` in it is something else,
         such as a data set's column of sources."""
         references = self.metadata.get("references")
-        return references if isinstance(references, tuple) and self.answer in references else (self.answer,)
+        if not isinstance(references, tuple) or self.answer not in references:
+            return (self.answer,)
+        are_texts = all(isinstance(reference, str) for reference in references)
+        return references if are_texts else (self.answer,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -271,6 +271,14 @@ def test_a_file_with_columns_in_place_of_rows_says_how_to_write_it(tmp_path):
         _load(file)
 
 
+def test_a_column_called_references_counts_if_the_answer_is_one_of_its_texts(tmp_path):
+    columns = {"1?": ["42", "forty-two"], "2?": ["Euclid", "Gauss"], "3?": [42, "42"], "4?": "42"}
+    rows = [{"question": question, "answer": "42", "references": column} for question, column in columns.items()]
+    _write(tmp_path / "rows.jsonl", rows)
+    tasks = {task.question: task.references for task in _load(tmp_path / "rows.jsonl", heldout=1e-9)}
+    assert tasks == {"1?": ("42", "forty-two"), "2?": ("42",), "3?": ("42",), "4?": ("42",)}
+
+
 @pytest.mark.parametrize("content", [b"no gzip", gzip.compress(b'{"question": "1?", "answer": "1"}\n' * 99)[:-20]])
 def test_a_packed_file_that_is_not_whole_is_named(tmp_path, content):
     file = tmp_path / "rows.jsonl.gz"
