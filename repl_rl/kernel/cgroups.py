@@ -74,6 +74,25 @@ def stat_of(group: Path) -> dict[str, int]:
     return {name: int(number) for name, number in pairs}
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessLimit:
+    """How many processes, threads included, a control group may have, and has."""
+
+    most: int
+    used: int
+
+
+def process_limit() -> ProcessLimit | None:
+    """The limit that leaves this process's groups the least room; None where none of them has one."""
+    found = []
+    for root in (_V2.root, _V2.root / "pids"):
+        for group in own_groups(root):
+            with contextlib.suppress(OSError, ValueError):  # the outermost has no limit, and "max" is none
+                used = int((group / "pids.current").read_text())
+                found.append(ProcessLimit(int((group / "pids.max").read_text()), used))
+    return min(found, key=lambda limit: limit.most - limit.used, default=None)
+
+
 class PoolGroup:
     """A pool's group. Made by `make` in the group that this process is in; the pool's `Home` removes it with all that
     is in it, once its processes are gone."""

@@ -17,7 +17,6 @@ import math
 import os
 from collections.abc import Callable
 
-from repl_rl.kernel.limits import Limits
 from repl_rl.kernel.results import LineLimit
 
 _UNCOUNTED = 0.1
@@ -34,9 +33,9 @@ class LineTime:
     line's clock stands still is no part of that.
     """
 
-    def __init__(self, limits: Limits, processor_s: Callable[[], float]) -> None:
+    def __init__(self, line_s: float, wall_s: float, processor_s: Callable[[], float]) -> None:
         """`processor_s` gives the seconds that the session has taken so far; infinite if that is not known."""
-        self._line_s, self._wall_s = limits.line_s, limits.wall_s
+        self._line_s, self._wall_s = line_s, wall_s
         self._processor_s = processor_s
         self._waited_s = self._before_s = 0.0
         self._is_first_look = True

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import errno
 import logging
 import os
 import resource
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Self
 
 from repl_rl.errors import ConfigError, ForkRefusedError, KernelError, KernelStartError
+from repl_rl.kernel.cgroups import process_limit
 from repl_rl.kernel.forked.kernel import ForkBackend
 from repl_rl.kernel.limits import Limits, Profile
 from repl_rl.kernel.memory import MemoryBudget, default_budget_mb
@@ -48,6 +50,12 @@ FORK, PYTHON = "fork", "python"
 _START_ATTEMPTS = 3
 _PATIENCE_S = 1.0
 """A fork that waits for longer is worth a line in the log."""
+_NO_PROCESS = os.strerror(errno.EAGAIN)
+"""In the words of fork servers, of bwrap and of Python, where Linux starts no further process."""
+_RETRY_S = 0.2
+_FEW_PROCESSES = 4
+_PROCESSES_SPARE = 12
+"""Of a fork server, with what stands around it."""
 _DESCRIPTORS_PER_KERNEL = 8
 _DESCRIPTORS_SPARE = 256
 _WINDOW = 10_000
@@ -307,9 +315,12 @@ class KernelPool:
         self._admission = Admission(Room(size - depth)) if depth else None
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_open = False
+        self._is_short_of_processes = False
+        """It has been said."""
 
     async def __aenter__(self) -> Self:
         _make_room_for_descriptors(self.size)
+        _require_room_for_processes(self.size)
         budget_mb = default_budget_mb() if self._memory_mb is None else self._memory_mb
         await self.backend.open(budget_mb)
         self._budget = MemoryBudget(budget_mb, lambda: self._alive, self._on_look)
@@ -518,17 +529,37 @@ class KernelPool:
         self._hand_out(outcome)
 
     async def _started(self, attempts: int) -> Kernel:
+        """A fresh kernel. While there is room for no further process, it is tried again and again, for `start_s`."""
         began = time.monotonic()
-        try:
-            kernel = await self.backend.start()
-        except KernelStartError:
-            self.stats.failed_starts += 1
-            if attempts == 1:
-                raise
-            return await self._started(attempts - 1)
+        kernel = None
+        while kernel is None:
+            try:
+                kernel = await self.backend.start()
+            except KernelStartError as error:
+                is_short = _NO_PROCESS in str(error)
+                if is_short and time.monotonic() - began < self.limits.start_s:
+                    self._say_that_processes_are_short()
+                    await asyncio.sleep(_RETRY_S)
+                    continue
+                self.stats.failed_starts += 1
+                attempts -= 1
+                if is_short:
+                    raise KernelStartError(
+                        f"no process could be started for a kernel within {self.limits.start_s:g} s: "
+                        f"{_processes_held()}; raise that limit, or lower kernel.size, or `processes` in the limits of "
+                        f"a sandbox profile, of which each session may have {self.limits.processes} ({error})"
+                    ) from error
+                if not attempts:
+                    raise
+        self._is_short_of_processes = False
         self.stats.started += 1
         self.stats.start_s.append(time.monotonic() - began)
         return kernel
+
+    def _say_that_processes_are_short(self) -> None:
+        if not self._is_short_of_processes:
+            _log.warning("no process can be started for a kernel: %s; further sessions wait", _processes_held())
+        self._is_short_of_processes = True
 
     def _on_look(self, is_held_back: bool) -> None:
         self._let_forks_on()
@@ -591,6 +622,23 @@ class KernelPool:
         self.stats.queued = len(self._waiting) + (0 if self._admission is None else self._admission.waiting)
         self.stats.used_mb, self.stats.killed_for_memory = self._budget.used_mb, self._budget.killed
         self.stats.restarts = self.backend.restarts
+
+
+def _processes_held() -> str:
+    limit = process_limit()
+    if limit is not None and limit.most - limit.used < _FEW_PROCESSES:
+        return f"this machine or container may have {limit.most} (pids.max), and has {limit.used}"
+    return "this user has as many as it may (`ulimit -u`)"
+
+
+def _require_room_for_processes(size: int) -> None:
+    """Raises ConfigError if the control group of this process may have fewer than `size` kernels need, one each."""
+    limit, needed = process_limit(), size + _PROCESSES_SPARE
+    if limit is not None and needed > limit.most:
+        raise ConfigError(
+            f"{size} kernels need {needed} processes, and this machine or container may have {limit.most} (pids.max); "
+            "make the pool smaller (kernel.size), or raise the limit"
+        )
 
 
 def _make_room_for_descriptors(size: int) -> None:

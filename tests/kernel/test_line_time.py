@@ -37,7 +37,7 @@ PATIENT = replace(LIMITS, line_s=0.3, line_wall_s=600.0, grace_s=60.0)
 def waits(limits: Limits, processor_s: Callable[[float], float]) -> tuple[list[float], LineLimit]:
     """How long a line that has taken `processor_s(seconds that have passed)` is waited for each time, and its end."""
     waited: list[float] = []
-    line = LineTime(limits, lambda: 100.0 + processor_s(sum(waited)))
+    line = LineTime(limits.line_s, limits.wall_s, lambda: 100.0 + processor_s(sum(waited)))
     while line.limit is None:
         waited.append(line.wait_s)
         line.look()

@@ -130,6 +130,7 @@ class ForkedKernel:
         self._server = server
         self._sandbox = sandbox
         self._limits = sandbox.limits
+        self._wall_s = sandbox.limits.wall_s
         self._kind = sandbox.kind
         self._folder = folder
         self._become(child)
@@ -444,7 +445,7 @@ class ForkedKernel:
         """The limit that ended the line, and the reply. Without a reply the session has ended, or has to be killed; it
         is for the limit only in the second case."""
         with LineCalls(host, self._channel, self._host_turn) as calls:
-            line = LineTime(self._limits, self._processor_s)
+            line = LineTime(self._limits.line_s, self._wall_s, self._processor_s)
             reply = await self._channel.ask({"run": sendable(source)}, line.wait_s, on_call=calls.take)
             while reply is None and line.limit is None and not self._channel.has_ended:
                 await asyncio.to_thread(line.look)

@@ -270,7 +270,7 @@ class KernelspecKernel:
         """Wait for the reply or the kernel's death, forced if need be. Returns the limit that ended the cell; None too
         if the kernel ended by itself."""
         assert self._died is not None
-        line = LineTime(self._limits, self._processor_s)
+        line = LineTime(self._limits.line_s, self._limits.wall_s, self._processor_s)
         while not await self._ends(request, line.wait_s) and not self._died.done() and line.limit is None:
             await asyncio.to_thread(line.look)
         if request.done() or self._died.done():
