@@ -7,8 +7,10 @@ Sub-calls come to the person too. Importing this loads nothing heavy.
 from __future__ import annotations
 
 import argparse
+import io
 import math
 import queue
+import sys
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, asynccontextmanager
@@ -53,6 +55,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
     require_task(options)
     import readline  # noqa: F401 - lets lines be edited
 
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # what is not UTF-8 becomes U+FFFD, as in a model's text
     from repl_rl.config import load_config
     from repl_rl.rollout.score import reward_table, score
     from repl_rl.tasks import grade

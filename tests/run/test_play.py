@@ -1,5 +1,7 @@
 """`repl-rl play` at a real terminal, with real kernels: a person types in the model's place."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -41,6 +43,20 @@ def test_a_person_sees_what_the_model_would_and_what_each_line_earns(tmp_path: P
     playing.expect(pexpect.EOF)
     playing.close()
     assert playing.exitstatus == 0
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_bytes_that_are_not_utf_8_are_typed_as_a_model_would_type_them(errors: str) -> None:
+    """Python reads them with `strict` or `surrogateescape`, as the locale says."""
+    command = ["-m", "repl_rl.cli", "play", "quickstart", "--task", "What is 1+1?", "--answer", "2"]
+    typed = b"x = '\xff\xfe'; [ord(sign) for sign in x]\nsubmit_final_answer(2)\n"
+    environment = os.environ | {"PYTHONIOENCODING": f"utf-8:{errors}"}
+    done = subprocess.run([sys.executable, *command], input=typed, capture_output=True, timeout=600, env=environment)
+    assert b"Traceback" not in done.stderr
+    assert done.returncode == 0
+    assert b"[65533, 65533]" in done.stdout
+    assert b"graded 1" in done.stdout
 
 
 @pytest.mark.more
