@@ -99,6 +99,7 @@ class Client:
             return
         builtins._ = None
         data, metadata = forms(value)
+        self._flush()
         if data:
             self.result_text = data.get("text/plain")
             self._publisher.result(data, metadata, self._execution_count)
@@ -226,6 +227,7 @@ def _make_shell(interpreter, publisher):
             self.init_hooks()
             self.magics_manager = MagicsManager(shell=self)
             self.display_formatter = DisplayFormatter(parent=self)
+            self.display_formatter.formatters["text/plain"].pprint = False  # text is a terminal's
             self.display_pub = ClientsPublisher(parent=self)
             self.init_completer()
             self.Completer.use_jedi = False

@@ -1,5 +1,6 @@
 """Jupyter's own clients at a live session: the console, and what Shift-Tab and `?` ask for."""
 
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -42,7 +43,7 @@ def test_jupyter_console_reads_and_changes_a_live_session(kernel: PooledKernel, 
         timeout=300,
         check=True,
     )
-    assert "Out[1]: 21\n" in console.stdout
+    assert re.search(r"Out\[\d\]: 21\n", console.stdout)
     assert "keeping kernel alive" in console.stdout
     assert loop.run(kernel.execute("submit_final_answer(x, y)")).answer == ("20", "7")
 
