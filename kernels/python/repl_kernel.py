@@ -1,37 +1,77 @@
 """The Jupyter side: requests come in, cells run in the session, replies and messages go out.
 
+A request of the host is a line that is typed into the session, or set-up code; program.py says how it is told from
+those of Jupyter's clients. A forked session has its lines on a channel of its own (repl_session.py) and opens this side
+for clients alone. They are told of typed lines as of what somebody else runs: each as a request of its own, its text in
+streams as it is printed, its images, and its error. To show more of a line's values would be to run code in between
+that the session would not run otherwise.
+
 Imports ipykernel, so it has to be imported under `slim_imports.stand_ins`.
 """
 
+import _thread
 import asyncio
+import collections
 import contextlib
+import fnmatch
+import json
 import logging
 import os
-import re
+import signal
 import sys
+import threading
 
+import repl_client
 import repl_interpreter
+import repl_lookup
 import zmq
 from ipykernel import heartbeat, kernelbase
 from jupyter_client.session import Session
+from repl_client import Client, encodable
+from repl_publisher import Publisher, Silence
 from tornado.ioloop import IOLoop
 from zmq.eventloop.zmqstream import ZMQStream
 
-_NAME = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
-_QUESTION = re.compile(rf"\s*({_NAME.pattern})\s*\?{{1,2}}\s*")
-_VALUE_CHARS = 1000
+_HISTORY_CELLS, _HISTORY_CHARS = 1_000, 10_000
+_HISTORY_SESSION = 1
+_LOOK_S = 0.2
+"""How often, while a client's cell runs, its text is published."""
+
+
+class _Iopub(zmq.Socket):
+    """The iopub channel, on which two threads send. Each subscriber is greeted before it is told anything else."""
+
+    _turn = threading.RLock()
+    greet = None
+    """Called with the topic of a new subscription."""
+
+    def send_multipart(self, *arguments, **options):
+        with self._turn:
+            with contextlib.suppress(zmq.Again):
+                while True:
+                    self.admit(self.recv(zmq.NOBLOCK))
+            return super().send_multipart(*arguments, **options)
+
+    def admit(self, frame):
+        """Let what subscribers have sent take effect, which with XPUB_MANUAL it does not by itself."""
+        with self._turn:
+            option = zmq.SUBSCRIBE if frame[:1] == b"\x01" else zmq.UNSUBSCRIBE
+            with contextlib.suppress(zmq.ZMQError):  # of one that is gone
+                self.setsockopt(option, frame[1:])
+            if option == zmq.SUBSCRIBE:
+                self.greet(frame[1:])
 
 
 def make_kernel(connection, descriptors, cells, is_guest=False):
     """A kernel that answers on inherited listening sockets, with its heartbeat running.
 
     `connection` is what a Jupyter connection file holds, `descriptors` the socket of each channel, `cells` what runs
-    the session's cells (repl_cell.py). As a guest in another's session, it shows what its clients print to clients
-    only.
+    the session's cells (repl_cell.py). As a guest in another's session, it does not end with a client that leaves.
     """
     context = zmq.Context()
-    kinds = {"shell": zmq.ROUTER, "control": zmq.ROUTER, "stdin": zmq.ROUTER, "iopub": zmq.PUB}
-    sockets = {channel: context.socket(kind) for channel, kind in kinds.items()}
+    sockets = {channel: context.socket(zmq.ROUTER) for channel in ("shell", "control", "stdin")}
+    sockets["iopub"] = context.socket(zmq.XPUB, socket_class=_Iopub)
+    sockets["iopub"].setsockopt(zmq.XPUB_MANUAL, 1)
     for channel, socket in sockets.items():
         _serve(socket, descriptors[channel], connection, channel)
     _Heartbeat(context, descriptors["hb"], connection).start()
@@ -69,7 +109,11 @@ class ReplKernel(kernelbase.Kernel):
         "version": sys.version.split()[0],
         "mimetype": "text/x-python",
         "file_extension": ".py",
+        "pygments_lexer": "python3",
+        "codemirror_mode": {"name": "python", "version": 3},
+        "nbconvert_exporter": "python",
     }
+    msg_types = [*kernelbase.Kernel.msg_types, "comm_open", "comm_msg", "comm_close"]  # noqa: RUF012
 
     def __init__(self, sockets, session, cells, is_guest):
         self._loop = IOLoop.current()
@@ -81,9 +125,13 @@ class ReplKernel(kernelbase.Kernel):
             stdin_socket=sockets["stdin"],
             log=_silent_log(),
         )
+        sockets["iopub"].greet = self._welcome
+        self._subscriptions = ZMQStream(sockets["iopub"], self._loop)
+        self._subscriptions.on_recv(lambda frames: sockets["iopub"].admit(frames[0]))
         self._execute_sleep = 0.0
         self._cells = cells
         self._is_guest = is_guest
+        self._history = collections.deque(maxlen=_HISTORY_CELLS)  # (number, source, the result's text or None)
         self._cells_policy = asyncio.DefaultEventLoopPolicy()
 
     def serve(self, descriptor, on_readable, *arguments):
@@ -120,77 +168,258 @@ class ReplKernel(kernelbase.Kernel):
             "language_info": self.language_info,
             "banner": self.banner,
             "help_links": self.help_links,
-            "supported_features": [],
+            "supported_features": ["iopub_welcome"],
         }
 
-    async def do_execute(self, code, silent, *_positional, **_named):
-        question = _QUESTION.fullmatch(code) if self._is_guest else None
-        if question is not None:  # `name?`, as Jupyter's clients send it
-            text = self._explain(question[1]) or f"Object `{question[1]}` not found."
-            page = {"source": "page", "data": {"text/plain": text}, "start": 0}
-            return {"status": "ok", "execution_count": self.execution_count, "user_expressions": {}, "payload": [page]}
-        run = self._cells.prepare if self._is_setup() else self._cells.run
-        with self._cells.interpreter.screen.recording() if self._is_guest else contextlib.nullcontext():
-            outcome = self._without_loop(run, code)
-        if not silent:
-            self.show(outcome)
+    def _welcome(self, topic):
+        content = {"subscription": topic.decode("utf-8", "replace")}
+        self.session.send(self.iopub_socket, "iopub_welcome", content, parent={}, ident=topic or None)
+
+    # Typed lines
+
+    @contextlib.contextmanager
+    def line(self, source):
+        """Tell clients of a line of the session's own while it runs here. Yields a function to hand its outcome to."""
+        self.execution_count += 1
+        parent = self.session.msg("execute_request", {"code": source, "silent": False})
+        self._publish_status("busy", "shell", parent)
+        self._publish_execute_input(source, parent, self.execution_count)
+        try:
+            with self._published(source, parent) as tell:
+                yield tell
+        finally:
+            self._publish_status("idle", "shell", parent)
+
+    @contextlib.contextmanager
+    def _published(self, source, parent):
+        """Publish what a typed line prints; yields a function that publishes the rest of its outcome."""
+        publisher = Publisher(self._sender(parent))
+        interpreter = self._cells.interpreter
+        self._remember(source)
+
+        def tell(outcome):
+            for image in outcome.images:
+                publisher.display({"image/png": image, "text/plain": "<Figure>"})
+            if outcome.error_name:
+                publisher.error(outcome.error_fields())
+            publisher.end()
+
+        interpreter.before_error = publisher.begin_traceback
+        try:
+            with interpreter.screen.heard_by(publisher.write):
+                yield tell
+        finally:
+            interpreter.before_error = None
+
+    def _sender(self, parent):
+        def send(msg_type, content):
+            self.session.send(self.iopub_socket, msg_type, content, parent=parent, ident=self._topic(msg_type))
+
+        return send
+
+    # Requests to run something
+
+    async def do_execute(self, code, silent, store_history=True, user_expressions=None, allow_stdin=False, **_):
+        parent = self.get_parent("shell")
+        purpose = parent["content"].get("repl_rl")
+        if purpose == "setup":
+            outcome = self._without_loop(self._cells.prepare, code)
+        elif purpose == "line":
+            with self._published(code, parent) as tell:
+                outcome = self._without_loop(self._cells.run, code)
+                tell(outcome)
+        else:
+            return self._run_for_client(code, silent, store_history, user_expressions or {}, allow_stdin)
         if outcome.status == repl_interpreter.KILLED:
-            self._loop.call_later(0.05, self._loop.stop)
-        return _reply(outcome, self.execution_count)
+            self._end_soon()
+        return self._reply(outcome, ends=True) | {"repl_rl": _report(outcome)}
 
-    def _is_setup(self):
-        """Whether the request says that its code is set-up code: no client but ours does."""
-        return bool(self.get_parent("shell")["content"].get("repl_rl_setup"))
+    def _run_for_client(self, code, silent, stores_history, user_expressions, allows_stdin):
+        question = repl_lookup.QUESTION.fullmatch(code)
+        if question is not None:
+            return self._page(*question.groups())
+        self._allow_stdin = allows_stdin
+        publisher = Silence() if silent else Publisher(self._sender(self.get_parent("shell")))
+        client = Client(self._cells.interpreter, self, publisher, self.execution_count)
+        screen = self._cells.interpreter.screen
+        with _Watch(self, publisher), screen.heard_by(publisher.write, passes_on=False):
+            outcome = self._without_loop(self._cells.run_for, client, code)
+            values = {}
+            if user_expressions and outcome.status == repl_interpreter.OK:
+                values = self._without_loop(client.expressions, user_expressions)
+            publisher.end()
+        reply = self._reply(outcome, ends=not self._is_guest) | {"user_expressions": values}
+        if outcome.status == repl_interpreter.KILLED and not self._is_guest:
+            self._end_soon()
+        if stores_history and not silent:
+            self._remember(code, client.result_text)
+        elif not silent:
+            self.execution_count -= 1
+        return reply
 
-    def show(self, outcome):
-        """Tell the attached clients what a cell did, whoever had it run."""
-        if outcome.output:
-            text = outcome.output.encode("utf-8", "backslashreplace").decode()
-            self.send_response(self.iopub_socket, "stream", {"name": "stdout", "text": text})
-        for image in outcome.images:
-            self.send_response(self.iopub_socket, "display_data", {"data": {"image/png": image}, "metadata": {}})
-        if outcome.error_name:
-            self.send_response(self.iopub_socket, "error", _error_fields(outcome))
+    def _reply(self, outcome, ends):
+        """The content of an `execute_reply`. Who asked for an exit is asked to leave, and told whether all `ends`."""
+        reply = {"status": "ok", "execution_count": self.execution_count, "user_expressions": {}, "payload": []}
+        if outcome.status == repl_interpreter.KILLED:
+            reply["payload"] = [{"source": "ask_exit", "keepkernel": not ends}]
+        elif outcome.error_name:
+            reply |= {"status": "error", "traceback": [], **outcome.error_fields()}
+        return reply
+
+    def _page(self, name, marks):
+        text = self._explain(name, has_source=marks == "??") or f"Object `{name}` not found."
+        page = {"source": "page", "data": {"text/plain": text}, "start": 0}
+        return {"status": "ok", "execution_count": self.execution_count, "user_expressions": {}, "payload": [page]}
+
+    def _end_soon(self):
+        self._loop.call_later(0.05, self._loop.stop)
+
+    # Requests to know something
 
     async def do_complete(self, code, cursor_pos):
-        word = code[:cursor_pos].rpartition("\n")[2].replace("(", " ").split(" ")[-1]
-        from rlcompleter import Completer
+        matches, start, end, kinds = [], cursor_pos, cursor_pos, []
+        with contextlib.suppress(BaseException), self._aside():
+            found = self._without_loop(repl_client.completions, self._cells.interpreter, code, cursor_pos)
+            matches, start, end, kinds = found
+        metadata = {"_jupyter_types_experimental": kinds}
+        return {"status": "ok", "matches": matches, "cursor_start": start, "cursor_end": end, "metadata": metadata}
 
-        with contextlib.suppress(Exception):
-            completer = Completer(self._cells.interpreter.namespace)
-            matches = completer.attr_matches(word) if "." in word else completer.global_matches(word)
-            return _matches(matches, cursor_pos - len(word), cursor_pos)
-        return _matches([], cursor_pos, cursor_pos)
-
-    async def do_inspect(self, code, cursor_pos, *_positional, **_named):
-        text = self._explain(_name_at(code, cursor_pos))
+    async def do_inspect(self, code, cursor_pos, detail_level=0, *_positional, **_named):
+        text = self._explain(repl_lookup.name_at(code, cursor_pos), has_source=detail_level > 0)
         data = {} if text is None else {"text/plain": text}
         return {"status": "ok", "found": text is not None, "data": data, "metadata": {}}
 
-    def _explain(self, name):
+    def _explain(self, name, has_source=False):
         """What the session's object or the builtin called `name` is; None if there is none, or it fails to say so."""
-        screen = self._cells.interpreter.screen
-        with screen.recording():
+        namespace = self._cells.interpreter.namespace
+        with contextlib.suppress(BaseException), self._aside():
+            return encodable(self._without_loop(repl_lookup.description, namespace, name, has_source))
+        return None
+
+    @contextlib.contextmanager
+    def _aside(self):
+        """While this is open, the session's objects may be asked what they are: what they print is shown nowhere."""
+        interpreter = self._cells.interpreter
+        with interpreter.screen.heard_by(None, passes_on=False):
             try:
-                return self._without_loop(_description, self._cells.interpreter.namespace, name)
-            except BaseException:  # noqa: BLE001 - the objects' own code says what they are
-                return None
+                with repl_client.shell_at_work(interpreter, Silence()):
+                    yield
             finally:
-                screen.flush()
-                screen.take()
+                interpreter.screen.flush()
 
     async def do_is_complete(self, code):
-        import codeop
+        status, indent = repl_lookup.completeness(code)
+        return {"status": status, "indent": indent} if status == "incomplete" else {"status": status}
 
-        try:
-            complete = codeop.compile_command(code, "<stdin>", "single") is not None
-        except (SyntaxError, ValueError, OverflowError):
-            return {"status": "invalid"}
-        return {"status": "complete"} if complete else {"status": "incomplete", "indent": "    "}
+    def _remember(self, source, result=None):
+        self._history.append((self.execution_count, source[:_HISTORY_CHARS], result and result[:_HISTORY_CHARS]))
+
+    async def do_history(
+        self,
+        hist_access_type,
+        output,
+        raw,
+        session=None,
+        start=None,
+        stop=None,
+        n=None,
+        pattern=None,
+        unique=False,
+    ):
+        """Typed lines and clients' cells since this side was opened, as one session's."""
+        cells = list(self._history)
+        if hist_access_type == "range":
+            cells = cells if session in (None, 0, _HISTORY_SESSION) else []
+            cells = [cell for cell in cells if (start or 0) <= cell[0] and (stop is None or cell[0] < stop)]
+        elif hist_access_type == "search":
+            cells = [cell for cell in cells if fnmatch.fnmatchcase(cell[1], pattern or "*")]
+            if unique:
+                cells = sorted({cell[1]: cell for cell in cells}.values())
+        if hist_access_type != "range" and n is not None:
+            cells = cells[-n:] if n > 0 else []
+        history = [
+            (_HISTORY_SESSION, number, (source, result) if output else source) for number, source, result in cells
+        ]
+        return {"status": "ok", "history": history}
+
+    # Other messages
+
+    async def comm_open(self, _stream, _ident, parent):
+        """There is nothing here to open a comm to: it is closed at once, as the protocol asks for."""
+        closed = {"comm_id": parent["content"].get("comm_id", ""), "data": {}}
+        self._sender(parent)("comm_close", closed)
+
+    async def comm_msg(self, _stream, _ident, _parent):
+        """Of a comm that is closed."""
+
+    comm_close = comm_msg
 
     async def do_shutdown(self, restart):
-        self._loop.call_later(0.05, self._loop.stop)
+        self._end_soon()
         return {"status": "ok", "restart": restart}
+
+    def interrupt_from(self, socket, ident, parent):
+        """Answer a request to interrupt the client's cell that runs. Processes that it has started go on."""
+        self._publish_status("busy", "control", parent)
+        os.kill(os.getpid(), signal.SIGINT)
+        self.session.send(socket, "interrupt_reply", {"status": "ok"}, parent, ident=ident)
+        self._publish_status("idle", "control", parent)
+
+
+class _Watch:
+    """While a client's cell runs, a thread publishes its text now and then, and looks for requests to interrupt it.
+
+    Other requests on the control channel wait until the cell is done.
+    """
+
+    def __init__(self, kernel, publisher):
+        self._kernel = kernel
+        self._publisher = publisher
+        self._control = kernel.control_stream.socket
+        self._waiting = []
+        self._at_work = _thread.allocate_lock()
+
+    def __enter__(self):
+        self._end_seen, self._end = os.pipe()
+        self._at_work.acquire()
+        try:
+            _thread.start_new_thread(self._run, ())  # what `threading` does besides, the session may have broken
+        except RuntimeError:  # the session has used up its processes
+            self._at_work.release()
+
+    def __exit__(self, *_):
+        os.close(self._end)
+        self._at_work.acquire()
+        os.close(self._end_seen)
+        self._kernel.io_loop.add_callback(self._kernel.control_stream.flush, zmq.POLLIN)
+        for frames in self._waiting:
+            self._kernel.io_loop.add_callback(self._kernel.dispatch_control, frames)
+
+    def _run(self):
+        try:
+            poller = zmq.Poller()
+            poller.register(self._end_seen, zmq.POLLIN)
+            poller.register(self._control, zmq.POLLIN)
+            events = {}
+            while self._end_seen not in events:
+                events = dict(poller.poll(_LOOK_S * 1000))
+                if self._control in events:
+                    self._take_in(self._control.recv_multipart(copy=False))
+                self._publisher.flush_in_time()
+        finally:
+            self._at_work.release()
+
+    def _take_in(self, frames):
+        session = self._kernel.session
+        try:
+            ident, parts = session.feed_identities(frames, copy=False)
+            if json.loads(bytes(parts[1].buffer)).get("msg_type") != "interrupt_request":
+                self._waiting.append(frames)
+                return
+            parent = session.deserialize(parts, copy=False)
+        except Exception:  # noqa: BLE001 - as what is no message is elsewhere
+            return
+        self._kernel.interrupt_from(self._control, ident, parent)
 
 
 def _silent_log():
@@ -200,60 +429,6 @@ def _silent_log():
     return log
 
 
-def _reply(outcome, execution_count):
-    reply = {"status": "ok", "execution_count": execution_count, "user_expressions": {}, "payload": []}
-    if outcome.status == repl_interpreter.KILLED:
-        reply["payload"] = [{"source": "ask_exit", "keepkernel": False}]
-    elif outcome.error_name:
-        reply |= {"status": "error", **_error_fields(outcome)}
+def _report(outcome):
     names = ("status", "error_name", "error_message", "compiled", "answer", "answer_forms", "calls", "images")
-    reply["repl_rl"] = {name: getattr(outcome, name) for name in names}
-    return reply
-
-
-def _error_fields(outcome):
-    """The last line shown is the exception; its traceback has gone out as text, among what was printed."""
-    lines = outcome.output.encode("utf-8", "backslashreplace").decode().splitlines()
-    last = lines[-1] if lines else ""
-    head, _, value = last.partition(": ")
-    is_named = head.rpartition(".")[2] == outcome.error_name
-    return {"ename": outcome.error_name, "evalue": value if is_named else last, "traceback": []}
-
-
-def _name_at(code, cursor_pos):
-    """The dotted name at the cursor, else that of the call whose arguments the cursor is in; "" if there is neither."""
-    for name in _NAME.finditer(code):
-        if name.start() <= cursor_pos <= name.end():
-            return name[0]
-    depth = 0
-    for offset in reversed(range(min(cursor_pos, len(code)))):
-        depth += {")": 1, "(": -1}.get(code[offset], 0)
-        if depth < 0:
-            *_, called = ["", *(name[0] for name in _NAME.finditer(code[:offset]) if name.end() == offset)]
-            return called
-    return ""
-
-
-def _description(namespace, name):
-    """Raises KeyError or AttributeError if nothing has the name, and whatever the object's own code raises."""
-    import builtins
-    import inspect
-
-    first, *attributes = name.split(".")
-    value = namespace[first] if first in namespace else vars(builtins)[first]
-    for attribute in attributes:
-        value = getattr(value, attribute)
-    lines = []
-    if callable(value):
-        with contextlib.suppress(ValueError, TypeError):
-            lines.append(f"Signature: {name}{inspect.signature(value)}")
-    else:
-        lines.append(f"Value:     {repr(value)[:_VALUE_CHARS]}")
-    lines.append(f"Type:      {type(value).__name__}")
-    if (callable(value) or inspect.ismodule(value)) and (text := inspect.getdoc(value)):
-        lines += ["", text]
-    return "\n".join(lines)
-
-
-def _matches(matches, start, end):
-    return {"matches": matches, "cursor_start": start, "cursor_end": end, "metadata": {}, "status": "ok"}
+    return {name: getattr(outcome, name) for name in names}

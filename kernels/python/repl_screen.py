@@ -11,10 +11,11 @@ class _Tap(io.RawIOBase):
 
     def __init__(self, name, descriptor, record):
         super().__init__()
-        self.name = name
+        self.name = f"<{name}>"
+        self._channel = name
         self._descriptor = descriptor
         self._record = record
-        self.passes_on = descriptor is not None
+        self.has_descriptor = self.passes_on = descriptor is not None
 
     def writable(self):
         return True
@@ -26,7 +27,7 @@ class _Tap(io.RawIOBase):
 
     def write(self, chunk):
         written = os.write(self._descriptor, chunk) if self.passes_on else len(chunk)
-        self._record(bytes(chunk[:written]))
+        self._record(self._channel, bytes(chunk[:written]))
         return written
 
 
@@ -41,31 +42,31 @@ class Screen:
     """Standard output and error as a terminal merges them: both line-buffered, in the order of their flushes.
 
     With `descriptors` (out, err) the bytes also go there at once. Keeps the first `limit_bytes` between two `take`s.
+    `listener` is called with "stdout" or "stderr" and the bytes, at once as well, if it is not None.
     """
 
     def __init__(self, descriptors=(None, None), limit_bytes=1_000_000):
         self._chunks = []
         self._room_bytes = self._limit_bytes = limit_bytes
         self._omitted_bytes = 0
+        self.listener = None
         self.stdin = sys.stdin if descriptors[0] is not None else io.StringIO()
-        self.stdout = self._stream("<stdout>", descriptors[0], "strict")
-        self.stderr = self._stream("<stderr>", descriptors[1], "backslashreplace")
+        self.stdout = self._stream("stdout", descriptors[0], "strict")
+        self.stderr = self._stream("stderr", descriptors[1], "backslashreplace")
 
     @contextlib.contextmanager
-    def recording(self):
-        """Inside the block, record what is printed but do not write it to the descriptors."""
+    def heard_by(self, listener, passes_on=True):
+        """Inside the block, tell `listener` what is printed, and do not write it to the descriptors if so asked."""
         taps = [stream.buffer.raw for stream in (self.stdout, self.stderr)]
+        self.listener = listener
         for tap in taps:
-            tap.passes_on = False
+            tap.passes_on = passes_on and tap.has_descriptor
         try:
             yield
         finally:
+            self.listener = None
             for tap in taps:
-                tap.passes_on = True
-
-    def keep(self, limit_bytes):
-        """Change what is kept between two `take`s."""
-        self._room_bytes = self._limit_bytes = limit_bytes
+                tap.passes_on = tap.has_descriptor
 
     def _stream(self, name, descriptor, errors):
         buffer = io.BufferedWriter(_Tap(name, descriptor, self._keep))
@@ -73,7 +74,9 @@ class Screen:
         stream.mode = "w"
         return stream
 
-    def _keep(self, chunk):
+    def _keep(self, channel, chunk):
+        if self.listener is not None:
+            self.listener(channel, chunk)
         kept = chunk[: self._room_bytes]
         self._room_bytes -= len(kept)
         self._omitted_bytes += len(chunk) - len(kept)

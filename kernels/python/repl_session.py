@@ -37,7 +37,6 @@ from repl_screen import Screen
 
 CHANNELS = ("shell", "control", "iopub", "stdin", "hb")
 _IF_THERE = ("error_name", "error_message", "answer", "answer_forms", "calls", "images")
-_KEPT_FOR_JUPYTER_BYTES = 1_000_000
 _WARM_UP_ROUNDS = 50
 _WARM_UP_CELLS = (
     "# x",
@@ -134,12 +133,18 @@ class Session:
 
     def _run(self, request):
         self._host.begin(request["id"])
-        outcome = self._cells.run(request["run"])
+        if self._kernel is None:
+            self._end_run(request, self._cells.run(request["run"]))
+            return
+        with self._kernel.line(request["run"]) as tell:
+            outcome = self._cells.run(request["run"])
+            self._end_run(request, outcome)
+            tell(outcome)
+
+    def _end_run(self, request, outcome):
         self._host.end(self._result(request, outcome))
         if outcome.status == KILLED:
             os._exit(0)
-        if self._kernel is not None:
-            self._kernel.show(outcome)
 
     def _fork(self, request, descriptors):
         try:
@@ -198,7 +203,6 @@ class Session:
         return result
 
     def _open_jupyter(self, request, descriptors):
-        self._screen.keep(_KEPT_FOR_JUPYTER_BYTES)
         sockets = dict(zip(CHANNELS, descriptors, strict=True))
         self._kernel = repl_kernel.make_kernel(request["jupyter"], sockets, self._cells, is_guest=True)
         self._channel.send({"id": request["id"]})

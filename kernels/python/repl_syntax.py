@@ -39,6 +39,26 @@ def compile_whole(source, future_flags):
     return _compile_single(ast.Interactive(body), future_flags)
 
 
+def compile_shown(source, future_flags):
+    """The code of a notebook's cell: its statements, and its last expression, which is shown, or None.
+
+    A semicolon after the expression says that it is not to be shown. Statements may `await`.
+    """
+    flags = future_flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    tree = compile(source, "<stdin>", "exec", flags | ast.PyCF_ONLY_AST, dont_inherit=True)
+    expression = None
+    if tree.body and isinstance(tree.body[-1], ast.Expr) and not _is_hushed(source, tree.body[-1]):
+        expression = _compile_single(ast.Interactive([tree.body.pop()]), flags)
+    return compile(tree, "<stdin>", "exec", flags, dont_inherit=True), expression
+
+
+def _is_hushed(source, statement):
+    """Whether a semicolon follows the last statement."""
+    lines = re.split(r"\r\n|\r|\n", source)
+    rest = lines[statement.end_lineno - 1].encode("utf-8", "surrogatepass")[statement.end_col_offset :]
+    return rest.lstrip().startswith(b";")
+
+
 def _compile_single(source, flags):
     return compile(source, "<stdin>", "single", flags, dont_inherit=True)
 

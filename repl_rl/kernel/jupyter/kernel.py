@@ -127,7 +127,7 @@ class KernelspecKernel:
                 what = f"runs {self.language}, and tools are for Python; do without, or take another kernel"
                 raise self._no_start(what)
             if self._is_ours:
-                request = _cell(source, silent=True) | {"repl_rl_setup": True}
+                request = _cell(source, silent=True) | {"repl_rl": "setup"}
             else:
                 request = _cell(setup_cell(source), silent=True)
             reply = await self._silently(request)
@@ -145,7 +145,10 @@ class KernelspecKernel:
             raise KernelDiedError("the kernel is gone, and its state with it; take a new session")
         self._has_run = True
         started = time.monotonic()
-        request = asyncio.create_task(self._request("execute_request", _cell(source)))
+        cell = _cell(source)
+        if self._is_ours:
+            cell["repl_rl"] = "line"  # so that it runs as at a terminal: other requests are clients', see program.py
+        request = asyncio.create_task(self._request("execute_request", cell))
         try:
             limit = await self._race(request)
             has_replied = request.done()

@@ -1,0 +1,153 @@
+"""What Jupyter's clients are told of a cell while it runs: its messages on the iopub channel, within limits.
+
+The code of the cell runs in this process and may do to these messages what it likes. The limits keep what is printed or
+displayed in a loop from drowning its clients; a client that is to be safe from a session has to be so by itself.
+"""
+
+import codecs
+import json
+import os
+import threading
+import time
+
+_MOST_TEXT_BYTES = 1_000_000
+_MOST_DISPLAY_BYTES = 16 << 20
+_MOST_MESSAGES = 10_000
+"""Each of one cell."""
+_PENDING_BYTES = 1 << 16
+_PENDING_S = 0.2
+"""How much text waits for more, and for how long: a line printed in a loop is not a message."""
+
+
+class Publisher:
+    """Publishes for one cell. `send(msg_type, content)` sends a message.
+
+    It listens to the session's screen, from any thread. What it is told in a process that the cell has forked is
+    dropped: the sockets are the parent's.
+    """
+
+    def __init__(self, send):
+        self._send = send
+        self._pid = os.getpid()
+        self._turn = threading.RLock()  # a finalizer of the session may print while a message is put together
+        self._name = "stdout"
+        self._pending = bytearray()
+        self._pending_since = time.monotonic()
+        self._decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in ("stdout", "stderr")}
+        self._text_room = _MOST_TEXT_BYTES
+        self._display_room = _MOST_DISPLAY_BYTES
+        self._messages_room = _MOST_MESSAGES
+        self._omitted_bytes = 0
+        self._omitted_messages = 0
+        self._traceback = None
+
+    def write(self, name, chunk):
+        """Text of a stream, "stdout" or "stderr"."""
+        if os.getpid() != self._pid:
+            return
+        with self._turn:
+            kept = chunk[: self._text_room]
+            self._text_room -= len(kept)
+            self._omitted_bytes += len(chunk) - len(kept)
+            if self._traceback is not None and name == "stderr":
+                self._traceback += kept
+                return
+            if name != self._name:
+                self.flush()
+                self._name = name
+            self._pending += kept
+            self.flush_in_time()
+
+    def flush_in_time(self):
+        """Publish the text that has waited long enough, or is long enough."""
+        with self._turn:
+            waited_s = time.monotonic() - self._pending_since
+            if len(self._pending) >= _PENDING_BYTES or waited_s >= _PENDING_S:
+                self.flush()
+
+    def flush(self):
+        """Publish the text that waits: what comes next must not overtake it."""
+        with self._turn:
+            text = self._decoders[self._name].decode(bytes(self._pending))
+            self._pending.clear()
+            self._pending_since = time.monotonic()
+            if text:
+                self._publish("stream", {"name": self._name, "text": text})
+
+    def begin_traceback(self):
+        """What is written to stderr from now on is the traceback of the error that ends the cell."""
+        with self._turn:
+            self._traceback = bytearray()
+
+    def error(self, fields):
+        """The cell's error: `ename`, `evalue`, `traceback`. Without a traceback, it is what `begin_traceback` began."""
+        with self._turn:
+            written, self._traceback = self._traceback, None
+            if written is not None:
+                fields = {**fields, "traceback": written.decode("utf-8", "replace").splitlines()}
+            self.flush()
+            self._send("error", fields)
+
+    def result(self, data, metadata, execution_count):
+        """The value of the cell's last expression."""
+        self._show("execute_result", data, metadata, execution_count=execution_count)
+
+    def display(self, data, metadata=None, transient=None, is_update=False):
+        """Something to display, or what a display that is identified in `transient` shows from now on."""
+        msg_type = "update_display_data" if is_update else "display_data"
+        self._show(msg_type, data, metadata, transient=transient or {})
+
+    def clear_output(self, wait=False):
+        """Have what the cell has shown removed: at once, or when there is something in its place."""
+        self.flush()
+        self._publish("clear_output", {"wait": bool(wait)})
+
+    def end(self):
+        """Publish what is left, and say what was left out."""
+        with self._turn:
+            self.flush()
+            left_out = []
+            if self._omitted_bytes:
+                left_out.append(f"{self._omitted_bytes} bytes of text")
+            if self._omitted_messages:
+                left_out.append(f"{self._omitted_messages} messages")
+            if left_out:
+                text = f"[the limits on what a cell may show left out {' and '.join(left_out)}]\n"
+                self._send("stream", {"name": "stderr", "text": text})
+
+    def _show(self, msg_type, data, metadata, **more):
+        content = {"data": data, "metadata": metadata or {}, **more}
+        size = len(json.dumps(content, default=_as_text))  # raises what can't be sent here, in the code that shows it
+        with self._turn:
+            if size > self._display_room:
+                self._omitted_messages += 1
+                return
+            self._display_room -= size
+            self.flush()
+            self._publish(msg_type, content)
+
+    def _publish(self, msg_type, content):
+        if os.getpid() != self._pid:
+            return
+        with self._turn:
+            if self._messages_room == 0:
+                self._omitted_messages += 1
+                return
+            self._messages_room -= 1
+            self._send(msg_type, content)
+
+
+class Silence:
+    """In the place of a publisher for a request that asks for silence."""
+
+    def flush_in_time(self):
+        pass
+
+    write = flush = begin_traceback = error = result = display = clear_output = end = lambda self, *_, **__: None
+
+
+def _as_text(value):
+    """How jupyter_client writes bytes, in base64: about as long."""
+    if isinstance(value, bytes):
+        return value.hex()
+    raise TypeError(f"Object of type {type(value).__name__} can't be sent to a client")
