@@ -50,6 +50,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     try:
         options = make_parser().parse_args(arguments)
         is_verbose = options.verbose
+        _require_umask()
         interrupt = interrupting()
         for number in _ENDS:
             if number == signal.SIGTERM or kept[number] is not signal.SIG_IGN:  # nohup ignores SIGHUP
@@ -83,6 +84,13 @@ def _main(arguments: Sequence[str] | None) -> int:
         for number in _ENDS:
             signal.signal(number, kept[number])
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)  # all is said; now Ctrl-C just ends the process
+
+
+def _require_umask() -> None:
+    """Raises ConfigError where this process could not read what it writes."""
+    os.umask(mask := os.umask(0o077))
+    if mask & 0o700:
+        raise ConfigError(f"umask {mask:04o} takes files from the user who writes them; set one such as 0022 or 0077")
 
 
 def interrupting() -> Callable[[int, FrameType | None], None]:

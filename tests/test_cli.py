@@ -1,6 +1,7 @@
 """Bad input is one clear message and exit code 2, before anything expensive; good input makes files."""
 
 import importlib.util
+import os
 import shlex
 import subprocess
 import sys
@@ -45,6 +46,16 @@ def test_bad_input_is_one_message_and_leaves_no_file(
     assert message in said
     files = {path.name for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".pyc"}
     assert files == {"bad_rewards.py", "file"}
+
+
+def test_a_umask_that_takes_files_from_their_writer_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    kept = os.umask(0o777)
+    try:
+        code, said = run(["doctor"], capsys)
+    finally:
+        os.umask(kept)
+    expected = "repl-rl: umask 0777 takes files from the user who writes them; set one such as 0022 or 0077"
+    assert (code, said) == (2, expected)
 
 
 HEAVY = "{'torch', 'vllm', 'transformers', 'trl', 'datasets'}"

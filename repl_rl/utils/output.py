@@ -42,6 +42,8 @@ def guarded_output() -> Iterator[None]:
                 with suppress(OSError):
                     _replace(descriptor, os.devnull)
                 stream = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")  # a locale may have no more than ASCII
             stack.callback(setattr, sys, name, getattr(sys, name))
             setattr(sys, name, cast(TextIO, _Guarded(stream, name == "stdout")))
         yield

@@ -52,6 +52,8 @@ _COMPARED = {
 }
 """Metrics of a step, and of an evaluation the solve rate, by what a chart of several runs is called."""
 _MOST_ERRORS = 6
+_MOST_NAMES = 40
+"""How many parts of rewards, and families of problems, are drawn: a file may name any number of them."""
 _SMOOTHED_FROM = 20
 """Curves of fewer steps get no moving average."""
 
@@ -81,7 +83,8 @@ def charts_of_several(runs: Mapping[str, Run]) -> list[Chart]:
     """A chart for each number that is worth comparing, with a curve for each run; then one for each part of the rewards
     and each kind of line. Curves of many steps are moving averages."""
     keys = dict.fromkeys(key for run in runs.values() for row in run.train for key in row)
-    rewards = {key: f"Reward: {key.split('/')[1]}" for key in keys if re.fullmatch(r"rewards/[^/]+/mean", key)}
+    parts = [key for key in keys if re.fullmatch(r"rewards/[^/]+/mean", key)]
+    rewards = {key: f"Reward: {key.split('/')[1]}" for key in parts[:_MOST_NAMES]}
     kinds = {f"kinds/{kind}": f"Lines: {kind.replace('_', ' ')}" for kind in _KIND_COLOURS if f"kinds/{kind}" in keys}
     colours = dict(zip(runs, cycle(_CYCLE), strict=False))
     made = []
@@ -92,8 +95,16 @@ def charts_of_several(runs: Mapping[str, Run]) -> list[Chart]:
         traces = [curve and {**(_with_average(curve)[-1] or {}), "name": curve["name"]} for curve in curves]
         is_share = column == "solve_rate" or key in kinds
         layout = {"yaxis": {"tickformat": ".0%" if is_share else "", "rangemode": "tozero" if is_share else "normal"}}
-        made.append(_chart(key.replace("/", "-"), title, f"{title}, of each run.", traces, layout))
+        caption = f"{title}, of each run."
+        if key in parts[_MOST_NAMES - 1 : _MOST_NAMES]:  # the last one that is drawn
+            caption += _left_out(parts)
+        made.append(_chart(key.replace("/", "-"), title, caption, traces, layout))
     return [chart for chart in made if chart is not None]
+
+
+def _left_out(names: Sequence[str]) -> str:
+    """A sentence for a caption, if not all names are drawn."""
+    return f" {len(names) - _MOST_NAMES:,} more are left out." if len(names) > _MOST_NAMES else ""
 
 
 def label(text: object) -> str:
@@ -138,6 +149,8 @@ def _families(run: Run) -> Chart | None:
     names = sorted({name for families in rates for name in families}, key=lambda name: number(rates[-1], name) or 0.0)
     if not names:
         return None
+    left_out = _left_out(names)
+    names = names[:_MOST_NAMES]
     labels = [label(name) for name in names]
     traces: list[Trace | None] = []
     if len(rates) > 1:  # a line from each open circle to its full one
@@ -150,7 +163,7 @@ def _families(run: Run) -> Chart | None:
         dots["marker"] = {"size": 12, "symbol": symbol, "color": colour, "line": {"width": 2}}
         traces.append({"type": "scatter", "x": [number(families, name) for name in names], "y": labels, **dots})
     layout = {"xaxis": {"range": [-0.03, 1.05], "tickformat": ".0%"}, "yaxis": {"automargin": True, "type": "category"}}
-    caption = "Held-out problems solved per family: open circles before training, full ones after."
+    caption = f"Held-out problems solved per family: open circles before training, full ones after.{left_out}"
     height = 110 + 30 * len(names)
     return _chart("families", "Before and after, by family", caption, traces, layout, height, x="")
 
@@ -185,9 +198,9 @@ def _rewards(run: Run) -> Chart | None:
     if total is not None:
         total["line"] = {"color": GREY, "width": 2, "dash": "dash"}
     names = [key.removeprefix("rewards/").removesuffix("/mean") for key in keys]
-    styled = zip(keys, names, cycle(_CYCLE[:-1]), strict=False)
+    styled = zip(keys[:_MOST_NAMES], names, cycle(_CYCLE[:-1]), strict=False)
     parts = [_series(run.train, key, name, colour) for key, name, colour in styled]
-    caption = "Mean reward of a trajectory, and the components that it is made of."
+    caption = f"Mean reward of a trajectory, and the components that it is made of.{_left_out(keys)}"
     return _chart("rewards", "Rewards", caption, [total, *parts], {"yaxis": {"zeroline": True}})
 
 

@@ -1,6 +1,7 @@
 """Which walls are taken: as asked for, or the best that this machine has, and what is said where there are none."""
 
 import logging
+import resource
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -83,6 +84,24 @@ def test_landlock_refuses_where_repl_rl_lies_in_what_must_be_readable(tmp_path: 
     needs = "install repl_rl into a virtual environment, or use bwrap"
     with closing(Home()) as home, pytest.raises(SandboxError, match=needs):
         landlock.readable([], installation, home)
+
+
+@pytest.mark.parametrize(
+    ("name", "most", "message"),
+    [
+        ("RLIMIT_FSIZE", 40960, "67,108,864, and this process may have 40,960 at most (`ulimit -Hf`); raise that hard"),
+        ("RLIMIT_CPU", 20, "300, and this process may have 20 at most (`ulimit -Ht`); raise that hard limit, or lower"),
+    ],
+)
+def test_a_hard_limit_below_one_of_a_session_is_named(
+    name: str, most: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = resource.getrlimit
+    low = getattr(resource, name)
+    monkeypatch.setattr(resource, "getrlimit", lambda number: (most, most) if number == low else there(number))
+    with closing(Home()) as home, pytest.raises(SandboxError) as caught:
+        Sandbox("none", Profile.load(), Limits(), home)
+    assert f"a session's {name} is {message}" in str(caught.value)
 
 
 def test_processes_are_only_counted_where_they_can_be() -> None:

@@ -1,6 +1,7 @@
 """A folder is made once, whole or not at all, whoever asks and whoever dies."""
 
 import errno
+import os
 import shutil
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 from waiting import until
 
 from repl_rl.utils.folders import cache_home, full_disk, made_once, scratch_folder
+from repl_rl.utils.machine import in_a_sentence
 
 MAKER = Path(__file__).with_name("maker.py.txt").read_text()
 
@@ -108,6 +110,14 @@ def test_where_caches_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert cache_home() == home / "repl-rl"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_home() == tmp_path / ".cache" / "repl-rl"
+
+
+def test_a_limit_of_the_shell_is_told_with_its_way_out(tmp_path: Path) -> None:
+    for number, limit in ((errno.EFBIG, "the size of files (`ulimit -f`)"), (errno.EMFILE, "open files (`ulimit -n`)")):
+        error = RuntimeError("a library's own")
+        error.__cause__ = OSError(number, os.strerror(number), "x")
+        assert in_a_sentence(error, tmp_path) == f"this shell's limit on {limit} is too low: a library's own; raise it"
+    assert in_a_sentence(OSError(errno.EFBIG, "it is larger than 64 MiB"), tmp_path) is None
 
 
 def test_a_full_disk_is_told_from_other_trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

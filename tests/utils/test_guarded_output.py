@@ -84,6 +84,13 @@ def test_output_that_is_closed_from_the_start_goes_nowhere() -> None:
     assert subprocess.run(["bash", "-c", shell]).returncode == 0
 
 
+def test_a_locale_without_a_sign_gets_its_escape() -> None:
+    program = "from repl_rl.utils.output import guarded_output\nwith guarded_output(): print('\\xb6 \\udcff')"
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=environment)
+    assert done.stdout == b"\\xb6 \\udcff\n"
+
+
 AT = """
 import signal, sys
 sys.argv = ["/usr/bin/repl-rl", "doctor"]

@@ -18,7 +18,7 @@ from repl_rl.run import training
 from repl_rl.run.folder import RunFolder
 from repl_rl.trajectory import LineKind, write_jsonl
 from repl_rl.view import write_report
-from repl_rl.view.charts import BLUE, GREEN, Chart, chart_svg, charts, moving_average
+from repl_rl.view.charts import BLUE, GREEN, Chart, chart_svg, charts, charts_of_several, moving_average
 from repl_rl.view.run import read_run
 from repl_rl.view.viewer import export
 from tests.view.conftest import STEPS, indexed, make_trajectory, solved_trajectory, train_row, write_metrics
@@ -204,6 +204,24 @@ def test_an_exception_that_a_step_does_not_name_counts_zero(run_folder: Path) ->
     (chart,) = [chart for chart in charts(read_run(run_folder)) if chart.id == "errors"]
     assert {trace["name"]: trace["y"] for trace in chart.data} == {"A": [0.5, 0.0], "B": [0.0, 0.25]}
     assert moving_average([1.0, None, 3.0, 5.0], 2) == [1.0, None, 3.0, 4.0], "a gap in a series stays a gap"
+
+
+def test_of_very_many_names_some_are_drawn_and_the_others_are_counted(run_folder: Path) -> None:
+    parts = {f"rewards/{number:05d}/mean": 0.5 for number in range(20_000)}
+    families = {f"family {number}": 0.5 for number in range(20_000)}
+    rows = [
+        {"kind": "train", "step": 1, "reward": 0.5, **parts},
+        {"kind": "eval", "step": 1, "solve_rate": 0.5, "families": families},
+    ]
+    write_metrics(run_folder, rows)
+    run = read_run(run_folder)
+    drawn = {chart.id: chart for chart in charts(run)}
+    assert [trace["name"] for trace in drawn["rewards"].data[:3]] == ["total", "00000", "00001"]
+    assert (len(drawn["rewards"].data), len(drawn["families"].data[0]["y"])) == (41, 40)
+    beside = [chart for chart in charts_of_several({"a": run, "b": run}) if chart.id.startswith("rewards-")]
+    assert [chart.id for chart in beside] == [f"rewards-{number:05d}-mean" for number in range(40)]
+    for chart in (drawn["rewards"], drawn["families"], beside[-1]):
+        assert chart.caption.endswith("19,960 more are left out.")
 
 
 SVG = "{http://www.w3.org/2000/svg}"
