@@ -58,9 +58,9 @@ class Outcome:
     (SystemExit: a terminal would have closed). `compiled` is False if the cell itself is not valid Python, unlike code
     that raises SyntaxError as it runs. `error_message` is the exception as `traceback.format_exception_only` writes it.
     `answer` holds the `repr` of every value handed to `submit_final_answer`, or None, and `answer_forms` their forms
-    (repl_answer.py). `parts` are those of `output` (Screen.take), and `omitted_bytes` counts what is beyond the screen's
-    limit. `calls` are those of tools, as `Tools.calls` gives them. `images` are PNG files of what matplotlib showed, in
-    base64.
+    (repl_answer.py). `parts` are those of `output` (Screen.take), and `omitted_bytes` counts what is beyond the
+    screen's limit. `calls` are those of tools, as `Tools.calls` gives them. `images` are PNG files of what matplotlib
+    showed, in base64.
     """
 
     __slots__ = (
