@@ -13,10 +13,10 @@ one with an "argv" is that of a kernel of any language (repl_guest.py). Otherwis
     site_packages  folders to import own modules and third-party packages from
 
 A request of the host has the key "repl_rl" in its content, with "line" for a typed line and "setup" for set-up code.
-What such a line prints goes to descriptors 1 and 2 as it happens, and once more to attached clients as `stream`
-messages; printed text reaches neither the reply nor the answer. Its `execute_reply` carries the key "repl_rl" with the
-status, error name, compiled flag and answer of the cell. All other requests are those of Jupyter's clients, whose cells
-run as in a notebook (repl_client.py) and print to clients only.
+What such a line prints goes to descriptors 1 and 2 as it happens, and once more to attached clients as messages when
+it is done; printed text reaches neither the reply nor the answer. Its `execute_reply` carries the key "repl_rl" with
+the status, error name, compiled flag and answer of the cell. All other requests are those of Jupyter's clients, whose
+cells run as in a notebook (repl_client.py) and print to clients only.
 """
 
 import gc
@@ -95,7 +95,7 @@ def _be_a_kernel(boot):
     from repl_interpreter import PythonInterpreter
     from repl_screen import Screen
 
-    cells = Cells(PythonInterpreter(Screen(descriptors=(1, 2), limit_bytes=0)), boot["rlimits"].get("RLIMIT_AS"))
+    cells = Cells(PythonInterpreter(Screen(descriptors=(1, 2))), boot["rlimits"].get("RLIMIT_AS"))
     kernel = make_kernel(boot["connection"], boot["sockets"], cells)
     between_cells = Screen(descriptors=(1, 2), limit_bytes=0)
     sys.stdout, sys.stderr = between_cells.stdout, between_cells.stderr

@@ -58,8 +58,9 @@ class Outcome:
     (SystemExit: a terminal would have closed). `compiled` is False if the cell itself is not valid Python, unlike code
     that raises SyntaxError as it runs. `error_message` is the exception as `traceback.format_exception_only` writes it.
     `answer` holds the `repr` of every value handed to `submit_final_answer`, or None, and `answer_forms` their forms
-    (repl_answer.py). `omitted_bytes` counts output beyond the screen's limit. `calls` are those of tools, as
-    `Tools.calls` gives them. `images` are PNG files of what matplotlib showed, in base64.
+    (repl_answer.py). `parts` are those of `output` (Screen.take), and `omitted_bytes` counts what is beyond the
+    screen's limit. `calls` are those of tools, as `Tools.calls` gives them. `images` are PNG files of what matplotlib
+    showed, in base64.
     """
 
     __slots__ = (
@@ -72,6 +73,7 @@ class Outcome:
         "images",
         "omitted_bytes",
         "output",
+        "parts",
         "status",
     )
 
@@ -88,6 +90,7 @@ class Outcome:
         self.answer = answer
         self.answer_forms = None
         self.omitted_bytes = omitted_bytes
+        self.parts = []
 
     def error_fields(self):
         """The name and the value of the exception, as Jupyter calls them."""
@@ -113,8 +116,6 @@ class PythonInterpreter:
         self._flags = 0
         self._runner = None
         self._stack = Stack()
-        self.before_error = None
-        """Called before an exception is shown, if it is not None: what is written to stderr next is its traceback."""
         self._fill_namespace()
         self.tools = Tools(self.namespace)
         self._process_state = self._fresh_process_state()
@@ -174,7 +175,7 @@ class PythonInterpreter:
         with contextlib.nullcontext() if self._owns_process else self.active():
             outcome = self._run_setup(source)
             self.screen.flush()
-        outcome.output, outcome.omitted_bytes = self.screen.take()
+        outcome.output, outcome.omitted_bytes, outcome.parts = self.screen.take()
         return outcome
 
     def _run_setup(self, source):
@@ -206,7 +207,7 @@ class PythonInterpreter:
             self.screen.flush()
         finally:
             self._stack.leave()
-        outcome.output, outcome.omitted_bytes = self.screen.take()
+        outcome.output, outcome.omitted_bytes, outcome.parts = self.screen.take()
         if self._answers:
             outcome.answer, outcome.answer_forms = zip(*self._answers, strict=True)
         outcome.calls = self.tools.calls()
@@ -317,8 +318,7 @@ class PythonInterpreter:
             return Outcome(KILLED, error_name=_name(error), error_message=_message(error))
         with contextlib.suppress(Exception):
             hide_frames(error)
-        if self.before_error is not None:
-            self.before_error()
+        self.screen.begin_traceback()
         status = KILLED if _show(error) is KILLED else ERROR
         return Outcome(status, error_name=_name(error), compiled=compiled, error_message=_message(error))
 

@@ -3,7 +3,7 @@
 A request of the host is a line that is typed into the session, or set-up code; program.py says how it is told from
 those of Jupyter's clients. A forked session has its lines on a channel of its own (repl_session.py) and opens this side
 for clients alone. They are told of typed lines as of what somebody else runs: each as a request of its own, its text in
-streams as it is printed, its images, and its error. To show more of a line's values would be to run code in between
+streams when it is done, its images, and its error. To show more of a line's values would be to run code in between
 that the session would not run otherwise.
 
 Imports ipykernel, so it has to be imported under `slim_imports.stand_ins`.
@@ -185,31 +185,27 @@ class ReplKernel(kernelbase.Kernel):
         self._publish_status("busy", "shell", parent)
         self._publish_execute_input(source, parent, self.execution_count)
         try:
-            with self._published(source, parent) as tell:
-                yield tell
+            yield lambda outcome: self._tell(source, outcome, parent)
         finally:
             self._publish_status("idle", "shell", parent)
 
-    @contextlib.contextmanager
-    def _published(self, source, parent):
-        """Publish what a typed line prints; yields a function that publishes the rest of its outcome."""
-        publisher = Publisher(self._sender(parent))
-        interpreter = self._cells.interpreter
+    def _tell(self, source, outcome, parent):
+        """Publish what a typed line has shown."""
         self._remember(source)
-
-        def tell(outcome):
-            for image in outcome.images:
-                publisher.display({"image/png": image, "text/plain": "<Figure>"})
-            if outcome.error_name:
-                publisher.error(outcome.error_fields())
-            publisher.end()
-
-        interpreter.before_error = publisher.begin_traceback
-        try:
-            with interpreter.screen.heard_by(publisher.write):
-                yield tell
-        finally:
-            interpreter.before_error = None
+        publisher = Publisher(self._sender(parent))
+        traceback = b""
+        for name, chunk in outcome.parts:
+            if name == "traceback":
+                traceback += chunk
+            else:
+                publisher.write(name, chunk)
+        for image in outcome.images:
+            publisher.display({"image/png": image, "text/plain": "<Figure>"})
+        if outcome.error_name:
+            lines = traceback.decode("utf-8", "replace").splitlines()
+            publisher.error({**outcome.error_fields(), "traceback": lines})
+        publisher.omit(outcome.omitted_bytes)
+        publisher.end()
 
     def _sender(self, parent):
         def send(msg_type, content):
@@ -225,9 +221,8 @@ class ReplKernel(kernelbase.Kernel):
         if purpose == "setup":
             outcome = self._without_loop(self._cells.prepare, code)
         elif purpose == "line":
-            with self._published(code, parent) as tell:
-                outcome = self._without_loop(self._cells.run, code)
-                tell(outcome)
+            outcome = self._without_loop(self._cells.run, code)
+            self._tell(code, outcome, parent)
         else:
             return self._run_for_client(code, silent, store_history, user_expressions or {}, allow_stdin)
         if outcome.status == repl_interpreter.KILLED:
@@ -242,7 +237,7 @@ class ReplKernel(kernelbase.Kernel):
         publisher = Silence() if silent else Publisher(self._sender(self.get_parent("shell")))
         client = Client(self._cells.interpreter, self, publisher, self.execution_count)
         screen = self._cells.interpreter.screen
-        with _Watch(self, publisher), screen.heard_by(publisher.write, passes_on=False):
+        with _Watch(self, publisher), screen.heard_by(publisher.write):
             outcome = self._without_loop(self._cells.run_for, client, code)
             values = {}
             if user_expressions and outcome.status == repl_interpreter.OK:
@@ -300,7 +295,7 @@ class ReplKernel(kernelbase.Kernel):
     def _aside(self):
         """While this is open, the session's objects may be asked what they are: what they print is shown nowhere."""
         interpreter = self._cells.interpreter
-        with interpreter.screen.heard_by(None, passes_on=False):
+        with interpreter.screen.heard_by(None):
             try:
                 with repl_client.shell_at_work(interpreter, Silence()):
                     yield

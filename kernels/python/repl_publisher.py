@@ -39,7 +39,6 @@ class Publisher:
         self._messages_room = _MOST_MESSAGES
         self._omitted_bytes = 0
         self._omitted_messages = 0
-        self._traceback = None
 
     def write(self, name, chunk):
         """Text of a stream, "stdout" or "stderr"."""
@@ -49,9 +48,6 @@ class Publisher:
             kept = chunk[: self._text_room]
             self._text_room -= len(kept)
             self._omitted_bytes += len(chunk) - len(kept)
-            if self._traceback is not None and name == "stderr":
-                self._traceback += kept
-                return
             if name != self._name:
                 self.flush()
                 self._name = name
@@ -74,17 +70,13 @@ class Publisher:
             if text:
                 self._publish("stream", {"name": self._name, "text": text})
 
-    def begin_traceback(self):
-        """What is written to stderr from now on is the traceback of the error that ends the cell."""
-        with self._turn:
-            self._traceback = bytearray()
+    def omit(self, count):
+        """Bytes of text that have been left out before they came here."""
+        self._omitted_bytes += count
 
     def error(self, fields):
-        """The cell's error: `ename`, `evalue`, `traceback`. Without a traceback, it is what `begin_traceback` began."""
+        """The cell's error: `ename`, `evalue`, and its `traceback` in lines."""
         with self._turn:
-            written, self._traceback = self._traceback, None
-            if written is not None:
-                fields = {**fields, "traceback": written.decode("utf-8", "replace").splitlines()}
             self.flush()
             self._send("error", fields)
 
@@ -143,7 +135,7 @@ class Silence:
     def flush_in_time(self):
         pass
 
-    write = flush = begin_traceback = error = result = display = clear_output = end = lambda self, *_, **__: None
+    write = flush = omit = error = result = display = clear_output = end = lambda self, *_, **__: None
 
 
 def _as_text(value):

@@ -31,6 +31,10 @@ class _Tap(io.RawIOBase):
         return written
 
 
+def _drop(_channel, _chunk):
+    pass
+
+
 def _flush(stream):
     try:  # noqa: SIM105 - after every line, and `suppress` takes longer than the flush
         stream.flush()
@@ -41,32 +45,42 @@ def _flush(stream):
 class Screen:
     """Standard output and error as a terminal merges them: both line-buffered, in the order of their flushes.
 
-    With `descriptors` (out, err) the bytes also go there at once. Keeps the first `limit_bytes` between two `take`s.
-    `listener` is called with "stdout" or "stderr" and the bytes, at once as well, if it is not None.
+    With `descriptors` (out, err) the bytes also go there at once. Keeps the first `limit_bytes` between two `take`s,
+    with the stream that each part came by; what a typed line prints runs no more code of ours than that, so that a line
+    that prints deep in a recursion ends where it would with nothing kept.
     """
 
     def __init__(self, descriptors=(None, None), limit_bytes=1_000_000):
-        self._chunks = []
+        self._parts = []
         self._room_bytes = self._limit_bytes = limit_bytes
         self._omitted_bytes = 0
-        self.listener = None
+        self._listener = None
+        self._shows_traceback = False
         self.stdin = sys.stdin if descriptors[0] is not None else io.StringIO()
         self.stdout = self._stream("stdout", descriptors[0], "strict")
         self.stderr = self._stream("stderr", descriptors[1], "backslashreplace")
 
     @contextlib.contextmanager
-    def heard_by(self, listener, passes_on=True):
-        """Inside the block, tell `listener` what is printed, and do not write it to the descriptors if so asked."""
+    def heard_by(self, listener):
+        """Inside the block, hand what is printed to `listener("stdout" or "stderr", bytes)` alone; None drops it."""
         taps = [stream.buffer.raw for stream in (self.stdout, self.stderr)]
-        self.listener = listener
+        self._listener = listener or _drop
         for tap in taps:
-            tap.passes_on = passes_on and tap.has_descriptor
+            tap.passes_on = False
         try:
             yield
         finally:
-            self.listener = None
+            self._listener = None
             for tap in taps:
                 tap.passes_on = tap.has_descriptor
+
+    def keep(self, limit_bytes):
+        """Change what is kept between two `take`s."""
+        self._room_bytes = self._limit_bytes = limit_bytes
+
+    def begin_traceback(self):
+        """Until the next `take`, what is written to stderr is a traceback."""
+        self._shows_traceback = True
 
     def _stream(self, name, descriptor, errors):
         buffer = io.BufferedWriter(_Tap(name, descriptor, self._keep))
@@ -75,13 +89,15 @@ class Screen:
         return stream
 
     def _keep(self, channel, chunk):
-        if self.listener is not None:
-            self.listener(channel, chunk)
+        if self._listener is not None:
+            self._listener(channel, chunk)
+            return
         kept = chunk[: self._room_bytes]
         self._room_bytes -= len(kept)
         self._omitted_bytes += len(chunk) - len(kept)
         if kept:
-            self._chunks.append(kept)
+            is_traceback = self._shows_traceback and channel == "stderr"
+            self._parts.append(("traceback" if is_traceback else channel, kept))
 
     def flush(self):
         """Flush as CPython does after each statement: stderr, then stdout. Errors of a broken stream are ignored."""
@@ -92,9 +108,12 @@ class Screen:
                 _flush(own)
 
     def take(self):
-        """The text since the last call, and the number of bytes that the limit left out of it."""
-        text = b"".join(self._chunks).decode("utf-8", "replace")
-        omitted_bytes = self._omitted_bytes
-        self._chunks.clear()
-        self._room_bytes, self._omitted_bytes = self._limit_bytes, 0
-        return text, omitted_bytes
+        """The text since the last call, the number of bytes that the limit left out of it, and its parts.
+
+        A part is "stdout", "stderr" or "traceback", and bytes.
+        """
+        parts, omitted_bytes = self._parts, self._omitted_bytes
+        self._parts = []
+        self._room_bytes, self._omitted_bytes, self._shows_traceback = self._limit_bytes, 0, False
+        text = b"".join([chunk for _, chunk in parts]).decode("utf-8", "replace")
+        return text, omitted_bytes, parts

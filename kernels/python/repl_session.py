@@ -37,6 +37,7 @@ from repl_screen import Screen
 
 CHANNELS = ("shell", "control", "iopub", "stdin", "hb")
 _IF_THERE = ("error_name", "error_message", "answer", "answer_forms", "calls", "images")
+_KEPT_FOR_JUPYTER_BYTES = 1_000_000
 _WARM_UP_ROUNDS = 50
 _WARM_UP_CELLS = (
     "# x",
@@ -203,6 +204,7 @@ class Session:
         return result
 
     def _open_jupyter(self, request, descriptors):
+        self._screen.keep(_KEPT_FOR_JUPYTER_BYTES)
         sockets = dict(zip(CHANNELS, descriptors, strict=True))
         self._kernel = repl_kernel.make_kernel(request["jupyter"], sockets, self._cells, is_guest=True)
         self._channel.send({"id": request["id"]})

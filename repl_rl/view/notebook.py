@@ -125,7 +125,7 @@ def _outputs(cell: SessionCell, shows: str) -> list[NotebookNode]:
 
 
 def value_of(name: str, shown: str) -> str:
-    """An exception's `evalue`, read off the last line that was shown, as our kernel does."""
+    """An exception's `evalue`, read off the last line that was shown."""
     last = shown.splitlines()[-1] if shown else ""
     head, _, rest = last.partition(": ")
     return rest if head.rpartition(".")[2] == name else last

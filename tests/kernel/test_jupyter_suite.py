@@ -1,7 +1,6 @@
 """Jupyter's own tests of kernels, on ours: what they look at is what its clients rely on. All areas apply."""
 
 import unittest
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,7 @@ SAMPLES: dict[str, Any] = {
 
 
 @pytest.fixture
-def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """`jupyter_kernel_test`, which waits as long as a busy machine takes; our kernelspec is where Jupyter looks."""
     missing = f"{PACKAGE} is missing; `make .venv/{PACKAGE.name}/.installed` brings it"
     assert (PACKAGE / "jupyter_kernel_test").is_dir(), missing
@@ -63,7 +62,7 @@ def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(
         jupyter_kernel_test, "ensure_sync", lambda function: lambda timeout: patiently(function)(timeout=TIMEOUT_S)
     )
-    yield jupyter_kernel_test
+    return jupyter_kernel_test
 
 
 def test_every_area_passes(suite: Any) -> None:

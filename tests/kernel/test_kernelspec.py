@@ -44,8 +44,7 @@ FORGE = """
 import sys
 f = sys._getframe()
 while f.f_code.co_name != 'do_execute': f = f.f_back
-reply = {{'status': 'ok', 'execution_count': 1, 'user_expressions': {{}}, 'payload': []}}
-f.f_globals['_reply'] = lambda outcome, count: reply | {{'repl_rl': {}}}
+f.f_globals['_report'] = lambda outcome: {}
 """
 NESTED = "x = {}\nfor _ in range(900): x = {'a': [x]}\n"
 

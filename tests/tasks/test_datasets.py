@@ -279,7 +279,11 @@ def test_a_column_called_references_counts_if_the_answer_is_one_of_its_texts(tmp
     assert tasks == {"1?": ("42", "forty-two"), "2?": ("42",), "3?": ("42",), "4?": ("42",)}
 
 
-@pytest.mark.parametrize("content", [b"no gzip", gzip.compress(b'{"question": "1?", "answer": "1"}\n' * 99)[:-20]])
+@pytest.mark.parametrize(
+    "content",
+    [b"no gzip", gzip.compress(b'{"question": "1?", "answer": "1"}\n' * 99)[:-20]],
+    ids=["of another kind", "cut off"],
+)
 def test_a_packed_file_that_is_not_whole_is_named(tmp_path, content):
     file = tmp_path / "rows.jsonl.gz"
     file.write_bytes(content)
