@@ -3,12 +3,14 @@
 Data types are imported immediately; everything that needs torch, vLLM or Jupyter is loaded on first use.
 """
 
+from repl_rl.at_start import end_quietly as end_quietly  # first: what follows takes time
+
+# isort: split
 import importlib
 import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from repl_rl.at_start import end_quietly as end_quietly  # first: what follows takes time
 from repl_rl.trajectory import (
     Group,
     Line,

@@ -213,9 +213,12 @@ def _system_in_question(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[s
     return [{"role": "user", "content": "\n\n".join(system)}, *others]
 
 
-def load_vocabulary(path: str, stops: bytes = b"\n", template_kwargs: Mapping[str, Any] | None = None) -> Vocabulary:
+def load_vocabulary(
+    path: str, stops: bytes = b"\n", template_kwargs: Mapping[str, Any] | None = None, is_tried: bool = False
+) -> Vocabulary:
     """The vocabulary of a checkpoint folder or hub id, turns ending at `stops`. Raises ModelError naming the path, and
-    ConfigError for `template_kwargs` that its chat template does not name."""
+    ConfigError for `template_kwargs` that its chat template does not name. With `is_tried`, whoever asks has loaded it
+    before."""
     if path in map(str, SHIPPED.values()):  # AutoTokenizer would take this class too, after seconds for loading torch
         from transformers import PreTrainedTokenizerFast as Tokenizer
     else:
@@ -223,7 +226,7 @@ def load_vocabulary(path: str, stops: bytes = b"\n", template_kwargs: Mapping[st
 
     with loading(f"no tokenizer at {path!r}"):
         tokenizer = Tokenizer.from_pretrained(path)
-        if path not in map(str, SHIPPED.values()):
+        if not is_tried and path not in map(str, SHIPPED.values()):
             require_tame(tokenizer, template_kwargs)
         return Vocabulary(tokenizer, _ends(path), stops, template_kwargs)
 

@@ -192,7 +192,8 @@ class _ServerScheduler(TableScheduler):
     def _own_table(self, stops: str) -> tuple[str, bytes]:
         if stops not in self._own:
             try:
-                vocabulary = load_vocabulary(self.vllm_config.model_config.model, stops.encode("ascii"))
+                path = self.vllm_config.model_config.model  # which the trainer that asks has tried
+                vocabulary = load_vocabulary(path, stops.encode("ascii"), is_tried=True)
                 self._own[stops] = vocabulary.digest, stop_table(vocabulary, self._size)
             except Exception as error:  # noqa: BLE001 - the trainer has to hear of it, and the server keeps running
                 _log.exception("no table of the tokens that end a line")
