@@ -16,7 +16,7 @@ A request of the host has the key "repl_rl" in its content, with "line" for a ty
 What such a line prints goes to descriptors 1 and 2 as it happens, and once more to attached clients as messages when
 it is done; printed text reaches neither the reply nor the answer. Its `execute_reply` carries the key "repl_rl" with
 the status, error name, compiled flag and answer of the cell. All other requests are those of Jupyter's clients, whose
-cells run as in a notebook (repl_client.py) and print to clients only.
+cells run as in a notebook (repl_client.py) and print to clients only; their replies carry such a report too.
 """
 
 import gc

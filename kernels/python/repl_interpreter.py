@@ -153,7 +153,7 @@ class PythonInterpreter:
     def run_for(self, client, source):
         """Run a cell as a notebook does, for one of Jupyter's clients (repl_client.py); returns its `Outcome`.
 
-        Nothing of it is typed: its answers and its calls of tools are nobody's, and its text is no output.
+        Its text is no output: what it shows goes to the client.
         """
         with contextlib.nullcontext() if self._owns_process else self.active():
             self._answers = []
@@ -167,7 +167,8 @@ class PythonInterpreter:
                 self.screen.flush()
             finally:
                 self._stack.leave()
-            self._answers = []
+            if self._answers:
+                outcome.answer, outcome.answer_forms = zip(*self._answers, strict=True)
             return outcome
 
     def prepare(self, source):

@@ -243,7 +243,8 @@ class ReplKernel(kernelbase.Kernel):
             if user_expressions and outcome.status == repl_interpreter.OK:
                 values = self._without_loop(client.expressions, user_expressions)
             publisher.end()
-        reply = self._reply(outcome, ends=not self._is_guest) | {"user_expressions": values}
+        reply = self._reply(outcome, ends=not self._is_guest)
+        reply |= {"user_expressions": values, "repl_rl": _report(outcome)}
         if outcome.status == repl_interpreter.KILLED and not self._is_guest:
             self._end_soon()
         if stores_history and not silent:
