@@ -106,7 +106,7 @@ def config_of(source: Config | Path | str, overrides: Sequence[str] = ()) -> Con
     try:
         find_model(name)
     except ModelError as error:
-        raise ConfigError(f"{no_config(name)} And as a model: {error}") from error
+        raise ConfigError(f"{no_config(name)}; and as a model, {error}") from error
     return parse_config({"model": {"path": name}}, given)
 
 

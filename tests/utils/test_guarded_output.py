@@ -93,6 +93,7 @@ def test_a_locale_without_a_sign_gets_its_escape() -> None:
 
 AT = """
 import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's jobs in the background ignore it
 sys.argv = ["/usr/bin/repl-rl", "doctor"]
 class Interrupts:
     def find_spec(name, *_):

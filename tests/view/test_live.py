@@ -272,7 +272,7 @@ def test_an_interrupt_ends_the_rollout_and_shows_what_there_is() -> None:
 @pytest.mark.parametrize(
     ("arguments", "named", "message"),
     [
-        (("no-such-thing",), {}, "no config 'no-such-thing': neither a file nor a shipped name ("),
+        (("no-such-thing",), {}, "no config 'no-such-thing': neither a file nor a shipped name; known are "),
         (("nano", "  \n"), {}, "an empty task: give a question, such as "),
         (("nano", Task("t", "", "")), {}, "an empty task"),
         (("nano",), {"n": 0}, "n=0: give at least one rollout"),
