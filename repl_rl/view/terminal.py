@@ -6,7 +6,8 @@ what was asked about that in turn is indented.
 """
 
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from rich.console import Console
@@ -16,19 +17,22 @@ from rich.text import Text
 from repl_rl.trajectory import LineKind, Trajectory
 from repl_rl.utils.text import visible
 from repl_rl.view.run import rates
-from repl_rl.view.transcript import Origin, ScreenRow, ending, screen_rows
+from repl_rl.view.transcript import Origin, Piece, ScreenRow, ending, screen_rows
 from repl_rl.view.words import FAULTS, cost, counted, one_line, short, signed
 
 TEXT_COLUMNS = 100
 """The width of `terminal_text`."""
+_MOST_PROMPT_ROWS, _FIRST_PROMPT_ROWS, _LAST_PROMPT_ROWS = 24, 4, 12
+"""A longer prompt is folded: how it begins stays, and the question, with which it ends."""
 _SHOWN_SUBCALLS = 20
 _SUBCALL_CHARS = 200
 _STYLES = {Origin.PROMPT: "italic", Origin.TYPED: "bold cyan", Origin.INTERPRETER: "dim"}
 
 
 def print_trajectory(console: Console, trajectory: Trajectory) -> None:
-    """Print the transcript with each line's kind, reward and advantage on the right, then how it ended."""
-    console.print(transcript_table(f"task {trajectory.task_id}", screen_rows(trajectory)))
+    """Print the transcript with each line's kind, reward and advantage on the right, then how it ended. A long prompt
+    is folded."""
+    console.print(transcript_table(f"task {trajectory.task_id}", _folded(screen_rows(trajectory))))
     console.print(Text(ending(trajectory)))
     console.print()
 
@@ -39,6 +43,16 @@ def terminal_text(trajectory: Trajectory) -> str:
     console = Console(file=text, width=TEXT_COLUMNS, color_system=None, force_terminal=False, force_jupyter=False)
     print_trajectory(console, trajectory)
     return "\n".join(row.rstrip() for row in text.getvalue().split("\n")).rstrip("\n")
+
+
+def _folded(rows: Sequence[ScreenRow]) -> list[ScreenRow]:
+    """The rows, with one in place of those in the middle of a long prompt."""
+    of_prompt = list(takewhile(lambda row: row.origin is Origin.PROMPT, rows))
+    if len(of_prompt) <= _MOST_PROMPT_ROWS:
+        return list(rows)
+    end = len(of_prompt) - _LAST_PROMPT_ROWS
+    gap = f"… {end - _FIRST_PROMPT_ROWS} rows of the prompt, which the viewer shows (repl-rl view --serve) …"
+    return [*rows[:_FIRST_PROMPT_ROWS], ScreenRow((Piece(Origin.PROMPT, gap),)), *rows[end:]]
 
 
 def transcript_table(title: str, rows: Iterable[ScreenRow], credited: bool = True) -> Table:

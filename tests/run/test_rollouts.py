@@ -34,6 +34,7 @@ def test_a_task_with_an_answer_is_graded_and_credited(said: Said) -> None:
     assert "What is 1 + 1?" in shown
     trajectories = list(read_jsonl(Path("new/x.jsonl")))
     assert [trajectory.outcome_reward for trajectory in trajectories] == [0.0, 0.0, 0.0]
+    assert {trajectory.task_id for trajectory in trajectories} == {"task"}
     records = [json.loads(line) for line in Path("new/x.jsonl").read_text().splitlines()]
     assert [Trajectory.from_dict(record) for record in records] == trajectories
     lines = [line for trajectory in trajectories for line in trajectory.lines]

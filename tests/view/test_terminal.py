@@ -32,6 +32,20 @@ def test_a_trajectory_with_its_marks_and_worth() -> None:
     assert shown(screen) == SESSIONS["failed in a terminal"]
 
 
+def test_a_long_prompt_is_folded_around_its_middle() -> None:
+    made, screen = failed_trajectory(), console()
+    system = "".join(f"rule {number}\n" for number in range(40))
+    print_trajectory(screen, replace(made, prompt=system + made.prompt))
+    rows = shown(screen)
+    assert [row for row in rows if "rule" in row][:4] == [f"¶ rule {number}" for number in range(4)]
+    assert rows[5].startswith("¶ … ")
+    assert "rows of the prompt" in rows[5]
+    assert rows[-len(SESSIONS["failed in a terminal"]) + 1 :] == SESSIONS["failed in a terminal"][1:]
+    unfolded = console()
+    print_trajectory(unfolded, replace(made, prompt="".join(f"rule {number}\n" for number in range(9)) + made.prompt))
+    assert sum("rule" in row for row in shown(unfolded)) == 9
+
+
 def test_what_a_line_asked_follows_it_with_the_answers() -> None:
     made, screen = failed_trajectory(), console()
     calls = (
