@@ -157,3 +157,46 @@ def test_what_sessions_are_started_with_ignores_no_sigterm() -> None:
         "sys.exit(subprocess.run(['sh', '-c', 'kill $$']).returncode + 15)"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+COMMANDS = {
+    "train": ("train", "tiny.yaml", *SLOW),
+    "doctor": ("doctor", "--train", "--config", "tiny.yaml"),
+    "rollout": ("rollout", "tiny.yaml", "-n", "64", "--out", "x.jsonl"),
+}
+"""Each of which starts an engine and kernels, in processes of their own."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_process_outlives_a_command_that_is_killed(name: str, tmp_path: Path, scratch: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(CONFIGS["tiny"]))
+    process = begin(tmp_path, *COMMANDS[name], environment=scratched(scratch))
+    started = psutil.Process(process.pid)
+    until(lambda: left_over(scratch), WAIT_S, process)
+    descendants = started.children(recursive=True)
+    assert len(descendants) > 1
+    process.kill()
+    process.communicate()
+    until(lambda: not any(map(is_alive, descendants)))
+    until(lambda: not left_over(scratch))
+
+
+@pytest.mark.slow
+def test_a_page_that_is_served_ends_with_its_command(tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(CONFIGS["tiny"]))
+    finish(begin(tmp_path, "train", "tiny.yaml"))
+    process = begin(tmp_path, "view", "runs/tiny", "--no-browser")
+    started = psutil.Process(process.pid)
+    until(lambda: [each for each in started.net_connections("tcp") if each.status == psutil.CONN_LISTEN], 60, process)
+    descendants = started.children(recursive=True)
+    process.kill()
+    process.communicate()
+    until(lambda: not any(map(is_alive, descendants)))
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """A zombie is gone, and stays one where nothing reaps orphans."""
+    with suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
