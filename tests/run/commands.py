@@ -15,7 +15,8 @@ CONFIGS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("configs.yaml"
 
 
 def begin(cwd: Path, *arguments: str, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "repl_rl.cli", *arguments]
+    # What nohup ignores, the command would ignore too.
+    command = ["env", "--default-signal=HUP", sys.executable, "-m", "repl_rl.cli", *arguments]
     own = os.environ | (environment or {})
     return subprocess.Popen(command, cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=own)
 
