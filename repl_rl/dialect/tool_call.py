@@ -207,8 +207,11 @@ class ToolCallReader(ProseReader):
                 code = arguments.get("code")
                 if not isinstance(code, str):
                     raise _BadCall("TypeError", "python takes one argument, code, which is a string")
-                fence = _FENCED.fullmatch(code)
-                return whole_cell(fence["code"] if fence else code)
+                if (fence := _FENCED.fullmatch(code)) is not None:
+                    code = fence["code"]
+                if not code.strip():
+                    raise _BadCall("ValueError", "python was called without code")
+                return whole_cell(code)
             if "value" not in arguments:
                 raise _BadCall("TypeError", "submit_final_answer takes one argument, value")
             return Cell(f"submit_final_answer({arguments['value']!r})", LineKind.EXPRESSION)

@@ -61,7 +61,7 @@ def test_what_a_chat_template_takes_besides_reaches_the_prompt(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("quikstart", r"neither a file nor a shipped name; did you mean 'quickstart'\? .*'quikstart' is not a model"),
+        ("quikstart", r"neither a file nor a shipped name; did you mean 'quickstart'\?; .*'quikstart' is not a model"),
         ("mine.yml", r"no config 'mine.yml'"),
         ("", "an empty config: give a YAML file, a model, or one of gemma-270m"),
         (str(Path(__file__).parent), "is a folder without config.json"),
