@@ -132,10 +132,10 @@ def set_up_fork(pidfd, tmp_mb, report):
     inside = os.fork()  # only a child is in the other's PID namespace, and /proc shows that of whoever mounts it
     if inside == 0:
         _mount_all(([] if tmp_mb is None else _folders(tmp_mb)) + [_PROC])
-        os.write(report, b"ok")
         os._exit(0)
     if os.waitpid(inside, 0)[1] != 0:
         raise OSError("its folders could not be mounted")
+    os.write(report, b"ok")  # the fork goes on now, and must not meet that child, which has its user id
 
 
 def rehearse():

@@ -51,6 +51,15 @@ async def test_a_fork_begins_where_its_session_is(pool: KernelPool, case: dict[s
     assert "Traceback" not in of_session
 
 
+async def test_what_made_a_fork_is_gone_when_its_first_line_runs(pool: KernelPool) -> None:
+    """A process of the host's that works in the namespaces of a fork has the user id of the fork, which could signal
+    it."""
+    look = "[name for name in os.listdir('/proc') if name.isdigit()]"
+    for _ in range(8):
+        async with forked(pool, "import os") as (kernel, fork):
+            assert await shown(fork, look) == await shown(kernel, look) == "['1']\n"
+
+
 async def test_from_then_on_they_have_nothing_in_common(pool: KernelPool) -> None:
     before = "import os; x = [1]; f = open('/tmp/f', 'w+'); f.write('abc'); f.flush(); r = open('/usr/bin/env', 'rb')"
     change = "x.append(2); f.write('SESSION'); f.flush(); open('/tmp/mine', 'w').close(); r.seek(100)"
