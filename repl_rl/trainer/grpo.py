@@ -138,15 +138,16 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         graded = not extra and owner is None and grader is grade
         train_rows = as_dataset(train_dataset, graded)
         eval_rows = None if eval_dataset is None else as_dataset(eval_dataset, graded)
-        first = task_of(train_rows[0])
-        asked: dict[str, Any] = {
-            "task_id": first.id,
-            "question": first.question,
-            "family": first.family,
-            "reference": first.answer,
-        }
-        made_up = self._table.score(replace(PROBE, **asked), 1.0)
-        try_functions(extra, train_rows[0], args.num_generations, made_up, owner is not None)
+        if extra:
+            first = task_of(train_rows[0])
+            asked: dict[str, Any] = {
+                "task_id": first.id,
+                "question": first.question,
+                "family": first.family,
+                "reference": first.answer,
+            }
+            made_up = self._table.score(replace(PROBE, **asked), 1.0)
+            try_functions(extra, train_rows[0], args.num_generations, made_up, owner is not None)
         path = model if isinstance(model, str) else model.name_or_path
         setup = RolloutSetup.for_model(args, path, self._extensions, wrap_kernels)
         args.reward_weights = all_weights(args.reward_weights, self._table.component_names, len(extra))

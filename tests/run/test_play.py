@@ -16,8 +16,9 @@ TOOL = "def double(x: int) -> int:\n    'Twice x.'\n    return 2 * x\n"
 
 def play(folder: Path, *arguments: str) -> pexpect.spawn:
     (folder / "own_tools.py").write_text(TOOL, encoding="utf-8")
-    command = ["-m", "repl_rl.cli", "play", *arguments]
-    return pexpect.spawn(sys.executable, command, cwd=folder, encoding="utf-8", timeout=300, dimensions=(40, 120))
+    # Ctrl-C would do nothing where the tests are a shell's job in the background.
+    command = ["--default-signal=INT", sys.executable, "-m", "repl_rl.cli", "play", *arguments]
+    return pexpect.spawn("env", command, cwd=folder, encoding="utf-8", timeout=300, dimensions=(40, 120))
 
 
 def test_a_person_sees_what_the_model_would_and_what_each_line_earns(tmp_path: Path) -> None:
