@@ -44,9 +44,11 @@ def evaluated(
     if not file.is_file():
         new = file.with_suffix(".new.jsonl")
         new.unlink(missing_ok=True)
-        of_model = ["--model", str(model)] if model is not None else []
-        counts = ["--problems", str(problems), "-n", str(samples)]
-        _command("eval", config, *of_model, *counts, "--out", str(new), *_set(overrides))
+        asked = ["eval", config, "--problems", str(problems), "-n", str(samples), "--out", str(new)]
+        if model is not None:
+            asked += ["--model", str(model)]
+        asked += _set(overrides)
+        _command(*asked)
         new.replace(file)
     return list(read_jsonl(file))
 

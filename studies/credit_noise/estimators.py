@@ -56,7 +56,9 @@ def _towards_place(
             of_session[index].append(returns[index][line])
         for index, line in alike:
             others = [values for other, values in of_session.items() if other != index]
-            compared = [fmean(values) for values in others] if once else [*chain.from_iterable(others)]
+            compared = list(chain.from_iterable(others))
+            if once:
+                compared = [fmean(values) for values in others]
             if compared:
                 own = returns[index][line]
                 at_place = own - advantages[index][line]
