@@ -20,7 +20,7 @@ from repl_rl.errors import ConfigError, RunError
 from repl_rl.files import open_file, read_file, replace_file
 from repl_rl.trainer.kept import RunFiles
 from repl_rl.trajectory import Trajectory, write_jsonl
-from repl_rl.utils.text import visible
+from repl_rl.utils.locks import LOCK_NAME, Writer, writer
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class RunFolder(RunFiles):
 
     @property
     def _lock_path(self) -> Path:
-        return self.path / ".lock"
+        return self.path / LOCK_NAME
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -62,7 +62,7 @@ class RunFolder(RunFiles):
         in use.
         """
         lock, here = self._acquired(), socket.gethostname()
-        if (earlier := self._holder()) and not earlier.endswith(f" on {here}"):
+        if (earlier := writer(self.path)) and earlier.host != here:
             logger.warning(
                 "%s was in use by %s, which never gave it back. If that still runs, the file system's locks do not "
                 "hold between machines, and one of the two has to end",
@@ -70,7 +70,7 @@ class RunFolder(RunFiles):
                 earlier,
             )
         try:
-            self._lock_path.write_text(f"process {os.getpid()} on {here}", encoding="utf-8")
+            self._lock_path.write_text(str(Writer(os.getpid(), here)), encoding="utf-8")
             yield
         finally:
             with suppress(OSError):
@@ -88,7 +88,7 @@ class RunFolder(RunFiles):
             lock.acquire()
         except Timeout:
             raise RunError(
-                f"{self.path} is in use by {self._holder() or 'another process'}, and two commands would overwrite "
+                f"{self.path} is in use by {writer(self.path) or 'another process'}, and two commands would overwrite "
                 "each other's files; wait until it ends, or end it"
             ) from None
         except OSError as error:
@@ -96,12 +96,6 @@ class RunFolder(RunFiles):
                 raise RunError(f"{self._lock_path} can't be locked: {error.strerror}") from error
             logger.warning("the file system of %s has no locks: see to it that no other command writes it", self.path)
         return lock
-
-    def _holder(self) -> str:
-        """Who locked the run last; "" if that gave it back."""
-        with suppress(OSError):
-            return visible(read_file(self._lock_path, self.path).decode(errors="replace"))[:300]
-        return ""
 
     def finished(self, config: Config) -> list[dict[str, Any]]:
         """The rows of the evaluations before and after training if nothing remains to do, as all steps are trained, the

@@ -152,8 +152,10 @@ def _export(targets: Sequence[Path], file: Path, most: int | None, console: Cons
 
 def _print_summary(run: Run, console: Console) -> None:
     from repl_rl.view.run import summary
+    from repl_rl.view.state import state
 
-    for sentence in summary(run):
+    head, *more = summary(run)
+    for sentence in [f"{head}, {state(run).word}", *more]:
         say(console, sentence)
     if run.before is not None and run.after is not None:
         console.print(before_after_table(run.before, run.after))

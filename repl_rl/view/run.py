@@ -66,6 +66,10 @@ class Run:
         return self.evals[-1] if len(self.evals) > 1 else None
 
     @property
+    def steps_done(self) -> int:
+        return int(self.train[-1]["step"]) if self.train else 0
+
+    @property
     def train_seconds(self) -> float:
         """Time in training. The clock of a resumed run starts again at zero, so its parts are added up."""
         clock = [seconds for row in self.train if (seconds := number(row, "seconds")) is not None]
@@ -117,8 +121,7 @@ def read_run(path: Path, with_rollouts: bool = True) -> Run:
 def summary(run: Run) -> list[str]:
     """The run in one or two sentences of plain text."""
     model = run.setting("model.path")
-    done = int(run.train[-1]["step"]) if run.train else 0
-    steps = f"{done} step{'s' * (done != 1)}" if run.train else "no training step yet"
+    steps = counted(run.steps_done, "step") if run.train else "no training step yet"
     sentences = [f"{run.path.name}: " + (steps if model is None else f"{steps} on {model}")]
     row = run.after or run.before
     rate = None if row is None else number(row, "solve_rate")
@@ -173,7 +176,7 @@ def facts(run: Run) -> list[tuple[str, str]]:
     """Pairs of name and value for the head of the page; unknown values are left out."""
     last = run.train[-1] if run.train else {}
     planned = run.setting("train.steps")
-    done = int(last["step"]) if last else 0
+    done = run.steps_done
     rate, median, slow = (number(last, key) for key in ("tokens_per_s", "kernel_ms_p50", "kernel_ms_p99"))
     prompts, group = run.setting("train.prompts_per_step"), run.setting("train.group_size")
     up, lost = number(last, "kernels/workers"), number(last, "kernels/workers_lost")

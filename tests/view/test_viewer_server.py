@@ -88,7 +88,7 @@ def viewer(run_folder: Path) -> Iterator[Viewer]:
 
 
 def test_it_answers_and_ends_with_0_at_ctrl_c(viewer: Viewer, run_folder: Path) -> None:
-    assert viewer.said[0] == "quickstart: 24 steps on nano"
+    assert viewer.said[0] == "quickstart: 24 steps on nano, finished"
     assert viewer.json("/api/trajectories?split=eval&limit=2&sort=step")["total"] == 24
     assert viewer.json("/api/trajectory/train-1-0?first=2&count=1")["screen"][0]["lines"] == [0]
     assert [token["id"] for token in viewer.json("/api/tokens/train-1-0?line=1")["tokens"]] == [5, 6, 7]

@@ -8,7 +8,6 @@ Raises `queries.NotFound` for an id that the run does not hold (any more), and C
 """
 
 import math
-import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -20,13 +19,12 @@ from repl_rl.trajectory import Trajectory, read_record
 from repl_rl.utils.text import visible
 from repl_rl.view.charts import charts, charts_of_several
 from repl_rl.view.run import Run, facts, family_rows, number, read_run, summary
+from repl_rl.view.state import State, state
 from repl_rl.view.viewer import queries
 from repl_rl.view.viewer.compared import compared, differing_settings
 from repl_rl.view.viewer.index import index_path, opened, revision, shown_name, targets_of
 from repl_rl.view.viewer.transcript import tokens, transcript
 
-_LIVE_FOR_S = 300.0
-"""A run whose metrics have not changed for longer is taken for stopped."""
 Answer = dict[str, Any]
 Stamp = tuple[tuple[int, int], ...]
 
@@ -60,10 +58,11 @@ class RunApi:
             choices = self._choices[1]
             outcomes = queries.outcomes(connection) if self.targets[0].path.is_file() else []
         stamps, runs, about = self._about_runs()
-        live = any(map(_is_live, stamps, runs))
-        mark = zlib.crc32(repr((stamps, changes, live, index_notes)).encode())
+        states = [state(run) for run in runs if not run.path.is_file()]
+        mark = zlib.crc32(repr((stamps, changes, states, index_notes)).encode())
         answer = {**about, "notes": [*about["notes"], *map(visible, index_notes)], "choices": choices}
-        answer |= {"index": progress, "revision": mark, "live": live, "compared": self._compared[1]}
+        answer |= {"index": progress, "revision": mark, "compared": self._compared[1]}
+        answer |= {"live": any(each.is_running for each in states), "state": visible(_state_of_all(states))}
         if outcomes and len(self.targets) == 1:
             answer["summary"] = [visible(f"{self.targets[0].name}: {each}") for each in outcomes]
         return answer
@@ -127,7 +126,7 @@ class RunApi:
                 for path in paths
             ]
             # Rows may be many.
-            last = tuple(replace(run, train=run.train[-1:], evals=()) for run in runs)
+            last = tuple(replace(run, train=run.train[-1:], evals=run.evals[-1:]) for run in runs)
             self._known = (stamps, last, plain(self._about(runs)))
         return self._known
 
@@ -149,11 +148,12 @@ class RunApi:
         return told | {"charts": [asdict(chart) for chart in charts(run)]}
 
 
-def _is_live(stamp: Stamp, run: Run) -> bool:
-    """Whether training seems to be going on: steps are missing, and one of its files changed recently."""
-    planned, done = run.setting("train.steps"), int(run.train[-1]["step"]) if run.train else 0
-    is_over = type(planned) is int and done >= planned
-    return not is_over and time.time() - max(mtime_ns for _, mtime_ns in stamp) / 1e9 < _LIVE_FOR_S
+def _state_of_all(states: Sequence[State]) -> str:
+    """What the page says of one run, or of several together; "" for files of rollouts, which have no state."""
+    if len(states) == 1:
+        return states[0].sentence
+    running = sum(each.is_running for each in states)
+    return f"{running} of {len(states)} runs are running" if states else ""
 
 
 def plain(value: Any) -> Any:

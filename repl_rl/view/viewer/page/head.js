@@ -15,7 +15,7 @@
   };
 
   const reading = ({ trajectories, files_done, files, complete }) =>
-    complete ? "" : ` · reading ${files_done} of ${view.count(files, "file", "files")}, ${view.count(trajectories, "trajectory", "trajectories")} so far`;
+    complete ? "" : `reading ${files_done} of ${view.count(files, "file", "files")}, ${view.count(trajectories, "trajectory", "trajectories")} so far`;
 
   const ended = (sentence) => (/[.!?]$/.test(sentence) ? sentence : `${sentence}.`);
 
@@ -41,7 +41,8 @@
     },
     live: (run, embedded) => {
       if (embedded) return say("exported file, does not change", "still");
-      return say((run.live ? "running, follows as it writes" : "not running") + reading(run.index), run.live ? "moving" : "still");
+      const state = run.live ? `${run.state}; follows as it writes` : run.state;
+      return say([state, reading(run.index)].filter(Boolean).join(" · "), run.live ? "moving" : "still");
     },
     lost: (message, wait_s) => say(`${message}; trying again every ${wait_s} s`, "lost"),
   };

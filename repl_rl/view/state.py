@@ -1,0 +1,58 @@
+"""Whether a run is going on, and how it ended otherwise: from its lock, its rows and its config."""
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+from repl_rl.utils.locks import LOCK_NAME, is_held, writer
+from repl_rl.view.run import Run
+
+_FRESH_S = 300.0
+"""Where a lock can't be asked, a run whose files have not changed for longer is taken for stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """`word` goes on "24 steps on nano, ..."; `sentence` stands alone, and says at which step it was."""
+
+    is_running: bool
+    word: str
+    sentence: str
+
+
+def state(run: Run) -> State:
+    """The state of a run at this moment. Reads a few small files."""
+    done, planned = run.steps_done, run.setting("train.steps")
+    steps = f"{done:,} of {planned:,} steps" if isinstance(planned, int) else f"{done:,} steps"
+    is_trained = isinstance(planned, int) and done >= planned
+    is_measured = done > 0 and any(row["step"] == done for row in run.evals[-1:])
+    if _is_running(run, is_trained):
+        return State(True, "running", f"running, {steps} so far")
+    if is_trained:
+        word = "finished" if is_measured else "trained, not measured yet"
+        return State(False, word, word)
+    if is_measured and run.setting("train.max_minutes") is not None:
+        word = "stopped by train.max_minutes"
+    elif writer(run.path) is not None:
+        word = "killed" if is_held(run.path) is False else "no new row for over five minutes"
+    else:
+        word = "stopped"
+    return State(False, word, f"{word} at {steps}")
+
+
+def _is_running(run: Run, is_trained: bool) -> bool:
+    has_lock = (run.path / LOCK_NAME).exists()
+    held = is_held(run.path) if has_lock else None
+    if held is not None:
+        return held
+    # A trainer that was made in Python has no lock, and the process of another machine can't be seen.
+    return not is_trained and time.time() - _last_change(run) < _FRESH_S
+
+
+def _last_change(run: Run) -> float:
+    """When a row was added last, or the config was written; seconds since the epoch."""
+    times = [0.0]
+    for name in ("metrics.jsonl", "config.yaml"):
+        with suppress(OSError):
+            times.append((run.path / name).stat().st_mtime)
+    return max(times)
