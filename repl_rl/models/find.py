@@ -42,7 +42,8 @@ def resolve_model(path: str) -> str:
     """As `find_model`, but makes a checkpoint that has to be converted first, and asks the hub whether it has a
     packaged model whose packages are not here.
 
-    Raises ModelError, too, if the folder for it can't be written, and if neither hub nor packages have the model.
+    Raises ModelError, too, if the folder for it can't be written, if neither hub nor packages have the model, and if
+    the hub's config can't be had or has parts out of all proportion.
     """
     found = find_model(path)
     if path in PACKAGED and found == PACKAGED[path].hub_id:
@@ -55,6 +56,8 @@ def resolve_model(path: str) -> str:
             raise ModelError(
                 f"{path} can't be converted into {found}: {error}; XDG_CACHE_HOME names another folder"
             ) from error
+    elif not Path(found).exists():
+        _require_few_parts(found)
     return found
 
 
@@ -102,6 +105,17 @@ def _require_hub(name: str) -> None:
             f"({packaged.command}); the packages are not here, and the hub does not give it"
         ):
             HfApi().model_info(packaged.hub_id, timeout=_HUB_SECONDS)
+
+
+def _require_few_parts(hub_id: str) -> None:
+    """Raises ModelError for a config of the hub that would keep whoever loads it busy for ever, and where the hub has
+    none, or can't be asked and its cache has none."""
+    from huggingface_hub import hf_hub_download
+
+    with loading(f"the config of {hub_id} can't be read"):
+        many = _too_many_parts(read_file(Path(hf_hub_download(hub_id, "config.json"))))
+    if many:
+        raise ModelError(f"config.json of {hub_id} can't be used: {many}, and a model may have {_MOST_PARTS:,}")
 
 
 def config_of_model(path: str) -> dict[str, Any] | None:

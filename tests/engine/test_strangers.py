@@ -1,11 +1,15 @@
 """Checkpoints of strangers whose tokenizer, template or config would take all time or memory: one sentence instead."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from integrations.chat_server import JsonHandler, serving
 
 from repl_rl.engine import load_vocabulary, strangers
 from repl_rl.errors import ModelError
@@ -98,6 +102,53 @@ def test_a_config_of_too_many_parts_is_refused(changes: dict[str, Any], found: s
     assert str(caught.value) == (
         f"{checkpoint}/config.json of a checkpoint can't be used: {found}, and a model may have 10,000"
     )
+
+
+class Hub(JsonHandler):
+    """Two models' configs, as the hub gives them."""
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        layers = {"/me/deep": 10**8, "/me/plain": 2}.get(self.path.partition("/resolve/")[0])
+        if layers is None:
+            self.send_response(404)
+            self.send_header("X-Error-Code", "RepoNotFound")
+            self.end_headers()
+            return
+        content = json.dumps({"model_type": "llama", "num_hidden_layers": layers}).encode()
+        self.send_response(200)
+        for name, value in {"ETag": f'"{layers}"', "X-Repo-Commit": "1" * 40, "Content-Length": len(content)}.items():
+            self.send_header(name, str(value))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("me/plain", "me/plain\n"),
+        (
+            "me/deep",
+            "config.json of me/deep can't be used: num_hidden_layers is 100,000,000, and a model may have 10,000",
+        ),
+        ("me/none", "the config of me/none can't be read: "),
+    ],
+)
+def test_a_config_of_the_hub_is_looked_at_before_it_is_loaded(model: str, said: str, tmp_path: Path) -> None:
+    program = "import sys; from repl_rl.errors import ModelError; from repl_rl.models import resolve_model\n"
+    program += "try: print(resolve_model(sys.argv[1]))\nexcept ModelError as error: print(error)"
+    with serving(Hub) as address:
+        hub = {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+        done = subprocess.run(
+            [sys.executable, "-c", program, model],
+            env=os.environ | hub | {"NO_PROXY": "127.0.0.1"},
+            capture_output=True,
+            text=True,
+        )
+    assert done.stdout.startswith(said), done.stderr
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "{", "null", '{"num_layers": true, "layers": "many"}'])

@@ -24,7 +24,10 @@ def test_names_that_are_there_already(resolve, tmp_path: Path) -> None:
     (tmp_path / "config.json").touch()
     assert resolve("nano") == str(NANO_PATH)
     assert resolve(str(tmp_path)) == str(tmp_path)
-    assert resolve("Qwen/Qwen3-1.7B") == "Qwen/Qwen3-1.7B"
+
+
+def test_a_hub_id_is_found_without_asking_the_hub() -> None:
+    assert find_model("Qwen/Qwen3-1.7B") == "Qwen/Qwen3-1.7B"
 
 
 @pytest.mark.parametrize("resolve", [find_model, resolve_model])
