@@ -1,42 +1,36 @@
-"""TRL's losses on log-probabilities of typed tokens only: the same values and gradients, with less work.
+"""The trainer's forward passes, which compute typed tokens only, and the loss on their log-probabilities.
 
-All of TRL's loss types, KL and importance correction get these from `_get_per_token_logps_and_entropies`, which is
-replaced. With advantages per line, four parts of TRL's losses mean something else than their papers say, and are put
-right: ratios of whole sequences, the off-policy mask, VESPO's weights, and means over rows of which some are not in the
-loss. B batch, S prompt and completion tokens, T completion tokens.
+The loss itself is a function (`repl_rl.trainer.loss`). Here are the passes that give it log-probabilities, what all
+processes have to tell one another for it, and what is logged of it. B batch, S prompt and completion tokens, T
+completion tokens.
 """
 
 import logging
-from collections import defaultdict
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from accelerate.utils import DistributedType
 from torch.nn.functional import pad
 from trl import GRPOTrainer
+from trl.trainer.utils import nanmax, nanmin
 
 from repl_rl.trainer.logged import StepLog
+from repl_rl.trainer.loss import LossInputs, LossOutputs, LossSettings, Mean, SamplerCorrection, loss
 from repl_rl.trainer.packed import TypedForward, computed, divide
 from repl_rl.trainer.step import typed_of
 from repl_rl.utils.distributed import gather, is_main_process
 
 logger = logging.getLogger(__name__)
 
-_MEANS_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
-
-
-class _Batch(NamedTuple):
-    typed: torch.Tensor
-    inputs: dict[str, Any] | None = None
-    """Of the loss, in its own pass."""
-    shares_ratios: bool = False
-    rows: list[int] | None = None
-    """Those of this pass of the loss; None for all."""
-    known: list[torch.Tensor] | None = None
-    """Log-probabilities and entropies of its passes so far, (B, T), zero elsewhere."""
+_MODALITIES = (
+    *("pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles"),
+    *("image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids"),
+)
+"""What TRL's batches of images have besides."""
 
 
 class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
@@ -47,15 +41,13 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
     update follows, the loss's own pass gives these, and TRL's is left out.
     """
 
-    _metrics: Any
-    _entropy_window_stats: Any
-
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         # cuDNN plans attention anew for each length: 0.87 s for a row of eight on an H200. vLLM turns it off as well
         torch.backends.cuda.enable_cudnn_sdp(False)
         self.step_log = StepLog(self)
-        self._batch: _Batch | None = None
+        self._typed: torch.Tensor | None = None
+        """The mask of the batch whose log-probabilities TRL asks for, (B, T)."""
         self._most_tokens: int = getattr(self.args, "micro_batch_tokens", None) or 0
         self._divergence: float | None = getattr(getattr(self.args, "mask", None), "divergence", None)
 
@@ -99,33 +91,185 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         return forward is not None and self.packs and forward.is_one_call
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        """The loss of a batch. With `micro_batch_tokens`, it goes backward here after each of its passes but the last.
+        """The loss of a batch, in the place of TRL's. `repl_rl.trainer.loss` computes it from log-probabilities.
 
-        In each, TRL's loss is that of the whole batch, with its counts and means. Rows of other passes stand there as
-        numbers, so the gradient is that of the pass's own rows, and the sum of them is the batch's for every loss that
-        adds up over rows. The last pass knows all values, and logs what a single pass would.
+        With `micro_batch_tokens`, these come from several passes. After each of them but the last, the loss goes
+        backward here. It is that of the whole batch each time, with the batch's counts and means; rows of other passes
+        are in it as numbers, so its gradient is that of the pass's own rows, and the gradients add up to the batch's.
+        The last pass knows all values, and is what is logged.
         """
-        if not self._most_tokens or not self.model.training:
-            return self._loss_of(model, inputs)
         typed = typed_of(inputs)
-        ids, attention = (torch.cat([inputs[f"prompt_{of}"], inputs[f"completion_{of}"]], 1) for of in ("ids", "mask"))
-        *others, last = self._passes(ids, attention, typed)
-        known = [torch.zeros(typed.shape, device=typed.device)] * 2
-        state, kept = self.accelerator.gradient_state, (self._metrics, self.step_log, self._entropy_window_stats)
-        # as in transformers' loop, for which gradients stay in their process before a step's last batch
-        is_deepspeed, is_last = self.accelerator.distributed_type == DistributedType.DEEPSPEED, state.sync_gradients
-        is_apart = is_last and not is_deepspeed and not state.plugin_kwargs.get("sync_each_batch", False)
-        unscaled = {"scale_wrt_gas": False} if is_deepspeed else {}
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)  # (B, S)
+        attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+        outputs = inputs.get("output_weights")
+        wanted = typed if outputs is None else typed.bool() | outputs.bool()  # (B, T)
+        batch = (wanted, model, ids, attention, typed.size(1))
+        named = {"compute_entropy": True, "compute_aux_loss": self.aux_loss_enabled}
+        named |= {name: inputs.get(name) for name in _MODALITIES}
+        if not self._most_tokens:
+            logprobs, entropies, router_loss = self._values_of(*batch, **named)
+            assert entropies is not None
+            return self._logged(inputs, self._loss_of(inputs, logprobs, entropies, router_loss))
+        *others, last = self._passes(ids, attention, wanted)
+        known = _none_known(wanted)
+        with self._before_the_last_pass(model) if model.training else nullcontext():
+            for rows in others:
+                known = self._values_of_pass(rows, known, *batch, **named)
+                if model.training:
+                    self.accelerator.backward(self._loss_of(inputs, *known).loss, **self._unscaled)
+                    known = [values.detach() for values in known]
+        known = self._values_of_pass(last, known, *batch, **named)
+        return self._logged(inputs, self._loss_of(inputs, *known))
+
+    @property
+    def _unscaled(self) -> dict[str, bool]:
+        """Arguments of `Accelerator.backward`: the loss has been divided by the batches of an update already."""
+        is_deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
+        return {"scale_wrt_gas": False} if is_deepspeed else {}
+
+    @contextmanager
+    def _before_the_last_pass(self, model: Any) -> Iterator[None]:
+        """Inside the block, gradients stay in their process, as in transformers' loop before the last batch of an
+        update."""
+        state = self.accelerator.gradient_state
+        is_last_batch = state.sync_gradients
+        is_deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
+        syncs_each = state.plugin_kwargs.get("sync_each_batch", False)
         state._set_sync_gradients(False)
-        self._metrics, self.step_log = {"train": defaultdict(list)}, StepLog(self)
         try:
-            with self.accelerator.no_sync(model) if is_apart else nullcontext():
-                for rows in others:
-                    self.accelerator.backward(self._loss_of(model, inputs, rows, known), **unscaled)
+            if is_last_batch and not is_deepspeed and not syncs_each:
+                with self.accelerator.no_sync(model):
+                    yield
+            else:
+                yield
         finally:
-            state._set_sync_gradients(is_last)
-            self._metrics, self.step_log, self._entropy_window_stats = kept
-        return self._loss_of(model, inputs, last, known)
+            state._set_sync_gradients(is_last_batch)
+
+    def _loss_of(
+        self,
+        inputs: dict[str, Any],
+        logprobs: torch.Tensor,
+        entropies: torch.Tensor,
+        router_loss: torch.Tensor | None = None,
+    ) -> LossOutputs:
+        """The loss of a batch whose log-probabilities and entropies, (B, T), are known."""
+        values: Any = self  # TRL has no types for mypy
+        typed, is_training = typed_of(inputs), bool(self.model.training)
+        accumulated = int(values.current_gradient_accumulation_steps) if is_training else 1
+        tokens = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
+        if is_training:  # it counts what one generation brought, which is taken in several batches
+            tokens = tokens * accumulated / self.args.steps_per_generation
+        threshold = None
+        if values.top_entropy_quantile < 1:
+            threshold = self._entropy_threshold(entropies.detach()[typed.bool()], 1 - values.top_entropy_quantile)
+        coefficient = None
+        if values._entropy_bonus_enabled:
+            pays = not values.use_adaptive_entropy or values._last_world_entropy <= self.args.entropy_target
+            coefficient = float(values.entropy_coef) if pays else 0.0
+        return loss(
+            LossInputs(
+                logprobs=logprobs,
+                entropies=entropies,
+                typed=typed,
+                advantages=inputs["advantages"],
+                old_logprobs=inputs.get("old_per_token_logps"),
+                sampler_logprobs=inputs.get("sampling_per_token_logps"),
+                reference_logprobs=inputs.get("ref_per_token_logps"),
+                sampler_weights=inputs.get("importance_sampling_ratio"),
+                output_weights=inputs.get("output_weights"),
+                entropy_threshold=threshold,
+                entropy_coefficient=coefficient,
+                router_loss=router_loss,
+                router_coefficient=float(values.router_aux_loss_coef or 0.0),
+                tokens_of_update=tokens,
+                row_share=float(inputs.get("row_share", 1.0)),
+                accumulated=accumulated,
+                is_training=is_training,
+            ),
+            self._loss_settings,
+        )
+
+    @property
+    def _loss_settings(self) -> LossSettings:
+        values: Any = self  # TRL has no types for mypy
+        args, correction = self.args, None
+        if values.vllm_importance_sampling_correction:
+            level, _, how = values.vllm_importance_sampling_mode.partition("_")
+            least, most = values.vllm_importance_sampling_clip_min, values.vllm_importance_sampling_clip_max
+            correction = SamplerCorrection(level, how == "mask", least, most)
+        return LossSettings(
+            loss_type=values.loss_type,
+            level=values.importance_sampling_level,
+            beta=float(values.beta),
+            corrects_kl=args.use_bias_correction_kl,
+            epsilon_low=values.epsilon_low,
+            epsilon_high=values.epsilon_high,
+            delta=args.delta,
+            correction=correction,
+            off_policy_threshold=values.off_policy_mask_threshold,
+            divergence=self._divergence,
+            sapo_temperatures=(args.sapo_temperature_pos, args.sapo_temperature_neg),
+            vespo_shapes=(args.vespo_k_pos, args.vespo_k_neg),
+            vespo_rates=(args.vespo_lambda_pos, args.vespo_lambda_neg),
+            most_tokens=values.max_completion_length,
+            output_loss=args.output_loss,
+        )
+
+    def _entropy_threshold(self, entropies: torch.Tensor, quantile: float) -> torch.Tensor:
+        """The quantile of the entropies of all processes' typed tokens; these are ours, (N,)."""
+        padded = self.accelerator.pad_across_processes(entropies.float(), dim=0, pad_index=-1)
+        gathered = self.accelerator.gather(padded)
+        known = gathered[gathered >= 0]  # no entropy is negative
+        return torch.quantile(known, quantile) if len(known) else torch.tensor(math.inf, device=entropies.device)
+
+    def _logged(self, inputs: dict[str, Any], found: LossOutputs) -> torch.Tensor:
+        """Log what all processes found, and return the loss. Moves the entropy's coefficient if that is adaptive."""
+        accelerator, typed = self.accelerator, typed_of(inputs)
+        totals = torch.stack([torch.stack([mean.total, mean.count]) for mean in found.means.values()])
+        totals = accelerator.reduce(totals, reduction="sum")
+        means = (totals[:, 0] / totals[:, 1].clamp(min=1.0)).tolist()
+        self.step_log.values(dict(zip(found.means, means, strict=True)))
+        for name, rows in found.per_row.items():
+            of_all = accelerator.gather(rows)
+            end = nanmin if name.endswith("_min") else nanmax
+            self.step_log.values({name: end(of_all).item()})
+        sampled = inputs.get("sampling_per_token_logps")
+        is_first_update = inputs.get("old_per_token_logps") is None
+        if is_first_update and sampled is not None:  # else it was logged before the first update
+            self.step_log.drift(found.logprobs, sampled, typed, found.sampler_weights)
+        if found.diverged is not None:
+            self.step_log.share("credit/divergence_share", found.diverged, typed)
+        if found.entropy_bonus is not None:
+            self.step_log.values({"policy_loss": accelerator.gather(found.policy_loss).nanmean().item()})
+            self._follow_entropy(found.entropy_bonus)
+        if found.router_loss is not None:
+            self.step_log.values({"aux_loss": accelerator.gather_for_metrics(found.router_loss).mean().item()})
+        if found.output_loss is not None:
+            self.step_log.values({"output_loss": accelerator.gather(found.output_loss).mean().item()})
+        return found.loss
+
+    def _follow_entropy(self, entropy: Mean) -> None:
+        """At the end of an update, move the bonus's coefficient towards the entropy that is wanted (Skywork-OR1), as
+        TRL does and where TRL keeps it, so that its checkpoints have it."""
+        values: Any = self  # TRL has no types for mypy
+        if not self.model.training:
+            return
+        if values.use_adaptive_entropy:
+            batch = torch.stack([entropy.total, entropy.count])
+            window = values._entropy_window_stats
+            values._entropy_window_stats = batch if window is None else window + batch
+            if self.accelerator.sync_gradients:
+                total, count = self.accelerator.reduce(values._entropy_window_stats, reduction="sum")
+                mean = (total / count.clamp(min=1.0)).item()
+                delta = self.args.entropy_coef_delta
+                if mean <= self.args.entropy_target:
+                    values.entropy_coef = min(values.entropy_coef + delta, self.args.entropy_coef_max)
+                else:
+                    values.entropy_coef = max(values.entropy_coef - delta, self.args.entropy_coef_min)
+                values._last_world_entropy = mean
+                values._entropy_window_stats = None
+        if self.accelerator.sync_gradients:
+            self.step_log.values({"entropy_coef": values.entropy_coef})
 
     def _passes(self, ids: torch.Tensor, attention: torch.Tensor, typed: torch.Tensor) -> list[list[int]]:
         """The rows of each pass of a batch. All processes have to ask together, and get as many."""
@@ -136,41 +280,19 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         shares = forward is not None and not forward.is_flash
         return divide(rows, self._most_tokens, shares=shares, agreed=lambda count: max(gather([count])))
 
-    def _loss_of(self, model: Any, inputs: dict[str, Any], *one_pass: list[Any]) -> torch.Tensor:
-        """TRL's loss. `row_share`, if the inputs have it, is the share of the step's rows that are in the loss: what is
-        a mean over rows is one over these. Such losses are proportional to advantages and to the weight of the KL term,
-        so these are scaled; an entropy bonus and a router's loss are no means over rows."""
-        inputs, beta = dict(inputs), float(getattr(self, "beta"))  # noqa: B009 - TRL has no types for mypy
-        share = float(inputs["row_share"]) if "row_share" in inputs and self.loss_type in _MEANS_OVER_ROWS else 1.0
-        level: str = getattr(self, "importance_sampling_level")  # noqa: B009 - TRL has no types for mypy
-        is_per_sequence = level == "sequence" and self.loss_type != "vespo"
-        try:
-            if 0 < share < 1:
-                inputs["advantages"], self.beta = inputs["advantages"] / share, beta / share
-            if is_per_sequence:
-                self.importance_sampling_level = "token"
-            with self.forward_passes_of(typed_of(inputs), inputs, is_per_sequence, *one_pass):
-                loss: torch.Tensor = super()._compute_loss(model, inputs)
-        finally:
-            self.beta, self.importance_sampling_level = beta, level
-        if (of_output := inputs.get("output_loss")) is not None:
-            self.step_log.values({"output_loss": self.accelerator.gather(of_output.detach()).mean().item()})
-            loss = loss + self.args.output_loss * of_output / self.current_gradient_accumulation_steps
-        return loss
-
     @contextmanager
-    def forward_passes_of(self, typed: torch.Tensor, *of_loss: Any) -> Iterator[None]:
-        """Inside the block, forward passes are of a batch with this mask of typed tokens, (B, T), which TRL doesn't
-        hand to them. A loss adds its inputs, where what follows from its pass is put, and the rest of `_Batch`."""
-        before, self._batch = self._batch, _Batch(typed, *of_loss)
+    def forward_passes_of(self, typed: torch.Tensor) -> Iterator[None]:
+        """Inside the block, TRL asks for log-probabilities of a batch with this mask of typed tokens, (B, T)."""
+        self._typed = typed
         try:
             yield
         finally:
-            self._batch = before
+            self._typed = None
 
     @contextmanager
     def no_pass_before_its_only_update(self) -> Iterator[None]:
-        """Inside the block, TRL computes no log-probabilities of a batch that is in one update only: `_compare`."""
+        """Inside the block, TRL computes no log-probabilities of a batch that is in one update only. The loss's pass
+        gives them."""
         is_on: bool = getattr(self, "vllm_importance_sampling_correction")  # noqa: B009 - TRL has no types for mypy
         if self.args.updates_once:
             self.vllm_importance_sampling_correction = False
@@ -179,95 +301,47 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         finally:
             self.vllm_importance_sampling_correction = is_on
 
-    def _compare(self, logprobs: torch.Tensor, typed: torch.Tensor, inputs: dict[str, Any]) -> None:
-        """Log how far the sampler is from these log-probabilities, (B, T), and put TRL's weights of the difference,
-        (B, T) or of sequences (B, 1), into the inputs of the loss."""
-        sampled, ratios = inputs.get("sampling_per_token_logps"), None
-        if sampled is None:
-            return
-        if self.vllm_importance_sampling_correction:
-            apart = (logprobs - sampled) * typed
-            per, _, how = self.vllm_importance_sampling_mode.partition("_")
-            ratios = (apart.sum(-1, keepdim=True) if per == "sequence" else apart).exp()
-            bounds = self.vllm_importance_sampling_clip_min, self.vllm_importance_sampling_clip_max
-            bounded = ratios if bounds == (None, None) else ratios.clamp(*bounds)
-            ratios = bounded if how == "truncate" else ratios * (bounded == ratios)
-            inputs["importance_sampling_ratio"] = ratios
-        self.step_log.drift(logprobs, sampled, typed, ratios)
-
-    def _share_ratios(self, logprobs: torch.Tensor, typed: torch.Tensor, inputs: dict[str, Any]) -> None:
-        """Make the ratio of each token the sequence's, and its gradient the token's own.
-
-            s_i = (pi(y_i) / pi_old(y_i))^(1 / |y_i|)      s_{i,t} = sg[s_i] pi_t / sg[pi_t]
-
-        Zheng et al. 2025, Group Sequence Policy Optimization, GSPO-token. Equal to GSPO where a
-        trajectory has one advantage. TRL's own sequence ratio gives each token the trajectory's mean advantage.
-        `old_per_token_logps` becomes what makes TRL's token ratio this one.
-        """
-        apart = (logprobs - inputs["old_per_token_logps"]) * typed
-        log_ratio = apart.sum(-1, keepdim=True) / typed.sum(-1, keepdim=True).clamp(min=1)  # (B, 1)
-        inputs["old_per_token_logps"] = logprobs - log_ratio
-
-    def _leave_out_diverged(self, logprobs: torch.Tensor, typed: torch.Tensor, inputs: dict[str, Any]) -> None:
-        """Take the advantage of tokens whose probability is already further from the sampler's than the bound, to the
-        side where it would move them: `sign(A) (pi - mu) > bound`.
-
-        Qi et al. 2026, Rethinking the Trust Region in LLM Reinforcement Learning, DPPO with binary total variation.
-        """
-        advantages: torch.Tensor = inputs["advantages"]
-        apart = logprobs.exp() - inputs["sampling_per_token_logps"].exp()
-        out = apart * advantages.sign() > self._divergence
-        inputs["advantages"] = advantages.masked_fill(out, 0.0)
-        self.step_log.share("credit/divergence_share", out, typed)
-
-    def get_off_policy_mask(self, *, advantages: torch.Tensor, mask: torch.Tensor, **others: Any) -> torch.Tensor:
-        """A drifted sequence is dropped whole, or not at all: by the sign of its mean advantage, not of each line's.
-
-        DeepSeek-AI 2025, DeepSeek-V3.2, where a sequence has one advantage.
-        """
-        kept: torch.Tensor = super().get_off_policy_mask(advantages=_means(advantages, mask), mask=mask, **others)
-        return kept
-
-    def get_gamma_weights(self, *, advantages: torch.Tensor, mask: torch.Tensor, **others: Any) -> torch.Tensor:
-        """VESPO's weight of a sequence, shape (B, 1), whose form depends on the sign of its mean advantage, not of each
-        line's: in the paper a sequence has one advantage."""
-        weights: torch.Tensor = super().get_gamma_weights(advantages=_means(advantages, mask), mask=mask, **others)
-        return weights
-
     def _get_per_token_logps_and_entropies(
         self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int, **named: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Log-probabilities and entropies (B, T), zero where nothing was typed; TRL's own if the batch can't be
-        packed."""
-        batch = self._batch
-        typed = batch and pad(batch.typed, (0, logits_to_keep - batch.typed.size(1))).to(input_ids.device)
-        outputs = None if batch is None or batch.inputs is None else batch.inputs.get("output_weights")
-        wanted = typed if outputs is None or typed is None else typed.bool() | outputs.bool()
-        if batch is None or wanted is None or not self._most_tokens:
-            values = self._values_of(wanted, model, input_ids, attention_mask, logits_to_keep, **named)
-        else:
-            known = batch.known or [torch.zeros(wanted.shape, device=wanted.device)] * 2
-            for rows in self._passes(input_ids, attention_mask, wanted) if batch.rows is None else [batch.rows]:
-                at = rows or [0]  # an empty pass is one of a row without typed tokens
-                of_pass = wanted[at] * bool(rows), model, input_ids[at], attention_mask[at], logits_to_keep
-                own: Any = self._values_of(*of_pass, **{**named, "batch_size": None, "compute_entropy": True})
-                place = (torch.tensor(rows, dtype=torch.long, device=wanted.device),)
-                known = [old.index_put(place, new[: len(rows)].float()) for old, new in zip(known, own, strict=False)]
-            if batch.known is not None:
-                batch.known[:] = [values.detach() for values in known]
-            values = known[0], known[1], None
-        if batch is not None and batch.inputs is not None:
-            if outputs is not None:
-                batch.inputs["output_loss"] = -(values[0] * outputs).sum()
-                if self.packs:  # as in old and reference log-probabilities
-                    values = values[0] * typed, *values[1:]
-            if self._divergence is not None and self.model.training:
-                self._leave_out_diverged(values[0].detach(), batch.typed, batch.inputs)
-            if "old_per_token_logps" not in batch.inputs:
-                self._compare(values[0].detach(), batch.typed, batch.inputs)
-            elif batch.shares_ratios:
-                self._share_ratios(values[0].detach(), batch.typed, batch.inputs)
-        return values
+        packed. TRL calls it for the policy before an update, and for the reference model."""
+        typed = self._typed
+        if typed is not None:
+            typed = pad(typed, (0, logits_to_keep - typed.size(1))).to(input_ids.device)
+        if typed is None or not self._most_tokens:
+            return self._values_of(typed, model, input_ids, attention_mask, logits_to_keep, **named)
+        named["compute_entropy"] = True
+        batch = (typed, model, input_ids, attention_mask, logits_to_keep)
+        known = _none_known(typed)
+        for rows in self._passes(input_ids, attention_mask, typed):
+            known = self._values_of_pass(rows, known, *batch, **named)
+        return known[0], known[1], None
+
+    def _values_of_pass(
+        self,
+        rows: list[int],
+        known: list[torch.Tensor],
+        wanted: torch.Tensor,
+        model: Any,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        **named: Any,
+    ) -> list[torch.Tensor]:
+        """Log-probabilities and entropies, (B, T): those of `rows` from a pass, those of other rows as they were known.
+
+        Processes run as many passes as one another; one that has no rows left runs one of a row without typed tokens.
+        """
+        at = rows or [0]
+        of_rows = wanted[at] * bool(rows), model, input_ids[at], attention_mask[at], logits_to_keep
+        logprobs, entropies, _ = self._values_of(*of_rows, **{**named, "batch_size": None})
+        assert entropies is not None
+        place = (torch.tensor(rows, dtype=torch.long, device=wanted.device),)
+        return [
+            before.index_put(place, values[: len(rows)].float())
+            for before, values in zip(known, (logprobs, entropies), strict=True)
+        ]
 
     def _values_of(
         self,
@@ -308,6 +382,6 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         return torch.cat(logprobs) * typed, torch.cat(entropies) * typed if compute_entropy else None, None
 
 
-def _means(advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The mean advantage of each sequence's typed tokens, (B, 1), of (B, T)."""
-    return (advantages * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
+def _none_known(wanted: torch.Tensor) -> list[torch.Tensor]:
+    """Log-probabilities and entropies before the first pass."""
+    return [torch.zeros(wanted.shape, device=wanted.device) for _ in range(2)]

@@ -71,22 +71,6 @@ def test_with_one_advantage_it_is_trls_own(tmp_path: Path, loss_type: str) -> No
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)  # TRL's forward pass is another one, with padding
 
 
-def test_a_drifted_sequence_is_dropped_whole_or_not_at_all(tmp_path: Path) -> None:
-    trainer, _ = made_batch(tmp_path, off_policy_mask_threshold=0.1)
-    mask = torch.tensor([[1, 1, 0, 1], [1, 1, 0, 1], [1, 1, 1, 1]])
-    advantages = torch.tensor([[1.0, 1.0, 9.0, -3.0], [1.0, 1.0, -9.0, -1.0], [-1.0, -1.0, -1.0, -1.0]])
-    sampled = torch.zeros(3, 4)
-    now = torch.tensor([[-1.0] * 4, [-1.0] * 4, [0.0] * 4])  # the last has not drifted
-    kept = trainer.get_off_policy_mask(
-        advantages=advantages,
-        per_token_logps=now,
-        sampling_per_token_logps=sampled,
-        mask=mask,
-        off_policy_threshold=0.1,
-    )
-    assert kept.tolist() == [[0], [1], [1]]
-
-
 def test_the_table_of_completions_has_our_advantages(tmp_path: Path) -> None:
     trainer, _ = made_batch(tmp_path, credit={"estimator": "rloo"})
     assert trainer.table["advantages"] == [1.0, -1.0, 1.0, -1.0]
