@@ -12,6 +12,7 @@ from small import small_args
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.batch import RolloutBatch
 from repl_rl.trainer import ReplGRPOTrainer
+from repl_rl.trainer.step import typed_of
 from repl_rl.trajectory import Line, LineKind, StopReason, Task, Trajectory
 
 Recording = Callable[[Task, int], Trajectory]
@@ -103,10 +104,8 @@ class RecordedTrainer(ReplGRPOTrainer):
 
     def logprobs(self, inputs: dict[str, Any]) -> torch.Tensor:  # (B, T)
         ids, mask = (torch.cat([inputs[f"prompt_{of}"], inputs[f"completion_{of}"]], dim=1) for of in ("ids", "mask"))
-        with self.forward_passes_of(inputs["completion_mask"] * inputs["tool_mask"]):
-            values, *_ = self._get_per_token_logps_and_entropies(
-                self.model, ids, mask, inputs["completion_ids"].size(1)
-            )
+        typed = typed_of(inputs)
+        values, *_ = self._values_of(typed, self.model, ids, mask, typed.size(1))
         return values
 
     @property

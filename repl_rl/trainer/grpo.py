@@ -1,34 +1,37 @@
-"""GRPO on typed lines, based on TRL's `GRPOTrainer`.
+"""GRPO on typed lines: TRL's `GRPOTrainer` with a step, a loss and an engine of ours.
 
-The loss, the optimiser, distribution, checkpoints and the weight sync are TRL's. The differences:
+- A step, from rows of the data set to the tensors of the loss, is `repl_rl.trainer.step`. Rollouts come from the line
+  loop, with a live interpreter for every session; advantages are of lines, (B, T).
+- The loss is `repl_rl.trainer.loss`; the interpreter's tokens are masked in all of it.
+- Forward passes see rows without padding, and the head typed tokens only (`repl_rl.trainer.typed_tokens`).
+- The engine is ours, in a dtype of its own; TRL's weight sync, or its iteration over the weights, updates it.
 
-- rollouts come from the line loop, with a live interpreter for every trajectory;
-- interpreter tokens are masked (TRL's `env_mask`): loss, KL, entropy and ratios see typed tokens only;
-- advantages have the shape (B, T), one value per token, from rewards per line;
-- the forward pass sees rows without padding, and the LM head typed tokens only (`repl_rl.trainer.typed_tokens`);
-- the engine is ours, in a dtype of its own; TRL's weight sync, or its iteration over the weights, updates it.
+The rest of TRL stays as it is:
 
-B batch, T completion tokens. `tests/engine/test_contracts.py` checks the private methods of TRL that this
-overrides.
+- before a step: arguments, models, references and adapters, data loaders. `_prepare_inputs` asks for a step where a
+  batch is used up, shuffles its rows and splits them into the batches of its updates;
+- in a step: `_calculate_rewards` calls reward functions, and `_get_per_token_logps_and_entropies` runs passes that
+  can't do without padding;
+- after it: `compute_loss` asks for the loss; backward, optimizer, schedule, logs and checkpoints are transformers'.
+
+Its `_generate_and_score_completions` and `_compute_loss` are replaced whole, and its own generation and loop of tools
+(`_generate` and what that calls) are not reached. `tests/engine/test_contracts.py` checks what this relies on. B batch,
+T completion tokens.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
-from functools import cached_property, partial
-from itertools import islice
+from functools import cached_property
 from pathlib import Path
-from random import Random
 from typing import Any, Literal, cast
 
 import torch
 from datasets import Dataset, IterableDataset
 from transformers import set_seed
 
-from repl_rl.config import BranchConfig, MaskConfig, ModelConfig
+from repl_rl.config import ModelConfig
 from repl_rl.config.section import Excluding, refuse_excluding
 from repl_rl.engine import make_engine
 from repl_rl.engine.factory import EngineMaker
@@ -37,30 +40,31 @@ from repl_rl.kernel import KernelPool, KernelSource
 from repl_rl.models.find import loading
 from repl_rl.models.skeleton import require_trainable
 from repl_rl.models.whole import begin_as_in_main, no_zeros
-from repl_rl.rewards import RewardFunction, ScoredTrajectory
+from repl_rl.rewards import RewardFunction
 from repl_rl.rewards.table import PROBE
-from repl_rl.rollout.batch import RolloutBatch
 from repl_rl.rollout.checks import check_rollouts
-from repl_rl.rollout.score import CreditedTrajectory, credit, credit_numbers, reward_table, score
+from repl_rl.rollout.score import reward_table
 from repl_rl.rollout.service import MakeRunner
 from repl_rl.rollout.setup import Grader, RolloutSetup, make_extensions
 from repl_rl.tasks import grade
 from repl_rl.trainer.arguments import ReplGRPOConfig
-from repl_rl.trainer.kept import kept_on_failure
-from repl_rl.trainer.mask import covarying, leaves_out
+from repl_rl.trainer.mask import leaves_out
 from repl_rl.trainer.of_main import engine_maker, start
 from repl_rl.trainer.packed import base_of
-from repl_rl.trainer.pass_rates import right_share
-from repl_rl.trainer.redraw import further_rows, redraw
-from repl_rl.trainer.resample import resampled
 from repl_rl.trainer.resume import ResumableTrainer
-from repl_rl.trainer.reward_functions import all_weights, asked_of_valid, component_sum, try_functions
-from repl_rl.trainer.rows import as_dataset, row_lists, rows_of, task_of
-from repl_rl.trainer.step import Step, keep_rewards, typed_of
+from repl_rl.trainer.reward_functions import (
+    all_weights,
+    asked_of_valid,
+    completions_of,
+    component_sum,
+    try_functions,
+)
+from repl_rl.trainer.rows import as_dataset, rows_of, task_of
+from repl_rl.trainer.step import Sessions, StepParts, make_batch, reward_columns
 from repl_rl.trainer.typed_tokens import TypedTokenTrainer
 from repl_rl.trainer.weights import EngineGeneration
-from repl_rl.trajectory import Task, Trajectory, write_jsonl
-from repl_rl.utils.distributed import gather, process_count
+from repl_rl.trajectory import Task
+from repl_rl.utils.distributed import process_count
 
 _LOADS = ("load_from_json", "_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_state")
 """What transformers calls with a checkpoint."""
@@ -166,8 +170,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
                     processing_class=kwargs.pop("processing_class", setup.vocabulary.tokenizer),
                     **kwargs,
                 )
-        self._taken_at: float | None = None
-        """When the last rollouts were complete."""
+        self._last_rollouts_at: float | None = None
         self._open_engine(path, setup, make_runner, make_engine)
 
     def _open_engine(self, path: str, setup: RolloutSetup, make_runner: MakeRunner | None, make_engine: Any) -> None:
@@ -232,193 +235,79 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         self.accelerator.wait_for_everyone()
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """The whole of a step: sample and score, let TRL compute log-probabilities and call its reward functions, and
-        give each line its advantage."""
+        """The whole of a step up to its loss, in the place of TRL's: see `repl_rl.trainer.step`."""
         self.sync_weights()
-        step = self.roll_out(inputs)
-        with kept_on_failure(self._kept_at, step.trajectories):
-            self.rollout_func = lambda prompts, trainer: step.sampled()
-            skipped = nullcontext() if self.args.mask.needs_ratios else self.no_pass_before_its_only_update()
-            with self.forward_passes_of(step.typed_mask), skipped:
-                output: dict[str, Any] = super()._generate_and_score_completions(step.inputs)
-            self.step_log.lengths(step.trajectories)
-            credited = self._credited(step)
-            step.put_advantages(output, credited)
-            if (old := output.get("old_per_token_logps")) is not None:
-                self.step_log.drift(old, output["sampling_per_token_logps"], typed_of(output))
-            if self.model.training and self.args.mask != MaskConfig():
-                out = gather(step.leave_out(output, self.args.mask, self._is_left_out, self.num_generations))
-                output["num_items_in_batch"] = self.accelerator.gather(typed_of(output).sum()).sum()
-                self.step_log.values({"credit/masked_share": sum(out) / max(1, len(out))})
-            is_in_loss = typed_of(output).any(dim=1).float()  # (B,)
-            output["row_share"] = self.accelerator.gather(is_in_loss).mean()
-            self.step_log.values({"passes/packed": float(self.packs), "passes/one_call": float(self.attends_at_once)})
-            own = len(credited)
-            self.step_log.advantages(output["advantages"][:own], typed_of(output)[:own])
-            if self.model.training:
-                self._change_tokens(output)
-        if self.model.training and self.rollout_dir is not None:
-            trajectories = gather([item.trajectory for item in credited])
-            if (path := self._kept_at) is not None:
-                write_jsonl(path, trajectories)
-        return output
+        batch, sessions = make_batch(inputs, self._step_parts())
+        self._last_rollouts_at = sessions.ended_at
+        self.step_log.values({"passes/packed": float(self.packs), "passes/one_call": float(self.attends_at_once)})
+        return batch
 
-    def _change_tokens(self, output: dict[str, Any]) -> None:
-        """Take the advantages of tokens that Clip-Cov draws, and weigh those of the interpreter's output."""
-        args, typed = self.args, typed_of(output)
-        if args.mask.covariance is not None:
-            random = Random(f"{args.seed}/covariance/{self._step}")
-            out = covarying(args.mask.covariance, output["old_per_token_logps"], output["advantages"], typed, random)
-            output["advantages"] = output["advantages"].masked_fill(out, 0.0)
-            self.step_log.share("credit/covariance_share", out, typed)
-        if args.output_loss:
-            outputs = (output["completion_mask"] - typed) * typed.any(dim=1, keepdim=True)
-            count = self.accelerator.gather(outputs.sum()).sum().clamp(min=1)
-            output["output_weights"] = outputs * (self.accelerator.num_processes * args.steps_per_generation / count)
-
-    def roll_out(self, inputs: Sequence[dict[str, Any]]) -> Step:
-        """Sample and score a batch, of these rows of the data set or, with `asynchronous`, of those whose turn it is.
-
-        Redrawing replaces rows. Each of them gets the columns `scored` and, if they are here, `environments`.
-        """
-        since = started = time.perf_counter()
-        rows, is_training = list(inputs), self.model.training
-        by_rate = is_training and self.args.task_sampling == "pass_rate"
-        sampled: list[ScoredTrajectory] = []  # with those that are not kept
-        if by_rate:
-            rows = self._drawn_by_rate(len(rows))
-        if is_training and self.args.asynchronous is not None:
-            taken, rows = self.queue.take()
-            self.step_log.values(taken.metrics(self.engine.version))
-            queued = [trajectory for _, group in taken.groups for trajectory in group]
-            with kept_on_failure(self._kept_at, queued):
-                scored = self._scored([task_of(row) for row in rows], queued, self.args.branch)
-            sampled += scored
-            since = self._taken_at or started
-        else:
-            with self.queue.at_rest():
-                scored = self._scored_rollouts([task_of(row) for row in rows], sampled)
-        if is_training and self.args.redraws:
-            with kept_on_failure(self._kept_at, [item.trajectory for item in scored]):
-                self._redraw(rows, scored, sampled)
-        if by_rate:
-            size = self.num_generations * self.args.oversample
-            groups = [sampled[start : start + size] for start in range(0, len(sampled), size)]
-            self.pass_rates.learn(gather([right_share(group) for group in groups]))
-            self.step_log.values(self.pass_rates.numbers(len(self.train_dataset)))
-        self._taken_at = time.perf_counter()
+    def _step_parts(self) -> StepParts:
+        args, accelerator, is_training = self.args, self.accelerator, self.model.training
         tools = [tool.name for tool in self._extensions.toolbox.tools]
-        is_watched = tools or self._extensions.environment
-        of_step = [item.trajectory for item in sampled]
-        self.step_log.batch(of_step, self._taken_at - since, self.service, tools if is_watched else None)
-        if is_training and (self.args.redraws or self.args.oversample > 1):
-            self.step_log.kept([item.trajectory for item in scored], len(sampled))
-        self.step_log.values({"time/waited_s": self._taken_at - started})
-        has_environments = self._extensions.environment is not None and not self.queue.is_open
-        for row, item in zip(rows, scored, strict=True):
-            row["scored"] = item
-            if has_environments:
-                row["environments"] = item.environment
-        return self._step_of(rows, scored)
+        has_tools = bool(tools) or self._extensions.environment is not None
+        keeps = is_training and self.rollout_dir is not None
+        kept_at = None
+        if keeps and accelerator.is_main_process:
+            kept_at = Path(str(self.rollout_dir)) / f"step_{self.state.global_step + 1:05d}.jsonl"
+        return StepParts(
+            args=args,
+            is_training=is_training,
+            group_size=self.num_generations if is_training else self.num_generations_eval,
+            updates=self.state.global_step,
+            number=self._step,
+            process=accelerator.process_index,
+            processes=accelerator.num_processes,
+            dataset=self.train_dataset,
+            task_ids=self._task_ids if args.task_sampling == "pass_rate" else (),
+            pass_rates=self.pass_rates,
+            queue=self.queue,
+            service=self.service,
+            sampling=self.batch_sampling,
+            has_rolled_out=self._rest_engine,
+            last_rollouts_at=self._last_rollouts_at,
+            tools=tools if has_tools else None,
+            grader=self._grader,
+            table=self._table,
+            reward=self._reward,
+            reward_weights=self.reward_weights.tolist(),
+            critic=self.critic if is_training else None,
+            policy_logprobs=self.policy_logprobs,
+            reference_logprobs=None if self.beta == 0.0 else self.reference_logprobs,
+            correction=self._loss_settings.correction,
+            is_left_out=self._is_left_out,
+            gather=accelerator.gather,
+            device=accelerator.device,
+            log=self.step_log,
+            kept_at=kept_at,
+            keeps=keeps,
+        )
 
-    def _step_of(self, inputs: list[dict[str, Any]], scored: list[ScoredTrajectory]) -> Step:
-        """In training, after the rows of trajectories come those of what they sampled after they were compacted and,
-        with `subcalls.train`, in sub-calls. Void rows make the batch one that divides into its steps, and as large in
-        all processes."""
-        trajectories, is_training = [item.trajectory for item in scored], self.model.training
-        trains = is_training and self.args.subcalls.train
-        rows, size = rows_of(trajectories, trains), len(scored)
-        if not is_training:
-            del rows[size:]
-        elif trains or self.args.budget.compact_at is not None:
-            steps = self.args.steps_per_generation
-            size = -(-max(gather([len(rows)])) // steps) * steps
-        if trains:
-            asked = len(rows) - len(rows_of(trajectories))
-            self.step_log.values({"subcalls/rows": float(sum(gather([asked])))})
-        return Step(inputs, scored, rows, row_lists(rows, size, self.service.vocabulary.pad_id))
+    def _rest_engine(self) -> None:
+        """Let an engine in this process give its memory to the trainer. It needs its weights again afterwards."""
+        if getattr(self.engine, "sleep", bool)():
+            self._last_loaded_step = -1
+
+    def _reward(self, sessions: Sessions) -> torch.Tensor:
+        """What each reward function gives each session of this process, (N, functions)."""
+        has_environments = self._extensions.environment is not None and not self.queue.is_open
+        prompts = [row["prompt"] for row in sessions.rows]
+        pad_id = self.service.vocabulary.pad_id
+        ids = [row.lists(pad_id) for row in rows_of(sessions.trajectories)[: len(sessions.scored)]]
+        completion_ids = [row["completion_ids"] for row in ids]
+        completions = completions_of(self.processing_class, prompts, [row["prompt_ids"] for row in ids], completion_ids)
+        columns = reward_columns(sessions, has_environments)
+        rewards: torch.Tensor = self._calculate_rewards(columns, prompts, completions, completion_ids)  # of all
+        group_size = self.num_generations if self.model.training else self.num_generations_eval
+        self.step_log.rewards(rewards, self.reward_func_names, self.reward_weights, group_size)
+        self.step_log.completions(prompts, completions, rewards, self.reward_func_names)
+        first = self.accelerator.process_index * len(prompts)
+        return rewards[first : first + len(prompts)]
 
     def _generate(self, prompts: list[Any]) -> Any:
-        """As TRL's, which calls `rollout_func`, with the rows that are not of trajectories added: they have no part in
-        rewards and baselines, nor in what is logged about completions."""
-        prompt_ids, completion_ids, typed, completions, logprobs, extra, *images = super()._generate(prompts)
-        for row in extra.pop("further"):
-            prompt_ids.append(row["prompt_ids"])
-            completion_ids.append(row["completion_ids"])
-            typed.append(row["env_mask"])
-            logprobs.append(row["logprobs"])
-        if getattr(self.engine, "sleep", bool)():  # vLLM in this process, which then needs its weights again
-            self._last_loaded_step = -1
-        return prompt_ids, completion_ids, typed, completions, logprobs, extra, *images
-
-    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> torch.Tensor:
-        """As TRL's, for the rows of trajectories alone, which keep what they got."""
-        own = len(inputs)
-        rewards: torch.Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list[:own])
-        first = self.accelerator.process_index * own
-        keep_rewards(inputs, rewards[first : first + own])
-        return rewards
-
-    def _scored_rollouts(self, tasks: Sequence[Task], sampled: list[ScoredTrajectory]) -> list[ScoredTrajectory]:
-        """Those that are kept; all go to `sampled`. A training batch may have trees, and more sessions than are kept;
-        an evaluation has neither."""
-        args, is_training = self.args, self.model.training
-        branch, factor = (args.branch, args.oversample) if is_training else (None, 1)
-        more = [task for task in tasks for _ in range(factor)]
-        batch = RolloutBatch(more, self.batch_sampling(len(more)), branch)
-        ended: dict[int, Trajectory] = {}
-        with kept_on_failure(self._kept_at, ended.values()):
-            scored = self._scored(more, self.service.roll_out(batch, ended.__setitem__), branch)
-        scored = [replace(item, environment=batch.environments.get(index)) for index, item in enumerate(scored)]
-        sampled += scored
-        return scored if factor == 1 else resampled(scored, self.num_generations, factor, f"{args.seed}/{self._step}")
-
-    def _scored(
-        self, tasks: Sequence[Task], trajectories: Sequence[Trajectory], branch: BranchConfig | None
-    ) -> list[ScoredTrajectory]:
-        size = None if branch is None else branch.group_size
-        return score(tasks, trajectories, self._grader, self._table, self.state.global_step, size)
-
-    def _drawn_by_rate(self, count: int) -> list[dict[str, Any]]:
-        """Rows for this process's groups of the next batch; all processes draw alike, and each takes its own."""
-        groups, size, place = count // self.num_generations, self.num_generations, self.accelerator.process_index
-        random = Random(f"{self.args.seed}/pass_rate/{self._step}")
-        drawn = self.pass_rates.draw(self._task_ids, groups * self.accelerator.num_processes, random)
-        own = drawn[place * groups : (place + 1) * groups]
-        return [dict(self.train_dataset[index]) for index in own for _ in range(size)]
+        """TRL's loop of tools, which nothing of ours calls."""
+        raise NotImplementedError("sessions are rolled out by the line loop (repl_rl.trainer.step), not by TRL")
 
     @cached_property
     def _task_ids(self) -> list[str]:
         return [task_of(row).id for row in self.train_dataset]
-
-    def _redraw(
-        self, rows: list[dict[str, Any]], scored: list[ScoredTrajectory], sampled: list[ScoredTrajectory]
-    ) -> None:
-        """Roll out other tasks for this process's groups without variance. Processes draw different tasks while there
-        are enough."""
-        taken = set(gather([task_of(row).id for row in rows]))
-        further = further_rows(self.train_dataset, taken, self.args.seed, self._step)
-        own = islice(further, self.accelerator.process_index, None, self.accelerator.num_processes)
-        args, size = self.args, self.num_generations
-        roll_out = partial(self._scored_rollouts, sampled=sampled)
-        count = redraw(rows, scored, size, own, roll_out, args.credit, args.redraws)
-        self.step_log.values({"credit/redrawn_groups": float(sum(gather([count])))})
-
-    def _credited(self, step: Step) -> list[CreditedTrajectory]:
-        """Line advantages, with rewards of TRL's kind added to the last line of each trajectory."""
-        group_size = self.num_generations if self.model.training else self.num_generations_eval
-        own = len(self._table.component_names)
-        rewards = step.rewards()[:, own:]  # (trajectories, functions of TRL's kind)
-        extra = (rewards * self.reward_weights[own:].to(rewards.device)).nansum(dim=1).tolist()
-        scored = [item.with_bonus(bonus) for item, bonus in zip(step.scored, extra, strict=True)]
-        critic = self.critic if self.model.training else None
-        credited = credit(scored, group_size, self.args.credit, self.args.rewards.outcome, critic)
-        self.step_log.values(credit_numbers(credited, group_size))
-        return credited
-
-    @property
-    def _kept_at(self) -> Path | None:
-        """Where this process keeps the trajectories of the step: the main one does, of training."""
-        if self.rollout_dir is None or not (self.model.training and self.accelerator.is_main_process):
-            return None
-        return Path(self.rollout_dir) / f"step_{self.state.global_step + 1:05d}.jsonl"

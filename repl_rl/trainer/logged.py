@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from transformers import TrainerCallback, TrainerState
+from trl.trainer.utils import nanstd
 
 from repl_rl.errors import TrainingError
 from repl_rl.rollout.batch import RolloutService
@@ -87,34 +88,82 @@ class StepLog:
         named = {f"kept/{name}": values[name] for name in _KEPT if name in values}
         self.values({"kept/share": len(trajectories) / of_all, **named})
 
-    def lengths(self, trajectories: Sequence[Trajectory]) -> None:
-        """Replace what TRL has logged about ends: it counts each completion without an end token as clipped, and a
-        session that hands over its answer has none. Clipped are those that a budget ended."""
-        ends = gather([(each.is_overlong, each.is_void, each.sampled_tokens) for each in trajectories])
-        lengths = [tokens for is_overlong, is_void, tokens in ends if not is_overlong and not is_void]
-        lengths = lengths or [0]  # what TRL logs, too, if there are none
-        logged = self._metrics
-        if any(gather([bool(each.compactions) for each in trajectories])):  # TRL has seen their first parts
-            typed = [0 if is_void else tokens for _, is_void, tokens in ends]
-            logged["completions/mean_length"][-1] = sum(typed) / len(typed)
-            logged["completions/min_length"][-1] = float(min(typed))
-            logged["completions/max_length"][-1] = float(max(typed))
-        logged["completions/clipped_ratio"][-1] = sum(is_overlong for is_overlong, *_ in ends) / len(ends)
-        logged["completions/mean_terminated_length"][-1] = sum(lengths) / len(lengths)
-        logged["completions/min_terminated_length"][-1] = float(min(lengths))
-        logged["completions/max_terminated_length"][-1] = float(max(lengths))
+    def sessions(self, trajectories: Sequence[Trajectory]) -> None:
+        """How long what was typed is, and how many tokens the run has seen. TRL's names; but clipped are sessions that
+        a budget ended, not those without an end token: one that hands over its answer has none."""
+        of_all = gather(
+            [
+                (one.is_overlong, one.is_void, 0 if one.is_void else one.sampled_tokens, len(one.prompt_ids))
+                for one in trajectories
+            ]
+        )
+        typed = [tokens for _, _, tokens, _ in of_all]
+        ended = [tokens for is_overlong, is_void, tokens, _ in of_all if not is_overlong and not is_void]
+        ended = ended or [0]  # what TRL logs, too, if there are none
+        state = self._trainer.state
+        if self._trainer.model.training:
+            state.num_input_tokens_seen += sum(typed) + sum(prompt for *_, prompt in of_all)
+        self._metrics["num_tokens"] = [state.num_input_tokens_seen]
+        self.values(
+            {
+                "completions/mean_length": sum(typed) / len(typed),
+                "completions/min_length": float(min(typed)),
+                "completions/max_length": float(max(typed)),
+                "completions/clipped_ratio": sum(is_overlong for is_overlong, *_ in of_all) / len(of_all),
+                "completions/mean_terminated_length": sum(ended) / len(ended),
+                "completions/min_terminated_length": float(min(ended)),
+                "completions/max_terminated_length": float(max(ended)),
+            }
+        )
+
+    def rewards(self, rewards: torch.Tensor, names: Sequence[str], weights: torch.Tensor, group_size: int) -> None:
+        """What the reward functions gave, (sessions of all processes, functions), NaN where one had nothing to say. A
+        session for which none had is in no mean. TRL's names."""
+        for name, column in zip(names, rewards.T, strict=True):
+            self.values(
+                {
+                    f"rewards/{name}/mean": torch.nanmean(column).item(),
+                    f"rewards/{name}/std": nanstd(column).item(),
+                }
+            )
+        totals = (rewards * weights.to(rewards.device)).nansum(dim=1)
+        totals[rewards.isnan().all(dim=1)] = torch.nan
+        spreads = torch.zeros(len(totals) // group_size, device=totals.device)
+        if group_size > 1:
+            spreads = nanstd(totals.view(-1, group_size), dim=1)
+        is_flat = torch.isclose(spreads, torch.zeros_like(spreads))
+        self.values(
+            {
+                "reward": torch.nanmean(totals).item(),
+                "reward_std": nanstd(totals).item(),
+                "frac_reward_zero_std": is_flat.float().mean().item(),
+            }
+        )
+
+    def completions(
+        self, prompts: Sequence[Any], completions: Sequence[Any], rewards: torch.Tensor, names: Sequence[str]
+    ) -> None:
+        """TRL's table of completions, and what reward functions have asked it to log (`log_extra`, `log_metric`).
+        `rewards` are those of all processes."""
+        trainer = self._trainer
+        logs, extra, metrics = trainer._logs, trainer._pending_extra_logs, trainer._pending_metrics
+        logs["prompt"].extend(gather(list(prompts)))
+        logs["completion"].extend(gather(list(completions)))
+        for name, column in zip(names, rewards.T, strict=True):
+            logs["rewards"][name].extend(column.tolist())
+        # Sorted, for all processes have to gather the same name at a time, and may have met them in another order.
+        for name in sorted(set(gather(list(extra)))):
+            logs["extra"][name].extend(gather(list(extra.get(name, [None] * len(prompts)))))
+        extra.clear()
+        for name in sorted(set(gather(list(metrics)))):
+            values = gather(list(metrics.get(name, [])))
+            self.values({name: sum(values) / len(values)})
+        metrics.clear()
 
     def advantages(self, advantages: torch.Tensor, typed: torch.Tensor) -> None:
-        """Replace what TRL keeps for its table of completions, its own advantages, by the means over typed tokens.
-
-        Both are (trajectories, T).
-        """
+        """Add to the table of completions the mean advantage of each session's typed tokens. Both are (N, T)."""
         means = (advantages * typed).sum(1) / typed.sum(1).clamp(min=1)
-        own = self._trainer.accelerator.gather(means.contiguous()).tolist()
-        logged = self._trainer._logs["advantages"]
-        for _ in range(min(len(own), len(logged))):
-            logged.pop()
-        logged.extend(own)
+        self._trainer._logs["advantages"].extend(self._trainer.accelerator.gather(means.contiguous()).tolist())
 
     def drift(
         self, trained: torch.Tensor, sampled: torch.Tensor, typed: torch.Tensor, ratios: torch.Tensor | None = None

@@ -37,6 +37,12 @@ class TrainerQueue:
     def is_open(self) -> bool:
         return self._queue is not None
 
+    @property
+    def version(self) -> int:
+        """Of the weights that the engine has."""
+        version: int = self._trainer.engine.version
+        return version
+
     def take(self) -> tuple[Taken, list[dict[str, Any]]]:
         """The groups of a step, and for each of their trajectories its row of the data set."""
         taken = share_of_main(self._shares) if isinstance(self._trainer.service, RolloutsOfMain) else self._taken()

@@ -19,6 +19,8 @@ from typing import Any
 
 from torch.nn import Module
 from transformers import TrainerState
+from trl.chat_template_utils import parse_response
+from trl.data_utils import is_conversational
 
 from repl_rl.errors import ConfigError, RewardError
 from repl_rl.rewards import ScoredTrajectory
@@ -27,6 +29,22 @@ from repl_rl.rewards.table import PROBE
 from repl_rl.utils.import_path import place_of
 
 Rewards = list[float | None]
+
+
+def completions_of(
+    tokenizer: Any, prompts: Sequence[Any], prompt_ids: Sequence[list[int]], completion_ids: Sequence[list[int]]
+) -> list[Any]:
+    """What reward functions get as completions, as TRL makes it: text, and for chats a list of one message, which the
+    tokenizer parses if it can."""
+    if not is_conversational({"prompt": prompts[0]}):
+        texts: list[Any] = tokenizer.batch_decode(completion_ids, skip_special_tokens=True)
+        return texts
+    parses = any(getattr(tokenizer, name, None) is not None for name in ("response_template", "response_schema"))
+    if parses:
+        pairs = zip(completion_ids, prompt_ids, strict=True)
+        return [[parse_response(tokenizer, ids, prefix=prefix, tools=None)] for ids, prefix in pairs]
+    contents = tokenizer.batch_decode(completion_ids, skip_special_tokens=True)
+    return [[{"role": "assistant", "content": content}] for content in contents]
 
 
 def component_sum(name: str) -> Callable[..., Rewards]:

@@ -1,139 +1,474 @@
-"""A batch on its way through TRL: from the rows that it draws to the tensors that its loss gets.
+"""A step: from rows of the data set to the tensors that the loss takes. The order of the file is the order of a step.
 
-B batch, T completion tokens.
+    1  draw         rows of the data set, one for each session, group after group
+    2  roll out     a session in a live interpreter for each row, graded, with a reward for each line; groups that teach
+                    nothing are rolled out anew with other rows
+    3  reward       TRL's reward functions, which see whole sessions
+    4  credit       an advantage for each line, within its group
+    5  lay out      rows of the batch: sessions, what was sampled after a compaction, sub-calls; tensors of tokens
+    6  look back    log-probabilities before the update, of the policy and of the reference model, where a loss asks
+    7  leave out    what masks keep out of the loss
+
+`make_batch` takes them in turn. No function here takes a trainer: what a step needs of one stands in `StepParts`, so
+other trainers can fill it in.
+
+A session that failed (`is_void`) has a reward of 0, is in no baseline, and is one masked token of the batch. A group
+whose outcomes are equal has advantages of 0 where the outcome alone is paid.
+
+B batch, T completion tokens, N sessions of this process.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
 from trl.trainer.utils import pad
 
-from repl_rl.config.train import MaskConfig
-from repl_rl.rewards import ScoredTrajectory
-from repl_rl.rollout.score import CreditedTrajectory
-from repl_rl.trainer.mask import within_ratios
-from repl_rl.trainer.rows import Row, token_advantages
-from repl_rl.trajectory import Trajectory, whole_session
+from repl_rl.config import BranchConfig, MaskConfig, SamplingConfig
+from repl_rl.credit.critic import Critic
+from repl_rl.rewards import RewardTable, ScoredTrajectory
+from repl_rl.rollout.batch import RolloutBatch, RolloutService
+from repl_rl.rollout.score import CreditedTrajectory, credit, credit_numbers, score
+from repl_rl.rollout.setup import Grader
+from repl_rl.trainer.arguments import ReplGRPOConfig
+from repl_rl.trainer.kept import kept_on_failure
+from repl_rl.trainer.logged import StepLog
+from repl_rl.trainer.loss import SamplerCorrection, weights_of_sampler
+from repl_rl.trainer.mask import covarying, within_ratios
+from repl_rl.trainer.pass_rates import PassRates, right_share
+from repl_rl.trainer.queued import TrainerQueue
+from repl_rl.trainer.redraw import further_rows, redraw
+from repl_rl.trainer.resample import resampled
+from repl_rl.trainer.rows import Row, row_lists, rows_of, task_of, token_advantages
+from repl_rl.trajectory import Task, Trajectory, whole_session, write_jsonl
+from repl_rl.utils.distributed import gather
 
-_REWARDS = "rewards_per_func"
-"""A column that only lives from `keep_rewards` to `Step.rewards`."""
+DataRow = dict[str, Any]
+"""A row of the data set."""
+Tensors = dict[str, torch.Tensor]
+"""A batch by TRL's names: `prompt_ids`, `prompt_mask`, `completion_ids`, `completion_mask`, `tool_mask` (1 where the
+model typed the token), `advantages`, `sampling_per_token_logps`, ... each with B rows; and numbers of the step."""
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """What one process sampled for a step, or for a batch of an evaluation.
+class StepParts:
+    """What a step needs of its trainer."""
 
-    `inputs` are rows of the data set, one for each of the `scored` trajectories; TRL's reward functions get their
-    columns. `rows` are what is trained (`rows_of`), the first rows of the trajectories first. `lists` are TRL's lists
-    of these, and then void ones, which make the batch as large in all processes.
-    """
+    args: ReplGRPOConfig
+    is_training: bool
+    group_size: int
+    updates: int
+    """How many the policy has had. Schedules of rewards go by it."""
+    number: int
+    """Of the batch within the run, for what is drawn at random."""
+    process: int
+    processes: int
 
-    inputs: list[dict[str, Any]]
+    dataset: Any
+    """The rows that others are drawn from: an index gives a row."""
+    task_ids: Sequence[str]
+    """Of each row, where problems are drawn by their pass rates."""
+    pass_rates: PassRates
+    queue: TrainerQueue
+    """Of groups that are rolled out ahead, with `asynchronous`."""
+    service: RolloutService
+    sampling: Callable[[int], SamplingConfig]
+    """Of the next so many sessions."""
+    has_rolled_out: Callable[[], None]
+    """Called once the sessions are complete: the engine may give its memory to the trainer."""
+    last_rollouts_at: float | None
+    """When the rollouts of the step before were complete, by `time.perf_counter`."""
+    tools: Sequence[str] | None
+    """Names of the user's tools; None if there are neither tools nor an environment."""
+
+    grader: Grader
+    table: RewardTable
+    reward: Callable[["Sessions"], torch.Tensor]
+    """TRL's reward functions, (N, functions); NaN where one has nothing to say. The first are our own components."""
+    reward_weights: Sequence[float]
+    critic: Critic | None
+
+    policy_logprobs: Callable[[Tensors], torch.Tensor]
+    """(B, T), without gradients."""
+    reference_logprobs: Callable[[Tensors], torch.Tensor] | None
+    """None where no KL term asks for them."""
+    correction: SamplerCorrection | None
+    is_left_out: Callable[[Trajectory], bool]
+    """By what became of it (`train.mask`)."""
+
+    gather: Callable[[torch.Tensor], torch.Tensor]
+    """The tensors of all processes, one after another."""
+    device: torch.device
+    log: StepLog
+    kept_at: Path | None
+    """Where this process keeps the step's trajectories, and None where it does not."""
+    keeps: bool
+    """Whether any process does: then all of them bring theirs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    """What one process sampled for a step: sessions, group after group, and the row of the data set of each."""
+
+    rows: list[DataRow]
     scored: list[ScoredTrajectory]
-    rows: list[Row]
-    lists: list[dict[str, Any]]
+    sampled: list[ScoredTrajectory]
+    """With those that were not kept."""
+    ended_at: float
+    """By `time.perf_counter`."""
 
     @property
     def trajectories(self) -> list[Trajectory]:
-        return [item.trajectory for item in self.scored]
-
-    @property
-    def typed_mask(self) -> torch.Tensor:
-        """(B, T), of all rows."""
-        return pad([torch.tensor(row["env_mask"]) for row in self.lists], padding_value=0)
-
-    def sampled(self) -> dict[str, Any]:
-        """What TRL's `rollout_func` has to return, one entry per trajectory, and the other rows as `further`."""
-        own = self.lists[: len(self.scored)]
-        return {key: [row[key] for row in own] for key in own[0]} | {"further": self.lists[len(own) :]}
-
-    def rewards(self) -> torch.Tensor:
-        """What each of the reward functions gave, (trajectories, functions), once they have been called."""
-        return torch.stack([row.pop(_REWARDS) for row in self.inputs])
-
-    def put_advantages(self, output: dict[str, Any], credited: Sequence[CreditedTrajectory]) -> None:
-        """Replace TRL's advantages by those of lines, (B, T)."""
-        output["advantages"] = token_advantages(self.rows, credited, output["completion_ids"])
-
-    def leave_out(
-        self, output: dict[str, Any], mask: MaskConfig, is_out: Callable[[Trajectory], bool], group_size: int
-    ) -> list[bool]:
-        """Take what the mask leaves out, and what it asked, out of the loss: out of the masks, and of old and reference
-        log-probabilities. Returns whether each trajectory that is not void is left out; void ones are in no loss, and
-        nobody is asked about them.
-
-        A session stays or goes with all its rows. A branch is judged as the whole session, and lines that it shares
-        with others stay if one of those stays.
-        """
-        typed, out = typed_of(output), self._left_out(is_out, group_size)
-        stays: dict[int, bool] = {}
-        for row in self.rows:
-            is_overlong_subcall = row.session != row.owner and mask.overlong and row.part.is_overlong
-            stays[row.session] = not out[row.owner] and not is_overlong_subcall
-        if mask.needs_ratios:
-            apart = (output["old_per_token_logps"] - output["sampling_per_token_logps"]) * typed
-            for session, places in self._places(group_size).items():
-                logs, were_typed = (torch.cat([each[row, :end] for row, end in places]) for each in (apart, typed))
-                stays[session] &= bool(within_ratios(mask, logs[None], were_typed[None]))
-        kept = torch.zeros_like(typed)  # (B, T)
-        for index, row in enumerate(self.rows):
-            kept[index] = int(stays[row.session])
-        for index, end in self._shared_ends(stays, group_size).items():
-            kept[index, :end] = 1
-        output["tool_mask"] = output["tool_mask"] * kept.to(output["tool_mask"])
-        for name in ("old_per_token_logps", "ref_per_token_logps"):
-            if output.get(name) is not None:
-                output[name] = output[name] * output["tool_mask"]
-        return [not stays[index] for index, trajectory in enumerate(self.trajectories) if not trajectory.is_void]
-
-    def _left_out(self, is_out: Callable[[Trajectory], bool], group_size: int) -> list[bool]:
-        """Whether each trajectory is left out by what became of it."""
-        out = []
-        for index, trajectory in enumerate(self.trajectories):
-            start = index - index % group_size
-            group = self.trajectories[start : start + group_size]
-            out.append(not trajectory.is_void and is_out(whole_session(trajectory, group)))
-        return out
-
-    def _places(self, group_size: int) -> dict[int, list[tuple[int, int]]]:
-        """Where each session was typed: rows, and how many of their tokens. A branch begins in its parent's row."""
-        places: dict[int, list[tuple[int, int]]] = {}
-        for index, row in enumerate(self.rows):
-            places.setdefault(row.session, []).append((index, len(row.part.completion_ids)))
-        for index in range(len(self.scored)):
-            if (begun := self._begun(index, group_size)) is not None:
-                places[index].insert(0, begun)
-        return places
-
-    def _begun(self, index: int, group_size: int) -> tuple[int, int] | None:
-        """The root that a trajectory branched off, and how many of the root's tokens it begins with; None for others.
-        Branches don't fork."""
-        branch = self.trajectories[index].branch
-        if branch is None or not branch.line:
-            return None
-        root = index - index % group_size + branch.parent
-        return root, self.trajectories[root].lines[branch.line - 1].end
-
-    def _shared_ends(self, stays: Mapping[int, bool], group_size: int) -> dict[int, int]:
-        """How many tokens of each root are the beginning of a branch that stays."""
-        ends: dict[int, int] = {}
-        for index, trajectory in enumerate(self.trajectories):
-            begun = self._begun(index, group_size)
-            if begun is not None and stays[index] and not trajectory.is_void:
-                root, end = begun
-                ends[root] = max(end, ends.get(root, 0))
-        return ends
+        return [session.trajectory for session in self.scored]
 
 
-def typed_of(output: dict[str, Any]) -> torch.Tensor:
-    """The mask of typed tokens, (B, T), of a batch as TRL's loss gets it."""
-    typed: torch.Tensor = output["completion_mask"] * output["tool_mask"]
-    return typed
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The rows of a batch: first those of sessions, in their order, then what else was sampled in them."""
+
+    rows: list[Row]
+    size: int
+    """Of the batch. Rows beyond `rows` are void."""
 
 
-def keep_rewards(inputs: Sequence[dict[str, Any]], rewards: torch.Tensor) -> None:
-    """Put its rewards, (functions,), into each row, for `Step.rewards`."""
-    for row, values in zip(inputs, rewards, strict=True):
-        row[_REWARDS] = values
+def make_batch(inputs: Sequence[DataRow], parts: StepParts) -> tuple[Tensors, Sessions]:
+    """The whole of a step up to its loss. All processes call this together."""
+    rows = draw(inputs, parts)
+    sessions = roll_out(rows, parts)
+    parts.has_rolled_out()
+    with kept_on_failure(parts.kept_at, sessions.trajectories):
+        rewards = parts.reward(sessions)
+        credited = credit_lines(sessions, rewards, parts)
+        layout = lay_out(sessions.trajectories, parts)
+        batch = tensors_of(layout, credited, parts)
+        batch |= looked_back(batch, parts)
+        if parts.is_training and parts.args.mask != MaskConfig():
+            batch |= leave_out(batch, layout, sessions.trajectories, parts)
+        is_in_loss = typed_of(batch).any(dim=1).float()  # (B,)
+        batch["row_share"] = parts.gather(is_in_loss).mean()
+        count = len(sessions.scored)
+        parts.log.sessions(sessions.trajectories)
+        parts.log.advantages(batch["advantages"][:count], typed_of(batch)[:count])
+        if parts.is_training:
+            batch |= change_tokens(batch, parts)
+    if parts.is_training and parts.keeps:
+        trajectories = gather([session.trajectory for session in credited])
+        if parts.kept_at is not None:
+            write_jsonl(parts.kept_at, trajectories)
+    return batch, sessions
+
+
+# 1. Draw
+
+
+def draw(inputs: Sequence[DataRow], parts: StepParts) -> list[DataRow]:
+    """The rows that TRL's sampler drew, or with `tasks.sampling: pass_rate` as many that are likely to teach. All
+    processes draw alike, and each takes its own groups."""
+    if not _draws_by_rate(parts):
+        return list(inputs)
+    groups = len(inputs) // parts.group_size
+    random = Random(f"{parts.args.seed}/pass_rate/{parts.number}")
+    drawn = parts.pass_rates.draw(parts.task_ids, groups * parts.processes, random)
+    ours = drawn[parts.process * groups : (parts.process + 1) * groups]
+    return [dict(parts.dataset[index]) for index in ours for _ in range(parts.group_size)]
+
+
+def _draws_by_rate(parts: StepParts) -> bool:
+    return parts.is_training and parts.args.task_sampling == "pass_rate"
+
+
+# 2. Roll out
+
+
+def roll_out(rows: Sequence[DataRow], parts: StepParts) -> Sessions:
+    """A session for each row, graded, with a reward for each line. With `asynchronous`, rows and sessions are those of
+    the groups whose turn it is. `redraws` replaces groups that teach nothing, and their rows."""
+    args, log = parts.args, parts.log
+    started = since = time.perf_counter()
+    rows = list(rows)
+    sampled: list[ScoredTrajectory] = []
+
+    def sample(tasks: Sequence[Task]) -> list[ScoredTrajectory]:
+        more = sampled_and_scored(tasks, parts)
+        sampled.extend(more)
+        if not parts.is_training or args.oversample == 1:
+            return more
+        return resampled(more, parts.group_size, args.oversample, f"{args.seed}/{parts.number}")
+
+    if parts.is_training and args.asynchronous is not None:
+        taken, rows = parts.queue.take()
+        log.values(taken.metrics(parts.queue.version))
+        trajectories = [trajectory for _, group in taken.groups for trajectory in group]
+        with kept_on_failure(parts.kept_at, trajectories):
+            scored = _scored([task_of(row) for row in rows], trajectories, args.branch, parts)
+        sampled += scored
+        since = parts.last_rollouts_at or started
+    else:
+        with parts.queue.at_rest():
+            scored = sample([task_of(row) for row in rows])
+    if parts.is_training and args.redraws:
+        with kept_on_failure(parts.kept_at, [session.trajectory for session in scored]):
+            taken_ids = set(gather([task_of(row).id for row in rows]))
+            further = further_rows(parts.dataset, taken_ids, args.seed, parts.number)
+            ours = islice(further, parts.process, None, parts.processes)
+            count = redraw(rows, scored, parts.group_size, ours, sample, args.credit, args.redraws)
+            log.values({"credit/redrawn_groups": float(sum(gather([count])))})
+    if _draws_by_rate(parts):
+        size = parts.group_size * args.oversample
+        groups = [sampled[start : start + size] for start in range(0, len(sampled), size)]
+        parts.pass_rates.learn(gather([right_share(group) for group in groups]))
+        log.values(parts.pass_rates.numbers(len(parts.dataset)))
+    ended_at = time.perf_counter()
+    log.batch([session.trajectory for session in sampled], ended_at - since, parts.service, parts.tools)
+    if parts.is_training and (args.redraws or args.oversample > 1):
+        log.kept([session.trajectory for session in scored], len(sampled))
+    log.values({"time/waited_s": ended_at - started})
+    return Sessions(rows, scored, sampled, ended_at)
+
+
+def sampled_and_scored(tasks: Sequence[Task], parts: StepParts) -> list[ScoredTrajectory]:
+    """A session for each task, or in training `oversample` of them. A training batch may have trees; an evaluation has
+    neither."""
+    branch, factor = (parts.args.branch, parts.args.oversample) if parts.is_training else (None, 1)
+    asked = [task for task in tasks for _ in range(factor)]
+    batch = RolloutBatch(asked, parts.sampling(len(asked)), branch)
+    ended: dict[int, Trajectory] = {}
+    with kept_on_failure(parts.kept_at, ended.values()):
+        trajectories = parts.service.roll_out(batch, ended.__setitem__)
+        scored = _scored(asked, trajectories, branch, parts)
+    return [replace(session, environment=batch.environments.get(index)) for index, session in enumerate(scored)]
+
+
+def _scored(
+    tasks: Sequence[Task], trajectories: Sequence[Trajectory], branch: BranchConfig | None, parts: StepParts
+) -> list[ScoredTrajectory]:
+    size = None if branch is None else branch.group_size
+    return score(tasks, trajectories, parts.grader, parts.table, parts.updates, size)
+
+
+# 3. Reward
+
+
+def reward_columns(sessions: Sessions, has_environments: bool) -> list[DataRow]:
+    """What TRL's reward functions get of each session besides prompt and completion: the columns of its row, `scored`,
+    and `environments` where they are in this process."""
+    columns = []
+    for row, session in zip(sessions.rows, sessions.scored, strict=True):
+        of_session = {**row, "scored": session}
+        if has_environments:
+            of_session["environments"] = session.environment
+        columns.append(of_session)
+    return columns
+
+
+# 4. Credit
+
+
+def credit_lines(sessions: Sessions, rewards: torch.Tensor, parts: StepParts) -> list[CreditedTrajectory]:
+    """Each line's advantage. What TRL's reward functions gave is added to the last line of each session; they are the
+    columns of `rewards` after those of our own components, which are in the lines' rewards already."""
+    ours = len(parts.table.component_names)
+    weights = torch.tensor(list(parts.reward_weights[ours:]), device=rewards.device)
+    bonuses = (rewards[:, ours:] * weights).nansum(dim=1).tolist()
+    scored = [session.with_bonus(bonus) for session, bonus in zip(sessions.scored, bonuses, strict=True)]
+    credited = credit(scored, parts.group_size, parts.args.credit, parts.args.rewards.outcome, parts.critic)
+    parts.log.values(credit_numbers(credited, parts.group_size))
+    return credited
+
+
+# 5. Lay out
+
+
+def lay_out(trajectories: Sequence[Trajectory], parts: StepParts) -> Layout:
+    """The rows of the batch. In training, after those of sessions come those of what was sampled after a compaction
+    and, with `subcalls.train`, in sub-calls; the batch is one that divides into its steps, and as large in all
+    processes."""
+    args = parts.args
+    trains_subcalls = parts.is_training and args.subcalls.train
+    rows, size = rows_of(trajectories, trains_subcalls), len(trajectories)
+    if not parts.is_training:
+        del rows[size:]
+    elif trains_subcalls or args.budget.compact_at is not None:
+        steps = args.steps_per_generation
+        size = -(-max(gather([len(rows)])) // steps) * steps
+    if trains_subcalls:
+        asked = len(rows) - len(rows_of(trajectories))
+        parts.log.values({"subcalls/rows": float(sum(gather([asked])))})
+    return Layout(rows, size)
+
+
+def tensors_of(layout: Layout, credited: Sequence[CreditedTrajectory], parts: StepParts) -> Tensors:
+    """The batch without log-probabilities of the trainer. A line's advantage stands on each token that was typed for
+    it, and 0 on the interpreter's output."""
+    pad_id = parts.service.vocabulary.pad_id
+    multiple = parts.args.pad_to_multiple_of
+    lists = row_lists(layout.rows, layout.size, pad_id)
+
+    def padded(name: str, value: float, side: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        columns = [torch.tensor(row[name], dtype=dtype) for row in lists]
+        joined: torch.Tensor = pad(columns, padding_value=value, padding_side=side, pad_to_multiple_of=multiple)
+        return joined.to(parts.device)
+
+    for row in lists:
+        row["prompt_mask"] = [1] * len(row["prompt_ids"])
+        row["completion_mask"] = [1] * len(row["completion_ids"])
+        # a sampler that could not score a token says None, which becomes NaN, and weighs nothing
+        row["logprobs"] = [float("nan") if logprob is None else logprob for logprob in row["logprobs"]]
+    batch = {
+        "prompt_ids": padded("prompt_ids", pad_id, "left", torch.long),
+        "prompt_mask": padded("prompt_mask", 0, "left", torch.long),
+        "completion_ids": padded("completion_ids", pad_id, "right", torch.long),
+        "completion_mask": padded("completion_mask", 0, "right", torch.long),
+        "sampling_per_token_logps": padded("logprobs", 0.0, "right"),
+        "tool_mask": padded("env_mask", 1, "right"),
+    }
+    batch["advantages"] = token_advantages(layout.rows, credited, batch["completion_ids"])
+    batch["num_items_in_batch"] = parts.gather(typed_of(batch).sum()).sum()
+    return batch
+
+
+def typed_of(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The mask of tokens that were typed and are in the loss, (B, T)."""
+    return batch["completion_mask"] * batch["tool_mask"]
+
+
+# 6. Look back
+
+
+def looked_back(batch: Tensors, parts: StepParts) -> Tensors:
+    """Log-probabilities that the loss needs and its own pass does not give.
+
+    Those of the policy before the update are computed where a batch is in several updates, and where a mask goes by
+    them. In its only update, they are those of the loss's own pass. The sampler's weights follow from them.
+    """
+    found: Tensors = {}
+    if not parts.args.updates_once or parts.args.mask.needs_ratios:
+        old, sampled, typed = parts.policy_logprobs(batch), batch["sampling_per_token_logps"], typed_of(batch)
+        found["old_per_token_logps"] = old
+        weights = None
+        if parts.correction is not None:
+            weights = weights_of_sampler(old, sampled, typed, parts.correction)
+            found["importance_sampling_ratio"] = weights
+        parts.log.drift(old, sampled, typed, weights)
+    if parts.reference_logprobs is not None:
+        found["ref_per_token_logps"] = parts.reference_logprobs(batch)
+    return found
+
+
+# 7. Leave out
+
+
+def leave_out(batch: Tensors, layout: Layout, trajectories: Sequence[Trajectory], parts: StepParts) -> Tensors:
+    """What the mask leaves out, and what it asked, is in no sum, count or mean of the loss: masks, old and reference
+    log-probabilities without it, and the number of tokens that are left."""
+    args, group_size = parts.args, parts.group_size
+    kept, out = staying(batch, layout.rows, trajectories, args.mask, parts.is_left_out, group_size)
+    changed = {"tool_mask": batch["tool_mask"] * kept.to(batch["tool_mask"])}
+    for name in ("old_per_token_logps", "ref_per_token_logps"):
+        if name in batch:
+            changed[name] = batch[name] * changed["tool_mask"]
+    typed = batch["completion_mask"] * changed["tool_mask"]
+    changed["num_items_in_batch"] = parts.gather(typed.sum()).sum()
+    of_all = gather(out)
+    parts.log.values({"credit/masked_share": sum(of_all) / max(1, len(of_all))})
+    return changed
+
+
+def staying(
+    batch: Tensors,
+    rows: Sequence[Row],
+    trajectories: Sequence[Trajectory],
+    mask: MaskConfig,
+    is_out: Callable[[Trajectory], bool],
+    group_size: int,
+) -> tuple[torch.Tensor, list[bool]]:
+    """1 for each token that stays in the loss, (B, T), and whether each session that is not void is left out; void ones
+    are in no loss, and nobody is asked about them.
+
+    A session stays or goes with all its rows. A branch is judged as the whole session, and lines that it shares with
+    others stay if one of those stays.
+    """
+    typed = typed_of(batch)
+    out = _left_out(trajectories, is_out, group_size)
+    stays: dict[int, bool] = {}
+    for row in rows:
+        is_overlong_subcall = row.session != row.owner and mask.overlong and row.part.is_overlong
+        stays[row.session] = not out[row.owner] and not is_overlong_subcall
+    if mask.needs_ratios:
+        apart = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"]) * typed
+        for session, places in _places(rows, trajectories, group_size).items():
+            log_ratios = torch.cat([apart[row, :end] for row, end in places])
+            were_typed = torch.cat([typed[row, :end] for row, end in places])
+            stays[session] &= bool(within_ratios(mask, log_ratios[None], were_typed[None]))
+    kept = torch.zeros_like(typed)  # (B, T)
+    for index, row in enumerate(rows):
+        kept[index] = int(stays[row.session])
+    for index, end in _shared_ends(trajectories, stays, group_size).items():
+        kept[index, :end] = 1
+    return kept, [not stays[index] for index, trajectory in enumerate(trajectories) if not trajectory.is_void]
+
+
+def _left_out(trajectories: Sequence[Trajectory], is_out: Callable[[Trajectory], bool], group_size: int) -> list[bool]:
+    """Whether each trajectory is left out by what became of it."""
+    out = []
+    for index, trajectory in enumerate(trajectories):
+        start = index - index % group_size
+        group = trajectories[start : start + group_size]
+        out.append(not trajectory.is_void and is_out(whole_session(trajectory, group)))
+    return out
+
+
+def _places(
+    rows: Sequence[Row], trajectories: Sequence[Trajectory], group_size: int
+) -> dict[int, list[tuple[int, int]]]:
+    """Where each session was typed: rows, and how many of their tokens. A branch begins in its parent's row."""
+    places: dict[int, list[tuple[int, int]]] = {}
+    for index, row in enumerate(rows):
+        places.setdefault(row.session, []).append((index, len(row.part.completion_ids)))
+    for index in range(len(trajectories)):
+        if (beginning := _beginning(trajectories, index, group_size)) is not None:
+            places[index].insert(0, beginning)
+    return places
+
+
+def _beginning(trajectories: Sequence[Trajectory], index: int, group_size: int) -> tuple[int, int] | None:
+    """The root that a trajectory branched off, and how many of the root's tokens it begins with; None for others.
+    Branches don't fork."""
+    branch = trajectories[index].branch
+    if branch is None or not branch.line:
+        return None
+    root = index - index % group_size + branch.parent
+    return root, trajectories[root].lines[branch.line - 1].end
+
+
+def _shared_ends(trajectories: Sequence[Trajectory], stays: Mapping[int, bool], group_size: int) -> dict[int, int]:
+    """How many tokens of each root are the beginning of a branch that stays."""
+    ends: dict[int, int] = {}
+    for index, trajectory in enumerate(trajectories):
+        beginning = _beginning(trajectories, index, group_size)
+        if beginning is not None and stays[index] and not trajectory.is_void:
+            root, end = beginning
+            ends[root] = max(end, ends.get(root, 0))
+    return ends
+
+
+def change_tokens(batch: Tensors, parts: StepParts) -> Tensors:
+    """Advantages without those of tokens that Clip-Cov draws, and weights of the interpreter's output."""
+    args, typed = parts.args, typed_of(batch)
+    changed: Tensors = {}
+    if args.mask.covariance is not None:
+        random = Random(f"{args.seed}/covariance/{parts.number}")
+        old, advantages = batch["old_per_token_logps"], batch["advantages"]
+        out = covarying(args.mask.covariance, old, advantages, typed, random)
+        changed["advantages"] = advantages.masked_fill(out, 0.0)
+        parts.log.share("credit/covariance_share", out, typed)
+    if args.output_loss:
+        outputs = (batch["completion_mask"] - typed) * typed.any(dim=1, keepdim=True)
+        count = parts.gather(outputs.sum()).sum().clamp(min=1)
+        changed["output_weights"] = outputs * (parts.processes * args.steps_per_generation / count)
+    return changed

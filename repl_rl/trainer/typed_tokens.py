@@ -7,7 +7,7 @@ completion tokens.
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,8 @@ import torch
 from accelerate.utils import DistributedType
 from torch.nn.functional import pad
 from trl import GRPOTrainer
-from trl.trainer.utils import nanmax, nanmin
+from trl.models.utils import disable_gradient_checkpointing
+from trl.trainer.utils import nanmax, nanmin, use_adapter
 
 from repl_rl.trainer.logged import StepLog
 from repl_rl.trainer.loss import LossInputs, LossOutputs, LossSettings, Mean, SamplerCorrection, loss
@@ -26,19 +27,11 @@ from repl_rl.utils.distributed import gather, is_main_process
 
 logger = logging.getLogger(__name__)
 
-_MODALITIES = (
-    *("pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles"),
-    *("image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids"),
-)
-"""What TRL's batches of images have besides."""
-
 
 class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
     """`GRPOTrainer` whose forward passes compute only typed tokens, without padding.
 
-    Models whose passes can't be packed, batches with images, and a router's auxiliary loss use TRL's own method. TRL
-    computes the log-probabilities of a batch before its first update, for the ratios to the sampler. Where no second
-    update follows, the loss's own pass gives these, and TRL's is left out.
+    Models whose passes can't be packed, and a router's auxiliary loss, use TRL's own method.
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
@@ -46,8 +39,6 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         # cuDNN plans attention anew for each length: 0.87 s for a row of eight on an H200. vLLM turns it off as well
         torch.backends.cuda.enable_cudnn_sdp(False)
         self.step_log = StepLog(self)
-        self._typed: torch.Tensor | None = None
-        """The mask of the batch whose log-probabilities TRL asks for, (B, T)."""
         self._most_tokens: int = getattr(self.args, "micro_batch_tokens", None) or 0
         self._divergence: float | None = getattr(getattr(self.args, "mask", None), "divergence", None)
 
@@ -105,7 +96,6 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         wanted = typed if outputs is None else typed.bool() | outputs.bool()  # (B, T)
         batch = (wanted, model, ids, attention, typed.size(1))
         named = {"compute_entropy": True, "compute_aux_loss": self.aux_loss_enabled}
-        named |= {name: inputs.get(name) for name in _MODALITIES}
         if not self._most_tokens:
             logprobs, entropies, router_loss = self._values_of(*batch, **named)
             assert entropies is not None
@@ -280,43 +270,34 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         shares = forward is not None and not forward.is_flash
         return divide(rows, self._most_tokens, shares=shares, agreed=lambda count: max(gather([count])))
 
-    @contextmanager
-    def forward_passes_of(self, typed: torch.Tensor) -> Iterator[None]:
-        """Inside the block, TRL asks for log-probabilities of a batch with this mask of typed tokens, (B, T)."""
-        self._typed = typed
-        try:
-            yield
-        finally:
-            self._typed = None
+    def policy_logprobs(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Log-probabilities of the typed tokens of a batch as the policy is now, (B, T), without gradients."""
+        return self._logprobs(self.model, batch)
 
-    @contextmanager
-    def no_pass_before_its_only_update(self) -> Iterator[None]:
-        """Inside the block, TRL computes no log-probabilities of a batch that is in one update only. The loss's pass
-        gives them."""
-        is_on: bool = getattr(self, "vllm_importance_sampling_correction")  # noqa: B009 - TRL has no types for mypy
-        if self.args.updates_once:
-            self.vllm_importance_sampling_correction = False
-        try:
-            yield
-        finally:
-            self.vllm_importance_sampling_correction = is_on
+    def reference_logprobs(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """As `policy_logprobs`, of the reference model: the one that TRL has loaded, or the policy without its new
+        adapter, or with a copy of the adapter that it began with."""
+        if self.ref_model is not None:
+            return self._logprobs(self.ref_model, batch)
+        model = self.accelerator.unwrap_model(self.model)
+        with use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None):
+            return self._logprobs(self.model, batch)
 
-    def _get_per_token_logps_and_entropies(
-        self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int, **named: Any
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Log-probabilities and entropies (B, T), zero where nothing was typed; TRL's own if the batch can't be
-        packed. TRL calls it for the policy before an update, and for the reference model."""
-        typed = self._typed
-        if typed is not None:
-            typed = pad(typed, (0, logits_to_keep - typed.size(1))).to(input_ids.device)
-        if typed is None or not self._most_tokens:
-            return self._values_of(typed, model, input_ids, attention_mask, logits_to_keep, **named)
-        named["compute_entropy"] = True
-        batch = (typed, model, input_ids, attention_mask, logits_to_keep)
-        known = _none_known(typed)
-        for rows in self._passes(input_ids, attention_mask, typed):
-            known = self._values_of_pass(rows, known, *batch, **named)
-        return known[0], known[1], None
+    def _logprobs(self, model: Any, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        typed = typed_of(batch)
+        ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)  # (B, S)
+        attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+        arguments = (typed, model, ids, attention, typed.size(1))
+        # checkpointing under no_grad warns that no input has a gradient
+        with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
+            if not self._most_tokens:
+                is_training = self.model.training
+                size = self.args.per_device_train_batch_size if is_training else self.args.per_device_eval_batch_size
+                return self._values_of(*arguments, batch_size=size)[0]
+            known = _none_known(typed)
+            for rows in self._passes(ids, attention, typed):
+                known = self._values_of_pass(rows, known, *arguments, compute_entropy=True)
+            return known[0]
 
     def _values_of_pass(
         self,
@@ -345,7 +326,7 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _values_of(
         self,
-        typed: torch.Tensor | None,
+        typed: torch.Tensor,
         model: Any,
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor,
@@ -353,12 +334,12 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         batch_size: int | None = None,
         compute_entropy: bool = False,
         compute_aux_loss: bool = False,
-        **modalities: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        is_plain = not compute_aux_loss and all(value is None for value in modalities.values())
-        if self._typed_forward is None or typed is None or not is_plain:
+        """Log-probabilities and entropies (B, T), zero where nothing was typed, and the router's loss; by TRL's pass,
+        which has values there, if the batch can't be packed."""
+        if self._typed_forward is None or compute_aux_loss:
             values: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
-            values = super()._get_per_token_logps_and_entropies(
+            values = self._get_per_token_logps_and_entropies(
                 model,
                 input_ids,
                 attention_mask,
@@ -366,7 +347,6 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
                 batch_size=batch_size,
                 compute_entropy=compute_entropy,
                 compute_aux_loss=compute_aux_loss,
-                **modalities,
             )
             return values
         batch = (input_ids, attention_mask, typed)

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 from recorded import RecordedTrainer, make_tasks_named, recorded, recorded_trainer
+from trl.trainer.utils import pad
 
 from repl_rl.config import MaskConfig, parse_config
 from repl_rl.errors import ConfigError, RewardError
-from repl_rl.rewards import ScoredTrajectory
 from repl_rl.trainer import ReplGRPOConfig
 from repl_rl.trainer.mask import leaves_out, within_ratios
 from repl_rl.trainer.rows import row_lists, rows_of
-from repl_rl.trainer.step import Step
+from repl_rl.trainer.step import staying
 from repl_rl.trajectory import (
     Branch,
     Compaction,
@@ -230,8 +230,7 @@ def masked(
     """The loss's mask of each row's typed tokens, and who is left out; `ratios` are those of the rows' typed tokens."""
     config = MaskConfig.model_validate(mask)
     rows = rows_of(trajectories, subcalls=True)
-    step = Step([], [ScoredTrajectory(each, {}) for each in trajectories], rows, row_lists(rows, len(rows), 0))
-    typed = step.typed_mask
+    typed = pad([torch.tensor(row["env_mask"]) for row in row_lists(rows, len(rows), 0)], padding_value=0)
     apart = torch.zeros(typed.shape)
     for of_row, is_typed, values in zip(apart, typed.bool(), ratios or [], strict=bool(ratios)):
         of_row[is_typed] = torch.tensor(values).log()
@@ -241,8 +240,8 @@ def masked(
         "old_per_token_logps": apart,
         "sampling_per_token_logps": torch.zeros(typed.shape),
     }
-    left = step.leave_out(output, config, leaves_out(config), group_size)
-    return [kept[was_typed.bool()].tolist() for kept, was_typed in zip(output["tool_mask"], typed, strict=True)], left
+    kept, left = staying(output, rows, trajectories, config, leaves_out(config), group_size)
+    return [stays[was_typed.bool()].tolist() for stays, was_typed in zip(kept, typed, strict=True)], left
 
 
 def branch_of(parent: Trajectory, index: int, line: int, **changes: Any) -> Trajectory:

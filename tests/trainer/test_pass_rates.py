@@ -13,7 +13,7 @@ from pages import says
 from recorded import RecordedTrainer, make_tasks_named, recorded, recorded_trainer
 
 from repl_rl.errors import ConfigError, KernelError
-from repl_rl.trainer import grpo
+from repl_rl.trainer import step
 from repl_rl.trainer.pass_rates import PassRates
 from repl_rl.trajectory import Task, Trajectory
 
@@ -124,7 +124,7 @@ def test_a_process_that_can_draw_none_again_gathers_as_often_as_the_others(
 ) -> None:
     trainer = recorded_trainer(tmp_path, of_their_names, TASKS, task_sampling="pass_rate", redraws=1)
     gathered: list[Sequence[Any]] = []
-    monkeypatch.setattr(grpo, "gather", lambda values: gathered.append(values) or list(values))
+    monkeypatch.setattr(step, "gather", lambda values: gathered.append(values) or list(values))
     roll_out = trainer.service.roll_out
 
     def rolled_out(*arguments: Any) -> Any:
