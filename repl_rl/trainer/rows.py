@@ -27,13 +27,18 @@ def as_dataset(tasks: Dataset | Sequence[Task], graded: bool = True) -> Dataset:
     """Rows that TRL can shuffle and repeat; those of `Task`s keep their metadata, as JSON. A data set's column `id`
     also makes the column `task_id`, where rows of one id are told apart.
 
-    Raises ConfigError for an empty set and missing columns, and listing the rows whose prompts or, if `graded`,
+    Raises ConfigError for an empty set, missing columns and columns of images, and listing the rows whose prompts or, if `graded`,
     reference answers can't be read. Without `graded`, there may be no column `answer`. A `Task` may have no answer.
     """
     if isinstance(tasks, Dataset):
         missing = {"prompt", *(["answer"] if graded else [])} - set(tasks.column_names)
         if missing:
             raise ConfigError(f"the data set lacks the columns {sorted(missing)}; it has {tasks.column_names}")
+        if images := sorted({"image", "images"} & set(tasks.column_names)):
+            raise ConfigError(
+                f"the data set has a column {images[0]!r}, and prompts have no images here, so nobody would see them; "
+                f"drop it: dataset.remove_columns({images!r})"
+            )
         _require_readable(tasks, graded)
         dataset = tasks
         if "id" in tasks.column_names and "task_id" not in tasks.column_names:

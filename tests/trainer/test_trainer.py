@@ -186,6 +186,11 @@ def test_void_trajectories_are_left_out_of_the_rewards_that_are_logged() -> None
 
 def test_a_data_set_without_its_columns_or_rows_is_refused(folder: Path) -> None:
     args = small_args(folder)
+    pictured = Dataset.from_list([{"prompt": "What is it?", "answer": "1", "images": ["a.png"]}])
+    with pytest.raises(
+        ConfigError, match=r"has a column 'images', and .*drop it: dataset.remove_columns\(\['images'\]\)"
+    ):
+        ReplGRPOTrainer(str(NANO_PATH), args, pictured)
     with pytest.raises(ConfigError, match=r"lacks the columns \['answer'\]; it has \['prompt'\]"):
         ReplGRPOTrainer(str(NANO_PATH), args, Dataset.from_list([{"prompt": "What is 1 + 1?"}]))
     with pytest.raises(ConfigError, match="the task set is empty"):
