@@ -12,7 +12,7 @@ from small import small_args
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.batch import RolloutBatch
 from repl_rl.trainer import ReplGRPOTrainer
-from repl_rl.trainer.step import typed_of
+from repl_rl.trainer.step import loss_mask_of
 from repl_rl.trajectory import Line, LineKind, StopReason, Task, Trajectory
 
 Recording = Callable[[Task, int], Trajectory]
@@ -104,7 +104,7 @@ class RecordedTrainer(ReplGRPOTrainer):
 
     def logprobs(self, inputs: dict[str, Any]) -> torch.Tensor:  # (B, T)
         ids, mask = (torch.cat([inputs[f"prompt_{of}"], inputs[f"completion_{of}"]], dim=1) for of in ("ids", "mask"))
-        typed = typed_of(inputs)
+        typed = loss_mask_of(inputs)
         values, *_ = self._values_of(typed, self.model, ids, mask, typed.size(1))
         return values
 

@@ -246,10 +246,10 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         args, accelerator, is_training = self.args, self.accelerator, self.model.training
         tools = [tool.name for tool in self._extensions.toolbox.tools]
         has_tools = bool(tools) or self._extensions.environment is not None
-        keeps = is_training and self.rollout_dir is not None
-        kept_at = None
-        if keeps and accelerator.is_main_process:
-            kept_at = Path(str(self.rollout_dir)) / f"step_{self.state.global_step + 1:05d}.jsonl"
+        stores = is_training and self.rollout_dir is not None
+        path = None
+        if stores and accelerator.is_main_process:
+            path = Path(str(self.rollout_dir)) / f"step_{self.state.global_step + 1:05d}.jsonl"
         return StepParts(
             args=args,
             is_training=is_training,
@@ -264,7 +264,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
             queue=self.queue,
             service=self.service,
             sampling=self.batch_sampling,
-            has_rolled_out=self._rest_engine,
+            after_rollouts=self._rest_engine,
             last_rollouts_at=self._last_rollouts_at,
             tools=tools if has_tools else None,
             grader=self._grader,
@@ -279,8 +279,8 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
             gather=accelerator.gather,
             device=accelerator.device,
             log=self.step_log,
-            kept_at=kept_at,
-            keeps=keeps,
+            stores_rollouts=stores,
+            rollouts_path=path,
         )
 
     def _rest_engine(self) -> None:

@@ -3,20 +3,37 @@
 `loss` takes log-probabilities, advantages, masks and settings, and returns the loss with what is logged of it. It goes
 from top to bottom in this order:
 
-1. the ratio of the policy to the one before the update, of tokens or of sequences;
-2. the KL term to the reference model, and the policy's term of one of eight losses (`LOSS_TYPES`), per token;
-3. what takes tokens out of the policy's term or weighs them: drifted sequences, tokens of low entropy, the sampler;
-4. the division by what the loss type divides by;
-5. what is added: an entropy bonus, a router's loss, the loss on the interpreter's output.
+1. DPPO takes the advantages of tokens that have moved too far;
+2. the ratio of the policy to the one before the update, of tokens or of sequences;
+3. the policy's term of one of eight losses (`LOSS_TYPES`), per token, times three weights: whether the row has drifted,
+   whether the token's entropy is high enough, and the sampler's weight;
+4. plus the KL term to the reference model;
+5. divided by what the loss type divides by;
+6. plus an entropy bonus, a router's loss, and the loss on the interpreter's output.
 
-The losses are TRL's; the tests hold values and gradients to those of its `_compute_loss`. An advantage belongs to a
-line here. Where a paper has one advantage for a sequence, the function says what takes its place.
+What is out of which term. Prompts, the interpreter's output, padding and sessions that are left out have `loss_mask` 0,
+which is out of all of them but the loss on the output.
+
+| | policy | KL | entropy bonus | divisor |
+|---|---|---|---|---|
+| `loss_mask` 0 | out | out | out | out |
+| entropy below `entropy_threshold` | out | in | out | in |
+| row that has drifted (`off_policy_threshold`) | out | in | in | in |
+| DPPO (`divergence`), Clip-Cov | out | in | in | in |
+
+The losses are TRL's; the tests hold values and gradients to those of its `_compute_loss`. They differ where a paper has
+one advantage for a sequence, and lines have several: the ratio of a sequence (`_log_weights`), drifted rows
+(`_near_policy`) and VESPO's weights (`_vespo_weights`); and a mean over rows leaves out rows that are not in the loss
+(`_divided`). A row is a sequence. A session that was compacted is several.
 
 What only all processes together know comes in as a number (`entropy_threshold`, `tokens_of_update`, `row_share`). What
 is logged goes out as sums and counts, which the caller adds up over processes.
 
-B batch, T completion tokens. What is not typed (prompts, the interpreter's output, padding) is zero in `typed` and in
-no term but the loss on the output; the other tensors may hold anything there.
+A batch may be too large for one forward pass. Then `loss` is called after each pass with the whole batch, where rows of
+other passes are numbers without a gradient: counts and means are the batch's each time, and the gradients add up to the
+batch's (`repl_rl.trainer.typed_tokens`).
+
+B batch, T completion tokens. Where `loss_mask` is 0, tensors may hold any finite number.
 """
 
 import math
@@ -50,21 +67,25 @@ class SamplerCorrection:
 
 @dataclass(frozen=True, slots=True)
 class LossSettings:
-    """What is the same in every batch of a run."""
+    """What is the same in every batch of a run. TRL's names, where they differ, stand in brackets."""
 
     loss_type: str
     level: Level
-    """Of the ratio to the policy before the update; see `_log_weights`."""
+    """Of the ratio to the policy before the update (`importance_sampling_level`), see `_log_weights`."""
     beta: float
     """Weight of the KL term."""
     corrects_kl: bool
-    """Whether the KL term is multiplied by the ratio, which makes its gradient unbiased (DeepSeek-V3.2)."""
+    """Whether the KL term is multiplied by the ratio (`use_bias_correction_kl`), which makes its gradient unbiased
+    (DeepSeek-V3.2)."""
     epsilon_low: float
     epsilon_high: float
+    """How far the ratio may lie below 1, and above it. For cispo, `epsilon_high` bounds the ratio itself."""
     delta: float | None
     """Bound on a ratio whose advantage is negative (two-sided clipping)."""
     correction: SamplerCorrection | None
+    """(`vllm_importance_sampling_correction`)"""
     off_policy_threshold: float | None
+    """Mean drift of a row in nats (`off_policy_mask_threshold`), see `_near_policy`."""
     divergence: float | None
     """Of DPPO, see `_diverged`."""
     sapo_temperatures: tuple[float, float]
@@ -74,7 +95,7 @@ class LossSettings:
     vespo_rates: tuple[float, float]
     """lambda, likewise."""
     most_tokens: int
-    """Dr. GRPO divides by it: the longest completion that is allowed."""
+    """Dr. GRPO divides by it: the longest completion that is allowed (`max_completion_length`)."""
     output_loss: float
     """Weight of the cross-entropy of the interpreter's output."""
 
@@ -87,12 +108,13 @@ class LossInputs:
     """Of the policy that is trained, in nats, with its gradient. Of the output too, where `output_weights` is given."""
     entropies: torch.Tensor
     """In nats, with a gradient where a bonus is paid."""
-    typed: torch.Tensor
+    loss_mask: torch.Tensor
     """1 where the model typed the token and the token is in the loss."""
     advantages: torch.Tensor
     """One per token, which is that of its line, or (B, 1)."""
     old_logprobs: torch.Tensor | None
-    """Of the policy before the first update with this batch. None where this is the first: `logprobs`, then."""
+    """Of the policy before the batch's first update. None for a batch of one update: then they are `logprobs`, which
+    this very pass has computed."""
     sampler_logprobs: torch.Tensor | None
     reference_logprobs: torch.Tensor | None
     sampler_weights: torch.Tensor | None
@@ -100,24 +122,25 @@ class LossInputs:
     output_weights: torch.Tensor | None
     """Weights of the interpreter's output tokens."""
     entropy_threshold: torch.Tensor | None
-    """Tokens of a lower entropy are in no policy's term. None takes all."""
+    """Tokens of a lower entropy are not in the policy's term (`top_entropy_quantile`). None takes all."""
     entropy_coefficient: float | None
     """Of the entropy bonus; None pays none, and asks for no count."""
     router_loss: torch.Tensor | None
     """The router's auxiliary loss of a mixture of experts."""
     router_coefficient: float
     tokens_of_update: torch.Tensor
-    """What dapo, cispo and vespo divide by: the typed tokens of an update, as a share of each process."""
+    """What dapo, cispo and vespo divide by: the loss's tokens of all batches of an update and all processes, over the
+    number of processes, as gradients are averaged over these. At least 1 / processes."""
     row_share: float
-    """The share of the step's rows that have a typed token in the loss. Means over rows are over these."""
+    """The share of the step's rows that have a token in the loss. Means over rows are over these."""
     accumulated: int
-    """Batches of an update. What is a mean over the batch is divided by it."""
+    """Batches of an update, 1 in an evaluation. What is a mean over the batch is divided by it."""
     is_training: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """A mean over typed tokens or rows of all processes, as what adds up over these."""
+    """A mean over tokens or rows of all processes, as what adds up over these."""
 
     total: torch.Tensor
     count: torch.Tensor
@@ -138,7 +161,7 @@ class LossOutputs:
     entropy_bonus: Mean | None
     """The entropy of the tokens for which the bonus is paid."""
     logprobs: torch.Tensor
-    """Of the policy, (B, T), zero where nothing was typed."""
+    """Of the policy, (B, T), zero where `loss_mask` is."""
     sampler_weights: torch.Tensor | None
     """(B, T) or (B, 1)."""
     diverged: torch.Tensor | None
@@ -149,13 +172,13 @@ class LossOutputs:
 
 def loss(inputs: LossInputs, settings: LossSettings) -> LossOutputs:
     """The loss of a batch, see the module."""
-    typed = inputs.typed
+    mask = inputs.loss_mask
     output_loss = None
     if inputs.output_weights is not None:
         output_loss = -(inputs.logprobs * inputs.output_weights).sum()
-    logprobs = inputs.logprobs * typed
+    logprobs = inputs.logprobs * mask
     now = logprobs.detach()
-    old = now if inputs.old_logprobs is None else inputs.old_logprobs * typed
+    old = now if inputs.old_logprobs is None else inputs.old_logprobs * mask
     advantages = inputs.advantages
     diverged = None
     if settings.divergence is not None and inputs.is_training:
@@ -163,13 +186,13 @@ def loss(inputs: LossInputs, settings: LossSettings) -> LossOutputs:
         advantages = advantages.masked_fill(diverged, 0.0)
     sampler_weights = inputs.sampler_weights
     if sampler_weights is None and settings.correction is not None and inputs.sampler_logprobs is not None:
-        sampler_weights = weights_of_sampler(old, inputs.sampler_logprobs, typed, settings.correction)
+        sampler_weights = weights_of_sampler(old, inputs.sampler_logprobs, mask, settings.correction)
 
-    ratio = _log_weights(logprobs, old, typed, settings.level).exp()
+    ratio = _log_weights(logprobs, old, mask, settings.level).exp()
     kl = None
     if settings.beta != 0.0:
         assert inputs.reference_logprobs is not None
-        kl = _kl(logprobs, inputs.reference_logprobs * typed)
+        kl = _kl(logprobs, inputs.reference_logprobs * mask)
         if settings.corrects_kl:
             kl = kl * ratio
 
@@ -178,42 +201,43 @@ def loss(inputs: LossInputs, settings: LossSettings) -> LossOutputs:
     if settings.loss_type in CLIPPED:
         per_token, clipped = _clipped(ratio, advantages, settings)
         for name, is_clipped in clipped.items():
-            means[f"clip_ratio/{name}_mean"] = mean_of(is_clipped.float(), typed)
-        per_row["clip_ratio/low_min"] = _row_means(clipped["low"].float(), typed)
-        per_row["clip_ratio/high_max"] = _row_means(clipped["high"].float(), typed)
+            means[f"clip_ratio/{name}_mean"] = mean_of(is_clipped.float(), mask)
+        per_row["clip_ratio/low_min"] = _row_means(clipped["low"].float(), mask)
+        per_row["clip_ratio/high_max"] = _row_means(clipped["high"].float(), mask)
     elif settings.loss_type == "cispo":
         per_token = -ratio.detach().clamp(max=settings.epsilon_high) * advantages * logprobs
         is_clipped = (ratio > settings.epsilon_high) & (advantages > 0)
-        means["cispo_clip_ratio"] = mean_of(is_clipped.float(), typed)
+        means["cispo_clip_ratio"] = mean_of(is_clipped.float(), mask)
     elif settings.loss_type == "sapo":
         per_token = _sapo(ratio, advantages, settings)
     elif settings.loss_type == "vespo":
-        weights = _vespo_weights(now - old, sampler_weights, advantages, typed, settings)
+        weights = _vespo_weights(now - old, sampler_weights, inputs.advantages, mask, settings)
         per_token = -weights * advantages * logprobs
-        means["vespo/phi_seq_mean"] = mean_of(weights, typed)
+        has_tokens = mask.any(dim=1, keepdim=True).float()
+        means["vespo/phi_seq_mean"] = Mean((weights * has_tokens).sum(), has_tokens.sum())
     else:
         raise ValueError(f"loss_type {settings.loss_type!r} is none of {', '.join(LOSS_TYPES)}")
 
     if settings.off_policy_threshold is not None:
         sampled = old if inputs.sampler_logprobs is None else inputs.sampler_logprobs
-        per_token = per_token * _near_policy(now, sampled, advantages, typed, settings.off_policy_threshold)
-    in_policy_term = typed
+        per_token = per_token * _near_policy(now, sampled, inputs.advantages, mask, settings.off_policy_threshold)
+    high_entropy = mask
     if inputs.entropy_threshold is not None:
-        in_policy_term = typed * (inputs.entropies.detach() >= inputs.entropy_threshold)
-        per_token = per_token * in_policy_term
+        high_entropy = mask * (inputs.entropies.detach() >= inputs.entropy_threshold)
+        per_token = per_token * high_entropy
     if sampler_weights is not None and settings.loss_type != "vespo":  # VESPO has them in its own weights
         per_token = per_token * sampler_weights
     if kl is not None:
         per_token = per_token + settings.beta * kl
-        means["kl"] = mean_of(kl.detach(), typed)
-    means["entropy"] = mean_of(inputs.entropies.detach(), typed)
+        means["kl"] = mean_of(kl.detach(), mask)
+    means["entropy"] = mean_of(inputs.entropies.detach(), mask)
 
     policy_loss, divided = _divided(per_token, inputs, settings)
     total = divided
     entropy_bonus = None
     if inputs.entropy_coefficient is not None:
-        # The mean entropy of the tokens that the policy's term has, whatever that term is divided by.
-        entropy_bonus = mean_of(inputs.entropies, in_policy_term)
+        # A mean over its tokens, whatever the policy's term is divided by.
+        entropy_bonus = mean_of(inputs.entropies, high_entropy)
         entropy = entropy_bonus.total / entropy_bonus.count.clamp(min=1.0)
         total = total - inputs.entropy_coefficient * entropy / inputs.accumulated
         entropy_bonus = replace(entropy_bonus, total=entropy_bonus.total.detach())
@@ -237,13 +261,13 @@ def loss(inputs: LossInputs, settings: LossSettings) -> LossOutputs:
 
 
 def weights_of_sampler(
-    old_logprobs: torch.Tensor, sampler_logprobs: torch.Tensor, typed: torch.Tensor, correction: SamplerCorrection
+    old_logprobs: torch.Tensor, sampler_logprobs: torch.Tensor, loss_mask: torch.Tensor, correction: SamplerCorrection
 ) -> torch.Tensor:
     """The probability before the update over the sampler's, of tokens (B, T) or of sequences (B, 1), within bounds.
 
     A token whose probability the sampler did not give (NaN) has the weight 1.
     """
-    log_ratio = ((old_logprobs - sampler_logprobs) * typed).nan_to_num(nan=0.0)
+    log_ratio = ((old_logprobs - sampler_logprobs) * loss_mask).nan_to_num(nan=0.0)
     if correction.level == "sequence":
         log_ratio = log_ratio.sum(-1, keepdim=True)
     ratio = log_ratio.exp()
@@ -255,14 +279,12 @@ def weights_of_sampler(
     return bounded
 
 
-def mean_of(values: torch.Tensor, typed: torch.Tensor) -> Mean:
-    """Over typed tokens, of values (B, T), or over rows, of one value each (B, 1)."""
-    if values.size(1) == 1:
-        return Mean(values.sum(), torch.tensor(float(len(values)), device=values.device))
-    return Mean((values * typed).sum(), typed.sum().float())
+def mean_of(values: torch.Tensor, loss_mask: torch.Tensor) -> Mean:
+    """Over the tokens of the loss, of values (B, T)."""
+    return Mean((values * loss_mask).sum(), loss_mask.sum().float())
 
 
-def _log_weights(logprobs: torch.Tensor, old: torch.Tensor, typed: torch.Tensor, level: Level) -> torch.Tensor:
+def _log_weights(logprobs: torch.Tensor, old: torch.Tensor, loss_mask: torch.Tensor, level: Level) -> torch.Tensor:
     """The logarithm of the ratio of the policy to the one before the update, per token, (B, T).
 
     For sequences, each token has the ratio of its sequence, and a gradient of its own:
@@ -275,7 +297,7 @@ def _log_weights(logprobs: torch.Tensor, old: torch.Tensor, typed: torch.Tensor,
     log_ratio = logprobs - old
     if level == "token":
         return log_ratio
-    of_sequence = _row_sums(log_ratio.detach(), typed) / _row_counts(typed)  # (B, 1)
+    of_sequence = _row_sums(log_ratio.detach(), loss_mask) / _row_counts(loss_mask)  # (B, 1)
     return of_sequence + logprobs - logprobs.detach()
 
 
@@ -311,20 +333,21 @@ def _vespo_weights(
     log_ratio: torch.Tensor,
     sampler_weights: torch.Tensor | None,
     advantages: torch.Tensor,
-    typed: torch.Tensor,
+    loss_mask: torch.Tensor,
     settings: LossSettings,
 ) -> torch.Tensor:
-    """The weight of each sequence, (B, 1): e^lambda w^k e^(-lambda w), with w the ratio of the policy to the sampler.
+    """The weight of each row, (B, 1): e^lambda w^k e^(-lambda w), with w the ratio of the policy to the one before the
+    update, times the sampler's weights where it is corrected for.
 
     Its form depends on the sign of the advantage, which is one for a sequence in the paper: here the mean over its
     tokens.
     """
-    log_weight = _row_sums(log_ratio.clamp(-_MOST_LOG_RATIO, _MOST_LOG_RATIO), typed)
+    log_weight = _row_sums(log_ratio.clamp(-_MOST_LOG_RATIO, _MOST_LOG_RATIO), loss_mask)
     if sampler_weights is not None:
         of_sampler = sampler_weights.log().clamp(_LEAST_LOG_RATIO, _MOST_LOG_RATIO)
         log_weight = log_weight + of_sampler.sum(-1, keepdim=True)
     log_weight = log_weight.clamp(_LEAST_LOG_RATIO, _MOST_LOG_RATIO)
-    is_positive = _row_means_of_advantages(advantages, typed) >= 0
+    is_positive = _row_means_of_advantages(advantages, loss_mask) >= 0
     shape = torch.where(is_positive, *settings.vespo_shapes)
     rate = torch.where(is_positive, *settings.vespo_rates).clamp(min=1e-4)
     weights = (rate + shape * log_weight - rate * log_weight.exp()).exp()
@@ -332,7 +355,7 @@ def _vespo_weights(
 
 
 def _near_policy(
-    now: torch.Tensor, sampled: torch.Tensor, advantages: torch.Tensor, typed: torch.Tensor, threshold: float
+    now: torch.Tensor, sampled: torch.Tensor, advantages: torch.Tensor, loss_mask: torch.Tensor, threshold: float
 ) -> torch.Tensor:
     """Which sequences are in the loss, (B, 1): not those whose advantage is negative and that the policy has drifted
     away from. A sequence is dropped whole, or not at all, by the sign of the mean of its tokens' advantages.
@@ -341,8 +364,8 @@ def _near_policy(
     give (NaN) says nothing about the drift.
     """
     apart = (sampled - now).nan_to_num(nan=0.0)
-    drift = _row_sums(apart, typed) / _row_counts(typed)
-    is_positive = _row_means_of_advantages(advantages, typed) >= 0
+    drift = _row_sums(apart, loss_mask) / _row_counts(loss_mask)
+    is_positive = _row_means_of_advantages(advantages, loss_mask) >= 0
     return is_positive | (drift <= threshold)
 
 
@@ -354,50 +377,51 @@ def _diverged(now: torch.Tensor, inputs: LossInputs, bound: float) -> torch.Tens
     """
     assert inputs.sampler_logprobs is not None
     apart = now.exp() - inputs.sampler_logprobs.exp()
-    return (apart * inputs.advantages.sign() > bound) & inputs.typed.bool()
+    return (apart * inputs.advantages.sign() > bound) & inputs.loss_mask.bool()
 
 
 def _divided(per_token: torch.Tensor, inputs: LossInputs, settings: LossSettings) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sum over typed tokens by what the loss type divides by: as a mean of this batch, and as its part of the
-    update, which has `accumulated` batches.
+    """The sum over the tokens of the loss by what the loss type divides by: as a mean of this batch, and as its part of
+    the update, which has `accumulated` batches.
 
-    A mean over rows is over those that have a typed token in the loss, in the step as a whole: `row_share` of them.
+    A mean over rows is over those that have a token in the loss, in the step as a whole: `row_share` of them.
     """
-    typed = inputs.typed
-    summed = per_token * typed
+    loss_mask = inputs.loss_mask
+    summed = per_token * loss_mask
     if settings.loss_type in ("cispo", "dapo", "vespo"):
         value = summed.sum() / inputs.tokens_of_update
         return value, value  # an update's tokens are divided by, so the batches of the update add up
     if settings.loss_type == "bnpo":
-        value = summed.sum() / typed.sum().clamp(min=1.0)
+        value = summed.sum() / loss_mask.sum().clamp(min=1.0)
         return value, value / inputs.accumulated
+    assert settings.loss_type in MEANS_OVER_ROWS
     if settings.loss_type == "dr_grpo":
         of_rows = summed.sum(-1) / settings.most_tokens
     elif settings.loss_type == "luspo":
         of_rows = summed.sum(-1)
-    else:
-        of_rows = summed.sum(-1) / typed.sum(-1).clamp(min=1.0)
+    else:  # grpo, sapo
+        of_rows = summed.sum(-1) / loss_mask.sum(-1).clamp(min=1.0)
     value = of_rows.mean()
     if 0 < inputs.row_share < 1:
         value = value / inputs.row_share
     return value, value / inputs.accumulated
 
 
-def _row_sums(values: torch.Tensor, typed: torch.Tensor) -> torch.Tensor:
+def _row_sums(values: torch.Tensor, loss_mask: torch.Tensor) -> torch.Tensor:
     """(B, 1)"""
-    return (values * typed).sum(-1, keepdim=True)
+    return (values * loss_mask).sum(-1, keepdim=True)
 
 
-def _row_counts(typed: torch.Tensor) -> torch.Tensor:
-    """Typed tokens of each row, at least 1: (B, 1)."""
-    return typed.sum(-1, keepdim=True).clamp(min=1)
+def _row_counts(loss_mask: torch.Tensor) -> torch.Tensor:
+    """Tokens of each row that are in the loss, at least 1: (B, 1)."""
+    return loss_mask.sum(-1, keepdim=True).clamp(min=1)
 
 
-def _row_means(values: torch.Tensor, typed: torch.Tensor) -> torch.Tensor:
-    """(B,), NaN for a row without a typed token."""
-    return (values * typed).sum(-1) / typed.sum(-1)
+def _row_means(values: torch.Tensor, loss_mask: torch.Tensor) -> torch.Tensor:
+    """(B,), NaN for a row without any."""
+    return (values * loss_mask).sum(-1) / loss_mask.sum(-1)
 
 
-def _row_means_of_advantages(advantages: torch.Tensor, typed: torch.Tensor) -> torch.Tensor:
+def _row_means_of_advantages(advantages: torch.Tensor, loss_mask: torch.Tensor) -> torch.Tensor:
     """(B, 1)"""
-    return _row_sums(advantages, typed) / _row_counts(typed)
+    return _row_sums(advantages, loss_mask) / _row_counts(loss_mask)

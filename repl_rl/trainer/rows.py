@@ -7,12 +7,10 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
 from datasets import Dataset
 
 from repl_rl.errors import ConfigError
 from repl_rl.rollout.batch import require_tasks
-from repl_rl.rollout.score import CreditedTrajectory
 from repl_rl.tasks import require_gradable
 from repl_rl.tasks.chats import Chat, is_chat, read_chat
 from repl_rl.tasks.datasets import distinct_id
@@ -27,8 +25,9 @@ def as_dataset(tasks: Dataset | Sequence[Task], graded: bool = True) -> Dataset:
     """Rows that TRL can shuffle and repeat; those of `Task`s keep their metadata, as JSON. A data set's column `id`
     also makes the column `task_id`, where rows of one id are told apart.
 
-    Raises ConfigError for an empty set, missing columns and columns of images, and listing the rows whose prompts or, if `graded`,
-    reference answers can't be read. Without `graded`, there may be no column `answer`. A `Task` may have no answer.
+    Raises ConfigError for an empty set, missing columns and columns of images, and listing the rows whose prompts or,
+    if `graded`, reference answers can't be read. Without `graded`, there may be no column `answer`. A `Task` may have
+    no answer.
     """
     if isinstance(tasks, Dataset):
         missing = {"prompt", *(["answer"] if graded else [])} - set(tasks.column_names)
@@ -193,14 +192,3 @@ def row_lists(rows: Sequence[Row], size: int, pad_id: int) -> list[dict[str, Any
     """TRL's lists of each row, and void ones until there are `size`."""
     void = {"prompt_ids": [pad_id], "completion_ids": [pad_id], "logprobs": [0.0], "env_mask": [0]}
     return [row.lists(pad_id) for row in rows] + [void] * (size - len(rows))
-
-
-def token_advantages(
-    rows: Sequence[Row], credited: Sequence[CreditedTrajectory], completion_ids: torch.Tensor
-) -> torch.Tensor:
-    """Advantages of shape (B, T), zero on outputs, padding and void rows; `rows` are the first of them."""
-    advantages = torch.zeros(completion_ids.shape, dtype=torch.float32, device=completion_ids.device)  # (B, T)
-    for values, row in zip(advantages, rows, strict=False):
-        for own, number in zip(row.part.lines, row.lines, strict=False):
-            values[own.start : own.end] = credited[row.owner].trajectory.lines[number].advantage or 0.0
-    return advantages

@@ -2,20 +2,23 @@
 
     1  draw         rows of the data set, one for each session, group after group
     2  roll out     a session in a live interpreter for each row, graded, with a reward for each line; groups that teach
-                    nothing are rolled out anew with other rows
+                    nothing are rolled out anew with other rows (`redraws`)
     3  reward       TRL's reward functions, which see whole sessions
-    4  credit       an advantage for each line, within its group
-    5  lay out      rows of the batch: sessions, what was sampled after a compaction, sub-calls; tensors of tokens
+    4  credit       an advantage for each line: its return less a baseline, within its group (`repl_rl.credit`)
+    5  lay out      rows of tensors; a line's advantage goes to each of its tokens (`token_advantages`)
     6  look back    log-probabilities before the update, of the policy and of the reference model, where a loss asks
-    7  leave out    what masks keep out of the loss
+    7  leave out    what masks (`train.mask`) keep out of the loss
+    8  weigh        the sampler's weights, tokens that Clip-Cov draws, the interpreter's output
 
 `make_batch` takes them in turn. No function here takes a trainer: what a step needs of one stands in `StepParts`, so
 other trainers can fill it in.
 
-A session that failed (`is_void`) has a reward of 0, is in no baseline, and is one masked token of the batch. A group
-whose outcomes are equal has advantages of 0 where the outcome alone is paid.
+A session that failed (`is_void`) has a reward of 0, is in no baseline, and is one token outside the loss. Where the
+outcome alone is paid, a group whose outcomes are equal has advantages of 0; its tokens still count in what losses
+divide by, and in the KL term. A session that was compacted is a row for each of its parts, and what a session asked in
+sub-calls are further rows (`subcalls.train`); an evaluation has the first part alone.
 
-B batch, T completion tokens, N sessions of this process.
+B rows of the batch, T completion tokens, N sessions of this process.
 """
 
 import time
@@ -44,7 +47,7 @@ from repl_rl.trainer.pass_rates import PassRates, right_share
 from repl_rl.trainer.queued import TrainerQueue
 from repl_rl.trainer.redraw import further_rows, redraw
 from repl_rl.trainer.resample import resampled
-from repl_rl.trainer.rows import Row, row_lists, rows_of, task_of, token_advantages
+from repl_rl.trainer.rows import Row, row_lists, rows_of, task_of
 from repl_rl.trajectory import Task, Trajectory, whole_session, write_jsonl
 from repl_rl.utils.distributed import gather
 
@@ -79,8 +82,8 @@ class StepParts:
     service: RolloutService
     sampling: Callable[[int], SamplingConfig]
     """Of the next so many sessions."""
-    has_rolled_out: Callable[[], None]
-    """Called once the sessions are complete: the engine may give its memory to the trainer."""
+    after_rollouts: Callable[[], None]
+    """The engine may give its memory to the trainer."""
     last_rollouts_at: float | None
     """When the rollouts of the step before were complete, by `time.perf_counter`."""
     tools: Sequence[str] | None
@@ -105,10 +108,10 @@ class StepParts:
     """The tensors of all processes, one after another."""
     device: torch.device
     log: StepLog
-    kept_at: Path | None
-    """Where this process keeps the step's trajectories, and None where it does not."""
-    keeps: bool
-    """Whether any process does: then all of them bring theirs."""
+    stores_rollouts: bool
+    """Whether the main process writes the trajectories of all."""
+    rollouts_path: Path | None
+    """Where this process writes trajectories; None where it does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,26 +143,26 @@ def make_batch(inputs: Sequence[DataRow], parts: StepParts) -> tuple[Tensors, Se
     """The whole of a step up to its loss. All processes call this together."""
     rows = draw(inputs, parts)
     sessions = roll_out(rows, parts)
-    parts.has_rolled_out()
-    with kept_on_failure(parts.kept_at, sessions.trajectories):
+    parts.after_rollouts()
+    with kept_on_failure(parts.rollouts_path, sessions.trajectories):
         rewards = parts.reward(sessions)
         credited = credit_lines(sessions, rewards, parts)
         layout = lay_out(sessions.trajectories, parts)
         batch = tensors_of(layout, credited, parts)
+        outputs = batch["completion_mask"] - loss_mask_of(batch)  # (B, T), before anything is left out
         batch |= looked_back(batch, parts)
         if parts.is_training and parts.args.mask != MaskConfig():
-            batch |= leave_out(batch, layout, sessions.trajectories, parts)
-        is_in_loss = typed_of(batch).any(dim=1).float()  # (B,)
-        batch["row_share"] = parts.gather(is_in_loss).mean()
+            changed, kept = leave_out(batch, layout, sessions.trajectories, parts)
+            batch |= changed
+            outputs = outputs * kept
         count = len(sessions.scored)
         parts.log.sessions(sessions.trajectories)
-        parts.log.advantages(batch["advantages"][:count], typed_of(batch)[:count])
-        if parts.is_training:
-            batch |= change_tokens(batch, parts)
-    if parts.is_training and parts.keeps:
+        parts.log.advantages(batch["advantages"][:count], loss_mask_of(batch)[:count])
+        batch |= weights_of(batch, outputs, parts)
+    if parts.is_training and parts.stores_rollouts:
         trajectories = gather([session.trajectory for session in credited])
-        if parts.kept_at is not None:
-            write_jsonl(parts.kept_at, trajectories)
+        if parts.rollouts_path is not None:
+            write_jsonl(parts.rollouts_path, trajectories)
     return batch, sessions
 
 
@@ -204,7 +207,7 @@ def roll_out(rows: Sequence[DataRow], parts: StepParts) -> Sessions:
         taken, rows = parts.queue.take()
         log.values(taken.metrics(parts.queue.version))
         trajectories = [trajectory for _, group in taken.groups for trajectory in group]
-        with kept_on_failure(parts.kept_at, trajectories):
+        with kept_on_failure(parts.rollouts_path, trajectories):
             scored = _scored([task_of(row) for row in rows], trajectories, args.branch, parts)
         sampled += scored
         since = parts.last_rollouts_at or started
@@ -212,7 +215,7 @@ def roll_out(rows: Sequence[DataRow], parts: StepParts) -> Sessions:
         with parts.queue.at_rest():
             scored = sample([task_of(row) for row in rows])
     if parts.is_training and args.redraws:
-        with kept_on_failure(parts.kept_at, [session.trajectory for session in scored]):
+        with kept_on_failure(parts.rollouts_path, [session.trajectory for session in scored]):
             taken_ids = set(gather([task_of(row).id for row in rows]))
             further = further_rows(parts.dataset, taken_ids, args.seed, parts.number)
             ours = islice(further, parts.process, None, parts.processes)
@@ -238,7 +241,7 @@ def sampled_and_scored(tasks: Sequence[Task], parts: StepParts) -> list[ScoredTr
     asked = [task for task in tasks for _ in range(factor)]
     batch = RolloutBatch(asked, parts.sampling(len(asked)), branch)
     ended: dict[int, Trajectory] = {}
-    with kept_on_failure(parts.kept_at, ended.values()):
+    with kept_on_failure(parts.rollouts_path, ended.values()):
         trajectories = parts.service.roll_out(batch, ended.__setitem__)
         scored = _scored(asked, trajectories, branch, parts)
     return [replace(session, environment=batch.environments.get(index)) for index, session in enumerate(scored)]
@@ -325,15 +328,28 @@ def tensors_of(layout: Layout, credited: Sequence[CreditedTrajectory], parts: St
         "completion_ids": padded("completion_ids", pad_id, "right", torch.long),
         "completion_mask": padded("completion_mask", 0, "right", torch.long),
         "sampling_per_token_logps": padded("logprobs", 0.0, "right"),
-        "tool_mask": padded("env_mask", 1, "right"),
+        "tool_mask": padded("env_mask", 1, "right"),  # with 1, as TRL does; completion_mask is 0 there
     }
     batch["advantages"] = token_advantages(layout.rows, credited, batch["completion_ids"])
-    batch["num_items_in_batch"] = parts.gather(typed_of(batch).sum()).sum()
+    batch["num_items_in_batch"] = parts.gather(loss_mask_of(batch).sum()).sum()
     return batch
 
 
-def typed_of(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The mask of tokens that were typed and are in the loss, (B, T)."""
+def token_advantages(
+    rows: Sequence[Row], credited: Sequence[CreditedTrajectory], completion_ids: torch.Tensor
+) -> torch.Tensor:
+    """(B, T), from the advantage of each line; 0 on outputs, padding and void rows. `rows` are the first ones of the
+    batch."""
+    advantages = torch.zeros(completion_ids.shape, dtype=torch.float32, device=completion_ids.device)
+    for index, row in enumerate(rows):
+        lines = credited[row.owner].trajectory.lines
+        for part_line, number in zip(row.part.lines, row.lines, strict=False):
+            advantages[index, part_line.start : part_line.end] = lines[number].advantage or 0.0
+    return advantages
+
+
+def loss_mask_of(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """1 for each token that was typed and is in the loss, (B, T)."""
     return batch["completion_mask"] * batch["tool_mask"]
 
 
@@ -341,45 +357,46 @@ def typed_of(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def looked_back(batch: Tensors, parts: StepParts) -> Tensors:
-    """Log-probabilities that the loss needs and its own pass does not give.
+    """Log-probabilities before the update that the loss needs and its own pass does not give.
 
-    Those of the policy before the update are computed where a batch is in several updates, and where a mask goes by
-    them. In its only update, they are those of the loss's own pass. The sampler's weights follow from them.
+    Those of the policy are computed where a batch is in several updates (`num_iterations`, or `steps_per_generation`
+    beyond `gradient_accumulation_steps`), and where a mask goes by them. In the only update of a batch, they are those
+    of the loss's own pass. Those of the reference model are computed where there is a KL term.
     """
-    found: Tensors = {}
+    logprobs: Tensors = {}
     if not parts.args.updates_once or parts.args.mask.needs_ratios:
-        old, sampled, typed = parts.policy_logprobs(batch), batch["sampling_per_token_logps"], typed_of(batch)
-        found["old_per_token_logps"] = old
+        old, sampled, loss_mask = parts.policy_logprobs(batch), batch["sampling_per_token_logps"], loss_mask_of(batch)
+        logprobs["old_per_token_logps"] = old
         weights = None
         if parts.correction is not None:
-            weights = weights_of_sampler(old, sampled, typed, parts.correction)
-            found["importance_sampling_ratio"] = weights
-        parts.log.drift(old, sampled, typed, weights)
+            weights = weights_of_sampler(old, sampled, loss_mask, parts.correction)
+        parts.log.drift(old, sampled, loss_mask, weights)
     if parts.reference_logprobs is not None:
-        found["ref_per_token_logps"] = parts.reference_logprobs(batch)
-    return found
+        logprobs["ref_per_token_logps"] = parts.reference_logprobs(batch)
+    return logprobs
 
 
 # 7. Leave out
 
 
-def leave_out(batch: Tensors, layout: Layout, trajectories: Sequence[Trajectory], parts: StepParts) -> Tensors:
-    """What the mask leaves out, and what it asked, is in no sum, count or mean of the loss: masks, old and reference
-    log-probabilities without it, and the number of tokens that are left."""
+def leave_out(
+    batch: Tensors, layout: Layout, trajectories: Sequence[Trajectory], parts: StepParts
+) -> tuple[Tensors, torch.Tensor]:
+    """The batch without what the mask leaves out: a session with the sub-calls that it made is then in no sum, count or
+    mean of the loss. And 1 for each token that stays, (B, T), the interpreter's with those around them."""
     args, group_size = parts.args, parts.group_size
-    kept, out = staying(batch, layout.rows, trajectories, args.mask, parts.is_left_out, group_size)
+    kept, left_out = kept_tokens(batch, layout.rows, trajectories, args.mask, parts.is_left_out, group_size)
     changed = {"tool_mask": batch["tool_mask"] * kept.to(batch["tool_mask"])}
     for name in ("old_per_token_logps", "ref_per_token_logps"):
         if name in batch:
             changed[name] = batch[name] * changed["tool_mask"]
-    typed = batch["completion_mask"] * changed["tool_mask"]
-    changed["num_items_in_batch"] = parts.gather(typed.sum()).sum()
-    of_all = gather(out)
+    changed["num_items_in_batch"] = parts.gather(loss_mask_of(batch | changed).sum()).sum()
+    of_all = gather(left_out)
     parts.log.values({"credit/masked_share": sum(of_all) / max(1, len(of_all))})
-    return changed
+    return changed, kept
 
 
-def staying(
+def kept_tokens(
     batch: Tensors,
     rows: Sequence[Row],
     trajectories: Sequence[Trajectory],
@@ -390,22 +407,25 @@ def staying(
     """1 for each token that stays in the loss, (B, T), and whether each session that is not void is left out; void ones
     are in no loss, and nobody is asked about them.
 
-    A session stays or goes with all its rows. A branch is judged as the whole session, and lines that it shares with
-    others stay if one of those stays.
+    A session (`Row.session`) stays or goes with all its rows; sub-calls are sessions of their own, which go with the
+    one that asked (`Row.owner`). A branch is judged as the whole session, and lines that it shares with others stay if
+    one of those stays.
     """
-    typed = typed_of(batch)
-    out = _left_out(trajectories, is_out, group_size)
-    stays: dict[int, bool] = {}
+    loss_mask = loss_mask_of(batch)
+    left_out = _left_out(trajectories, is_out, group_size)
+    stays: dict[int, bool] = {}  # by session
     for row in rows:
         is_overlong_subcall = row.session != row.owner and mask.overlong and row.part.is_overlong
-        stays[row.session] = not out[row.owner] and not is_overlong_subcall
+        is_in = not left_out[row.owner] and not is_overlong_subcall
+        stays[row.session] = stays.get(row.session, True) and is_in
     if mask.needs_ratios:
-        apart = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"]) * typed
+        log_ratios = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"]) * loss_mask
+        log_ratios = log_ratios.nan_to_num(nan=0.0)  # where the sampler gave no probability
         for session, places in _places(rows, trajectories, group_size).items():
-            log_ratios = torch.cat([apart[row, :end] for row, end in places])
-            were_typed = torch.cat([typed[row, :end] for row, end in places])
-            stays[session] &= bool(within_ratios(mask, log_ratios[None], were_typed[None]))
-    kept = torch.zeros_like(typed)  # (B, T)
+            of_session = torch.cat([log_ratios[row, :end] for row, end in places])
+            were_typed = torch.cat([loss_mask[row, :end] for row, end in places])
+            stays[session] &= bool(within_ratios(mask, of_session[None], were_typed[None]))
+    kept = torch.zeros_like(loss_mask)
     for index, row in enumerate(rows):
         kept[index] = int(stays[row.session])
     for index, end in _shared_ends(trajectories, stays, group_size).items():
@@ -457,18 +477,28 @@ def _shared_ends(trajectories: Sequence[Trajectory], stays: Mapping[int, bool], 
     return ends
 
 
-def change_tokens(batch: Tensors, parts: StepParts) -> Tensors:
-    """Advantages without those of tokens that Clip-Cov draws, and weights of the interpreter's output."""
-    args, typed = parts.args, typed_of(batch)
-    changed: Tensors = {}
-    if args.mask.covariance is not None:
+# 8. Weigh
+
+
+def weights_of(batch: Tensors, outputs: torch.Tensor, parts: StepParts) -> Tensors:
+    """What the loss weighs tokens and rows by, of what is in it: the sampler's weights where the policy's
+    log-probabilities before the update are known, the share of rows, advantages without those that Clip-Cov draws, and
+    weights of `outputs`, which are the interpreter's tokens, (B, T)."""
+    args, loss_mask = parts.args, loss_mask_of(batch)
+    weights: Tensors = {}
+    is_in_loss = loss_mask.any(dim=1).float()  # (B,)
+    weights["row_share"] = parts.gather(is_in_loss).mean()
+    old = batch.get("old_per_token_logps")
+    if old is not None and parts.correction is not None:
+        sampled = batch["sampling_per_token_logps"]
+        weights["importance_sampling_ratio"] = weights_of_sampler(old, sampled, loss_mask, parts.correction)
+    if parts.is_training and args.mask.covariance is not None:
         random = Random(f"{args.seed}/covariance/{parts.number}")
-        old, advantages = batch["old_per_token_logps"], batch["advantages"]
-        out = covarying(args.mask.covariance, old, advantages, typed, random)
-        changed["advantages"] = advantages.masked_fill(out, 0.0)
-        parts.log.share("credit/covariance_share", out, typed)
-    if args.output_loss:
-        outputs = (batch["completion_mask"] - typed) * typed.any(dim=1, keepdim=True)
-        count = parts.gather(outputs.sum()).sum().clamp(min=1)
-        changed["output_weights"] = outputs * (parts.processes * args.steps_per_generation / count)
-    return changed
+        out = covarying(args.mask.covariance, batch["old_per_token_logps"], batch["advantages"], loss_mask, random)
+        weights["advantages"] = batch["advantages"].masked_fill(out, 0.0)
+        parts.log.share("credit/covariance_share", out, loss_mask)
+    if parts.is_training and args.output_loss:
+        in_rows = outputs * loss_mask.any(dim=1, keepdim=True)
+        count = parts.gather(in_rows.sum()).sum().clamp(min=1)
+        weights["output_weights"] = in_rows * (parts.processes * args.steps_per_generation / count)
+    return weights

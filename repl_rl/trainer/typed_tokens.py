@@ -22,7 +22,7 @@ from trl.trainer.utils import nanmax, nanmin, use_adapter
 from repl_rl.trainer.logged import StepLog
 from repl_rl.trainer.loss import LossInputs, LossOutputs, LossSettings, Mean, SamplerCorrection, loss
 from repl_rl.trainer.packed import TypedForward, computed, divide
-from repl_rl.trainer.step import typed_of
+from repl_rl.trainer.step import loss_mask_of
 from repl_rl.utils.distributed import gather, is_main_process
 
 logger = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         are in it as numbers, so its gradient is that of the pass's own rows, and the gradients add up to the batch's.
         The last pass knows all values, and is what is logged.
         """
-        typed = typed_of(inputs)
+        typed = loss_mask_of(inputs)
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)  # (B, S)
         attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
         outputs = inputs.get("output_weights")
@@ -144,7 +144,7 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
     ) -> LossOutputs:
         """The loss of a batch whose log-probabilities and entropies, (B, T), are known."""
         values: Any = self  # TRL has no types for mypy
-        typed, is_training = typed_of(inputs), bool(self.model.training)
+        typed, is_training = loss_mask_of(inputs), bool(self.model.training)
         accumulated = int(values.current_gradient_accumulation_steps) if is_training else 1
         tokens = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
         if is_training:  # it counts what one generation brought, which is taken in several batches
@@ -160,7 +160,7 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
             LossInputs(
                 logprobs=logprobs,
                 entropies=entropies,
-                typed=typed,
+                loss_mask=typed,
                 advantages=inputs["advantages"],
                 old_logprobs=inputs.get("old_per_token_logps"),
                 sampler_logprobs=inputs.get("sampling_per_token_logps"),
@@ -214,7 +214,7 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _logged(self, inputs: dict[str, Any], found: LossOutputs) -> torch.Tensor:
         """Log what all processes found, and return the loss. Moves the entropy's coefficient if that is adaptive."""
-        accelerator, typed = self.accelerator, typed_of(inputs)
+        accelerator, typed = self.accelerator, loss_mask_of(inputs)
         totals = torch.stack([torch.stack([mean.total, mean.count]) for mean in found.means.values()])
         totals = accelerator.reduce(totals, reduction="sum")
         means = (totals[:, 0] / totals[:, 1].clamp(min=1.0)).tolist()
@@ -284,7 +284,7 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
             return self._logprobs(self.model, batch)
 
     def _logprobs(self, model: Any, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        typed = typed_of(batch)
+        typed = loss_mask_of(batch)
         ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)  # (B, S)
         attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
         arguments = (typed, model, ids, attention, typed.size(1))

@@ -15,7 +15,7 @@ from repl_rl.errors import ConfigError, RewardError
 from repl_rl.trainer import ReplGRPOConfig
 from repl_rl.trainer.mask import leaves_out, within_ratios
 from repl_rl.trainer.rows import row_lists, rows_of
-from repl_rl.trainer.step import staying
+from repl_rl.trainer.step import kept_tokens, loss_mask_of
 from repl_rl.trajectory import (
     Branch,
     Compaction,
@@ -240,7 +240,7 @@ def masked(
         "old_per_token_logps": apart,
         "sampling_per_token_logps": torch.zeros(typed.shape),
     }
-    kept, left = staying(output, rows, trajectories, config, leaves_out(config), group_size)
+    kept, left = kept_tokens(output, rows, trajectories, config, leaves_out(config), group_size)
     return [stays[was_typed.bool()].tolist() for stays, was_typed in zip(kept, typed, strict=True)], left
 
 
@@ -309,3 +309,34 @@ def test_a_session_that_was_compacted_stays_or_goes_as_a_whole(
         [[1] * 3] * 3 + [row] * 2,
         [False, False],
     )
+
+
+def root_and_branch(task: Task, index: int) -> Trajectory:
+    """Of task a, a root of four lines that ran out of tokens and a branch after its first line that did not."""
+    if task.id != "a":
+        return recorded(task, index, is_right=index == 0)
+    root = replace(recorded(task, 0, lines=4), **CUT)
+    return root if index == 0 else branch_of(root, 0, 1)
+
+
+def test_what_a_root_shares_is_all_that_its_loss_on_the_output_and_its_weights_know_of(tmp_path: Path) -> None:
+    """What the model typed after it is no output of the interpreter's, and in no ratio of its sequence."""
+    trainer = recorded_trainer(
+        tmp_path,
+        root_and_branch,
+        TASKS,
+        mask="overlong",
+        output_loss=0.5,
+        num_iterations=2,
+        vllm_importance_sampling_mode="sequence_truncate",
+    )
+    batch = trainer.batch()
+    root = root_and_branch(TASKS[0], 0)
+    assert loss_mask_of(batch)[0].tolist() == [1] * 3 + [0] * 15
+    assert (batch["output_weights"][0] > 0).tolist() == [False] * 18, "its shared line ends before its output"
+    others = batch["completion_mask"] * (1 - batch["tool_mask"])
+    others[0] = 0
+    assert torch.equal(batch["output_weights"] > 0, others.bool())
+    apart = batch["old_per_token_logps"][0, :3] - torch.tensor(root.logprobs[:3])
+    most = trainer.vllm_importance_sampling_clip_max
+    torch.testing.assert_close(batch["importance_sampling_ratio"][0, 0], apart.sum().exp().clamp(max=most))
