@@ -131,7 +131,8 @@ class RewardTable:
         twice = repeated(self.component_names)
         if twice:
             raise ConfigError(f"rewards.functions: two components of one name: {', '.join(twice)}")
-        self.score(PROBE, 1.0)
+        self.tried = self.score(PROBE, 1.0)
+        """A made-up session with its rewards."""
 
     @property
     def component_names(self) -> list[str]:

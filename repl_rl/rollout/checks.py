@@ -5,6 +5,8 @@ of a config say of each other is checked where they are read (`repl_rl.config`),
 in `RolloutSetup.for_model`.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from repl_rl.config import Config, EngineConfig
@@ -13,15 +15,27 @@ from repl_rl.engine.factory import require_engine
 from repl_rl.errors import ConfigError
 from repl_rl.kernel.pool import require_backend
 from repl_rl.models.find import most_positions
+from repl_rl.rewards import RewardFunction, RewardTable
 from repl_rl.rollout.score import reward_table
 from repl_rl.rollout.setup import Extensions, limits_of, load_extensions
 from repl_rl.rollout.tree import fork_rule
 
 
-def check_rollouts(sections: Config | Any, extensions: Extensions | None = None) -> Extensions:
-    """Raises a ReplRLError that says what to change; else returns `extensions`, or those that the config names.
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What the checks have made. It is handed on, so that nothing is made, and no function of a user's tried, twice."""
 
-    `sections` is a config or, with `extensions`, a trainer's arguments, which have its sections.
+    extensions: Extensions
+    table: RewardTable
+
+
+def check_rollouts(
+    sections: Config | Any, extensions: Extensions | None = None, line_rewards: Sequence[RewardFunction] = ()
+) -> Checked:
+    """Raises a ReplRLError that says what to change.
+
+    `sections` is a config, whose extensions are those that it names unless they are given; or with `extensions` a
+    trainer's arguments, which have its sections. `line_rewards` are further reward functions.
     """
     require_engine(sections.engine)
     require_backend(sections.kernel.backend, sections.kernel.sandbox)
@@ -29,12 +43,12 @@ def check_rollouts(sections: Config | Any, extensions: Extensions | None = None)
     require_dialect(sections.dialect)
     extensions = load_extensions(sections) if extensions is None else extensions
     extensions.require(sections.dialect, sections.kernel, sections.branch)
-    reward_table(sections.rewards, sections.credit)
+    table = reward_table(sections.rewards, sections.credit, line_rewards)
     if isinstance(sections, Config):
         require_positions(sections.model.path, sections.engine)
     if sections.branch is not None:
         fork_rule(sections.branch.at)
-    return extensions
+    return Checked(extensions, table)
 
 
 def require_positions(model: str, engine: EngineConfig) -> None:

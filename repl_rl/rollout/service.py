@@ -26,10 +26,10 @@ from repl_rl.errors import ConfigError, ModelError
 from repl_rl.kernel import KernelPool, KernelSession, KernelSource
 from repl_rl.models import find_model, resolve_model
 from repl_rl.rollout.batch import OnEnd, RolloutBatch, RolloutService
-from repl_rl.rollout.checks import check_rollouts
+from repl_rl.rollout.checks import Checked, check_rollouts
 from repl_rl.rollout.episode import make_prompt
 from repl_rl.rollout.loop import Rollout
-from repl_rl.rollout.setup import Extensions, RolloutSetup, load_extensions, make_pool
+from repl_rl.rollout.setup import RolloutSetup, make_pool
 from repl_rl.rollout.state import Prompt
 from repl_rl.rollout.worker import RolloutWorker
 from repl_rl.trajectory import Task, Trajectory
@@ -112,13 +112,14 @@ def config_of(source: Config | Path | str, overrides: Sequence[str] = ()) -> Con
 
 def load_engine(
     config: Config,
-    extensions: Extensions | None = None,
+    checked: Checked | None = None,
     wrap_kernels: Callable[[KernelPool], KernelSource] | None = None,
     sessions: int | None = None,
 ) -> tuple[Engine, RolloutSetup]:
     """Load the config's model into an engine, which the caller closes, and make the setup of its rollouts. Blocks.
 
     `sessions` is how many there will be, if that is known: for a few, `auto` is the engine that loads soonest.
+    `checked` is what `check_rollouts` made of the config; None checks it here.
 
     Raises DependencyError, SandboxError, ConfigError or ModelError before anything is loaded.
     """
@@ -127,7 +128,7 @@ def load_engine(
             f"engine.vllm: tensor_parallel_size {config.engine.shards} is for training; here, leave it out, or start "
             "vLLM servers with --tensor-parallel-size and name them in engine.servers"
         )
-    extensions = check_rollouts(config, extensions)
+    extensions = (checked or check_rollouts(config)).extensions
     prepare_environment(config.engine.kv_cache_gib)
     path = resolve_model(config.model.path)
     setup = RolloutSetup.for_model(config, path, extensions, wrap_kernels)
@@ -142,14 +143,17 @@ def load_engine(
 
 @contextmanager
 def open_service(
-    config: Config, wrap_kernels: Callable[[KernelPool], KernelSource] | None = None, sessions: int | None = None
+    config: Config,
+    wrap_kernels: Callable[[KernelPool], KernelSource] | None = None,
+    sessions: int | None = None,
+    checked: Checked | None = None,
 ) -> Iterator[RolloutService]:
     """Load the config's model into an engine and start its kernels; both are gone after the block.
 
-    `sessions` is for `load_engine`. Raises DependencyError, SandboxError, ConfigError or ModelError before anything is
-    loaded.
+    `sessions` and `checked` are for `load_engine`. Raises DependencyError, SandboxError, ConfigError or ModelError
+    before anything is loaded.
     """
-    engine, setup = load_engine(config, None, wrap_kernels, sessions)
+    engine, setup = load_engine(config, checked, wrap_kernels, sessions)
     try:
         with start_service(engine, setup, apart=wrap_kernels is None) as service:
             yield service
@@ -159,20 +163,24 @@ def open_service(
 
 @asynccontextmanager
 async def open_rollout(
-    config: Config | Path | str, overrides: Sequence[str] = (), *, sessions: int | None = None
+    config: Config | Path | str,
+    overrides: Sequence[str] = (),
+    *,
+    sessions: int | None = None,
+    checked: Checked | None = None,
 ) -> AsyncIterator[Rollout]:
     """Load the model into an engine, start kernels, and yield the `Rollout` of both; all are gone after the block.
 
-    `config` and `overrides` are as for `config_of`, `sessions` as for `load_engine`. The model loads in a thread, so
-    that the event loop goes on, and kernels come up meanwhile: their budget is of the memory that was there before. If
-    this is cancelled while the model loads, it ends at once, and the thread closes what it has loaded. Raises what
-    `config_of` and `load_engine` raise.
+    `config` and `overrides` are as for `config_of`, `sessions` and `checked` as for `load_engine`. The model loads in a
+    thread, so that the event loop goes on, and kernels come up meanwhile: their budget is of the memory that was there
+    before. If this is cancelled while the model loads, it ends at once, and the thread closes what it has loaded.
+    Raises what `config_of` and `load_engine` raise.
     """
     config = config_of(config, overrides)
-    extensions = load_extensions(config)
+    checked = checked or await asyncio.to_thread(check_rollouts, config)
     async with make_pool(config.kernel, config.subcalls, warm=sessions) as pool:  # comes up while the model loads
         thread = ThreadPoolExecutor(1, thread_name_prefix="repl-rl-loading")
-        loading = thread.submit(load_engine, config, extensions, sessions=sessions)
+        loading = thread.submit(load_engine, config, checked, sessions=sessions)
         thread.shutdown(wait=False)
         try:
             engine, setup = await asyncio.wrap_future(loading)

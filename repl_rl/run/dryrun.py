@@ -113,7 +113,7 @@ def dry_run(
     gpus, gpu_gib = gpus_here()
     if gpus or config.train.processes > 1:
         training_arguments(config, folder)
-    tools = ", ".join(f"{tool.name} ({tool.where})" for tool in inputs.extensions.toolbox.tools)
+    tools = ", ".join(f"{tool.name} ({tool.where})" for tool in inputs.checked.extensions.toolbox.tools)
     brought = [
         f"tools {tools}" if tools else "",
         f"environment {environment}" if (environment := environment_of(config)) else "",
@@ -245,7 +245,7 @@ def _begun(config: Config, inputs: Inputs, notes: list[str]) -> _Begun | None:
 
     Raises EnvironmentFailure, which names the line that raised, and ConfigError if no session can have its tools.
     """
-    make, name = inputs.extensions.environment, environment_of(config)
+    make, name = inputs.checked.extensions.environment, environment_of(config)
     if make is None:
         return None
     tasks = [*inputs.train_tasks, *inputs.heldout_tasks]
@@ -277,7 +277,7 @@ def _begun(config: Config, inputs: Inputs, notes: list[str]) -> _Begun | None:
     ]
     return _Begun(
         replace(tasks[0], question=f"{tasks[0].question}{said}"),
-        inputs.extensions.toolbox.joined(own),
+        inputs.checked.extensions.toolbox.joined(own),
         f"{what}.{method}" if method else None,
         "; ".join(filter(None, parts)),
     )
@@ -300,7 +300,7 @@ def _prompts(
         )
     shown = config.dialect.max_output_chars  # of which many models make a token each, if they are digits
     output = "".join(Random(0).choices("0123456789", k=shown))
-    setup = RolloutSetup.for_model(config, inputs.model_path, inputs.extensions)
+    setup = RolloutSetup.for_model(config, inputs.model_path, inputs.checked.extensions)
     _note_template(setup, notes)
     digits = len(setup.vocabulary.encode_output(output))
     if digits >= budget:
@@ -309,7 +309,7 @@ def _prompts(
             f"this model, and budget.tokens is {budget:,}: a session that prints one ends there, without an answer; if "
             "your problems print that much, lower the first or raise the other"
         )
-    task, toolbox = (begun.task, begun.toolbox) if begun else (tasks[0], inputs.extensions.toolbox)
+    task, toolbox = (begun.task, begun.toolbox) if begun else (tasks[0], inputs.checked.extensions.toolbox)
     first = make_prompt(setup.dialect_with(toolbox.tools), setup.vocabulary, task.question, setup.chat, task.history)
     if len(first.ids) >= context:
         raise ConfigError(

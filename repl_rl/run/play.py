@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from repl_rl.config import Config, SamplingConfig
     from repl_rl.engine import SampledLine
     from repl_rl.rewards import RewardTable
+    from repl_rl.rollout.checks import Checked
     from repl_rl.rollout.events import Event
     from repl_rl.rollout.setup import RolloutSetup
 
@@ -58,40 +59,39 @@ def run(options: argparse.Namespace, console: Console) -> int:
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # what is not UTF-8 becomes U+FFFD, as in a model's text
     from repl_rl.config import load_config
-    from repl_rl.rollout.score import reward_table, score
+    from repl_rl.rollout.checks import check_rollouts
+    from repl_rl.rollout.score import score
     from repl_rl.tasks import grade
     from repl_rl.view import print_trajectory
 
     config = load_config(options.config, tuple(options.set))
     task = asked_tasks(options, config, options.problem)[-1]
-    table = reward_table(config.rewards, config.credit)
+    checked = check_rollouts(config)
     console.print(
         "You are the model. Enter ends a line, Ctrl-D on an empty one your text, Ctrl-C the session.", style="dim"
     )
-    trajectory = play(config, task, table, console)
+    trajectory = play(config, task, checked, console)
     if task.answer or trajectory.environment_reward is not None:
-        trajectory = score([task], [trajectory], grade, table)[0].trajectory
+        trajectory = score([task], [trajectory], grade, checked.table)[0].trajectory
     console.print()
     print_trajectory(console, trajectory)
     return 0
 
 
-def play(config: Config, task: Task, table: RewardTable, console: Console) -> Trajectory:
+def play(config: Config, task: Task, checked: Checked, console: Console) -> Trajectory:
     """A session that a person types at this terminal. No limit in seconds holds. Raises what a rollout raises."""
     from repl_rl.engine.environment import prepare_environment
     from repl_rl.models import resolve_model
     from repl_rl.rollout.batch import RolloutBatch
-    from repl_rl.rollout.checks import check_rollouts
     from repl_rl.rollout.loop import Rollout
     from repl_rl.rollout.setup import RolloutSetup, make_pool
     from repl_rl.utils.threads import BackgroundLoop
 
-    extensions = check_rollouts(config)
     prepare_environment()
     config = config.model_copy(update={"budget": config.budget.model_copy(update={"seconds": math.inf})})
-    setup = RolloutSetup.for_model(config, resolve_model(config.model.path), extensions)
+    setup = RolloutSetup.for_model(config, resolve_model(config.model.path), checked.extensions)
     talk: Talk = queue.SimpleQueue()
-    person = Person(setup, table, console, talk)
+    person = Person(setup, checked.table, console, talk)
 
     async def made() -> Trajectory:
         async with make_pool(config.kernel.model_copy(update={"size": config.subcalls.depth}), config.subcalls) as pool:

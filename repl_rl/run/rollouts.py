@@ -55,7 +55,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
     if options.out is not None:
         require_file("--out", options.out)
     config = _config(options, console)
-    from repl_rl.rollout.score import credit, reward_table, score
+    from repl_rl.rollout.checks import check_rollouts
+    from repl_rl.rollout.score import credit, score
     from repl_rl.rollout.service import open_service
     from repl_rl.run.progress import Progress
     from repl_rl.tasks import grade
@@ -64,7 +65,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     from repl_rl.view.watch import Board, TerminalCanvas, watched
 
     tasks = asked_tasks(options, config, options.n)
-    table = reward_table(config.rewards, config.credit)
+    checked = check_rollouts(config)
     progress, attached = Progress(console), _attached(options, console)
     ended: dict[int, Trajectory] = {}
     so_far = options.out and options.out.with_suffix(".part.jsonl")
@@ -83,10 +84,10 @@ def run(options: argparse.Namespace, console: Console) -> int:
             sampling = config.sampling.seeded(f"{config.seed}/rollout")
             if console.is_terminal and options.n == 1 and not options.attach:  # shown line by line
                 board = Board(TerminalCanvas(console, shows_ended=False), 1, f"loading {config.model.path}")
-                ended = dict(enumerate(watched(config, tasks[0], board, sampling)))
+                ended = dict(enumerate(watched(config, tasks[0], board, sampling, checked)))
             else:
                 with progress.stage("loading the model and the first kernels"):
-                    service = stack.enter_context(open_service(config, attached, sessions=options.n))
+                    service = stack.enter_context(open_service(config, attached, options.n, checked))
                 if not options.attach:  # which prints and waits for Enter meanwhile
                     progress.say(f"{options.n} rollout{'s' * (options.n > 1)} ...")
                     service.watched = partial(progress.part, "sessions")
@@ -97,7 +98,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     if failure and all(trajectory.is_void for trajectory in trajectories):
         raise failure
     if tasks[0].answer:
-        scored = score(tasks, trajectories, grade, table)
+        scored = score(tasks, trajectories, grade, checked.table)
         trajectories = [item.trajectory for item in scored]
         if options.task is not None and options.n > 1 and not failure:  # a group
             credited = credit(scored, options.n, config.credit, config.rewards.outcome)

@@ -23,10 +23,7 @@ from repl_rl.engine.environment import gpus_here, prepare_environment
 from repl_rl.errors import ConfigError, DependencyError, RunError
 from repl_rl.models import find_model, resolve_model
 from repl_rl.models.skeleton import Adapted, config_alone, require_one_loss
-from repl_rl.rewards import RewardTable
-from repl_rl.rollout.checks import check_rollouts
-from repl_rl.rollout.score import reward_table
-from repl_rl.rollout.setup import Extensions, environment_of
+from repl_rl.rollout.checks import Checked, check_rollouts
 from repl_rl.run.folder import RunFolder, checkpoint_step, free_folder, new_run
 from repl_rl.run.held_out import evaluate
 from repl_rl.run.launch import require_processes
@@ -56,8 +53,7 @@ class Inputs:
     """Where the model is, or will be once training has created it; see `repl_rl.models`."""
     train_tasks: list[Task]
     heldout_tasks: list[Task]
-    table: RewardTable
-    extensions: Extensions
+    checked: Checked
     adapted: Adapted | None
     """What `train.lora` reaches; None without one, or where that is not known yet."""
 
@@ -147,8 +143,7 @@ def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
             f"train.processes: {local} were started on this machine, which has {gpus} GPUs, and each needs one of its "
             f"own; start {gpus}"
         )
-    model_path, extensions = find_model(config.model.path), check_rollouts(config)
-    table = reward_table(config.rewards, config.credit)
+    model_path, checked = find_model(config.model.path), check_rollouts(config)
     if config.train.mask.function is not None:
         imported(config.train.mask.function, "train.mask.function:")
     adapted = require_adapter(config, is_dry=not asks_hub)
@@ -165,7 +160,7 @@ def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
         training_arguments(config, RunFolder(Path(config.name)))
     if config.tasks.is_from_hub and not asks_hub:
         require_hub_id(str(config.tasks.dataset))
-        return Inputs(model_path, [], [], table, extensions, adapted)
+        return Inputs(model_path, [], [], checked, adapted)
     train_tasks, heldout = load_splits(
         config.tasks, ("train", config.seed, config.tasks.train), ("heldout", 0, config.eval.problems)
     )
@@ -174,7 +169,7 @@ def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
             f"there are {len(train_tasks)} different problems to train on, and a step takes train.prompts_per_step "
             f"{config.train.prompts_per_step}; lower that, raise tasks.train ({config.tasks.train}), or add problems"
         )
-    return Inputs(model_path, train_tasks, heldout, table, extensions, adapted)
+    return Inputs(model_path, train_tasks, heldout, checked, adapted)
 
 
 def train(prepared: Prepared, progress: Progress, **extra: Any) -> TrainingOutcome:
@@ -250,11 +245,7 @@ def open_trainer(prepared: Prepared, **extra: Any) -> ReplGRPOTrainer:
         resolve_model(config.model.path),
         training_arguments(config, prepared.folder),
         prepared.inputs.train_tasks,
-        tools=config.tools.functions,
-        tools_where=config.tools.where,
-        environment=environment_of(config),
-        rollout=config.rollout,
-        guests=config.guests,
+        checked=prepared.inputs.checked,
         peft_config=lora_config(config.train),
         **extra,
     )
@@ -280,7 +271,7 @@ def _evaluate(
     progress.say(f"{len(tasks)} held-out problems at step {step} ...")
     trainer.sync_weights()
     sampling = prepared.config.eval_sampling.seeded(f"{prepared.config.seed}/heldout/0")
-    numbers, trajectories = evaluate(trainer.service, tasks, prepared.inputs.table, sampling, step=step)
+    numbers, trajectories = evaluate(trainer.service, tasks, prepared.inputs.checked.table, sampling, step=step)
     row = {"kind": "eval", "step": step, **numbers, "settings": settings}
     if is_main_process():
         prepared.folder.keep_evaluation(step, row, trajectories)

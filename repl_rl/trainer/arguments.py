@@ -120,6 +120,8 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
     needs, with the loss and the gradient of the whole. None takes it in one."""
     output_loss: float = 0.0
     """Weight of the mean cross-entropy of the interpreter's output."""
+    config: Any = None
+    """The config that the sections are of, and that has checked them; None makes one of them."""
     vllm_importance_sampling_mode: str = "token_truncate"
     dataloader_pin_memory: bool = field(default_factory=torch.cuda.is_available)
 
@@ -168,7 +170,7 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
         if refused := [*unknown, *_without_effect(plan.trl)]:
             raise ConfigError("\n".join(refused))
         try:
-            return cls(**{**arguments, **sections, **plan.trl, **extra})
+            return cls(**{**arguments, **sections, "config": config, **plan.trl, **extra})
         except ConfigError:
             raise
         except (TypeError, ValueError) as error:
@@ -178,10 +180,11 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
         sections = {name: value for name in SECTIONS if (value := getattr(self, name)) is not None}
         names = ("redraws", "oversample", "asynchronous", "micro_batch_tokens", "mask", "output_loss")
         train = {"group_size": self.num_generations, **{name: getattr(self, name) for name in names}}
-        parsed = parse_config({**sections, "train": train, "tasks": {"sampling": self.task_sampling}})
+        if not self._is_from(self.config, train):
+            self.config = parse_config({**sections, "train": train, "tasks": {"sampling": self.task_sampling}})
         for name in SECTIONS:
-            setattr(self, name, getattr(parsed, name))
-        self.asynchronous, self.mask = parsed.train.asynchronous, parsed.train.mask
+            setattr(self, name, getattr(self.config, name))
+        self.asynchronous, self.mask = self.config.train.asynchronous, self.config.train.mask
         if refused := _without_effect({name: getattr(self, name) for name in REFUSED}):
             raise ConfigError("\n".join(refused))
         tokens: int = getattr(self, "max_completion_length")  # noqa: B009 - TRL's fields have no types for mypy
@@ -207,6 +210,14 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
             )
         if self.asynchronous is not None:
             self._refuse_groups_too_old()
+
+    def _is_from(self, config: Config | None, train: Mapping[str, Any]) -> bool:
+        """Whether these arguments are those of a config, none of them replaced, so that it has checked them."""
+        if config is None or self.task_sampling != config.tasks.sampling:
+            return False
+        is_same = [getattr(self, name) is getattr(config, name) for name in SECTIONS]
+        is_same += [value == getattr(config.train, name) for name, value in train.items()]
+        return all(is_same)
 
     @property
     def updates_once(self) -> bool:
@@ -255,7 +266,9 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
         """JSON types only, as the Hugging Face trainer stores it."""
         given = {name: getattr(self, name) for name in (*SECTIONS, "asynchronous", "mask")}
         own = {name: value and value.model_dump(mode="json") for name, value in given.items()}
-        return {**super().to_dict(), **own}
+        stored = {**super().to_dict(), **own}
+        del stored["config"]  # its sections are there
+        return stored
 
     @property
     def sampling(self) -> SamplingConfig:

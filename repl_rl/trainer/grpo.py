@@ -41,9 +41,7 @@ from repl_rl.models.find import loading
 from repl_rl.models.skeleton import require_trainable
 from repl_rl.models.whole import begin_as_in_main, no_zeros
 from repl_rl.rewards import RewardFunction
-from repl_rl.rewards.table import PROBE
-from repl_rl.rollout.checks import check_rollouts
-from repl_rl.rollout.score import reward_table
+from repl_rl.rollout.checks import Checked, check_rollouts
 from repl_rl.rollout.service import MakeRunner
 from repl_rl.rollout.setup import Grader, RolloutSetup, make_extensions
 from repl_rl.tasks import grade
@@ -88,7 +86,9 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
     `environment` (or TRL's `environment_factory`) makes one object per trajectory; `rollout` replaces the line loop,
     and `guests` are classes of what looks on (`repl_rl.rollout.guest.Guest`).
     `wrap_kernels` puts something around the pool that sessions are taken from; `make_runner` puts the line loop (one
-    for all processes) somewhere else, and `make_engine` takes another engine than `args.engine` names.
+    for all processes) somewhere else, and `make_engine` takes another engine than `args.engine` names. Who has called
+    `check_rollouts` for these arguments gives what came of it (`checked`) in place of tools, environment, rollout,
+    guests and line rewards.
 
     Raises ConfigError, ModelError, DependencyError or RewardError before anything is loaded.
     """
@@ -114,17 +114,22 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         wrap_kernels: Callable[[KernelPool], KernelSource] | None = None,
         make_runner: MakeRunner | None = None,
         make_engine: EngineMaker = make_engine,
+        checked: Checked | None = None,
         **kwargs: Any,
     ) -> None:
         if environment is not None and environment_factory is not None:
             raise ConfigError("environment and environment_factory are two names for one thing; give one of them")
         owner = environment if environment_factory is None else environment_factory
-        # A grader has to be sent to the rollouts' process only where they ask it.
-        asks = args.branch is not None and args.branch.looks_at_outcomes
-        self._extensions = make_extensions(tools or (), tools_where, owner, rollout, grader if asks else grade, guests)
-        check_rollouts(args, self._extensions)
+        if checked is None:
+            # A grader has to be sent to the rollouts' process only where they ask it.
+            asks = args.branch is not None and args.branch.looks_at_outcomes
+            asked = grader if asks else grade
+            extensions = make_extensions(tools or (), tools_where, owner, rollout, asked, guests)
+            checked = check_rollouts(args, extensions, line_rewards)
+        self._extensions, self._table = checked.extensions, checked.table
+        has_environment = self._extensions.environment is not None
         given = {
-            "environment": owner is not None,
+            "environment": has_environment,
             "asynchronous": args.asynchronous,
             "task_sampling": args.task_sampling != "uniform",
             "reward_funcs": bool(reward_funcs),
@@ -132,26 +137,27 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
             "an iterable data set": isinstance(train_dataset, IterableDataset),
         }
         refuse_excluding(_EXCLUDING, given.__getitem__)
-        self._table = reward_table(args.rewards, args.credit, line_rewards)
         self._grader, self._is_left_out = grader, leaves_out(args.mask)
         extra: list[Any] = []
         if callable(reward_funcs) or isinstance(reward_funcs, str):  # a text is the name of a reward model
             extra.append(reward_funcs)
         else:
             extra += reward_funcs
-        graded = not extra and owner is None and grader is grade
+        graded = not extra and not has_environment and grader is grade
         train_rows = as_dataset(train_dataset, graded)
         eval_rows = None if eval_dataset is None else as_dataset(eval_dataset, graded)
         if extra:
             first = task_of(train_rows[0])
-            asked: dict[str, Any] = {
-                "task_id": first.id,
-                "question": first.question,
-                "family": first.family,
-                "reference": first.answer,
-            }
-            made_up = self._table.score(replace(PROBE, **asked), 1.0)
-            try_functions(extra, train_rows[0], args.num_generations, made_up, owner is not None)
+            tried = self._table.tried
+            session = replace(
+                tried.trajectory,
+                task_id=first.id,
+                question=first.question,
+                family=first.family,
+                reference=first.answer,
+            )
+            made_up = replace(tried, trajectory=session)
+            try_functions(extra, train_rows[0], args.num_generations, made_up, has_environment)
         path = model if isinstance(model, str) else model.name_or_path
         setup = RolloutSetup.for_model(args, path, self._extensions, wrap_kernels)
         args.reward_weights = all_weights(args.reward_weights, self._table.component_names, len(extra))

@@ -35,6 +35,7 @@ from rich.text import Text
 from repl_rl.config import Config, SamplingConfig, SeededSampling
 from repl_rl.engine.environment import silence_libraries
 from repl_rl.errors import ConfigError
+from repl_rl.rollout.checks import Checked
 from repl_rl.rollout.events import Began, Ended, Event, Ran, Sampled
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.scheduler import scheduled
@@ -75,13 +76,16 @@ def live(
     return _one_or_all(watched(config, asked, board, config.sampling.seeded(f"{config.seed}/live")))
 
 
-def watched(config: Config, task: Task, board: Board, sampling: SeededSampling) -> list[Trajectory]:
-    """Open the config's model and kernels, and roll out a task once for each rollout on the board. Blocks."""
+def watched(
+    config: Config, task: Task, board: Board, sampling: SeededSampling, checked: Checked | None = None
+) -> list[Trajectory]:
+    """Open the config's model and kernels, and roll out a task once for each rollout on the board. Blocks. `checked` is
+    for `open_rollout`."""
     silence_libraries()  # The screen is for the rollout, not for messages of loading libraries.
     with board.until_the_end(), warnings.catch_warnings(action="ignore"), BackgroundLoop() as loop:
 
         async def made() -> list[Trajectory]:
-            async with open_rollout(config, sessions=len(board.seen)) as rollout:
+            async with open_rollout(config, sessions=len(board.seen), checked=checked) as rollout:
                 return await _rolled(rollout, task, board, sampling)
 
         making = loop.submit(made())

@@ -122,7 +122,7 @@ def test_host_tools_need_a_kernel_that_calls_and_those_of_the_sandbox_a_pickle()
     tools: dict[str, Any] = {"tools": {"functions": ["test_episode:look_up"]}}
     with pytest.raises(ConfigError, match=r"tool 'look_up' runs on the host.*kernel.backend 'python3'; take"):
         check_rollouts(parse_config({**tools, "kernel": {"backend": "python3"}}))
-    assert check_rollouts(parse_config(tools)).toolbox.tools
+    assert check_rollouts(parse_config(tools)).extensions.toolbox.tools
     with pytest.raises(ConfigError, match="'guarded' holds, or refers to, something that can't be pickled"):
         make_extensions([locked()])
     make_extensions(["test_episode:sandboxed"]).require(DialectConfig(), KernelConfig(backend="python3"), None)

@@ -130,7 +130,7 @@ def test_what_has_ended_of_an_evaluation_is_kept_beside_those_that_are_complete(
                 raise failure
             return trajectories
 
-    monkeypatch.setattr(comparison, "open_service", lambda *_: nullcontext(Service()))
+    monkeypatch.setattr(comparison, "open_service", lambda *_, **__: nullcontext(Service()))
     models = ("--model", "model", "model", "model")
     shown = said("eval", "sample.yaml", *models, "-n", "2", "--out", "x.jsonl", code=code)
     assert "3 of 4 rollouts of model, python are kept in x.jsonl\n" in shown

@@ -6,12 +6,23 @@ import pytest
 import yaml
 from commands import CONFIGS, begin, finish, rollouts, rows
 
+from repl_rl.rewards.table import PROBE
+
+COUNTED = """
+def nothing(trajectory):
+    with open("calls.txt", "a") as file:
+        file.write(trajectory.task_id + "\\n")
+    return [0.0] * len(trajectory.lines)
+"""
+
 
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of four steps from beginning to end."""
     folder = tmp_path_factory.mktemp("whole")
-    (folder / "small.yaml").write_text(yaml.safe_dump(CONFIGS["small"]))
+    (folder / "counted.py").write_text(COUNTED)
+    config = CONFIGS["small"] | {"rewards": {**CONFIGS["small"].get("rewards", {}), "functions": ["counted:nothing"]}}
+    (folder / "small.yaml").write_text(yaml.safe_dump(config))
     assert "held-out problems" in finish(begin(folder, "train", "small.yaml"))
     return folder / "runs" / "small"
 
@@ -26,6 +37,14 @@ def test_a_run_leaves_what_it_promises(whole_run: Path) -> None:
         assert len(trajectories) == 16
         assert {trajectory.version for trajectory in trajectories} == {step}
         assert all(line.reward is not None and line.advantage is not None for t in trajectories for line in t.lines)
+
+
+def test_a_reward_function_is_tried_once(whole_run: Path) -> None:
+    """By the command, before anything is loaded; what it has checked goes to the trainer and to the evaluations."""
+    asked = (whole_run.parents[1] / "calls.txt").read_text().splitlines()
+    assert asked[0] == PROBE.task_id
+    assert asked.count(PROBE.task_id) == 1
+    assert len(asked) == 1 + 4 * 16 + 2 * CONFIGS["small"]["eval"]["problems"]
 
 
 @pytest.mark.covers(

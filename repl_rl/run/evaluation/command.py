@@ -132,14 +132,14 @@ def keep(rows: Sequence[dict[str, Any]], tallies: Sequence[Tally], bounds: tuple
 
 def _keep_part(console: Console, plan: EvaluationPlan, out: Path, done: int, ended: dict[int, Trajectory]) -> None:
     """Grade and keep what has ended of a combination whose rest will not come. No figure counts it."""
-    from repl_rl.rollout.score import reward_table, score
+    from repl_rl.rollout.score import score
     from repl_rl.run.evaluation.comparison import labels
     from repl_rl.tasks import grade
 
-    combination, config = plan.combinations[done], plan.combinations[done].config
+    combination = plan.combinations[done]
     indices = sorted(ended)
     tasks = [plan.tasks[index // plan.samples] for index in indices]
-    scored = score(tasks, [ended[index] for index in indices], grade, reward_table(config.rewards, config.credit))
+    scored = score(tasks, [ended[index] for index in indices], grade, combination.checked.table)
     marks = labels(plan, combination, indices)
     write_jsonl(out, [item.trajectory for item in scored], labels=marks, append=done > 0)
     said = f"{len(ended)} of {len(plan.tasks) * plan.samples} rollouts of {combination.label} are kept in {out}"

@@ -18,7 +18,6 @@ from rich.table import Table
 from rich.text import Text
 
 from repl_rl.rollout.batch import OnEnd, Watched
-from repl_rl.rollout.score import reward_table
 from repl_rl.rollout.service import open_service
 from repl_rl.run.evaluation.plan import Combination, EvaluationPlan
 from repl_rl.run.held_out import evaluate
@@ -155,10 +154,9 @@ def compare(
         config = combination.config
         tasks = [task for task in plan.tasks for _ in range(plan.samples)]
         sampling = config.eval_sampling.seeded(f"{config.seed}/{plan.split}/0")
-        with open_service(config) as service:
+        with open_service(config, checked=combination.checked) as service:
             service.watched = watched or service.watched
-            table = reward_table(config.rewards, config.credit)
-            numbers, trajectories = evaluate(service, tasks, table, sampling, on_end=on_end)
+            numbers, trajectories = evaluate(service, tasks, combination.checked.table, sampling, on_end=on_end)
         starts = range(0, len(tasks), plan.samples)
         problems = tuple(trajectories[start : start + plan.samples] for start in starts)
         yield make_row(plan, combination, problems, first, numbers["seconds"])

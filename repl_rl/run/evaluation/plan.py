@@ -10,7 +10,7 @@ from repl_rl.config import Config, load_config
 from repl_rl.engine.environment import prepare_environment
 from repl_rl.errors import ConfigError, ModelError, RunError
 from repl_rl.models import find_model
-from repl_rl.rollout.checks import check_rollouts
+from repl_rl.rollout.checks import Checked, check_rollouts
 from repl_rl.run.folder import RunFolder
 from repl_rl.run.held_out import longest_prompt
 from repl_rl.tasks import Split, load_tasks
@@ -19,10 +19,11 @@ from repl_rl.trajectory import Task
 
 @dataclass(frozen=True, slots=True)
 class Combination:
-    """One model with one dialect: the model as the user named it, and the config that evaluates it."""
+    """One model with one dialect: the model as the user named it, and the config that evaluates it, checked."""
 
     model: str
     config: Config
+    checked: Checked
 
     @property
     def dialect(self) -> str:
@@ -85,13 +86,12 @@ def make_plan(
     combinations = []
     for config in configs:
         model = config.model.model_copy(update={"path": checkpoint_of(config.model.path)})
-        combinations.append(Combination(config.model.path, config.model_copy(update={"model": model})))
+        evaluated = config.model_copy(update={"model": model})
+        find_model(evaluated.model.path)
+        combinations.append(Combination(config.model.path, evaluated, check_rollouts(evaluated)))
     first = configs[0]
     seed, count = (first.seed, first.tasks.train) if split == "train" else (0, first.eval.problems)
     tasks = tuple(load_tasks(first.tasks, split, seed, count))
-    for combination in combinations:
-        find_model(combination.config.model.path)
-        check_rollouts(combination.config)
     for combination in combinations:
         # refuse a prompt that fills the context now, not after evaluating earlier combinations
         prepare_environment(combination.config.engine.kv_cache_gib)
