@@ -52,10 +52,10 @@ class CreditConfig(Section):
     `return_to_go` also that of the other trajectories at the line's `place` (the default there), or that of their lines
     that began in the same interpreter `state`."""
     scale: Scale = "none"
-    """What the difference is divided by: `none`; the deviation of the `outcome` in the group; that of the group's
-    returns, but at least a quarter of what a right answer earns (`floor`); that of the returns of the whole `batch`,
-    with the same floor; or, as in the papers, that of what is compared in the `group`, which blows small rewards up
-    where the grades are equal."""
+    """The deviation that the difference is divided by. `none`: by none. `outcome`: of the group's outcomes. `floor`: of
+    the group's returns, but at least a quarter of what a right answer earns. `batch`: of the whole batch's returns,
+    with the same floor. `group`: of the group's returns, as in the papers, which makes small rewards large where the
+    grades are equal."""
     omega: float = Field(1.0, ge=0)
     """GiGPO's weight of the advantage among lines that began in equal states."""
     lam: float = Field(1.0, ge=0, le=1)

@@ -108,27 +108,28 @@ OTHER_NAMES = {
 
 
 class MaskConfig(Section):
-    """Which trajectories are left out of the loss; each that one of these says. `mask: overlong` and `mask: [overlong,
-    geometric]` are short for them with their usual values. They stay in their group's baseline. `divergence` and
-    `covariance` take tokens instead, whose advantages become 0 and which still count. docs/algorithms.md"""
+    """Which trajectories are left out of the loss: those to which one of these keys applies. They stay in their group's
+    baseline. `mask: overlong` and `mask: [overlong, geometric]` are short for these keys with their usual values.
+    `divergence` and `covariance` apply to tokens instead: their advantages become 0, and they are still counted.
+    docs/algorithms.md"""
 
     overlong: bool = False
-    """What a budget ended (DAPO's overlong filtering)."""
+    """Sessions that a budget ended (DAPO's overlong filtering)."""
     void_turns: bool = False
-    """What has a turn with neither code that ran nor an answer (SimpleTIR): a call that can't be read, or a last turn
-    in prose alone. For dialects with turns: at a prompt, a comment is a thought."""
+    """Sessions with a turn that has neither code that ran nor an answer (SimpleTIR): a call that can't be read, or a
+    last turn in prose alone. For dialects with turns: at a prompt, a comment is a thought."""
     stops: tuple[StopReason, ...] = ()
-    """What ended for one of these reasons."""
+    """Sessions that ended for one of these reasons."""
     kinds: tuple[LineKind, ...] = ()
-    """What has a line of one of these kinds."""
+    """Sessions with a line of one of these kinds."""
     function: str | None = None
-    """What a function `(trajectory) -> bool` says, as `package.module:function`."""
+    """Sessions for which a function `(trajectory) -> bool` returns True, as `package.module:function`."""
     geometric: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(gt=1)]] | None = None
-    """What the trainer finds on average more or less likely than the sampler did: the bounds of the ratio of their
-    probabilities, as its geometric mean over the typed tokens. `geometric` alone: 0.999 and 1.001. Costs a pass."""
+    """Sessions whose ratio of the trainer's probability to the sampler's, as its geometric mean over the typed tokens,
+    lies outside of these bounds. `geometric` alone: 0.999 and 1.001. Costs a pass."""
     veto: float | None = Field(None, gt=0, lt=1)
-    """What has a token that the trainer finds so many times less likely than the sampler did. `veto` alone: 1e-4. Costs
-    a pass, of which `geometric` makes use too."""
+    """Sessions with a token whose ratio of the trainer's probability to the sampler's lies below this bound. `veto`
+    alone: 1e-4. Costs a pass, the same as that of `geometric`."""
     divergence: float | None = Field(None, gt=0, lt=1)
     """Tokens whose probability has moved further than this from the sampler's, in the direction of their advantage
     (DPPO). `divergence` alone: 0.2. Looked at anew at each update."""

@@ -12,9 +12,9 @@ and each fork divides by the number of segments that follow. Without forks this 
 depends on what came before alone, for then each sibling is an independent sample from the same state, and a baseline
 made of the others does not depend on it.
 
-Where a fork did not come about (`Branch.line` 0), the group holds a session from the prompt, which is compared with the
-mean of the roots. No root is compared with it: its being there depends on what a root typed. If all roots were lost,
-such sessions are compared with one another.
+Where a fork did not come about (`Branch.line` 0), the group holds a session from the prompt instead. It is compared
+with the mean of the roots. Roots are not compared with it, because whether it exists depends on what a root typed. If
+all roots were lost, such sessions are compared with one another.
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@
     tool: one function among them, with {signature} and {description}
     examples: worked sessions that come before the problem, as many as the config asks for; under a chat template in the
         system message. Each is a mapping of `question` and `session`, or the text of both
-    example: the frame of one in the system message, with {question} and {session}; a file that has a question of its
-        own frames them by that one
-    ends: what is said of functions that end the session, with {names}
-    repeated: shown to chat models after a line that came to what it, or another one, has come to before
+    example: how the system message frames one of them, with {question} and {session}; a file with its own text for
+        questions frames them by that text
+    ends: the sentence on functions that end the session, with {names}
+    repeated: shown to chat models after a line whose result an earlier line had already
     unanswered: the user's message to a chat model that ends its turn without code and without an answer
 
 A user's own file names the dialect that it is for (`dialect: fenced`). Keys that it leaves out keep the texts of that

@@ -1,4 +1,4 @@
-"""Guests: what looks on while sessions are typed, at four moments, and may change what is shown or end the session.
+"""Guests look on while sessions are typed, at four moments. They may change what is shown, or end the session.
 
     class NoGiants(Guest):
         async def after_line(self, session, line):
@@ -6,7 +6,7 @@
                 session.stop = StopReason.KILLED
 
 A config names them by import path (`guests: [my:NoGiants]`). Each session has guests of its own, made without
-arguments, so they may keep what they like of it. What an exception in a guest ends is the run.
+arguments, so a guest may remember what it likes of its session. An exception in a guest ends the run.
 """
 
 from typing import Any
@@ -23,7 +23,8 @@ class Guest:
         """The interpreter is ready, and nothing has been typed."""
 
     async def ran(self, session: Any, turn: Turn, ran: TurnResult) -> TurnResult:
-        """A turn has run; what is returned is shown and recorded of it. `session.stop` says whether it was the last."""
+        """A turn has run. The result that this returns is shown to the model and recorded. `session.stop` says whether
+        the turn was the last."""
         return ran
 
     async def after_line(self, session: Any, line: Line) -> None:

@@ -288,7 +288,8 @@ class Session:
             self.reader.show(turn.ran.cells, goes_on=True)
 
     def _has_observed(self, again: TurnResult, before: TurnResult) -> bool:
-        """Whether the environment said the same; what other guests added then stands behind it."""
+        """Whether the environment has said the same again. Guests may have added to it the first time, after what it
+        said."""
         return all(
             run.observed == was.observed
             or (was.observed.startswith(run.observed) and (self.episode.environment is None or run.observed != ""))

@@ -1,9 +1,9 @@
-"""Rollouts of several trainer processes, made by one of them, where workers, servers or an engine have only one caller.
+"""One trainer process rolls out for several, where the workers, servers or engine can have one caller only.
 
-A cluster has one set of workers, and a server that samples while the trainer trains answers with weights that only the
-process that sent them knows of. So the main process asks for the tasks of all, as one process with the whole batch
-would, and gives each its share: groups stay whole, and seeds are the same. Where processes hold a model in shards
-(tensor parallelism), the first of each such team does so for its team.
+A cluster has one set of workers. A server that samples while the trainer trains answers with weights whose version only
+the process that sent them knows. So the main process asks for the tasks of all processes, as a single process with the
+whole batch would, and gives each process its share. Groups stay whole, and seeds are those of a single process. Where
+several processes hold one model in shards (tensor parallelism), the first of each such team rolls out for its team.
 """
 
 from concurrent.futures import Future

@@ -179,11 +179,12 @@ def _laid_out(rows: Sequence[np.ndarray], ids: torch.Tensor, shares: bool) -> tu
 def divide(
     rows: Sequence[np.ndarray], most: int, *, shares: bool, agreed: Callable[[int], int] = int
 ) -> list[list[int]]:
-    """The rows of each pass, in their order there, of `rows` of token ids.
+    """Divides `rows` of token ids into passes: the indices of the rows of each pass.
 
-    No pass has more than `most` tokens, but that of a single row that has. There are as few as first-fit decreasing
-    finds, where a row joins the pass that shares most with it, and the largest is as small as it gets with that many.
-    Rows without tokens are in none. `agreed` makes of our number of passes that of all processes; some may be empty.
+    A pass has at most `most` tokens, unless a single row has more. First-fit decreasing decides how many passes there
+    are; a row joins the pass with which it shares most tokens. Then the largest pass is made as small as it can be with
+    that many. Rows without tokens are in no pass. `agreed` turns our number of passes into that of all processes, so a
+    process with fewer has empty ones.
     """
     lengths = np.array([len(row) for row in rows])
     common = _shared(rows, shares)
