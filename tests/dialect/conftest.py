@@ -28,6 +28,6 @@ def talked(loop: BackgroundLoop, pool: KernelPool) -> Talk:
 
 @pytest.fixture
 def talked_in_haste(loop: BackgroundLoop, kernel_pools: Callable[..., KernelPool]) -> Talk:
-    """The same for turns that end because their time does."""
-    hasty = kernel_pools(replace(HASTY, grace_s=60.0), size=1)
+    """The same for turns that end because their processor time does, on a machine as busy as may be."""
+    hasty = kernel_pools(replace(HASTY, line_s=0.5, line_wall_s=600.0, grace_s=60.0), size=1)
     return lambda dialect, turns: loop.run(talk(hasty, dialect, turns))
