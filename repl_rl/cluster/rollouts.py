@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import logging
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -239,13 +239,24 @@ class RolloutCluster(RolloutService):
         return "\n".join(f"  {worker}: {worker.trouble or 'up'}" for worker in self._workers)
 
     async def _numbers(self) -> dict[str, float]:
+        """The numbers of all workers together: sums, but medians of medians (p50) and the largest tails (p99)."""
         up = [worker for worker in self._workers if worker.is_open]
-        given = await asyncio.gather(*(_answer(worker.actor.kernel_numbers.remote()) for worker in up))
-        names = dict.fromkeys(name for numbers in given if numbers for name in numbers)
-        found = {name: [numbers[name] for numbers in given if numbers and name in numbers] for name in names}
-        merge: dict[str, Callable[[list[float]], float]] = {"p50": statistics.median, "p99": max}
-        merged = {name: merge.get(name.rpartition("_")[2], sum)(values) for name, values in found.items()}
-        return merged | {"workers": float(len(up)), "workers_lost": float(len(self._workers) - len(up))}
+        answers = await asyncio.gather(*(_answer(worker.actor.kernel_numbers.remote()) for worker in up))
+        values: dict[str, list[float]] = {}
+        for numbers in answers:
+            for name, value in (numbers or {}).items():
+                values.setdefault(name, []).append(value)
+        merged: dict[str, float] = {}
+        for name, of_workers in values.items():
+            if name.endswith("_p50"):
+                merged[name] = statistics.median(of_workers)
+            elif name.endswith("_p99"):
+                merged[name] = max(of_workers)
+            else:
+                merged[name] = sum(of_workers)
+        merged["workers"] = float(len(up))
+        merged["workers_lost"] = float(len(self._workers) - len(up))
+        return merged
 
     async def _close(self) -> None:
         import ray

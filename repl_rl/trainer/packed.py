@@ -25,7 +25,6 @@ B batch, S prompt and completion tokens, T completion tokens, N tokens in the ro
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -165,14 +164,19 @@ def _shared(rows: Sequence[np.ndarray], shares: bool) -> np.ndarray:
 
 def _laid_out(rows: Sequence[np.ndarray], ids: torch.Tensor, shares: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """(B,): how many tokens a row has in common with one before it. (B, S): where in the packed row its tokens are."""
-    common, index, end = torch.zeros(len(ids), dtype=torch.long), torch.zeros(ids.shape, dtype=torch.long), 0
+    common = torch.zeros(len(ids), dtype=torch.long)
+    index = torch.zeros(ids.shape, dtype=torch.long)
     shared = np.triu(_shared(rows, shares), 1)  # by rows before it
-    for number, length in enumerate(map(len, rows)):
-        first = int(shared[:, number].argmax())
-        common[number] = start = int(shared[first, number])
-        index[number, :start] = index[first, :start]
-        index[number, start:length] = torch.arange(end, end + length - start)
-        end += length - start
+    end = 0  # of the packed row, so far
+    for number, row in enumerate(rows):
+        # The row's beginning is where the row before it that shares most has it.
+        earlier = int(shared[:, number].argmax())
+        start = int(shared[earlier, number])
+        common[number] = start
+        index[number, :start] = index[earlier, :start]
+        own = len(row) - start
+        index[number, start : len(row)] = torch.arange(end, end + own)
+        end += own
     return common.to(ids.device), index.to(ids.device)
 
 
@@ -188,22 +192,32 @@ def divide(
     """
     lengths = np.array([len(row) for row in rows])
     common = _shared(rows, shares)
-    order = [int(row) for row in np.argsort(-lengths, kind="stable") if lengths[row]]
+    longest_first = [int(row) for row in np.argsort(-lengths, kind="stable") if lengths[row]]
 
-    def within(room: int) -> list[list[int]]:
-        passes: list[list[int]] = [[] for _ in order]
-        tokens, shared = np.zeros(len(order)), np.zeros((len(order), len(rows)))
-        for row in order:
+    def passes_of(room: int) -> list[list[int]]:
+        """First-fit decreasing, where a pass has room for so many tokens."""
+        passes: list[list[int]] = [[] for _ in longest_first]
+        tokens = np.zeros(len(longest_first))  # of each pass
+        shared = np.zeros((len(longest_first), len(rows)))  # how much of each row a pass has already
+        for row in longest_first:
             added = lengths[row] - shared[:, row]
             fits = (tokens + added <= room) | (tokens == 0)
-            at = int(np.where(fits, added, np.inf).argmin())
-            passes[at].append(row)
-            tokens[at] += added[at]
-            shared[at] = np.maximum(shared[at], common[row])
-        return [each for each in passes if each]
+            best = int(np.where(fits, added, np.inf).argmin())
+            passes[best].append(row)
+            tokens[best] += added[best]
+            shared[best] = np.maximum(shared[best], common[row])
+        return [rows_of_pass for rows_of_pass in passes if rows_of_pass]
 
-    count = max(1, agreed(len(within(most))))
-    passes = within(1 + bisect_left(range(1, most), True, key=lambda room: len(within(room)) <= count))
+    count = max(1, agreed(len(passes_of(most))))
+    # The least room with which there are no more passes than that, by bisection.
+    too_little, enough = 0, most
+    while enough - too_little > 1:
+        room = (too_little + enough) // 2
+        if len(passes_of(room)) <= count:
+            enough = room
+        else:
+            too_little = room
+    passes = passes_of(enough)
     return passes + [[]] * (count - len(passes))
 
 

@@ -185,7 +185,9 @@ def rows_of(trajectories: Sequence[Trajectory], subcalls: bool = False) -> list[
                 for part in call.trajectory.parts:
                     asked.append(Row(owner, [number] * len(part.lines), part, sessions))
                 sessions += 1
-    return [*first, *later, *(asked if subcalls else ())]
+    if not subcalls:
+        asked = []
+    return [*first, *later, *asked]
 
 
 def row_lists(rows: Sequence[Row], size: int, pad_id: int) -> list[dict[str, Any]]:

@@ -266,9 +266,15 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         forward = self._typed_forward
         if forward is None:  # padding is computed, too
             attention = typed = torch.ones_like(ids)
-        _, rows = computed(ids, attention, pad(typed, (ids.size(1) - typed.size(1), 0)).bool() & attention.bool())
+        in_prompts = ids.size(1) - typed.size(1)
+        is_typed = pad(typed, (in_prompts, 0)).bool() & attention.bool()  # (B, S)
+        _, rows = computed(ids, attention, is_typed)
         shares = forward is not None and not forward.is_flash
-        return divide(rows, self._most_tokens, shares=shares, agreed=lambda count: max(gather([count])))
+
+        def most_of_all(count: int) -> int:
+            return max(gather([count]))
+
+        return divide(rows, self._most_tokens, shares=shares, agreed=most_of_all)
 
     def policy_logprobs(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Log-probabilities of the typed tokens of a batch as the policy is now, (B, T), without gradients."""

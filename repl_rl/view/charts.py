@@ -144,24 +144,33 @@ def _with_average(curve: Trace | None) -> list[Trace | None]:
 
 
 def _families(run: Run) -> Chart | None:
-    rows = [row for row in (run.before, run.after) if row is not None]
-    rates = [families for row in rows if isinstance(families := row.get("families"), Mapping)]
-    names = sorted({name for families in rates for name in families}, key=lambda name: number(rates[-1], name) or 0.0)
-    if not names:
+    rows = []
+    rates = []  # of each row, by family
+    for row in (run.before, run.after):
+        if row is not None and isinstance(row.get("families"), Mapping):
+            rows.append(row)
+            rates.append(row["families"])
+    families = {name for of_row in rates for name in of_row}
+    if not families:
         return None
+    names = sorted(families, key=lambda name: number(rates[-1], name) or 0.0)
     left_out = _left_out(names)
     names = names[:_MOST_NAMES]
     labels = [label(name) for name in names]
     traces: list[Trace | None] = []
     if len(rates) > 1:  # a line from each open circle to its full one
-        x = [end for name in names for end in (number(rates[0], name), number(rates[1], name), None)]
-        y = [end for name in labels for end in (name, name, None)]
+        x: list[float | None] = []
+        y: list[str | None] = []
+        for name, shown in zip(names, labels, strict=True):
+            x += [number(rates[0], name), number(rates[1], name), None]
+            y += [shown, shown, None]
         line = {"mode": "lines", "line": {"color": GREY, "width": 2}, "hoverinfo": "skip", "showlegend": False}
         traces.append({"type": "scatter", "x": x, "y": y, **line})
-    for row, families, (symbol, colour) in zip(rows, rates, (("circle-open", GREY), ("circle", GREEN)), strict=False):
+    styles = (("circle-open", GREY), ("circle", GREEN))
+    for row, of_row, (symbol, colour) in zip(rows, rates, styles, strict=False):
         dots: Trace = {"mode": "markers", "name": f"step {int(row['step'])}", "hovertemplate": "%{y}: %{x:.1%}"}
         dots["marker"] = {"size": 12, "symbol": symbol, "color": colour, "line": {"width": 2}}
-        traces.append({"type": "scatter", "x": [number(families, name) for name in names], "y": labels, **dots})
+        traces.append({"type": "scatter", "x": [number(of_row, name) for name in names], "y": labels, **dots})
     layout = {"xaxis": {"range": [-0.03, 1.05], "tickformat": ".0%"}, "yaxis": {"automargin": True, "type": "category"}}
     caption = f"Held-out problems solved per family: open circles before training, full ones after.{left_out}"
     height = 110 + 30 * len(names)
@@ -181,14 +190,20 @@ def _kinds(run: Run) -> Chart | None:
 
 
 def _errors(run: Run) -> Chart | None:
-    names = sorted({key for row in run.train for key in row if key.startswith("errors/")})
-    total = {name: sum(number(row, name) or 0.0 for row in run.train) for name in names}
-    frequent = sorted(names, key=lambda name: -total[name])[:_MOST_ERRORS]
+    totals: dict[str, float] = {}
+    for row in run.train:
+        for name in row:
+            if name.startswith("errors/"):
+                totals[name] = totals.get(name, 0.0) + (number(row, name) or 0.0)
+    names = sorted(name for name in totals if totals[name])
+    frequent = sorted(names, key=lambda name: -totals[name])[:_MOST_ERRORS]
     # A row names only the exceptions of its step: a missing one means none.
-    rows = [{**dict.fromkeys(frequent, 0.0), **row} for row in run.train]
-    series = [(name, colour) for name, colour in zip(frequent, _CYCLE, strict=False) if total[name]]
-    traces = [_series(rows, name, name.removeprefix("errors/"), colour) for name, colour in series]
-    caption = f"Lines that raised, by exception: the {len(series)} most frequent ones."
+    none_raised = dict.fromkeys(frequent, 0.0)
+    rows = [{**none_raised, **row} for row in run.train]
+    traces = []
+    for name, colour in zip(frequent, _CYCLE, strict=False):
+        traces.append(_series(rows, name, name.removeprefix("errors/"), colour))
+    caption = f"Lines that raised, by exception: the {len(traces)} most frequent ones."
     return _chart("errors", "Exceptions", caption, traces, {"yaxis": {"tickformat": ".1%", "rangemode": "tozero"}})
 
 
