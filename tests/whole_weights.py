@@ -26,7 +26,7 @@ from repl_rl.engine.transformers import TransformersEngine  # noqa: E402
 from repl_rl.models import gguf  # noqa: E402
 from repl_rl.models.nano import NANO_PATH  # noqa: E402
 from repl_rl.models.whole import whole_weights  # noqa: E402
-from repl_rl.trainer.packed import TypedForward  # noqa: E402
+from repl_rl.trainer.forward import TypedForward  # noqa: E402
 from repl_rl.trainer.weights import EngineGeneration  # noqa: E402
 from repl_rl.utils.distributed import join, leave, process_rank  # noqa: E402
 

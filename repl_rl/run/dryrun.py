@@ -32,7 +32,7 @@ from repl_rl.models.nano import NANO_PATH, SHIPPED
 from repl_rl.rollout.episode import make_prompt
 from repl_rl.rollout.setup import RolloutSetup, environment_of, limits_of
 from repl_rl.rollout.subcalls import NoAnswerError, SubCalls
-from repl_rl.run.held_out import longest_prompt
+from repl_rl.run.evaluate import longest_prompt
 from repl_rl.run.launch import launch_command
 from repl_rl.run.memory import Shapes, memory, shapes_of
 from repl_rl.run.training import Inputs, check_inputs, choose_run, training_arguments

@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 from repl_rl.config import Config, dump_config, load_config
 from repl_rl.errors import ConfigError, RunError
 from repl_rl.files import open_file, read_file, replace_file
-from repl_rl.trainer.kept import RunFiles
+from repl_rl.trainer.run_files import RunFiles
 from repl_rl.trajectory import Trajectory, write_jsonl
 from repl_rl.utils.locks import LOCK_NAME, Writer, writer
 

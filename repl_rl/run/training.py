@@ -24,8 +24,8 @@ from repl_rl.errors import ConfigError, DependencyError, RunError
 from repl_rl.models import find_model, resolve_model
 from repl_rl.models.skeleton import Adapted, config_alone, require_one_loss
 from repl_rl.rollout.checks import Checked, check_rollouts
+from repl_rl.run.evaluate import evaluate
 from repl_rl.run.folder import RunFolder, checkpoint_step, free_folder, new_run
-from repl_rl.run.held_out import evaluate
 from repl_rl.run.launch import require_processes
 from repl_rl.run.lora import lora_config, require_adapter
 from repl_rl.run.resume import open_run, what_changes
@@ -286,7 +286,7 @@ def _fit(trainer: ReplGRPOTrainer, prepared: Prepared, progress: Progress) -> bo
 
     from repl_rl.run import callbacks
     from repl_rl.run.callbacks import StopEarly, WarnOnce, flat_groups, missing_trees
-    from repl_rl.trainer.logged import RecordSteps
+    from repl_rl.trainer.step_log import RecordSteps
 
     if prepared.checkpoint is not None:
         reached, steps = checkpoint_step(prepared.checkpoint), prepared.config.train.steps

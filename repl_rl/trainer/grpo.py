@@ -46,9 +46,8 @@ from repl_rl.rollout.service import MakeRunner
 from repl_rl.rollout.setup import Grader, RolloutSetup, make_extensions
 from repl_rl.tasks import grade
 from repl_rl.trainer.arguments import ReplGRPOConfig
+from repl_rl.trainer.forward import base_of
 from repl_rl.trainer.mask import leaves_out
-from repl_rl.trainer.of_main import engine_maker, start
-from repl_rl.trainer.packed import base_of
 from repl_rl.trainer.resume import ResumableTrainer
 from repl_rl.trainer.reward_functions import (
     all_weights,
@@ -58,6 +57,7 @@ from repl_rl.trainer.reward_functions import (
     try_functions,
 )
 from repl_rl.trainer.rows import as_dataset, rows_of, task_of
+from repl_rl.trainer.shared_rollouts import engine_maker, start
 from repl_rl.trainer.step import Sessions, StepParts, make_batch, reward_columns
 from repl_rl.trainer.typed_tokens import TypedTokenTrainer
 from repl_rl.trainer.weights import EngineGeneration

@@ -33,10 +33,10 @@ from repl_rl.engine import Engine, SharedEngine
 from repl_rl.files import open_file
 from repl_rl.rollout.batch import RolloutService
 from repl_rl.trainer.asynchronous import EpochSampler
-from repl_rl.trainer.logged import KeepRun
-from repl_rl.trainer.of_main import RolloutsOfMain
 from repl_rl.trainer.pass_rates import PassRates
-from repl_rl.trainer.queued import TrainerQueue
+from repl_rl.trainer.shared_rollouts import RolloutsOfMain
+from repl_rl.trainer.step_log import KeepRun
+from repl_rl.trainer.trainer_queue import TrainerQueue
 
 
 class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]

@@ -39,15 +39,15 @@ from repl_rl.rollout.batch import RolloutBatch, RolloutService
 from repl_rl.rollout.score import CreditedTrajectory, credit, credit_numbers, score
 from repl_rl.rollout.setup import Grader
 from repl_rl.trainer.arguments import ReplGRPOConfig
-from repl_rl.trainer.kept import kept_on_failure
-from repl_rl.trainer.logged import StepLog
 from repl_rl.trainer.loss import SamplerCorrection, weights_of_sampler
 from repl_rl.trainer.mask import covarying, within_ratios
 from repl_rl.trainer.pass_rates import PassRates, right_share
-from repl_rl.trainer.queued import TrainerQueue
 from repl_rl.trainer.redraw import further_rows, redraw
 from repl_rl.trainer.resample import resampled
 from repl_rl.trainer.rows import Row, row_lists, rows_of, task_of
+from repl_rl.trainer.run_files import kept_on_failure
+from repl_rl.trainer.step_log import StepLog
+from repl_rl.trainer.trainer_queue import TrainerQueue
 from repl_rl.trajectory import Task, Trajectory, whole_session, write_jsonl
 from repl_rl.utils.distributed import gather
 

@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from repl_rl.trainer.packed import PACKED_ATTENTION, pack
+from repl_rl.trainer.attention import PACKED_ATTENTION
+from repl_rl.trainer.packing import pack
 from repl_rl.trajectory import Trajectory
 
 _TOKENS_AT_ONCE = 128

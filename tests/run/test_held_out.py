@@ -9,8 +9,8 @@ from made_trajectories import line, made
 from repl_rl.config import RewardsConfig, SeededSampling
 from repl_rl.errors import KernelError
 from repl_rl.rewards import RewardTable
+from repl_rl.run.evaluate import evaluate
 from repl_rl.run.evaluation.comparison import summarize
-from repl_rl.run.held_out import evaluate
 from repl_rl.trajectory import StopReason, Task, Trajectory
 from repl_rl.view.run import rollouts_summary
 

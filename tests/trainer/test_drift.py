@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from repl_rl.errors import TrainingError
-from repl_rl.trainer.logged import StepLog
+from repl_rl.trainer.step_log import StepLog
 
 TRAINER = torch.tensor([[-1.0, -2.0, -9.0], [-0.5, math.nan, -1.0]])
 SAMPLER = torch.tensor([[-1.25, -1.5, 0.0], [-0.5, 0.0, math.inf]])

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from repl_rl.errors import ConfigError
 from repl_rl.models.nano import NANO_PATH
+from repl_rl.trainer.forward import TypedForward
 from repl_rl.trainer.mask import covarying
-from repl_rl.trainer.packed import TypedForward
 from repl_rl.trajectory import StopReason, Task, Trajectory, read_jsonl
 
 TASKS = make_tasks_named("a", "b", "c")

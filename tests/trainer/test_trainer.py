@@ -18,9 +18,9 @@ from repl_rl.errors import ConfigError, RewardError
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rewards import ScoredTrajectory
 from repl_rl.tasks import make_tasks
-from repl_rl.trainer.kept import RunFiles
 from repl_rl.trainer.reward_functions import component_sum
 from repl_rl.trainer.rows import Row
+from repl_rl.trainer.run_files import RunFiles
 from repl_rl.trajectory import Line, LineKind, StopReason
 from repl_rl.view.run import read_run
 

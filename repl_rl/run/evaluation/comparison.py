@@ -19,8 +19,8 @@ from rich.text import Text
 
 from repl_rl.rollout.batch import OnEnd, Watched
 from repl_rl.rollout.service import open_service
+from repl_rl.run.evaluate import evaluate
 from repl_rl.run.evaluation.plan import Combination, EvaluationPlan
-from repl_rl.run.held_out import evaluate
 from repl_rl.trajectory import LineKind, Trajectory
 from repl_rl.utils.machine import machine
 from repl_rl.utils.statistics import CONFIDENCE, Estimate, Tally, estimate_pass_at_k, paired_difference

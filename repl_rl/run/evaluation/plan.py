@@ -11,8 +11,8 @@ from repl_rl.engine.environment import prepare_environment
 from repl_rl.errors import ConfigError, ModelError, RunError
 from repl_rl.models import find_model
 from repl_rl.rollout.checks import Checked, check_rollouts
+from repl_rl.run.evaluate import longest_prompt
 from repl_rl.run.folder import RunFolder
-from repl_rl.run.held_out import longest_prompt
 from repl_rl.tasks import Split, load_tasks
 from repl_rl.trajectory import Task
 

@@ -16,7 +16,7 @@ import torch
 from test_forward import CPU, kernel, make_model
 
 from repl_rl.trainer import packed
-from repl_rl.trainer.packed import TypedForward
+from repl_rl.trainer.forward import TypedForward
 from repl_rl.utils.distributed import join, leave, process_rank
 
 

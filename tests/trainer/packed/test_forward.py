@@ -17,7 +17,8 @@ from test_packing import padded
 from trl.trainer.utils import add_fused_lm_head
 
 from repl_rl.trainer import packed
-from repl_rl.trainer.packed import TypedForward, pack
+from repl_rl.trainer.forward import TypedForward
+from repl_rl.trainer.packing import pack
 
 CPU = torch.device("cpu")
 TEMPERATURE = 0.7

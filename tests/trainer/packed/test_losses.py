@@ -17,8 +17,8 @@ from recorded import RecordedTrainer, gradient_of, make_tasks_named, recorded, r
 
 from repl_rl.config import TrainConfig
 from repl_rl.engine.environment import limit_openmp
-from repl_rl.trainer.logged import StepLog
-from repl_rl.trainer.packed import TypedForward
+from repl_rl.trainer.forward import TypedForward
+from repl_rl.trainer.step_log import StepLog
 
 PROMPT_IDS = [40, 41, 42]
 COMPLETION_IDS = [[50, 51, 60, 61, 52, 53], [54, 62, 55, 56, 57, 0]]

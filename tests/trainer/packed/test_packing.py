@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repl_rl.trainer.packed import Packed, computed, divide, pack
+from repl_rl.trainer.packing import Packed, computed, divide, pack
 
 IDS = torch.tensor([[0, 11, 12, 21, 22, 23, 24], [31, 32, 33, 41, 42, 43, 0]])
 #                    .  prompt   typed out typed out      prompt    out typed out .

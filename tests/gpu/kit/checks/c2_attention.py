@@ -1,6 +1,6 @@
 """Check 2: attention of one layer at Qwen3-4B's shape, forward and backward: ours beside what else torch has.
 
-Eight sequences of 1,600 tokens, the first 400 of which all share. `packed` is `repl_rl.trainer.packed.packed_attention`
+Eight sequences of 1,600 tokens, the first 400 of which all share. `packed` is ours (`repl_rl.trainer.attention`)
 on one row, with the shared tokens in it once; `whole` is the same without sharing; `one by one` is `packed` with a call
 for each sequence, as it is in float32; `padded` is SDPA on a batch, without and with the mask that transformers makes
 for padding. TFLOP/s count what the values need, for each side the same kind: 3.5 times the causal forward pass. Errors
@@ -17,7 +17,8 @@ import torch
 from common import TINY, attempt, device, median_ms, peak_gb, record, reset_peak, wait
 from torch.nn.functional import scaled_dot_product_attention
 
-from repl_rl.trainer.packed import Packed, packed_attention
+from repl_rl.trainer.attention import packed_attention
+from repl_rl.trainer.packing import Packed
 
 HEADS, KV_HEADS, SIZE = (4, 2, 16) if TINY else (32, 8, 128)
 SEQUENCES, LENGTH, SHARED = (3, 48, 12) if TINY else (8, 1600, 400)

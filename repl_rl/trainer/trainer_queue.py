@@ -14,8 +14,8 @@ from repl_rl.engine import ServesSlots
 from repl_rl.engine.environment import cores_beside_engine, limit_openmp
 from repl_rl.rollout.batch import RolloutBatch, refuse_if_all_aborted
 from repl_rl.trainer.asynchronous import GroupOrder, GroupQueue, Taken
-from repl_rl.trainer.of_main import RolloutsOfMain
 from repl_rl.trainer.rows import task_of
+from repl_rl.trainer.shared_rollouts import RolloutsOfMain
 from repl_rl.trajectory import Trajectory
 from repl_rl.utils.distributed import share_of_main
 

@@ -15,7 +15,7 @@ from repl_rl.rollout.batch import RolloutService
 from repl_rl.rollout.metrics import batch_metrics
 from repl_rl.tools import tool_metrics
 from repl_rl.trainer.arguments import ReplGRPOConfig
-from repl_rl.trainer.kept import RunFiles
+from repl_rl.trainer.run_files import RunFiles
 from repl_rl.trajectory import Trajectory
 from repl_rl.utils.distributed import from_main, gather
 
