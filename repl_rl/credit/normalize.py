@@ -23,8 +23,6 @@ ROUNDING = 1e-12
 Anchor = tuple[str, str]
 """The state in which a line began: fingerprint ("" for the start), and the text of an open cell."""
 
-_DID_NOT_RUN = (LineKind.BLANK, LineKind.COMMENT, LineKind.OPEN, LineKind.OVERLONG)
-
 
 def relative(values: Sequence[Sequence[float]], baseline: Baseline, scale: Scale) -> list[list[float]]:
     """Each value minus its baseline, divided by the sample standard deviation (n - 1) + 1e-4 if `scale` is `group`.
@@ -100,7 +98,7 @@ def anchors(trajectory: Trajectory) -> list[Anchor | None]:
     typed = ""
     for line in trajectory.lines:
         states.append(None if fingerprint is None else (fingerprint, typed))
-        if line.fingerprint is not None or line.kind not in _DID_NOT_RUN:
+        if line.fingerprint is not None or line.kind.ran:
             fingerprint, typed = line.fingerprint, ""
         elif typed or line.kind is LineKind.OPEN:
             typed += line.text

@@ -21,7 +21,6 @@ from repl_rl.utils.text import parsed
 
 _INSIDE = (LineKind.OPEN, LineKind.COMMENT, LineKind.BLANK)
 """Kinds of lines that do not end an open cell."""
-_NOTHING_RAN = (*_INSIDE, LineKind.OVERLONG)
 _WORD = re.compile(r"[^\s\[\](){}<>,;:'\"]+")
 _LONGEST_CHARS = 8_192
 """Longer text is not parsed but compared as it is: parsing is meant for lines, not for files."""
@@ -50,7 +49,7 @@ def history(lines: Sequence[Line]) -> History:
         # The one space after a prompt is not part of what was typed.
         statement = read_statement("".join(each.text.removeprefix(" ") for each in lines[start : end + 1]))
         is_news = False
-        if line.kind not in _NOTHING_RAN:
+        if line.kind.ran:
             if line.fingerprint is None:
                 has_changed = counts[statement.key] == 0 and not statement.is_inert
             else:

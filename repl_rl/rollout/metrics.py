@@ -9,7 +9,6 @@ import numpy as np
 from repl_rl.errors import KernelError
 from repl_rl.trajectory import LineKind, Task, Trajectory
 
-_RUN_NOTHING = frozenset({LineKind.BLANK, LineKind.COMMENT, LineKind.OPEN, LineKind.OVERLONG})
 _MOST_ERRORS = 20
 
 
@@ -36,7 +35,7 @@ def batch_metrics(trajectories: Sequence[Trajectory], seconds: float) -> dict[st
         frequent["other"] = frequent.get("other", 0) + rare
     values |= {f"errors/{name}": count / len(lines) for name, count in sorted(frequent.items())}
     values["error_rate"] = sum(errors.values()) / len(lines)
-    times_ms = [line.duration_s * 1000 for line in lines if line.kind not in _RUN_NOTHING]
+    times_ms = [line.duration_s * 1000 for line in lines if line.kind.ran]
     if times_ms:
         values |= {f"kernel_ms_p{percent}": float(np.percentile(times_ms, percent)) for percent in (50, 99)}
     for name in ("engine_s", "kernel_s", "queue_s", "own_s"):

@@ -42,8 +42,6 @@ from repl_rl.trajectory import LineKind, SubCall, Task, Trajectory
 from repl_rl.utils.text import cut_middle, visible
 from repl_rl.utils.threads import BackgroundLoop
 
-_RUN_NOTHING = (LineKind.BLANK, LineKind.COMMENT, LineKind.OPEN, LineKind.OVERLONG)
-"""Kinds of lines that change nothing and show nothing."""
 _ESTIMATORS = {
     "outcome": "a session's return, less {baseline}",
     "dr_grpo": "a session's return, less the group's mean",
@@ -466,8 +464,8 @@ def idle_settings(config: Config, gpus: int) -> Iterator[str]:
     """Settings that differ from their defaults and do nothing beside the others: each with the reason."""
     rewards, shaping, engine, train = config.rewards, config.rewards.shaping, config.engine, config.train
     if shaping.novelty:
-        for kind in _RUN_NOTHING:
-            if rewards.kinds.get(kind, 0.0) > 0:
+        for kind in LineKind:
+            if not kind.ran and rewards.kinds.get(kind, 0.0) > 0:
                 yield f"rewards.kinds.{kind} is never paid: what runs nothing gains nothing (rewards.shaping.novelty)"
     is_shaped = any(rewards.kinds.values()) or rewards.exceptions or rewards.rules or rewards.functions
     if shaping != ShapingConfig() and not is_shaped:

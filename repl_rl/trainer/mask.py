@@ -14,11 +14,9 @@ import torch
 
 from repl_rl.config.train import MaskConfig
 from repl_rl.errors import RewardError
-from repl_rl.trajectory import LineKind, Trajectory
+from repl_rl.trajectory import Trajectory
 from repl_rl.utils.distributed import gather, process_rank
 from repl_rl.utils.import_path import imported, place_of
-
-_RAN_NOTHING = (LineKind.BLANK, LineKind.COMMENT, LineKind.OPEN, LineKind.OVERLONG)
 
 
 def leaves_out(config: MaskConfig) -> Callable[[Trajectory], bool]:
@@ -53,7 +51,7 @@ def has_void_turn(trajectory: Trajectory) -> bool:
     """
     if trajectory.unread_calls:
         return True
-    return trajectory.answer is None and trajectory.lines[-1].kind in _RAN_NOTHING
+    return trajectory.answer is None and not trajectory.lines[-1].kind.ran
 
 
 def within_ratios(config: MaskConfig, apart: torch.Tensor, typed: torch.Tensor) -> torch.Tensor:

@@ -19,10 +19,8 @@ from collections.abc import Sequence
 from random import Random
 
 from repl_rl.rewards import ScoredTrajectory
-from repl_rl.trajectory import LineKind, Trajectory
+from repl_rl.trajectory import Trajectory
 
-_ERRORS = (LineKind.SYNTAX_ERROR, LineKind.EXCEPTION, LineKind.TIMEOUT)
-_RAN = (*_ERRORS, LineKind.STATEMENT, LineKind.EXPRESSION, LineKind.ANSWER)
 _CLEAN = 0.01
 """The least that a weight divides by: a session without errors is a hundred times as likely as one of errors alone."""
 _LEAST = 2
@@ -65,5 +63,5 @@ def right_kept(right: int, wrong: int, size: int) -> int:
 
 def error_share(trajectory: Trajectory) -> float:
     """Of the lines that ran, the share that went wrong; 0.5 if none ran."""
-    ran = [line.kind in _ERRORS for line in trajectory.lines if line.kind in _RAN]
-    return sum(ran) / len(ran) if ran else 0.5
+    failed = [line.kind.failed for line in trajectory.lines if line.kind.ran]
+    return sum(failed) / len(failed) if failed else 0.5

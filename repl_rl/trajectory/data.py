@@ -39,6 +39,20 @@ class LineKind(StrEnum):
     OVERLONG = "overlong"
     """The token budget of the line ran out before a newline was sampled; it was not run."""
 
+    @property
+    def ran(self) -> bool:
+        """Whether the interpreter got something to run."""
+        return self not in _RAN_NOTHING
+
+    @property
+    def failed(self) -> bool:
+        """Whether what ran did not parse, raised, or did not come to its end."""
+        return self in _FAILED
+
+
+_RAN_NOTHING = frozenset({LineKind.BLANK, LineKind.COMMENT, LineKind.OPEN, LineKind.OVERLONG})
+_FAILED = frozenset({LineKind.SYNTAX_ERROR, LineKind.EXCEPTION, LineKind.TIMEOUT, LineKind.KILLED})
+
 
 class StopReason(StrEnum):
     """Why a trajectory ended, one value per way to end."""

@@ -10,7 +10,7 @@ import re
 from repl_rl.trajectory import Line, LineKind, SubCall, Trajectory
 from repl_rl.utils.text import cut_middle
 
-FAULTS = frozenset({LineKind.SYNTAX_ERROR, LineKind.EXCEPTION, LineKind.TIMEOUT, LineKind.KILLED, LineKind.OVERLONG})
+FAULTS = frozenset({LineKind.OVERLONG, *(kind for kind in LineKind if kind.failed)})
 """The kinds of lines that went wrong."""
 
 VERDICT_MARKS = {"solved": "✓", "not solved": "✗", "not graded": "·", "void": "·"}

