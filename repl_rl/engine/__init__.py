@@ -5,12 +5,15 @@ engine and asks it for one line after another; the tests use a scripted engine. 
 config names.
 """
 
+from repl_rl.engine.base import CountsPrompts as CountsPrompts
 from repl_rl.engine.base import Engine as Engine
 from repl_rl.engine.base import Finish as Finish
 from repl_rl.engine.base import SampledLine as SampledLine
 from repl_rl.engine.base import ServesSlots as ServesSlots
 from repl_rl.engine.base import SharedEngine as SharedEngine
+from repl_rl.engine.base import Sleeps as Sleeps
 from repl_rl.engine.base import Slot as Slot
+from repl_rl.engine.base import TakesAdapters as TakesAdapters
 from repl_rl.engine.base import TensorFacts as TensorFacts
 from repl_rl.engine.base import TrainableEngine as TrainableEngine
 from repl_rl.engine.base import Versions as Versions

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from repl_rl.config import SamplingConfig
@@ -119,6 +120,35 @@ class ServesSlots(Protocol):
 
     def serve(self, end: socket.socket) -> None:
         """Answer the `RemoteEngine` at the other end until it closes. The engine takes over `end`."""
+
+
+@runtime_checkable
+class Sleeps(Protocol):
+    """An engine that can give its memory to the trainer between two rollouts."""
+
+    def sleep(self) -> bool:
+        """Give up weights and cache until the next weights come. Returns False if it stays awake."""
+
+
+@runtime_checkable
+class CountsPrompts(Protocol):
+    """An engine that says how much of what lines continue it had computed before."""
+
+    @property
+    def prompt_tokens(self) -> tuple[int, int]:
+        """Since its start: the tokens that lines were to continue, and how many of these it has computed for them."""
+
+
+@runtime_checkable
+class TakesAdapters(Protocol):
+    """An engine that can sample with an adapter beside its weights."""
+
+    @property
+    def takes_adapters(self) -> bool:
+        """Whether it was started for them. Then it gets adapters in place of weights."""
+
+    def load_adapter(self, save: Callable[[Path], None]) -> None:
+        """Sample with the PEFT adapter that `save` writes to a folder."""
 
 
 @runtime_checkable

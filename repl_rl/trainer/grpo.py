@@ -33,7 +33,7 @@ from transformers import set_seed
 
 from repl_rl.config import ModelConfig
 from repl_rl.config.section import Excluding, refuse_excluding
-from repl_rl.engine import make_engine
+from repl_rl.engine import Sleeps, make_engine
 from repl_rl.engine.factory import EngineMaker
 from repl_rl.errors import ConfigError
 from repl_rl.kernel import KernelPool, KernelSource
@@ -291,7 +291,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
 
     def _rest_engine(self) -> None:
         """Let an engine in this process give its memory to the trainer. It needs its weights again afterwards."""
-        if getattr(self.engine, "sleep", bool)():
+        if isinstance(self.engine, Sleeps) and self.engine.sleep():
             self._last_loaded_step = -1
 
     def _reward(self, sessions: Sessions) -> torch.Tensor:

@@ -10,6 +10,7 @@ import torch
 from transformers import TrainerCallback, TrainerState
 from trl.trainer.utils import nanstd
 
+from repl_rl.engine import CountsPrompts
 from repl_rl.errors import TrainingError
 from repl_rl.rollout.batch import RolloutService
 from repl_rl.rollout.metrics import batch_metrics
@@ -68,9 +69,10 @@ class StepLog:
         values |= {f"kernels/{name}": value for name, value in service.kernel_numbers().items()}
         if tools is not None:
             values |= tool_metrics(trajectories, tools)
-        if prompt_tokens := getattr(self._trainer.engine, "prompt_tokens", None):  # vLLM in this process counts them
-            before, self._prompt_tokens = self._prompt_tokens, prompt_tokens
-            asked, computed = (now - then for now, then in zip(self._prompt_tokens, before, strict=True))
+        if isinstance(self._trainer.engine, CountsPrompts):
+            asked_before, computed_before = self._prompt_tokens
+            self._prompt_tokens = self._trainer.engine.prompt_tokens
+            asked, computed = self._prompt_tokens[0] - asked_before, self._prompt_tokens[1] - computed_before
             if asked:  # of the tokens that lines continue, the share that the engine did not compute again
                 values["engine/reused_share"] = 1 - computed / asked
         # zeros for the stops and errors that a batch doesn't have, because TRL averages only the given values

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from trl.generation.vllm_generation import VLLMGeneration
 
-from repl_rl.engine import Engine, SharedEngine, TensorFacts, TrainableEngine
+from repl_rl.engine import Engine, SharedEngine, TakesAdapters, TensorFacts, TrainableEngine
 from repl_rl.errors import ConfigError
 from repl_rl.utils.distributed import from_main
 
@@ -85,7 +85,8 @@ class EngineGeneration(VLLMGeneration):  # type: ignore[misc]
             raise ConfigError(f"{type(self._engine).__name__} takes no new weights: it samples, and can't be trained")
         if isinstance(self._engine, SharedEngine):
             self._engine.require_weight_updates()
-        self._sends_adapter = bool(from_main(lambda: getattr(self._engine, "takes_adapters", False)))
+        engine = self._engine
+        self._sends_adapter = from_main(lambda: isinstance(engine, TakesAdapters) and engine.takes_adapters)
         if self._sends_adapter and not is_peft_model(self.model):
             raise ConfigError(
                 "vLLM was started with LoRA (enable_lora), which is for adapters, and none are trained; start it "
