@@ -208,7 +208,7 @@ def _folders(tmp_mb: int) -> list[Mount]:
 
 def _mount_all(mounts: list[Mount]) -> None:
     for source, target, kind, flags, options in mounts:
-        _check(_libc.mount(source, target, kind, ctypes.c_ulong(flags), options), f"mount {target}")  # type: ignore[str-bytes-safe]  # an error's text
+        _check(_libc.mount(source, target, kind, ctypes.c_ulong(flags), options), f"mount {target.decode()}")
 
 
 def _settle_in(tmp: str) -> None:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _OWN_MODULES = (
     "program",
     "slim_imports",
+    "huge_pages",
     "confinement",
     "fork_server",
     "seccomp_filter",
