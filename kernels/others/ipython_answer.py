@@ -2,6 +2,7 @@
 
 
 def submit_final_answer(answer, mime):  # `answer` is the source of repl_answer.py
+    # type: (str, str) -> object
     import linecache
     import types
 
@@ -13,10 +14,10 @@ def submit_final_answer(answer, mime):  # `answer` is the source of repl_answer.
     publish, show, text, length = get_ipython().display_pub.publish, repr, str, 10_000
     form, submitted = own.form, own.submitted
 
-    def submit_final_answer(value, *values):
+    def submit_final_answer(value, *values):  # type: (object, *object) -> None
         """Hand in the final answer; this ends the session."""
         __tracebackhide__ = True
-        texts, forms = [], []
+        texts, forms = [], []  # type: list[str], list[object]
         for each in [submitted(each) for each in (value, *values)]:
             texts.append(text(show(each).encode("utf-8", "backslashreplace"), "utf-8")[:length])
             cells = [""]

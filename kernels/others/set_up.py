@@ -2,6 +2,7 @@
 
 
 def set_up(tools, source):  # `tools` is the source of repl_tools.py
+    # type: (str, str) -> None
     import sys
     import types
 

@@ -8,6 +8,8 @@ write one folder, and keep it from signalling and tracing other processes; it ca
 filter refuses system calls that a session does not need (seccomp_filter.py). In "none" there are no walls.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import fcntl
@@ -16,6 +18,13 @@ import resource
 import signal
 
 import seccomp_filter
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Mount = tuple[bytes, bytes, bytes | None, int, bytes | None]
+    """Source, target, kind, flags, options."""
 
 _CLONE_NEWNS, _CLONE_NEWIPC, _CLONE_NEWUSER = 0x00020000, 0x08000000, 0x10000000
 _CLONE_NEWPID, _CLONE_NEWNET = 0x20000000, 0x40000000
@@ -37,10 +46,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class Forks:
     """Forks in the server's process; in "bwrap" every child is the first process of a PID namespace of its own."""
 
-    def __init__(self, walls):
+    def __init__(self, walls: str) -> None:
         self._own_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY) if walls == "bwrap" else None
 
-    def fork(self):
+    def fork(self) -> int:
         """As `os.fork`. Raises OSError."""
         if self._own_namespace is None:
             return os.fork()
@@ -60,7 +69,7 @@ class Walls:
     `boot` is the server's record (fork_server.py).
     """
 
-    def __init__(self, boot):
+    def __init__(self, boot: dict[str, Any]) -> None:
         self._kind = boot["walls"]
         self._tmp_mb = boot["tmp_mb"]
         self._readable = boot["readable"]
@@ -68,7 +77,7 @@ class Walls:
         self._caches = boot.get("caches", {})
         self._rlimits = [(getattr(resource, name), limits) for name, limits in boot["rlimits"].items()]
         self._capabilities = _known_capabilities()
-        self._filter = None
+        self._filter: seccomp_filter.Filter | None = None
         if self._kind != "none":
             self._filter = seccomp_filter.Filter(
                 may_fork=self._kind == "bwrap",
@@ -76,7 +85,7 @@ class Walls:
                 lists_interfaces=boot.get("lists_interfaces", False),
             )
 
-    def enter(self, request, server_pid):
+    def enter(self, request: dict[str, Any], server_pid: int) -> tuple[list[int] | None, int | None]:
         """Confine this process for good.
 
         Returns the soft and the hard limit on its address space in bytes, or None; and what `Filter.install` returns,
@@ -114,7 +123,7 @@ class Walls:
         return memory_bytes, listener
 
 
-def set_up_fork(pidfd, tmp_mb, report):
+def set_up_fork(pidfd: int, tmp_mb: int | None, report: int) -> None:
     """Give a session's fork of itself what its new namespaces lack: the user, a /proc, and folders of its own.
 
     It keeps the session's folders if `tmp_mb` is None. Writes "ok" to the descriptor `report` when all is there.
@@ -138,7 +147,7 @@ def set_up_fork(pidfd, tmp_mb, report):
     os.write(report, b"ok")  # the fork goes on now, and must not meet that child, which has its user id
 
 
-def rehearse():
+def rehearse() -> None:
     """Do what `set_up_fork` does first, with this process, so that the memory for it is there when it counts."""
     pidfd = os.pidfd_open(os.getpid())
     folder = _folder_of(pidfd)
@@ -148,46 +157,46 @@ def rehearse():
     _folders(1)
 
 
-def _folder_of(pidfd):
+def _folder_of(pidfd: int) -> int:
     """The folder in /proc of a process, open."""
     with open(f"/proc/self/fdinfo/{pidfd}", encoding="ascii") as info:
         pid = next(int(line.split()[1]) for line in info if line.startswith("Pid:"))
     return os.open(f"/proc/{pid}", os.O_RDONLY | os.O_DIRECTORY)
 
 
-def _namespaces(folder):
+def _namespaces(folder: int) -> list[int]:
     """The user, PID and mount namespaces of a process, open."""
     return [os.open(f"ns/{name}", os.O_RDONLY, dir_fd=folder) for name in ("user", "pid", "mnt")]
 
 
-def _user_of(folder):
+def _user_of(folder: int) -> int:
     """The effective user id of a process, from its folder in /proc."""
     descriptor = os.open("status", os.O_RDONLY, dir_fd=folder)
     with open(descriptor, encoding="ascii", errors="replace") as status:
         return next(int(line.split()[2]) for line in status if line.startswith("Uid:"))
 
 
-def die_with_parent(parent_pid):
+def die_with_parent(parent_pid: int) -> None:
     """Have Linux kill this process when the thread that started it ends."""
     _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
     if os.getppid() not in (parent_pid, 0):  # 0 is a parent outside of the PID namespace
         os._exit(1)
 
 
-def _landlock(readable, writable):
+def _landlock(readable: list[str], writable: list[str]) -> None:
     """Let this process use only these files, and signal and trace only itself."""
     import sandlock
 
     sandlock.confine(sandlock.Sandbox(fs_readable=readable, fs_writable=writable))
 
 
-def _mount(tmp_mb):
+def _mount(tmp_mb: int) -> None:
     _check(_libc.unshare(_CLONE_NEWNS | _CLONE_NEWIPC | _CLONE_NEWNET), "unshare")
     _mount_all([(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), *_folders(tmp_mb), _PROC])
     os.chdir("/tmp")
 
 
-def _folders(tmp_mb):
+def _folders(tmp_mb: int) -> list[Mount]:
     size = f"size={tmp_mb * _MIB},nr_inodes={tmp_mb * _FILES_PER_MIB},mode=1777".encode()
     terminals = f"newinstance,ptmxmode=0666,mode=620,max={_MOST_TERMINALS}".encode()
     return [
@@ -197,28 +206,28 @@ def _folders(tmp_mb):
     ]
 
 
-def _mount_all(mounts):
+def _mount_all(mounts: list[Mount]) -> None:
     for source, target, kind, flags, options in mounts:
-        _check(_libc.mount(source, target, kind, ctypes.c_ulong(flags), options), f"mount {target}")
+        _check(_libc.mount(source, target, kind, ctypes.c_ulong(flags), options), f"mount {target.decode()}")
 
 
-def _settle_in(tmp):
+def _settle_in(tmp: str) -> None:
     os.environ.update(HOME=tmp, TMPDIR=tmp)
     os.chdir(tmp)
 
 
-def _own_standard_input():
+def _own_standard_input() -> None:
     """Replace the server's, because all processes that inherit an open file share its flags."""
     empty = os.open("/dev/null", os.O_RDONLY)
     os.dup2(empty, 0)
     os.close(empty)
 
 
-def _go_first_when_memory_runs_out(own_proc):
+def _go_first_when_memory_runs_out(own_proc: int) -> None:
     _write(own_proc, "oom_score_adj", _OOM_SCORE)
 
 
-def _give_way(own_proc):
+def _give_way(own_proc: int) -> None:
     """Lower the priority of what a model typed, so that a line that never ends does not hold up the others.
 
     Where the scheduler groups processes by session (autogroup), the group's own niceness counts, and this session's
@@ -230,7 +239,7 @@ def _give_way(own_proc):
         _write(own_proc, "autogroup", str(_NICENESS).encode())
 
 
-def _write(folder, name, text):
+def _write(folder: int, name: str, text: bytes) -> None:
     descriptor = os.open(name, os.O_WRONLY, dir_fd=folder)
     try:
         os.write(descriptor, text)
@@ -238,7 +247,7 @@ def _write(folder, name, text):
         os.close(descriptor)
 
 
-def _own_user_namespace(own_proc):
+def _own_user_namespace(own_proc: int) -> None:
     uid, gid = os.getuid(), os.getgid()
     _check(_libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0), "dumpable")  # or it could not write its own maps
     _check(_libc.unshare(_CLONE_NEWUSER), "unshare user")
@@ -250,12 +259,12 @@ def _own_user_namespace(own_proc):
         _write(own_proc, name, text)
 
 
-def _known_capabilities():
+def _known_capabilities() -> list[int]:
     """The numbers of all capabilities that this Linux knows."""
     return [number for number in range(_MOST_CAPABILITIES) if _libc.prctl(_PR_CAPBSET_READ, number, 0, 0, 0) >= 0]
 
 
-def _drop_capabilities(capabilities):
+def _drop_capabilities(capabilities: list[int]) -> None:
     for capability in capabilities:
         if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
             break  # there is none to drop
@@ -263,18 +272,18 @@ def _drop_capabilities(capabilities):
     _check(_libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
 
 
-def _limit(rlimits):
+def _limit(rlimits: list[tuple[int, list[int]]]) -> list[int] | None:
     """Set the limits; returns that on RLIMIT_AS, which counts from what this process has mapped already."""
     memory_bytes = None
     for which, limits in rlimits:
         if which == resource.RLIMIT_AS:
             mapped = _mapped_bytes()
             limits = memory_bytes = [mapped + limit for limit in limits]
-        resource.setrlimit(which, tuple(limits))
+        resource.setrlimit(which, tuple(limits))  # type: ignore[arg-type]  # there are two
     return memory_bytes
 
 
-def _mapped_bytes():
+def _mapped_bytes() -> int:
     descriptor = os.open("/proc/self/statm", os.O_RDONLY)
     try:
         return int(os.read(descriptor, 100).split()[0]) * resource.getpagesize()
@@ -282,7 +291,7 @@ def _mapped_bytes():
         os.close(descriptor)
 
 
-def _check(result, what):
+def _check(result: int, what: str) -> None:
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")

@@ -27,6 +27,8 @@ which "ok" is written once it has a user and a /proc of its own, and folders if 
 wrong.
 """
 
+from __future__ import annotations
+
 import contextlib
 import fcntl
 import gc
@@ -41,6 +43,11 @@ import time
 import confinement
 import huge_pages
 import slim_imports
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any, NoReturn
 
 _MOST_BYTES = 1 << 16
 _HELPERS, _ENOUGH = 5, 3
@@ -58,7 +65,7 @@ _CHANNEL = 3
 class SessionServer:
     """One server. Its constructor imports what the sessions will find imported."""
 
-    def __init__(self, boot):
+    def __init__(self, boot: dict[str, Any]) -> None:
         self._control = socket.socket(fileno=boot["control"])
         self._control.set_inheritable(False)
         sys.path.extend(boot["site_packages"])
@@ -82,7 +89,7 @@ class SessionServer:
         self._forks = confinement.Forks(boot["walls"])
         self._walls = confinement.Walls(boot)
 
-    def serve(self):
+    def serve(self) -> NoReturn:
         """Fork on request until the owner is gone. Never returns."""
         self._warm_up()
         gc.collect()
@@ -98,7 +105,7 @@ class SessionServer:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def _start_helpers(self, requests, tmp_mb):
+    def _start_helpers(self, requests: socket.socket, tmp_mb: int) -> None:
         if os.fork() == 0:
             try:
                 self._control.close()
@@ -107,7 +114,7 @@ class SessionServer:
                 os._exit(1)
         requests.close()
 
-    def _fork(self, request, descriptors):
+    def _fork(self, request: dict[str, Any], descriptors: list[int]) -> None:
         server_pid = os.getpid()
         try:
             pid = self._forks.fork()
@@ -118,7 +125,7 @@ class SessionServer:
                 self._become_session(request, server_pid, *descriptors)
             self._introduce(pid, request)
 
-    def _introduce(self, pid, request):
+    def _introduce(self, pid: int, request: dict[str, Any]) -> None:
         """Answer with a pidfd of the session. A session that is gone already has been reaped, and has none."""
         try:
             pidfd = os.pidfd_open(pid)
@@ -128,7 +135,7 @@ class SessionServer:
             self._send({"fork": request["fork"]}, [pidfd])
             os.close(pidfd)
 
-    def _become_session(self, request, server_pid, channel, output):
+    def _become_session(self, request: dict[str, Any], server_pid: int, channel: int, output: int) -> NoReturn:
         """Never returns. What goes wrong is written to the session's output, and ends it."""
         try:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -139,15 +146,15 @@ class SessionServer:
             self._session_class(_CHANNEL, memory_bytes).serve(listener)
         except BaseException:  # noqa: BLE001 - nothing of the server may run on in a session
             sys.__excepthook__(*sys.exc_info())
-            sys.__stderr__.flush()
+            sys.__stderr__.flush()  # type: ignore[union-attr]  # it is there
         finally:
             os._exit(1)
 
-    def _send(self, message, descriptors=()):
+    def _send(self, message: dict[str, object], descriptors: Iterable[int] = ()) -> None:
         socket.send_fds(self._control, [json.dumps(message).encode()], descriptors)
 
 
-def _keep_helpers(requests, tmp_mb):
+def _keep_helpers(requests: socket.socket, tmp_mb: int) -> None:
     """Keep some processes waiting, each to set up one fork of a session. Returns when the owner has ended.
 
     This is a process of its own, forked from the server before that grows, because small ones fork fast.
@@ -167,16 +174,16 @@ def _keep_helpers(requests, tmp_mb):
         waiting -= len(ended)
 
 
-def _ended(flags):
+def _ended(flags: int) -> list[int]:
     """The exit codes of the children that have ended; without flags, waits for the first."""
-    codes = []
+    codes: list[int] = []
     with contextlib.suppress(ChildProcessError):  # there are none left
         while (found := os.waitpid(-1, os.WNOHANG if codes else flags))[0]:
             codes.append(os.waitstatus_to_exitcode(found[1]))
     return codes
 
 
-def _set_up_one(requests, tmp_mb):
+def _set_up_one(requests: socket.socket, tmp_mb: int) -> NoReturn:
     """Never returns."""
     confinement.rehearse()
     message, descriptors, _, _ = socket.recv_fds(requests, _MOST_BYTES, 2)
@@ -191,7 +198,7 @@ def _set_up_one(requests, tmp_mb):
         os._exit(0)
 
 
-def _imported(name):
+def _imported(name: str) -> bool:
     try:
         importlib.import_module(name)
     except ImportError:
@@ -199,15 +206,15 @@ def _imported(name):
     return True
 
 
-def _error_of(code):
+def _error_of(code: str) -> str | None:
     try:
-        exec(compile(code, "<warm_up>", "exec"), {"__name__": "warm_up"})
+        exec(compile(code, "<warm_up>", "exec", dont_inherit=True), {"__name__": "warm_up"})
     except Exception as error:  # noqa: BLE001 - any package's
         return repr(error)
     return None
 
 
-def _other_threads():
+def _other_threads() -> list[str]:
     """The names of this process's threads but for the first; none where /proc can't be read."""
     try:
         first = os.readlink("/proc/self")  # in the numbers of that /proc, which may be another namespace's
@@ -216,12 +223,12 @@ def _other_threads():
         return []
 
 
-def _name_of(task):
+def _name_of(task: str) -> str:
     with open(f"/proc/self/task/{task}/comm", encoding="utf-8", errors="replace") as file:
         return file.read().strip()
 
 
-def _keep_only(channel, output):
+def _keep_only(channel: int, output: int) -> None:
     """Leave the process its standard streams and its channel; the rest is the server's."""
     channel, output = (fcntl.fcntl(descriptor, fcntl.F_DUPFD, 64) for descriptor in (channel, output))
     os.dup2(channel, _CHANNEL, inheritable=False)

@@ -5,13 +5,19 @@ after sympy and numpy are imported, which is a third of the cost of a session. A
 512, until somebody writes to it; even then only a single small page is copied.
 """
 
+from __future__ import annotations
+
 import ctypes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _MADV_COLLAPSE = 25  # Linux 6.1
 _HUGE_BYTES = 1 << 21
 
 
-def collapse():
+def collapse() -> None:
     """Move all memory that fills whole huge pages, if Linux can do it here."""
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -19,7 +25,7 @@ def collapse():
         madvise(start, _HUGE_BYTES, _MADV_COLLAPSE)  # on failure, all stays as it is
 
 
-def _huge_pages():
+def _huge_pages() -> Iterator[int]:
     """Addresses of the aligned stretches of private, anonymous, writable memory."""
     with open("/proc/self/maps", encoding="ascii", errors="replace") as maps:
         lines = [line.split(maxsplit=5) for line in maps]

@@ -19,6 +19,8 @@ the status, error name, compiled flag and answer of the cell. All other requests
 cells run as in a notebook (repl_client.py) and print to clients only; their replies carry such a report too.
 """
 
+from __future__ import annotations
+
 import gc
 import json
 import os
@@ -28,9 +30,14 @@ import sys
 
 import slim_imports
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
 _OWN_MODULES = (
     "program",
     "slim_imports",
+    "huge_pages",
     "confinement",
     "fork_server",
     "seccomp_filter",
@@ -58,7 +65,7 @@ _OWN_MODULES = (
 )
 
 
-def main(boot_descriptor):
+def main(boot_descriptor: int) -> NoReturn:
     """Read the record and be what it says. Never returns."""
     gc.disable()  # nothing that the imports make is garbage
     with open(boot_descriptor, encoding="utf-8") as file:
@@ -73,7 +80,7 @@ def main(boot_descriptor):
         _be_a_kernel(boot)
 
 
-def _fork_sessions(boot):
+def _fork_sessions(boot: dict[str, Any]) -> NoReturn:
     from fork_server import SessionServer
 
     server = SessionServer(boot)
@@ -81,7 +88,7 @@ def _fork_sessions(boot):
     server.serve()
 
 
-def _be_a_kernel(boot):
+def _be_a_kernel(boot: dict[str, Any]) -> NoReturn:
     if boot["watches_parent"]:
         from confinement import die_with_parent
 
@@ -105,7 +112,7 @@ def _be_a_kernel(boot):
     kernel.serve(boot["lifeline"], os._exit, 1)
 
 
-def _confine(rlimits, uid):
+def _confine(rlimits: dict[str, list[int]], uid: int | None) -> None:
     for name, (soft, hard) in rlimits.items():
         resource.setrlimit(getattr(resource, name), (soft, hard))
     if uid is not None:
@@ -114,7 +121,7 @@ def _confine(rlimits, uid):
         os.setresuid(uid, uid, uid)
 
 
-def _look_like_a_terminal():
+def _look_like_a_terminal() -> None:
     """Leave `sys` as `python -i` has it: this folder and its modules out of sight, the working directory importable."""
     site.setquit()
     site.setcopyright()

@@ -12,6 +12,7 @@ any text from here: they are parsed, never evaluated, and prove nothing about th
 Standard library only. sympy and numpy are used if the session has loaded them.
 """
 
+from __future__ import annotations
 import __future__
 
 import ast
@@ -21,9 +22,14 @@ import sys
 import textwrap
 import types
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
 _PLAIN = (bool, int, float, complex, str, type(None))
-_BRACKETS = {list: "[{}]", tuple: "({})", set: "{{{}}}", frozenset: "frozenset({{{}}})"}
-_VIEWS = tuple(type(view) for view in ({}.keys(), {}.values(), {}.items()))
+_BRACKETS: dict[type, str] = {list: "[{}]", tuple: "({})", set: "{{{}}}", frozenset: "frozenset({{{}}})"}
+_VIEWS = tuple(type(view) for view in ({}.keys(), {}.values(), {}.items()))  # type: ignore[var-annotated]  # they are empty
 _LISTED = (range, collections.deque, *_VIEWS)
 """Types of which a list is made. They ask nobody else's code for what they hold."""
 _TYPE_NAME = type.__dict__["__name__"].__get__  # a metaclass may hide it
@@ -37,7 +43,7 @@ class _NoForm(Exception):
     pass
 
 
-def submitted(value):
+def submitted(value: Any) -> Any:
     """What of a value is submitted: a list of what it holds if it is short and its type is listed, else the value.
 
     Raises TypeError for an iterator, unless its class says how it is shown.
@@ -52,7 +58,7 @@ def submitted(value):
     return value
 
 
-def _is_listed(value):
+def _is_listed(value: Any) -> bool:
     kind = type(value)
     if not any(kind is listed for listed in _LISTED):  # `in` would ask a metaclass
         return False
@@ -62,7 +68,7 @@ def _is_listed(value):
         return False
 
 
-def _is_mute_iterator(value):
+def _is_mute_iterator(value: object) -> bool:
     """Whether it is an iterator that prints as its type only. Never raises an Exception, whatever its class does."""
     kind = type(value)
     try:
@@ -72,7 +78,7 @@ def _is_mute_iterator(value):
         return False
 
 
-def form(value, shown, cells):
+def form(value: object, shown: str, cells: Sequence[str]) -> str | None:
     """The form of `value`, or None. Never raises an Exception, whatever the value's own code does.
 
     `shown` is its `repr`. `cells` are the sources that functions may come from, the latest one last.
@@ -87,7 +93,7 @@ def form(value, shown, cells):
     return text if text != shown and len(text) <= _MOST_CHARS else None
 
 
-def _written(value, depth):
+def _written(value: Any, depth: int) -> str:
     kind = type(value)
     if depth > _MOST_DEPTH:
         raise _NoForm
@@ -119,7 +125,7 @@ def _written(value, depth):
     return _expression(sympy, value)
 
 
-def _expression(sympy, value):
+def _expression(sympy: types.ModuleType, value: Any) -> str:
     if isinstance(value, sympy.Poly):
         value = value.as_expr()
     parts = 0
@@ -129,10 +135,10 @@ def _expression(sympy, value):
                 parts += 1
                 if parts > _MOST_PARTS:
                     raise _NoForm
-    return sympy.srepr(sympy.Matrix(value) if isinstance(value, sympy.MatrixBase) else value)
+    return sympy.srepr(sympy.Matrix(value) if isinstance(value, sympy.MatrixBase) else value)  # type: ignore[no-any-return]  # untyped
 
 
-def _function(function, cells):
+def _function(function: types.FunctionType, cells: Sequence[str]) -> str:
     """The source of a function that one of the cells defines. A closure has none: its source is not all of it."""
     code = function.__code__
     flags = code.co_flags & _FUTURE_FLAGS
@@ -148,7 +154,7 @@ def _function(function, cells):
                 text = textwrap.dedent("\n".join(cell.split("\n")[first.lineno - 1 : node.end_lineno]))
             elif isinstance(node, ast.Lambda):
                 whole = ast.Module([ast.copy_location(ast.Expr(node), node)], [])
-                text = ast.get_source_segment(cell, node)
+                text = ast.get_source_segment(cell, node)  # type: ignore[assignment]  # parsed code has one
             else:
                 continue
             made = compile(whole, code.co_filename, "exec", flags, dont_inherit=True)

@@ -7,21 +7,27 @@ is made. Nothing of matplotlib is imported before. `take` hands out the files si
 Not covered: figures that are never shown, and backends that a session chooses itself.
 """
 
+from __future__ import annotations
+
 import base64
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 _MOST, _MOST_BYTES = 8, 2 << 20
-_kept = []
+_kept = []  # type: list[bytes]
 
 
-def take():
+def take() -> list[str]:
     """The files that were kept since the last call, each as base64."""
     files = [base64.b64encode(file).decode() for file in _kept]
     _kept.clear()
     return files
 
 
-def _keep(figure):
+def _keep(figure: Any) -> None:
     import io
 
     file = io.BytesIO()
@@ -30,7 +36,7 @@ def _keep(figure):
         _kept.append(file.getvalue())
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> Any:
     """The canvas, made as it is asked for: `FigureCanvas` and its manager."""
     if name != "FigureCanvas":
         raise AttributeError(name)
@@ -39,17 +45,17 @@ def __getattr__(name):
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     class FigureManager(FigureManagerBase):
-        def show(self):
+        def show(self) -> None:
             _keep(self.canvas.figure)
 
         @classmethod
-        def pyplot_show(cls, *, block=None):
+        def pyplot_show(cls, *, block: bool | None = None) -> None:
             """As if each window had been looked at and closed."""
             for manager in Gcf.get_all_fig_managers():
                 manager.show()
             Gcf.destroy_all()
 
-    class FigureCanvas(FigureCanvasAgg):
+    class FigureCanvas(FigureCanvasAgg):  # type: ignore[misc]  # untyped
         manager_class = FigureManager
 
     setattr(sys.modules[__name__], name, FigureCanvas)

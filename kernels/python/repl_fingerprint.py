@@ -20,6 +20,8 @@ ends, a long list by length and head, a long set by length). A session can have 
 dict of a class or in `sys.modules`, and by audit hooks and tracers, which see this module's calls.
 """
 
+from __future__ import annotations
+
 import gc
 import sys
 import types
@@ -56,6 +58,11 @@ from marshal import dumps
 from operator import itemgetter
 from sys import getsizeof
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Set
+    from typing import Any
+
 _STEPS = 16384
 """Values looked at in one call; the names share them evenly, and what one does not use goes to those after it."""
 _STEP_BITS = 10  # bytes that are read in C cost a step for each KiB,
@@ -64,7 +71,8 @@ _LARGE_BYTES = 1 << 16
 _EDGE_BYTES = 1 << 12
 _ARRAY_BYTES = 1 << 22
 _SET_DEPTH = 16
-_known = {}  # id -> (expression of sympy, encoding), of the names of the last call: these never change, and are slow
+_known: dict[int, tuple[object, bytes]] = {}
+"""id -> (expression of sympy, encoding), of the names of the last call: these never change, and are slow."""
 _MARSHAL_VERSION = 2  # the last whose bytes depend on nothing but values
 
 _CUT, _UNREADABLE, _EMPTY_CELL = b"<.", b"<!", b"<0"  # marshal begins no flat value with "<"
@@ -81,7 +89,7 @@ _FLAT = {id(kind) for kind in (type(None), bool, int, float, complex, str, bytes
 _CACHES = {"_mhash", "_assumptions", "_assumptions0"}  # of sympy's objects: they depend on what was asked before
 
 
-def fingerprint(namespace, hidden):
+def fingerprint(namespace: dict[str, Any], hidden: Set[str]) -> str:
     """The digest of `namespace`, an exact dict, without the names in `hidden`, a set of exact strings. Never raises."""
     collecting = gc.isenabled()
     gc.disable()  # finalizers are the session's code
@@ -104,17 +112,17 @@ class _Walk:
 
     __slots__ = ("_depth", "_kept", "_parts", "_seen", "_stack", "_steps")
 
-    def __init__(self):
-        self._kept = {}
-        self._parts = []
-        self._seen = {}  # id -> (number, the object, kept so that its id stays its own)
-        self._stack = []
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[object, bytes]] = {}
+        self._parts: list[bytes] = []
+        self._seen: dict[int, tuple[int, object]] = {}  # id -> (number, the object, kept so that its id stays its own)
+        self._stack: list[Any] = []
         self._steps = 0
         self._depth = 0
 
-    def names(self, namespace, hidden):
+    def names(self, namespace: dict[str, Any], hidden: Set[str]) -> list[bytes]:
         """The encoded parts of all names, sorted; keys that are not strings come last, in the dict's order."""
-        shown, odd = [], []
+        shown, odd = [], []  # type: list[tuple[str, Any]], list[Any]
         for name, value in list(namespace.items()):
             if type(name) is not str:
                 odd += name, value
@@ -136,7 +144,7 @@ class _Walk:
         _known.update(self._kept)
         return self._parts
 
-    def _walk_name(self, value, steps):
+    def _walk_name(self, value: Any, steps: int) -> int:
         """As `_walk`; an expression that was there at the last call is not encoded again."""
         if not _is_expression(type(value)):
             return self._walk(value, steps)
@@ -150,7 +158,7 @@ class _Walk:
         self._kept[id(value)] = known
         return taken
 
-    def _walk(self, value, steps):
+    def _walk(self, value: Any, steps: int) -> int:
         """Encode `value` in at most `steps` steps, and return how many it took."""
         self._steps = steps
         parts, seen = len(self._parts), len(self._seen)
@@ -163,7 +171,7 @@ class _Walk:
             self._parts.append(_UNREADABLE)
         return steps - self._steps
 
-    def _drain(self):
+    def _drain(self) -> None:
         parts, stack = self._parts, self._stack
         while stack:
             self._steps -= 1
@@ -180,7 +188,7 @@ class _Walk:
             elif not self._met(value):
                 _READERS.get(kind, _Walk._object)(self, value)
 
-    def _met(self, value):
+    def _met(self, value: object) -> bool:
         """Whether `value` came up before; then its number is all that is written."""
         known = self._seen.get(id(value))
         if known is None:
@@ -190,11 +198,11 @@ class _Walk:
         self._parts.append(b"<@%d;" % known[0])
         return True
 
-    def _forget(self, mark):
+    def _forget(self, mark: int) -> None:
         while len(self._seen) > mark:
             self._seen.popitem()
 
-    def _put(self, tag, items):
+    def _put(self, tag: bytes, items: list[Any] | tuple[Any, ...]) -> None:
         """A header, then `items`, an exact list or tuple: in one piece if nothing in it has parts."""
         self._parts.append(b"<%b%d;" % (tag, len(items)))
         if self._takes_flat(items):
@@ -202,7 +210,7 @@ class _Walk:
         else:
             self._stack.extend(reversed(items[: max(self._steps, 0) + 1]))
 
-    def _takes_flat(self, items):
+    def _takes_flat(self, items: Collection[Any]) -> bool:
         """Whether none of `items` has parts and there are steps left for all, which are then taken. Loops only in C."""
         steps = len(items) >> _FLAT_BITS
         if steps > self._steps or not set(map(id, map(type, items))) <= _FLAT:
@@ -213,30 +221,30 @@ class _Walk:
         self._steps -= steps
         return True
 
-    def _sequence(self, value):
+    def _sequence(self, value: list[Any]) -> None:
         self._put(b"L", value)
 
-    def _deque(self, value):
+    def _deque(self, value: deque[Any]) -> None:
         self._put(b"Q", (value.maxlen, _Parts(list(value))))
 
-    def _tuple(self, value):
+    def _tuple(self, value: tuple[Any, ...]) -> None:
         self._put(b"T", value)
 
-    def _inner_parts(self, value):
+    def _inner_parts(self, value: _Parts) -> None:
         self._put(b"P", value.items)
 
-    def _mapping(self, value):
+    def _mapping(self, value: dict[Any, Any]) -> None:
         self._parts.append(b"<D%d;" % len(value))
         most = (max(self._steps, 0) + 1) << _FLAT_BITS
         self._stack += [_Parts(list(islice(part, most))) for part in (value.values(), value)]
 
-    def _set(self, value):
+    def _set(self, value: set[Any]) -> None:
         self._unordered(b"S", value)
 
-    def _frozen_set(self, value):
+    def _frozen_set(self, value: frozenset[Any]) -> None:
         self._unordered(b"Z", value)
 
-    def _unordered(self, tag, items):
+    def _unordered(self, tag: bytes, items: Set[Any]) -> None:
         """The encodings of the items, sorted; each is made as if the others were not there."""
         self._parts.append(b"<%b%d;" % (tag, len(items)))
         if self._takes_flat(items):
@@ -253,7 +261,7 @@ class _Walk:
             self._steps = left
             self._parts += sorted(encoded)
 
-    def _alone(self, item, steps):
+    def _alone(self, item: Any, steps: int) -> tuple[bytes, int]:
         """The encoding of `item` and the steps that it took, leaving the walk as it was."""
         outside, mark = (self._parts, self._stack), len(self._seen)
         self._parts, self._depth = [], self._depth + 1
@@ -265,19 +273,19 @@ class _Walk:
             self._parts, self._stack = outside
             self._depth -= 1
 
-    def _range(self, value):
+    def _range(self, value: range) -> None:
         self._put(b"R", (value.start, value.stop, value.step))
 
-    def _slice(self, value):
+    def _slice(self, value: slice) -> None:
         self._put(b"/", (value.start, value.stop, value.step))
 
-    def _bytearray(self, value):
+    def _bytearray(self, value: bytearray) -> None:
         self._parts.append(b"<B" + _edges(value))
 
-    def _module(self, value):
+    def _module(self, value: types.ModuleType) -> None:
         self._put(b"M", (value.__dict__.get("__name__"),))
 
-    def _function(self, value):
+    def _function(self, value: types.FunctionType) -> None:
         module, name = value.__module__, value.__qualname__
         if _is_importable(module, name, value):
             self._put(b"f", (module, name))
@@ -285,31 +293,31 @@ class _Walk:
         parts = (value.__code__, value.__defaults__, value.__kwdefaults__, value.__closure__, value.__dict__)
         self._put(b"F", (name, *parts))
 
-    def _code(self, value):
+    def _code(self, value: types.CodeType) -> None:
         # Read as parts, not marshalled whole: `replace` may have put anything among the constants.
         counts = (value.co_argcount, value.co_posonlyargcount, value.co_kwonlyargcount, value.co_flags)
         names = (value.co_name, value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars)
         self._put(b"C", (value.co_code, value.co_exceptiontable, value.co_consts, *names, *counts))
 
-    def _cell(self, value):
+    def _cell(self, value: types.CellType) -> None:
         try:
             self._put(b"c", (value.cell_contents,))
         except ValueError:
             self._parts.append(_EMPTY_CELL)
 
-    def _builtin(self, value):
+    def _builtin(self, value: types.BuiltinFunctionType) -> None:
         self._put(b"b", (value.__module__, value.__name__, value.__self__))
 
-    def _method(self, value):
+    def _method(self, value: types.MethodType) -> None:
         self._put(b"m", (value.__func__, value.__self__))
 
-    def _wrapper(self, value):
+    def _wrapper(self, value: Any) -> None:
         self._put(b"w", (value.__func__,))
 
-    def _property(self, value):
+    def _property(self, value: property) -> None:
         self._put(b"p", (value.fget, value.fset, value.fdel))
 
-    def _object(self, value):
+    def _object(self, value: object) -> None:
         kind = type(value)
         flags = _flags(kind)
         if flags & _CLASS:
@@ -319,7 +327,7 @@ class _Walk:
         else:
             self._put(b"O", (kind, *_contents(value, kind, flags), *_state(value, kind)))
 
-    def _class(self, value):
+    def _class(self, value: Any) -> None:
         flags = _flags(value)
         module, name = _module(value), _qualname(value)
         if not flags & _HEAP_TYPE or flags & _IMMUTABLE_TYPE or _is_importable(module, name, value):
@@ -330,7 +338,7 @@ class _Walk:
             ]
             self._put(b"K", (module, name, _bases(value), type(value), _Parts(items)))
 
-    def _made_in_c(self, value, kind):
+    def _made_in_c(self, value: Any, kind: type) -> None:
         """Such a type can't be forged, so its name tells what it is."""
         module, name = _module(kind), _qualname(kind)
         reader = _C_READERS.get((module, name))
@@ -347,11 +355,11 @@ class _Parts:
 
     __slots__ = ("items",)
 
-    def __init__(self, items):
+    def __init__(self, items: list[Any]) -> None:
         self.items = items
 
 
-def _flat(value):
+def _flat(value: Any) -> bytes:
     """Self-delimiting bytes for one value of `_FLAT`."""
     if getsizeof(value) <= _LARGE_BYTES:
         return dumps(value, _MARSHAL_VERSION)
@@ -364,14 +372,14 @@ def _flat(value):
     return b"<s" + _edges(value)
 
 
-def _edges(value):
+def _edges(value: bytes | bytearray) -> bytes:
     """A long bytes or bytearray by its length and ends, a short one as it is."""
     if len(value) <= 2 * _EDGE_BYTES:
         return dumps(bytes(value), _MARSHAL_VERSION)
     return dumps((len(value), bytes(value[:_EDGE_BYTES]), bytes(value[-_EDGE_BYTES:])), _MARSHAL_VERSION)
 
 
-def _is_importable(module, name, value):
+def _is_importable(module: object, name: object, value: object) -> bool:
     """Whether `value` is what the module says it defines under that name: then its name tells all."""
     if type(module) is not str or type(name) is not str or module == "__main__":
         return False
@@ -379,7 +387,7 @@ def _is_importable(module, name, value):
     return type(holder) is types.ModuleType and holder.__dict__.get(name) is value
 
 
-def _is_expression(kind):
+def _is_expression(kind: type) -> bool:
     if not _of_sympy(kind):
         return False
     core = _MODULES.get("sympy.core.basic")
@@ -389,7 +397,7 @@ def _is_expression(kind):
     return basic in map(id, _mro(kind))  # `in` alone would compare, by a metaclass's own `__eq__`
 
 
-def _of_sympy(kind):
+def _of_sympy(kind: type) -> bool:
     """Whether instances of `kind` never change and hold no cycles, so that sharing is no part of their value."""
     if not _flags(kind) & _HEAP_TYPE:
         return False
@@ -397,7 +405,7 @@ def _of_sympy(kind):
     return type(module) is str and module.startswith("sympy.")
 
 
-def _contents(value, kind, flags):
+def _contents(value: Any, kind: type, flags: int) -> tuple[Any, ...]:
     """What an instance of a subclass of a builtin holds besides its attributes."""
     if flags & _DICT:
         pairs = islice(dict.items(value), _STEPS)
@@ -420,9 +428,9 @@ def _contents(value, kind, flags):
     return (float.__float__(value),) if id(float) in bases else ()
 
 
-def _state(value, kind):
+def _state(value: object, kind: type) -> list[Any]:
     """The attributes of an instance: its slots by name, then its `__dict__` if it has a genuine one."""
-    parts, holder = [], None
+    parts, holder = [], None  # type: list[Any], Any
     for base in _mro(kind):
         entries = _dict(base)
         if holder is None:
@@ -436,7 +444,7 @@ def _state(value, kind):
     return parts
 
 
-def _slots(value, base, slots):
+def _slots(value: object, base: type, slots: Any) -> Iterator[Any]:
     entries = _dict(base)
     names = (slots,) if type(slots) is str else slots if type(slots) in (tuple, list, dict) else ()
     for name in names:
@@ -452,7 +460,7 @@ def _slots(value, base, slots):
                 yield _Parts([])
 
 
-def _array(value):
+def _array(value: Any) -> tuple[Any, ...]:
     """The parts of an exact numpy.ndarray."""
     kind = value.dtype
     if kind.hasobject:
@@ -463,20 +471,20 @@ def _array(value):
     return (kind.str, value.shape, value.flags.writeable, value.flat[:count].tobytes(), value.flat[-count:].tobytes())
 
 
-def _is_numpy_scalar(kind):
+def _is_numpy_scalar(kind: type) -> bool:
     return any(_qualname(base) == "generic" and _module(base) == "numpy" for base in _mro(kind))
 
 
-def _numpy_scalar(value):
+def _numpy_scalar(value: Any) -> tuple[Any, ...]:
     kind = value.dtype
     return (kind.str,) if kind.hasobject else (kind.str, value.tobytes())
 
 
-def _partial(value):
+def _partial(value: Any) -> tuple[Any, ...]:
     return value.func, value.args, value.keywords
 
 
-_READERS = {
+_READERS: dict[Any, Callable[[_Walk, Any], None]] = {
     list: _Walk._sequence,
     deque: _Walk._deque,
     tuple: _Walk._tuple,
@@ -500,7 +508,7 @@ _READERS = {
 _UNTRACKED = (tuple, frozenset, range, slice, _Parts, types.CodeType, types.BuiltinFunctionType, types.ModuleType)
 _TRACKED = {id(kind) for kind in _READERS if kind not in _UNTRACKED}
 _READERS = {id(kind): reader for kind, reader in _READERS.items()}
-_C_READERS = {
+_C_READERS: dict[tuple[str, str], Callable[[Any], tuple[Any, ...]]] = {
     ("numpy", "ndarray"): _array,
     ("decimal", "Decimal"): lambda value: (str(value),),
     ("datetime", "date"): lambda value: (str(value),),

@@ -8,6 +8,8 @@ anything of the session's (repl_rl/kernel/forked/fork.py): this code runs in the
 is not relied upon.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import fcntl
@@ -20,6 +22,15 @@ import stat
 import sys
 
 import seccomp_filter
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+    from types import FrameType
+    from typing import Any, NoReturn
+
+    Handler = Callable[[int, FrameType | None], Any] | int | None
+    """As `signal.signal` takes it and returns it."""
 
 _CAPABILITY_VERSION_3, _MOST_CAPABILITIES, _PR_CAPBSET_DROP = 0x20080522, 64, 24
 _MIB = 1 << 20
@@ -37,18 +48,18 @@ _python = ctypes.PyDLL(None, use_errno=True)  # calls keep the interpreter's loc
 _python.syscall.argtypes = [ctypes.c_long] * 6
 _python.syscall.restype = ctypes.c_long
 _chance = random._inst
-_forks = set()
+_forks: set[int] = set()
 """Process ids of this session's own forks."""
-_at_childs_end = []
+_at_childs_end: list[Handler] = []
 """What the session does with SIGCHLD otherwise, while Linux reaps its children."""
 
 
-def objection(for_fork=()):
+def objection(for_fork: Collection[int] = ()) -> str | None:
     """Why this session can't be forked exactly, or None. `for_fork` are descriptors that the fork gets."""
     return objection_at_fork(for_fork, _memory)
 
 
-def objection_at_fork(for_fork, *further):
+def objection_at_fork(for_fork: Collection[int], *further: Callable[[], str | None]) -> str | None:
     """`objection` without a look at the memory, where the host looks after the fork."""
     looks = (_threads, _processes, _timers, lambda: _descriptors(for_fork), _files, *further)
     try:
@@ -57,12 +68,12 @@ def objection_at_fork(for_fork, *further):
         return told(error)
 
 
-def told(error):
+def told(error: BaseException) -> str:
     """Why this session can't be forked: what was raised when that was tried."""
     return f"what it holds can't be looked through or copied ({type(error).__name__}: {error})"[:_REASON_CHARS]
 
 
-def clone(is_last=False):
+def clone(is_last: bool = False) -> int:
     """As `os.fork`, into new namespaces; the random state of Python's own generator stays. Raises OSError.
 
     The last fork, which goes on as the session, keeps the session's network.
@@ -73,7 +84,7 @@ def clone(is_last=False):
     _python.PyOS_BeforeFork()
     # As this process, the new one is the first of a PID namespace, so what libc remembers of its number holds there.
     flags = seccomp_filter.SUCCESSOR_FLAGS if is_last else seccomp_filter.FORK_FLAGS
-    pid = _python.syscall(seccomp_filter.clone_number(), flags, 0, 0, 0, 0)
+    pid: int = _python.syscall(seccomp_filter.clone_number(), flags, 0, 0, 0, 0)
     number = ctypes.get_errno()
     (_python.PyOS_AfterFork_Child if pid == 0 else _python.PyOS_AfterFork_Parent)()
     if pid < 0:
@@ -87,7 +98,7 @@ def clone(is_last=False):
     return pid
 
 
-def go_on():
+def go_on() -> None:
     """As before the last forks: in one of them, or in the session if nothing came of them, and they were killed."""
     while _forks:
         with contextlib.suppress(ChildProcessError):
@@ -99,7 +110,7 @@ def go_on():
 class OpenFiles:
     """A session's files, of which a fork needs its own. To be made before new folders cover the old ones."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._folders = {path: os.open(path, os.O_RDONLY | os.O_DIRECTORY) for path in _FOLDERS}
         self._cwd = os.getcwd()
         self._open = [
@@ -108,7 +119,7 @@ class OpenFiles:
             if descriptor >= _OWN_DESCRIPTORS and descriptor not in self._folders.values()
         ]
 
-    def copy(self):
+    def copy(self) -> None:
         """Copy the files, and open again what was open. Raises OSError."""
         for path, folder in self._folders.items():
             _copy(folder, path)
@@ -124,13 +135,13 @@ class OpenFiles:
         os.close(empty)
         os.chdir(self._cwd)
 
-    def close(self):
+    def close(self) -> None:
         """Close the folders that were held open for the copy."""
         for folder in self._folders.values():
             os.close(folder)
 
 
-def separate():
+def separate() -> None:
     """Leave the session's process group, and give up the capabilities that new namespaces gave. Raises OSError."""
     os.setsid()
     for capability in range(_MOST_CAPABILITIES):
@@ -141,7 +152,7 @@ def separate():
         raise OSError(number, f"capset: {os.strerror(number)}")
 
 
-def reseed():
+def reseed() -> None:
     """Seed the random generators of Python and of packages anew."""
     random.seed()
     for name in ("numpy.random", "sympy.core.random"):
@@ -149,29 +160,29 @@ def reseed():
             sys.modules[name].seed()
 
 
-def _threads():
+def _threads() -> str | None:
     count = len(os.listdir("/proc/self/task"))
     return None if count == 1 else f"it has {count} threads, and a fork would copy one of them"
 
 
-def _processes():
+def _processes() -> str | None:
     with open("/proc/self/task/1/children", encoding="ascii") as children:  # orphans become those of process 1
         there = set(map(int, children.read().split())) - _forks
     return None if not there else f"it has started processes, of which {len(there)} are there; wait for them first"
 
 
-def _timers():
+def _timers() -> str | None:
     if any(signal.getitimer(which)[0] for which in _TIMERS):
         return "a timer of its own runs (signal.alarm, signal.setitimer), which a fork would not copy"
     return None
 
 
-def _open_descriptors():
+def _open_descriptors() -> list[int]:
     names = os.listdir("/proc/self/fd")
     return [number for number in map(int, names) if _is_open(number)]  # that of the listing itself is closed by now
 
 
-def _is_open(descriptor):
+def _is_open(descriptor: int) -> bool:
     try:
         os.fstat(descriptor)
     except OSError:
@@ -179,7 +190,7 @@ def _is_open(descriptor):
     return True
 
 
-def _descriptors(for_fork):
+def _descriptors(for_fork: Collection[int]) -> str | None:
     for descriptor in _open_descriptors():
         if descriptor < _OWN_DESCRIPTORS or descriptor in for_fork:
             continue
@@ -198,7 +209,7 @@ def _descriptors(for_fork):
     return None
 
 
-def _memory():
+def _memory() -> str | None:
     """A mapping of a file that can change would be shared with the fork, even a private one until it is written to."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
         mapped = _MAPPED.findall(maps.read())
@@ -208,7 +219,7 @@ def _memory():
     return None
 
 
-def _files():
+def _files() -> str | None:
     for folder in _FOLDERS:
         entries, size_bytes = 0, 0
         for parent, folders, files in os.walk(folder, onerror=_refuse):
@@ -227,13 +238,13 @@ def _files():
     return None
 
 
-def _refuse(error):
+def _refuse(error: OSError) -> NoReturn:
     raise error
 
 
-def _copy(source, target):
+def _copy(source: int, target: str) -> None:
     """Copy what a folder holds into another: hard links, modes and times too. `source` is an open folder."""
-    root, copied, folders = f"/proc/self/fd/{source}", {}, []
+    root, copied, folders = f"/proc/self/fd/{source}", {}, []  # type: str, dict[tuple[int, int], str], list[tuple[str, str]]
     for parent, names, files in os.walk(root):
         there = os.path.join(target, os.path.relpath(parent, root))
         folders.append((parent, there))

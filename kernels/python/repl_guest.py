@@ -17,6 +17,8 @@ The boot record is that of a fork server's walls (confinement.py), and
 SIGINT is passed on to the guest and to what it has started in its process group.
 """
 
+from __future__ import annotations
+
 import contextlib
 import json
 import os
@@ -28,6 +30,10 @@ import time
 
 from confinement import Walls
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
 _FOLDER = "/tmp/.jupyter-kernel"
 _CHUNK_BYTES = 1 << 16
 _MOST_WAITING_BYTES = 4 << 20
@@ -36,7 +42,7 @@ _LOOK_S = 0.02
 _LAST_WORDS_S = 1.0
 
 
-def be_a_guest(boot):
+def be_a_guest(boot: dict[str, Any]) -> NoReturn:
     """Put up the walls, run the guest, and end with its exit status. Never returns."""
     walls = Walls(boot)
     _, listener = walls.enter({"uid": boot["uid"], "tmp": None}, os.getppid())
@@ -60,7 +66,7 @@ def be_a_guest(boot):
     os._exit(status if status >= 0 else 128 - status)
 
 
-def _interrupt(group):
+def _interrupt(group: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, signal.SIGINT)
 
@@ -68,11 +74,11 @@ def _interrupt(group):
 class _Relay:
     """Carries bytes between the host's connections and the guest's sockets."""
 
-    def __init__(self, sockets, connection):
+    def __init__(self, sockets: dict[str, int], connection: dict[str, Any]) -> None:
         self._selector = selectors.DefaultSelector()
-        self._waiting = []
+        self._waiting: list[tuple[socket.socket, tuple[str, ...]]] = []
         """Connections of the host whose guest's socket is not there yet: (connection, its path but for one sign)."""
-        self._ends = {}
+        self._ends: dict[socket.socket, tuple[socket.socket, bytearray]] = {}
         """Each end of a connection: its other end and the bytes that wait to be sent to it."""
         for channel, descriptor in sockets.items():
             server = socket.socket(fileno=descriptor)
@@ -80,13 +86,13 @@ class _Relay:
             names = tuple(f"{connection['ip']}{sign}{connection[f'{channel}_port']}" for sign in "-:")
             self._selector.register(server, selectors.EVENT_READ, names)
 
-    def run(self, pid, lifeline):
+    def run(self, pid: int, lifeline: int | None) -> None:
         """Until the guest ends, or the owner of the kernel."""
         end = os.pidfd_open(pid)
         self._selector.register(end, selectors.EVENT_READ, "end")
         if lifeline is not None:
             self._selector.register(lifeline, selectors.EVENT_READ, "lifeline")
-        deadline = None
+        deadline: float | None = None
         while deadline is None or (time.monotonic() < deadline and self._ends):
             timeout_s = _LOOK_S if self._waiting or deadline is not None else None
             for key, events in self._selector.select(timeout_s):
@@ -96,18 +102,18 @@ class _Relay:
                     self._selector.unregister(end)
                     deadline = time.monotonic() + _LAST_WORDS_S
                 elif key.data is not None:
-                    self._accept(key.fileobj, key.data)
+                    self._accept(key.fileobj, key.data)  # type: ignore[arg-type]  # a socket
                 elif key.fileobj in self._ends:
                     self._carry(key.fileobj, events)
             self._waiting = [each for each in self._waiting if not self._joined(*each)]
 
-    def _accept(self, server, names):
+    def _accept(self, server: socket.socket, names: tuple[str, ...]) -> None:
         with contextlib.suppress(OSError):
             connection, _ = server.accept()
             connection.setblocking(False)
             self._waiting.append((connection, names))
 
-    def _joined(self, connection, names):
+    def _joined(self, connection: socket.socket, names: tuple[str, ...]) -> bool:
         """Whether a connection of the host has been joined to one of the guest's."""
         for name in names:
             guest = socket.socket(socket.AF_UNIX)
@@ -123,7 +129,7 @@ class _Relay:
             return True
         return False
 
-    def _carry(self, end, events):
+    def _carry(self, end: socket.socket, events: int) -> None:
         other, to_send = self._ends[end]
         try:
             if events & selectors.EVENT_WRITE and to_send:
@@ -144,19 +150,19 @@ class _Relay:
         self._watch(end)
         self._watch(other)
 
-    def _watch(self, end):
+    def _watch(self, end: socket.socket) -> None:
         other, to_send = self._ends[end]
         reads = len(self._ends[other][1]) < _MOST_WAITING_BYTES
         events = (selectors.EVENT_READ if reads else 0) | (selectors.EVENT_WRITE if to_send else 0)
         known = self._selector.get_map().get(end)
         if events and known is None:
             self._selector.register(end, events)
-        elif events and known.events != events:
+        elif events and known.events != events:  # type: ignore[union-attr]  # it is known here
             self._selector.modify(end, events)
         elif not events and known is not None:
             self._selector.unregister(end)
 
-    def _close(self, end, other):
+    def _close(self, end: socket.socket, other: socket.socket) -> None:
         """Both ends go together, once the one that is left has what was meant for it."""
         waiting = self._ends[other][1]
         with contextlib.suppress(OSError):

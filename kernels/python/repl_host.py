@@ -12,6 +12,8 @@ while a message is being read or sent, so that the channel stays in step. Not co
 raise while a message is being read or sent; they break the channel, which ends the session.
 """
 
+from __future__ import annotations
+
 import builtins
 import itertools
 import re
@@ -20,6 +22,14 @@ from _thread import get_ident
 from os import _exit, getpid
 
 from repl_channel import frame
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import Any
+
+    from repl_channel import SessionChannel
+    from repl_fork import Handler
 
 _MOST_BYTES = 1 << 20
 _MOST_CALLS = 1_000
@@ -32,25 +42,25 @@ _STEPS = {**dict.fromkeys(b"[{", 1), **dict.fromkeys(b"]}", -1)}
 class HostLine:
     """The way to the host for the line that runs. Belongs to the process and the thread that make it."""
 
-    def __init__(self, channel):
+    def __init__(self, channel: SessionChannel) -> None:
         self._channel = channel
         self._pid, self._thread = getpid(), get_ident()
-        self._request = None
+        self._request: str | int | None = None
         self._numbers = itertools.count(1)
         self._calls = 0
 
-    def begin(self, request):
+    def begin(self, request: str | int) -> None:
         """Calls are those of this request from now on."""
         self._request = request
         self._calls = 0
 
-    def end(self, result):
+    def end(self, result: dict[str, Any]) -> None:
         """Send the request's result; no call of it comes after that."""
         with self._channel.sending:
             self._request = None
             self._channel.send(result)
 
-    def call(self, name, args, kwargs):
+    def call(self, name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """What the host's tool returns. Raises what it raised, TypeError or ValueError for arguments that can't be
         sent, and RuntimeError where no line runs and in children of the session."""
         __tracebackhide__ = True
@@ -70,13 +80,13 @@ class HostLine:
             raise _error(answer["error_name"], answer.get("error_message") or "")
         return answer.get("value")
 
-    def _send(self, name, request, message):
+    def _send(self, name: str, request: str | int, message: bytes) -> None:
         with self._channel.sending:
             if request != self._request:
                 raise _over(name)
             self._channel.send_frame(message)
 
-    def _answer(self, number, seal):
+    def _answer(self, number: int, seal: _Seal) -> dict[str, Any]:
         while True:
             seal.wait(self._channel)
             message = self._channel.read()
@@ -92,23 +102,23 @@ class _Seal:
     Other threads are never interrupted.
     """
 
-    def __init__(self, is_main):
+    def __init__(self, is_main: bool) -> None:
         self._is_main = is_main
         self._is_waiting = self._is_put_off = False
-        self._handler = None
+        self._handler: Handler = None
 
-    def __enter__(self):
+    def __enter__(self) -> _Seal:
         if self._is_main:
             self._handler = signal(SIGINT, self._on_interrupt)
         return self
 
-    def __exit__(self, *_raised):
+    def __exit__(self, *_raised: object) -> None:
         if self._is_main:
             signal(SIGINT, self._handler)
         if self._is_put_off:
             self._interrupt()
 
-    def wait(self, channel):
+    def wait(self, channel: SessionChannel) -> None:
         """Wait until the channel can be read. Reads nothing itself, so an interrupt may end it."""
         self._is_waiting = True
         try:
@@ -119,23 +129,23 @@ class _Seal:
         finally:
             self._is_waiting = False
 
-    def _on_interrupt(self, _number, _frame):
+    def _on_interrupt(self, _number: int, _frame: FrameType | None) -> None:
         if self._is_waiting:
             self._interrupt()
         else:
             self._is_put_off = True
 
-    def _interrupt(self):
+    def _interrupt(self) -> None:
         """Call the line's own handler, which raises KeyboardInterrupt unless the line has set another one."""
         if callable(self._handler):
             self._handler(SIGINT, None)
 
 
-def _over(name):
+def _over(name: str) -> RuntimeError:
     return RuntimeError(f"{name}() runs on the host, and the line that calls it is over")
 
 
-def _message(request, number, name, args, kwargs):
+def _message(request: str | int, number: int, name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> bytes:
     call = {"number": number, "name": name, "args": args, "kwargs": kwargs}
     try:
         message = frame({"id": request, "call": call})
@@ -154,13 +164,13 @@ def _message(request, number, name, args, kwargs):
     return message
 
 
-def _error(name, message):
+def _error(name: str, message: str) -> Exception:
     """The builtin exception of that name if there is one that shows the message as it is, else one made for it."""
     kind = vars(builtins).get(name)
     if not (isinstance(kind, type) and issubclass(kind, Exception)):
         kind = type(name, (Exception,), {"__module__": "builtins"})
     try:
-        error = kind(message)
+        error: Exception = kind(message)
     except TypeError:
         error = type(name, (Exception,), {"__module__": "builtins"})(message)
     if str(error) != message:

@@ -15,6 +15,7 @@ order.
 Not covered: hiding the frames below the cell from `sys._getframe` and `traceback.print_stack`.
 """
 
+from __future__ import annotations
 import __future__
 
 import ast
@@ -32,6 +33,15 @@ from repl_stack import PROBE, Stack, hide_frames
 from repl_syntax import INCOMPLETE as INCOMPLETE_INPUT
 from repl_syntax import compile_cell, compile_shown, compile_whole
 from repl_tools import Tools
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from asyncio import Runner
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import Any
+
+    from repl_client import Client
+    from repl_tools import Call
 
 _FUTURE_FLAGS = {getattr(__future__, name).compiler_flag for name in __future__.all_feature_names}
 _COROUTINE = 0x80  # inspect.CO_COROUTINE
@@ -78,25 +88,32 @@ class Outcome:
     )
 
     def __init__(
-        self, status, output="", error_name=None, compiled=True, answer=None, omitted_bytes=0, error_message=None
-    ):
+        self,
+        status: str,
+        output: str = "",
+        error_name: str | None = None,
+        compiled: bool = True,
+        answer: tuple[str, ...] | None = None,
+        omitted_bytes: int = 0,
+        error_message: str | None = None,
+    ) -> None:
         self.status = status
         self.output = output
         self.error_name = error_name
         self.error_message = error_message
-        self.calls = []
-        self.images = []
+        self.calls: list[Call] = []
+        self.images: list[str] = []
         self.compiled = compiled
         self.answer = answer
-        self.answer_forms = None
+        self.answer_forms: tuple[str | None, ...] | None = None
         self.omitted_bytes = omitted_bytes
-        self.parts = []
+        self.parts: list[tuple[str, bytes]] = []
 
-    def error_fields(self):
+    def error_fields(self) -> dict[str, str | None]:
         """The name and the value of the exception, as Jupyter calls them."""
         return _error_fields(self.error_name, self.error_message or "")
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__)
         return f"Outcome({fields})"
 
@@ -104,24 +121,24 @@ class Outcome:
 class PythonInterpreter:
     """One interactive session: a `__main__`, its future flags, its `_`, and the answers it handed in."""
 
-    def __init__(self, screen=None, answer_chars=10_000):
+    def __init__(self, screen: Screen | None = None, answer_chars: int = 10_000) -> None:
         """`answer_chars` caps the `repr` of each answered value."""
         self.screen = Screen() if screen is None else screen
         self.main = types.ModuleType("__main__")
         self.namespace = self.main.__dict__
         self._answer_chars = answer_chars
-        self._answers = []  # the `repr` and the form of each value
-        self._cells = collections.deque(maxlen=_KEPT_CELLS)
+        self._answers: list[tuple[str, str | None]] = []  # the `repr` and the form of each value
+        self._cells: collections.deque[str] = collections.deque(maxlen=_KEPT_CELLS)
         self._context = contextvars.Context()
         self._flags = 0
-        self._runner = None
+        self._runner: Runner | None = None
         self._stack = Stack()
         self._fill_namespace()
         self.tools = Tools(self.namespace)
         self._process_state = self._fresh_process_state()
         self._owns_process = False
 
-    def _fill_namespace(self):
+    def _fill_namespace(self) -> None:
         self.namespace.update(
             __annotations__={},
             __builtins__=builtins,
@@ -129,10 +146,11 @@ class PythonInterpreter:
             submit_final_answer=self._make_submit(),
         )
 
-    def _make_submit(self):
-        def submit_final_answer(value, *values):
+    def _make_submit(self) -> Callable[..., None]:
+        # A type comment: annotations would show in `help` and `inspect.signature`.
+        def submit_final_answer(value, *values):  # type: (object, *object) -> None
             """Hand in the final answer; this ends the session."""
-            answers = []
+            answers: list[tuple[str, str | None]] = []
             for each in map(submitted, (value, *values)):
                 text = _encodable(repr(each))[: self._answer_chars]
                 has_form = len(self._answers) + len(answers) < _MOST_FORMS
@@ -143,14 +161,14 @@ class PythonInterpreter:
         submit_final_answer.__qualname__ = "submit_final_answer"
         return submit_final_answer
 
-    def run(self, source):
+    def run(self, source: str) -> Outcome:
         """Run one cell and return its `Outcome`; never raises what the cell raises, KeyboardInterrupt included."""
         if self._owns_process:
             return self._run_active(source)
         with self.active():
             return self._run_active(source)
 
-    def run_for(self, client, source):
+    def run_for(self, client: Client, source: str) -> Outcome:
         """Run a cell as a notebook does, for one of Jupyter's clients (repl_client.py); returns its `Outcome`.
 
         Its text is no output: what it shows goes to the client.
@@ -171,7 +189,7 @@ class PythonInterpreter:
                 outcome.answer, outcome.answer_forms = zip(*self._answers, strict=True)
             return outcome
 
-    def prepare(self, source):
+    def prepare(self, source: str) -> Outcome:
         """Run set-up code in a namespace of its own, with the module `repl_tools` there to bind tools with."""
         with contextlib.nullcontext() if self._owns_process else self.active():
             outcome = self._run_setup(source)
@@ -179,7 +197,7 @@ class PythonInterpreter:
         outcome.output, outcome.omitted_bytes, outcome.parts = self.screen.take()
         return outcome
 
-    def _run_setup(self, source):
+    def _run_setup(self, source: str) -> Outcome:
         sys.modules["repl_tools"] = self.tools.module()
         try:
             exec(compile(source, "<set-up>", "exec", dont_inherit=True), {"__name__": "setup"})
@@ -189,16 +207,16 @@ class PythonInterpreter:
             sys.modules.pop("repl_tools", None)
         return Outcome(OK)
 
-    def own_process(self):
+    def own_process(self) -> None:
         """Make this session the process's for good: nothing else is interactive here."""
         _set_process_state(self._process_state)
         self._owns_process = True
 
-    def settle(self):
+    def settle(self) -> None:
         """Measure the stack below cells only when its depth changes. Run some cells first, to which CPython adapts."""
         self._stack.is_steady = True
 
-    def _run_active(self, source):
+    def _run_active(self, source: str) -> Outcome:
         self._answers = []
         self.tools.begin()
         self._stack.enter()
@@ -216,7 +234,7 @@ class PythonInterpreter:
         return outcome
 
     @contextlib.contextmanager
-    def active(self):
+    def active(self) -> Iterator[PythonInterpreter]:
         """Make this session the process's: its streams, hooks, `__main__` and `_`, as its cells last left them."""
         outside = _process_state()
         _set_process_state(self._process_state)
@@ -226,12 +244,12 @@ class PythonInterpreter:
             self._process_state = _process_state()
             _set_process_state(outside)
 
-    def _fresh_process_state(self):
+    def _fresh_process_state(self) -> list[object]:
         screen, hooks = self.screen, (sys.__displayhook__, sys.__excepthook__)
         return [screen.stdin, screen.stdout, screen.stderr, *hooks, ">>> ", "... ", _MISSING, self.main]
 
-    def _run(self, source):
-        error, compiled = None, False
+    def _run(self, source: str) -> Outcome:
+        error, compiled = None, False  # type: BaseException | None, bool
         try:
             code = self._compile(source)
             compiled = True
@@ -246,7 +264,7 @@ class PythonInterpreter:
                 return Outcome(INCOMPLETE)
         return self._failed(error, compiled)
 
-    def _run_shown(self, client, source):
+    def _run_shown(self, client: Client, source: str) -> Outcome:
         compiled = False
         try:
             statements, expression = compile_shown(source, self._flags)
@@ -269,8 +287,8 @@ class PythonInterpreter:
             client.show_error(error)
             return Outcome(ERROR, error_name=_name(error), compiled=compiled, error_message=_message(error))
 
-    def _execute(self, code):
-        probed = {}
+    def _execute(self, code: types.CodeType) -> None:
+        probed: dict[str, Any] = {}
         limit = self._stack.before_probe()
         if code.co_flags & _COROUTINE:
             self._await(code)
@@ -278,11 +296,11 @@ class PythonInterpreter:
         for step in ((exec, PROBE, probed), (exec, code, self.namespace)):
             # Both run by the same call, one that CPython never specialises, so that it always takes up the same stack.
             if step[1] is not PROBE or limit is not None:
-                self._context.run(*step)
+                self._context.run(*step)  # type: ignore[call-arg, arg-type]  # of `exec`
                 if step[1] is PROBE:
-                    self._stack.after_probe(limit, probed["reached"])
+                    self._stack.after_probe(limit, probed["reached"])  # type: ignore[arg-type]  # it ran
 
-    def _await(self, code):
+    def _await(self, code: types.CodeType) -> None:
         """Run a cell with `await` in it in the session's event loop, which stands still between such cells."""
         import asyncio
 
@@ -299,21 +317,21 @@ class PythonInterpreter:
                 traceback = traceback.tb_next
             raise error.with_traceback(traceback)  # noqa: B904
 
-    def _compile(self, source):
+    def _compile(self, source: str) -> types.CodeType:
         compiler = compile_whole if self.tools.has_whole_cells else compile_cell
         awaits = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if self.tools.has_awaits else 0
         code = compiler(source, self._flags | awaits)
         self._remember(source, code)
         return code
 
-    def _remember(self, source, code):
+    def _remember(self, source: str, code: types.CodeType) -> None:
         """Keep the source of functions, and the future flags of a cell."""
         if "def " in source or "lambda" in source:
             self._cells.append(source[:_KEPT_CELL_CHARS])
         for flag in _FUTURE_FLAGS:
             self._flags |= code.co_flags & flag
 
-    def _failed(self, error, compiled):
+    def _failed(self, error: BaseException, compiled: bool) -> Outcome:
         if isinstance(error, SystemExit):
             _show_exit(error)
             return Outcome(KILLED, error_name=_name(error), error_message=_message(error))
@@ -324,12 +342,12 @@ class PythonInterpreter:
         return Outcome(status, error_name=_name(error), compiled=compiled, error_message=_message(error))
 
 
-def failure(error):
+def failure(error: BaseException) -> dict[str, str | None]:
     """What Jupyter calls the `ename` and the `evalue` of an exception."""
     return _error_fields(_name(error), _message(error))
 
 
-def _error_fields(name, message):
+def _error_fields(name: str | None, message: str) -> dict[str, str | None]:
     lines = message.splitlines()
     for number, line in enumerate(lines):  # that of a SyntaxError comes after the code
         head, _, rest = line.partition(": ")
@@ -338,15 +356,15 @@ def _error_fields(name, message):
     return {"ename": name, "evalue": ""}
 
 
-def _encodable(text):
+def _encodable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _name(error):
+def _name(error: BaseException) -> str:
     return _encodable(_CLASS_NAME(type(error)))[:_NAME_CHARS]
 
 
-def _message(error):
+def _message(error: BaseException) -> str:
     """The exception without its traceback; only its name if the session's own code fails to write it."""
     try:
         import traceback
@@ -357,12 +375,12 @@ def _message(error):
         return _name(error)
 
 
-def _process_state():
+def _process_state() -> list[object]:
     """What a session owns of the process, in the order of `_OWNED`; `_MISSING` for what is not there."""
     return [getattr(holder, name, _MISSING) for holder, name in _OWNED] + [sys.modules.get("__main__", _MISSING)]
 
 
-def _set_process_state(values):
+def _set_process_state(values: Sequence[Any]) -> None:
     *attributes, main = values
     for (holder, name), value in zip(_OWNED, attributes, strict=True):
         if value is not _MISSING:
@@ -373,7 +391,7 @@ def _set_process_state(values):
         sys.modules["__main__"] = main
 
 
-def _show(error):
+def _show(error: BaseException) -> str:
     """Print an exception as PyErr_Print does, through the session's own `sys.excepthook`. KILLED if the hook exits."""
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     hook = getattr(sys, "excepthook", None)
@@ -392,13 +410,13 @@ def _show(error):
     return ERROR
 
 
-def _write_error(heading, error):
+def _write_error(heading: str, error: BaseException) -> None:
     with contextlib.suppress(Exception):
         sys.stderr.write(heading)
     sys.__excepthook__(type(error), error, error.__traceback__)
 
 
-def _show_exit(error):
+def _show_exit(error: SystemExit) -> None:
     """What CPython prints when a SystemExit ends it: its code, unless that is None or a number."""
     with contextlib.suppress(Exception):
         if error.code is not None and not isinstance(error.code, int):

@@ -9,6 +9,8 @@ that the session would not run otherwise.
 Imports ipykernel, so it has to be imported under `slim_imports.stand_ins`.
 """
 
+from __future__ import annotations
+
 import _thread
 import asyncio
 import collections
@@ -32,27 +34,40 @@ from repl_publisher import Publisher, Silence
 from tornado.ioloop import IOLoop
 from zmq.eventloop.zmqstream import ZMQStream
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any, NoReturn
+
+    from repl_cell import Cells
+    from repl_interpreter import Outcome
+
+    Message = dict[str, Any]
+    """A message of Jupyter, or its content."""
+    HistoryCell = tuple[int, str, str | None]
+    """Number, source, and the text of the result or None."""
+
 _HISTORY_CELLS, _HISTORY_CHARS = 1_000, 10_000
 _HISTORY_SESSION = 1
 _LOOK_S = 0.2
 """How often, while a client's cell runs, its text is published."""
 
 
-class _Iopub(zmq.Socket):
+class _Iopub(zmq.Socket):  # type: ignore[type-arg]  # as a base it would be another one
     """The iopub channel, on which two threads send. Each subscriber is greeted before it is told anything else."""
 
     _turn = threading.RLock()
-    greet = None
+    greet = None  # type: Any
     """Called with the topic of a new subscription."""
 
-    def send_multipart(self, *arguments, **options):
+    def send_multipart(self, *arguments: Any, **options: Any) -> Any:
         with self._turn:
             with contextlib.suppress(zmq.Again):
                 while True:
                     self.admit(self.recv(zmq.NOBLOCK))
             return super().send_multipart(*arguments, **options)
 
-    def admit(self, frame):
+    def admit(self, frame: bytes) -> None:
         """Let what subscribers have sent take effect, which with XPUB_MANUAL it does not by itself."""
         with self._turn:
             option = zmq.SUBSCRIBE if frame[:1] == b"\x01" else zmq.UNSUBSCRIBE
@@ -62,7 +77,9 @@ class _Iopub(zmq.Socket):
                 self.greet(frame[1:])
 
 
-def make_kernel(connection, descriptors, cells, is_guest=False):
+def make_kernel(
+    connection: dict[str, Any], descriptors: dict[str, int], cells: Cells, is_guest: bool = False
+) -> ReplKernel:
     """A kernel that answers on inherited listening sockets, with its heartbeat running.
 
     `connection` is what a Jupyter connection file holds, `descriptors` the socket of each channel, `cells` what runs
@@ -81,26 +98,26 @@ def make_kernel(connection, descriptors, cells, is_guest=False):
     return ReplKernel(sockets, session, cells, is_guest)
 
 
-def _serve(socket, descriptor, connection, channel):
+def _serve(socket: zmq.Socket[bytes], descriptor: int, connection: dict[str, Any], channel: str) -> None:
     socket.linger = 1000
     socket.setsockopt(zmq.USE_FD, descriptor)
     transport, separator = connection["transport"], "-" if connection["transport"] == "ipc" else ":"
     socket.bind(f"{transport}://{connection['ip']}{separator}{connection[channel + '_port']}")
 
 
-class _Heartbeat(heartbeat.Heartbeat):
+class _Heartbeat(heartbeat.Heartbeat):  # type: ignore[misc]  # untyped
     """ipykernel's echo thread, on an inherited socket."""
 
-    def __init__(self, context, descriptor, connection):
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], descriptor: int, connection: dict[str, Any]) -> None:
         super().__init__(context, (connection["transport"], connection["ip"], connection["hb_port"]))
         self._descriptor = descriptor
         self._connection = connection
 
-    def _try_bind_socket(self):
+    def _try_bind_socket(self) -> None:
         _serve(self.socket, self._descriptor, self._connection, "hb")
 
 
-class ReplKernel(kernelbase.Kernel):
+class ReplKernel(kernelbase.Kernel):  # type: ignore[misc]  # untyped
     implementation = "repl_rl"
     implementation_version = "1"
     banner = f"Python {sys.version} on {sys.platform}"
@@ -115,7 +132,7 @@ class ReplKernel(kernelbase.Kernel):
     }
     msg_types = [*kernelbase.Kernel.msg_types, "comm_open", "comm_msg", "comm_close"]  # noqa: RUF012
 
-    def __init__(self, sockets, session, cells, is_guest):
+    def __init__(self, sockets: dict[str, Any], session: Session, cells: Cells, is_guest: bool) -> None:
         self._loop = IOLoop.current()
         super().__init__(
             session=session,
@@ -131,17 +148,17 @@ class ReplKernel(kernelbase.Kernel):
         self._execute_sleep = 0.0
         self._cells = cells
         self._is_guest = is_guest
-        self._history = collections.deque(maxlen=_HISTORY_CELLS)  # (number, source, the result's text or None)
-        self._cells_policy = asyncio.DefaultEventLoopPolicy()
+        self._history: collections.deque[HistoryCell] = collections.deque(maxlen=_HISTORY_CELLS)
+        self._cells_policy: asyncio.AbstractEventLoopPolicy = asyncio.DefaultEventLoopPolicy()
 
-    def serve(self, descriptor, on_readable, *arguments):
+    def serve(self, descriptor: int, on_readable: Callable[..., object], *arguments: object) -> NoReturn:
         """Answer until a session ends, and call `on_readable` whenever `descriptor` can be read. Never returns."""
-        self._loop.asyncio_loop.add_reader(descriptor, self._without_loop, on_readable, *arguments)
+        self._loop.asyncio_loop.add_reader(descriptor, self._without_loop, on_readable, *arguments)  # type: ignore[attr-defined]  # all of tornado's loops are asyncio's
         self.start()
         self._loop.start()
         os._exit(0)
 
-    def _without_loop(self, function, *arguments):
+    def _without_loop(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function with no running asyncio loop, because cells may want to run their own."""
         loop, policy = asyncio._get_running_loop(), asyncio.get_event_loop_policy()
         asyncio._set_running_loop(None)
@@ -153,13 +170,13 @@ class ReplKernel(kernelbase.Kernel):
             asyncio.set_event_loop_policy(policy)
             asyncio._set_running_loop(loop)
 
-    def pre_handler_hook(self):
+    def pre_handler_hook(self) -> None:
         """SIGINT is handled around the cell alone, see repl_cell.py."""
 
     post_handler_hook = pre_handler_hook
 
     @property
-    def kernel_info(self):
+    def kernel_info(self) -> Message:
         """As in the base class, which imports a debugger to find out whether there is one."""
         return {
             "protocol_version": kernelbase.kernel_protocol_version,
@@ -171,14 +188,14 @@ class ReplKernel(kernelbase.Kernel):
             "supported_features": ["iopub_welcome"],
         }
 
-    def _welcome(self, topic):
+    def _welcome(self, topic: bytes) -> None:
         content = {"subscription": topic.decode("utf-8", "replace")}
         self.session.send(self.iopub_socket, "iopub_welcome", content, parent={}, ident=topic or None)
 
     # Typed lines
 
     @contextlib.contextmanager
-    def line(self, source):
+    def line(self, source: str) -> Iterator[Callable[[Outcome], None]]:
         """Tell clients of a line of the session's own while it runs here. Yields a function to hand its outcome to."""
         self.execution_count += 1
         parent = self.session.msg("execute_request", {"code": source, "silent": False})
@@ -189,7 +206,7 @@ class ReplKernel(kernelbase.Kernel):
         finally:
             self._publish_status("idle", "shell", parent)
 
-    def _tell(self, source, outcome, parent):
+    def _tell(self, source: str, outcome: Outcome, parent: Message) -> None:
         """Publish what a typed line has shown."""
         self._remember(source)
         publisher = Publisher(self._sender(parent))
@@ -207,15 +224,23 @@ class ReplKernel(kernelbase.Kernel):
         publisher.omit(outcome.omitted_bytes)
         publisher.end()
 
-    def _sender(self, parent):
-        def send(msg_type, content):
+    def _sender(self, parent: Message) -> Callable[[str, Message], None]:
+        def send(msg_type: str, content: Message) -> None:
             self.session.send(self.iopub_socket, msg_type, content, parent=parent, ident=self._topic(msg_type))
 
         return send
 
     # Requests to run something
 
-    async def do_execute(self, code, silent, store_history=True, user_expressions=None, allow_stdin=False, **_):
+    async def do_execute(
+        self,
+        code: str,
+        silent: bool,
+        store_history: bool = True,
+        user_expressions: dict[str, str] | None = None,
+        allow_stdin: bool = False,
+        **_: object,
+    ) -> Message:
         parent = self.get_parent("shell")
         purpose = parent["content"].get("repl_rl")
         if purpose == "setup":
@@ -229,7 +254,9 @@ class ReplKernel(kernelbase.Kernel):
             self._end_soon()
         return self._reply(outcome, ends=True) | {"repl_rl": _report(outcome)}
 
-    def _run_for_client(self, code, silent, stores_history, user_expressions, allows_stdin):
+    def _run_for_client(
+        self, code: str, silent: bool, stores_history: bool, user_expressions: dict[str, str], allows_stdin: bool
+    ) -> Message:
         question = repl_lookup.QUESTION.fullmatch(code)
         if question is not None:
             return self._page(*question.groups())
@@ -253,7 +280,7 @@ class ReplKernel(kernelbase.Kernel):
             self.execution_count -= 1
         return reply
 
-    def _reply(self, outcome, ends):
+    def _reply(self, outcome: Outcome, ends: bool) -> Message:
         """The content of an `execute_reply`. Who asked for an exit is asked to leave, and told whether all `ends`."""
         reply = {"status": "ok", "execution_count": self.execution_count, "user_expressions": {}, "payload": []}
         if outcome.status == repl_interpreter.KILLED:
@@ -262,30 +289,32 @@ class ReplKernel(kernelbase.Kernel):
             reply |= {"status": "error", "traceback": [], **outcome.error_fields()}
         return reply
 
-    def _page(self, name, marks):
+    def _page(self, name: str, marks: str) -> Message:
         text = self._explain(name, has_source=marks == "??") or f"Object `{name}` not found."
         page = {"source": "page", "data": {"text/plain": text}, "start": 0}
         return {"status": "ok", "execution_count": self.execution_count, "user_expressions": {}, "payload": [page]}
 
-    def _end_soon(self):
+    def _end_soon(self) -> None:
         self._loop.call_later(0.05, self._loop.stop)
 
     # Requests to know something
 
-    async def do_complete(self, code, cursor_pos):
-        matches, start, end, kinds = [], cursor_pos, cursor_pos, []
+    async def do_complete(self, code: str, cursor_pos: int) -> Message:
+        matches, start, end, kinds = [], cursor_pos, cursor_pos, []  # type: list[str], int, int, list[dict[str, Any]]
         with contextlib.suppress(BaseException), self._aside():
             found = self._without_loop(repl_client.completions, self._cells.interpreter, code, cursor_pos)
             matches, start, end, kinds = found
         metadata = {"_jupyter_types_experimental": kinds}
         return {"status": "ok", "matches": matches, "cursor_start": start, "cursor_end": end, "metadata": metadata}
 
-    async def do_inspect(self, code, cursor_pos, detail_level=0, *_positional, **_named):
+    async def do_inspect(
+        self, code: str, cursor_pos: int, detail_level: int = 0, *_positional: object, **_named: object
+    ) -> Message:
         text = self._explain(repl_lookup.name_at(code, cursor_pos), has_source=detail_level > 0)
         data = {} if text is None else {"text/plain": text}
         return {"status": "ok", "found": text is not None, "data": data, "metadata": {}}
 
-    def _explain(self, name, has_source=False):
+    def _explain(self, name: str, has_source: bool = False) -> str | None:
         """What the session's object or the builtin called `name` is; None if there is none, or it fails to say so."""
         namespace = self._cells.interpreter.namespace
         with contextlib.suppress(BaseException), self._aside():
@@ -293,7 +322,7 @@ class ReplKernel(kernelbase.Kernel):
         return None
 
     @contextlib.contextmanager
-    def _aside(self):
+    def _aside(self) -> Iterator[None]:
         """While this is open, the session's objects may be asked what they are: what they print is shown nowhere."""
         interpreter = self._cells.interpreter
         with interpreter.screen.heard_by(None):
@@ -303,25 +332,25 @@ class ReplKernel(kernelbase.Kernel):
             finally:
                 interpreter.screen.flush()
 
-    async def do_is_complete(self, code):
+    async def do_is_complete(self, code: str) -> Message:
         status, indent = repl_lookup.completeness(code)
         return {"status": status, "indent": indent} if status == "incomplete" else {"status": status}
 
-    def _remember(self, source, result=None):
+    def _remember(self, source: str, result: str | None = None) -> None:
         self._history.append((self.execution_count, source[:_HISTORY_CHARS], result and result[:_HISTORY_CHARS]))
 
     async def do_history(
         self,
-        hist_access_type,
-        output,
-        raw,
-        session=None,
-        start=None,
-        stop=None,
-        n=None,
-        pattern=None,
-        unique=False,
-    ):
+        hist_access_type: str,
+        output: bool,
+        raw: bool,
+        session: int | None = None,
+        start: int | None = None,
+        stop: int | None = None,
+        n: int | None = None,
+        pattern: str | None = None,
+        unique: bool = False,
+    ) -> Message:
         """Typed lines and clients' cells since this side was opened, as one session's."""
         cells = list(self._history)
         if hist_access_type == "range":
@@ -340,21 +369,21 @@ class ReplKernel(kernelbase.Kernel):
 
     # Other messages
 
-    async def comm_open(self, _stream, _ident, parent):
+    async def comm_open(self, _stream: object, _ident: object, parent: Message) -> None:
         """There is nothing here to open a comm to: it is closed at once, as the protocol asks for."""
         closed = {"comm_id": parent["content"].get("comm_id", ""), "data": {}}
         self._sender(parent)("comm_close", closed)
 
-    async def comm_msg(self, _stream, _ident, _parent):
+    async def comm_msg(self, _stream: object, _ident: object, _parent: Message) -> None:
         """Of a comm that is closed."""
 
     comm_close = comm_msg
 
-    async def do_shutdown(self, restart):
+    async def do_shutdown(self, restart: bool) -> Message:
         self._end_soon()
         return {"status": "ok", "restart": restart}
 
-    def interrupt_from(self, socket, ident, parent):
+    def interrupt_from(self, socket: zmq.Socket[bytes], ident: list[bytes], parent: Message) -> None:
         """Answer a request to interrupt the client's cell that runs. Processes that it has started go on."""
         self._publish_status("busy", "control", parent)
         os.kill(os.getpid(), signal.SIGINT)
@@ -368,14 +397,14 @@ class _Watch:
     Other requests on the control channel wait until the cell is done.
     """
 
-    def __init__(self, kernel, publisher):
+    def __init__(self, kernel: ReplKernel, publisher: Publisher | Silence) -> None:
         self._kernel = kernel
         self._publisher = publisher
         self._control = kernel.control_stream.socket
-        self._waiting = []
+        self._waiting: list[list[zmq.Frame]] = []
         self._at_work = _thread.allocate_lock()
 
-    def __enter__(self):
+    def __enter__(self) -> None:
         self._end_seen, self._end = os.pipe()
         self._at_work.acquire()
         try:
@@ -383,7 +412,7 @@ class _Watch:
         except RuntimeError:  # the session has used up its processes
             self._at_work.release()
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         os.close(self._end)
         self._at_work.acquire()
         os.close(self._end_seen)
@@ -391,21 +420,21 @@ class _Watch:
         for frames in self._waiting:
             self._kernel.io_loop.add_callback(self._kernel.dispatch_control, frames)
 
-    def _run(self):
+    def _run(self) -> None:
         try:
             poller = zmq.Poller()
             poller.register(self._end_seen, zmq.POLLIN)
             poller.register(self._control, zmq.POLLIN)
-            events = {}
+            events: dict[Any, int] = {}
             while self._end_seen not in events:
-                events = dict(poller.poll(_LOOK_S * 1000))
+                events = dict(poller.poll(_LOOK_S * 1000))  # type: ignore[arg-type]  # zmq takes floats too
                 if self._control in events:
                     self._take_in(self._control.recv_multipart(copy=False))
                 self._publisher.flush_in_time()
         finally:
             self._at_work.release()
 
-    def _take_in(self, frames):
+    def _take_in(self, frames: list[zmq.Frame]) -> None:
         session = self._kernel.session
         try:
             ident, parts = session.feed_identities(frames, copy=False)
@@ -418,13 +447,13 @@ class _Watch:
         self._kernel.interrupt_from(self._control, ident, parent)
 
 
-def _silent_log():
+def _silent_log() -> logging.Logger:
     """The kernel's own log must not show up among what the session prints."""
     log = logging.Logger("repl_rl")
     log.addHandler(logging.NullHandler())
     return log
 
 
-def _report(outcome):
+def _report(outcome: Outcome) -> Message:
     names = ("status", "error_name", "error_message", "compiled", "answer", "answer_forms", "calls", "images")
     return {name: getattr(outcome, name) for name in names}

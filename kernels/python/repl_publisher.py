@@ -4,11 +4,18 @@ The code of the cell runs in this process and may do to these messages what it l
 displayed in a loop from drowning its clients; a client that is to be safe from a session has to be so by itself.
 """
 
+from __future__ import annotations
+
 import codecs
 import json
 import os
 import threading
 import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 _MOST_TEXT_BYTES = 1_000_000
 _MOST_DISPLAY_BYTES = 16 << 20
@@ -26,7 +33,7 @@ class Publisher:
     dropped: the sockets are the parent's.
     """
 
-    def __init__(self, send):
+    def __init__(self, send: Callable[[str, dict[str, Any]], None]) -> None:
         self._send = send
         self._pid = os.getpid()
         self._turn = threading.RLock()  # a finalizer of the session may print while a message is put together
@@ -40,7 +47,7 @@ class Publisher:
         self._omitted_bytes = 0
         self._omitted_messages = 0
 
-    def write(self, name, chunk):
+    def write(self, name: str, chunk: bytes) -> None:
         """Text of a stream, "stdout" or "stderr"."""
         if os.getpid() != self._pid:
             return
@@ -54,14 +61,14 @@ class Publisher:
             self._pending += kept
             self.flush_in_time()
 
-    def flush_in_time(self):
+    def flush_in_time(self) -> None:
         """Publish the text that has waited long enough, or is long enough."""
         with self._turn:
             waited_s = time.monotonic() - self._pending_since
             if len(self._pending) >= _PENDING_BYTES or waited_s >= _PENDING_S:
                 self.flush()
 
-    def flush(self):
+    def flush(self) -> None:
         """Publish the text that waits: what comes next must not overtake it."""
         with self._turn:
             text = self._decoders[self._name].decode(bytes(self._pending))
@@ -70,31 +77,37 @@ class Publisher:
             if text:
                 self._publish("stream", {"name": self._name, "text": text})
 
-    def omit(self, count):
+    def omit(self, count: int) -> None:
         """Bytes of text that have been left out before they came here."""
         self._omitted_bytes += count
 
-    def error(self, fields):
+    def error(self, fields: dict[str, Any]) -> None:
         """The cell's error: `ename`, `evalue`, and its `traceback` in lines."""
         with self._turn:
             self.flush()
             self._send("error", fields)
 
-    def result(self, data, metadata, execution_count):
+    def result(self, data: dict[str, Any], metadata: dict[str, Any] | None, execution_count: int) -> None:
         """The value of the cell's last expression."""
         self._show("execute_result", data, metadata, execution_count=execution_count)
 
-    def display(self, data, metadata=None, transient=None, is_update=False):
+    def display(
+        self,
+        data: dict[str, Any],
+        metadata: dict[str, Any] | None = None,
+        transient: dict[str, Any] | None = None,
+        is_update: bool = False,
+    ) -> None:
         """Something to display, or what a display that is identified in `transient` shows from now on."""
         msg_type = "update_display_data" if is_update else "display_data"
         self._show(msg_type, data, metadata, transient=transient or {})
 
-    def clear_output(self, wait=False):
+    def clear_output(self, wait: bool = False) -> None:
         """Have what the cell has shown removed: at once, or when there is something in its place."""
         self.flush()
         self._publish("clear_output", {"wait": bool(wait)})
 
-    def end(self):
+    def end(self) -> None:
         """Publish what is left, and say what was left out."""
         with self._turn:
             self.flush()
@@ -107,7 +120,7 @@ class Publisher:
                 text = f"[the limits on what a cell may show left out {' and '.join(left_out)}]\n"
                 self._send("stream", {"name": "stderr", "text": text})
 
-    def _show(self, msg_type, data, metadata, **more):
+    def _show(self, msg_type: str, data: dict[str, Any], metadata: dict[str, Any] | None, **more: object) -> None:
         content = {"data": data, "metadata": metadata or {}, **more}
         size = len(json.dumps(content, default=_as_text))  # raises what can't be sent here, in the code that shows it
         with self._turn:
@@ -118,7 +131,7 @@ class Publisher:
             self.flush()
             self._publish(msg_type, content)
 
-    def _publish(self, msg_type, content):
+    def _publish(self, msg_type: str, content: dict[str, Any]) -> None:
         if os.getpid() != self._pid:
             return
         with self._turn:
@@ -132,13 +145,13 @@ class Publisher:
 class Silence:
     """In the place of a publisher for a request that asks for silence."""
 
-    def flush_in_time(self):
+    def flush_in_time(self) -> None:
         pass
 
     write = flush = omit = error = result = display = clear_output = end = lambda self, *_, **__: None
 
 
-def _as_text(value):
+def _as_text(value: object) -> str:
     """How jupyter_client writes bytes, in base64: about as long."""
     if isinstance(value, bytes):
         return value.hex()

@@ -22,6 +22,8 @@ result is in the channel. When the other end of the channel closes, the session 
 Imports ipykernel, so it has to be imported under `slim_imports.stand_ins`.
 """
 
+from __future__ import annotations
+
 import os
 import socket
 import sys
@@ -34,6 +36,12 @@ from repl_fingerprint import fingerprint
 from repl_host import HostLine
 from repl_interpreter import KILLED, PythonInterpreter
 from repl_screen import Screen
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+    from repl_interpreter import Outcome
 
 CHANNELS = ("shell", "control", "iopub", "stdin", "hb")
 _IF_THERE = ("error_name", "error_message", "answer", "answer_forms", "calls", "images")
@@ -54,7 +62,7 @@ _WARM_UP_CELLS = (
 )
 
 
-def warm_up():
+def warm_up() -> None:
     """Run cells in this process until CPython has adapted its code to them.
 
     Sessions forked from it then share the memory that this changed, and the stack below their cells stays the same.
@@ -74,7 +82,7 @@ def warm_up():
 class Session:
     """The session of this process."""
 
-    def __init__(self, descriptor, memory_bytes, output=(1, 2)):
+    def __init__(self, descriptor: int, memory_bytes: list[int] | None, output: tuple[int, int] = (1, 2)) -> None:
         self._channel = SessionChannel(descriptor)
         self._screen = Screen(descriptors=output, limit_bytes=0)
         self._interpreter = PythonInterpreter(self._screen)
@@ -84,9 +92,9 @@ class Session:
         self._interpreter.tools.call_host = self._host.call
         self._cells = Cells(self._interpreter, memory_bytes)
         self._not_the_models = frozenset(self._interpreter.namespace)
-        self._kernel = None
+        self._kernel: repl_kernel.ReplKernel | None = None
 
-    def serve(self, listener=None):
+    def serve(self, listener: int | None = None) -> NoReturn:
         """Answer until the other end is gone. Never returns."""
         self._send_ready(listener)
         if listener is not None:
@@ -95,7 +103,7 @@ class Session:
             self.answer_one()
         self._kernel.serve(self._channel.fileno(), lambda: self.answer_one(waits=False))
 
-    def _send_ready(self, listener):
+    def _send_ready(self, listener: int | None) -> None:
         if listener is not None:
             try:
                 self._channel.send({"id": "ready"}, [listener])
@@ -105,7 +113,7 @@ class Session:
                 return
         self._channel.send({"id": "ready"})
 
-    def answer_one(self, waits=True):
+    def answer_one(self, waits: bool = True) -> None:
         """Read a message, or wait for one, and answer it if it is a request; late answers of the host are dropped."""
         with self._channel.turn:
             try:
@@ -128,11 +136,11 @@ class Session:
         elif "jupyter" in request:
             self._open_jupyter(request, self._channel.descriptors())
 
-    def _prepare(self, request):
+    def _prepare(self, request: dict[str, Any]) -> None:
         outcome = self._cells.prepare(request["prepare"])
         self._host.end({"id": request["id"], "status": outcome.status})
 
-    def _run(self, request):
+    def _run(self, request: dict[str, Any]) -> None:
         self._host.begin(request["id"])
         if self._kernel is None:
             self._end_run(request, self._cells.run(request["run"]))
@@ -142,12 +150,12 @@ class Session:
             self._end_run(request, outcome)
             tell(outcome)
 
-    def _end_run(self, request, outcome):
+    def _end_run(self, request: dict[str, Any], outcome: Outcome) -> None:
         self._host.end(self._result(request, outcome))
         if outcome.status == KILLED:
             os._exit(0)
 
-    def _fork(self, request, descriptors):
+    def _fork(self, request: dict[str, Any], descriptors: list[int]) -> None:
         try:
             refused = repl_fork.objection_at_fork(descriptors)
             if refused is None and len(descriptors) != 2 * request["fork"]:
@@ -163,7 +171,7 @@ class Session:
             os.close(descriptor)
         self._channel.send({"id": request["id"], "refused": refused})
 
-    def _become_fork(self, channel, output, descriptors):
+    def _become_fork(self, channel: int, output: int, descriptors: list[int]) -> None:
         try:
             self._channel.move_to(channel)
             os.dup2(output, 1)
@@ -183,11 +191,11 @@ class Session:
                 repl_fork.reseed()
         except BaseException:  # noqa: BLE001 - it must not go on with what is its session's
             sys.__excepthook__(*sys.exc_info())
-            sys.__stderr__.flush()
+            sys.__stderr__.flush()  # type: ignore[union-attr]  # it is there
             os._exit(1)
         self._channel.send({"id": request["id"]})
 
-    def _result(self, request, outcome):
+    def _result(self, request: dict[str, Any], outcome: Outcome) -> dict[str, Any]:
         tools = self._interpreter.tools.names()
         hidden = self._not_the_models.union(tools) if tools else self._not_the_models
         result = {
@@ -203,7 +211,7 @@ class Session:
                 result[name] = value
         return result
 
-    def _open_jupyter(self, request, descriptors):
+    def _open_jupyter(self, request: dict[str, Any], descriptors: list[int]) -> None:
         self._screen.keep(_KEPT_FOR_JUPYTER_BYTES)
         sockets = dict(zip(CHANNELS, descriptors, strict=True))
         self._kernel = repl_kernel.make_kernel(request["jupyter"], sockets, self._cells, is_guest=True)

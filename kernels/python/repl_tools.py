@@ -31,6 +31,7 @@ are recorded as calls that end when they begin; the text of `traceback.format_ex
 exception shows a frame of this file, which tracebacks that the interpreter prints do not.
 """
 
+from __future__ import annotations
 import __future__
 
 import contextlib
@@ -38,6 +39,17 @@ import sys
 import types
 from _thread import get_ident
 from time import perf_counter
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from inspect import Signature
+    from typing import Any
+
+    Call = list[str | float | None]
+    """Name, name of the exception's class or None, seconds."""
+    Fields = dict[type, dict[str, Any]]
+    """By class, the annotations of its fields."""
 
 _MOST_CALLS = 1000
 _NAME_CHARS = 200
@@ -56,48 +68,59 @@ class Tools:
     can't be called.
     """
 
-    def __init__(self, namespace, call_host=None):
+    def __init__(
+        self,
+        namespace: dict[str, Any],
+        call_host: Callable[[str, tuple[object, ...], dict[str, object]], object] | None = None,
+    ) -> None:
         self.call_host = call_host
         self._namespace = namespace
-        self._calls = []
-        self._functions = []
-        self._bound = {}
-        self._reserved = {}
-        self._hidden = set()
-        self._after_cell = []
+        self._calls: list[Call] = []
+        self._functions: list[tuple[Any, types.CodeType | None, str, Any]] = []
+        self._bound: dict[str, Any] = {}
+        self._reserved: dict[str, Any] = {}
+        self._hidden: set[str] = set()
+        self._after_cell: list[Callable[[], object]] = []
         self.has_whole_cells = self.has_awaits = False
 
-    def module(self):
+    def module(self) -> types.ModuleType:
         """What set-up code imports."""
-        module = types.ModuleType("repl_tools", "Tools of the session that is being set up.")
+        module: Any = types.ModuleType("repl_tools", "Tools of the session that is being set up.")
         module.register, module.host_proxy, module.bind = self.register, self.host_proxy, self.bind
         module.reserve, module.after_cell = self.reserve, self._after_cell.append
         module.hide = lambda *names: self._hidden.update(names)
         module.cells_are_whole, module.cells_may_await = self.cells_are_whole, self.cells_may_await
-        return module
+        return module  # type: ignore[no-any-return]  # Any, to set its attributes
 
-    def cells_are_whole(self):
+    def cells_are_whole(self) -> None:
         """Read cells as files are read, rather than line by line as at a terminal."""
         self.has_whole_cells = True
 
-    def cells_may_await(self):
+    def cells_may_await(self) -> None:
         """Run cells with `await` outside of functions."""
         self.has_awaits = True
 
-    def register(self, function, name, ends=False, kinds=None, fields=None):
+    def register(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        ends: bool = False,
+        kinds: dict[str, Any] | None = None,
+        fields: Fields | None = None,
+    ) -> None:
         """Bind `name` to `function`, and record its calls. Coroutines that it returns are run to their end.
 
         `kinds` are annotations that are, or hold, a class which JSON has nothing for, such as a dataclass, an Enum or a
         date, and `fields` those of such a class's fields, by class. An argument may then be what JSON has for it: an
         object, the value, or text.
         """
-        read = _reading_arguments(function, kinds, fields) if kinds else function
+        read = _reading_arguments(function, kinds, fields) if kinds else function  # type: ignore[arg-type]  # they come together
         tool = self._recorded(read, name, ends)
         _look_like(tool, function, name)
         self._bind_tool(name, tool)
         self._link(function, name, tool)
 
-    def host_proxy(self, name, signature_text, doc, ends=False):
+    def host_proxy(self, name: str, signature_text: str, doc: str, ends: bool = False) -> None:
         """Bind `name` to a function that calls the host's tool of that name.
 
         `signature_text` is "(a: int, b: int = 2) -> int", with or without the name before it. Raises RuntimeError where
@@ -107,59 +130,60 @@ class Tools:
         if call_host is None:
             raise RuntimeError(_NO_HOST.format(name=name))
 
-        def proxy(*args, **kwargs):
+        # A type comment: annotations would become the tool's.
+        def proxy(*args, **kwargs):  # type: (*object, **object) -> object
             __tracebackhide__ = True
             return call_host(name, args, kwargs)
 
         proxy.__doc__, proxy.__module__ = doc, "__main__"
-        proxy.__signature__ = _signature(name, signature_text)
+        proxy.__signature__ = _signature(name, signature_text)  # type: ignore[attr-defined]  # read by `inspect`
         tool = self._recorded(proxy, name, ends)
         _look_like(tool, proxy, name)
         self._bind_tool(name, tool)
 
-    def bind(self, name, value):
+    def bind(self, name: str, value: object) -> None:
         """Bind a name of the session to a value that is not a tool."""
         self._namespace[name] = value
 
-    def reserve(self, *names):
+    def reserve(self, *names: str) -> None:
         """Bind these names, after every cell, to what they are bound to now. Raises KeyError for one that is not."""
         self._reserved.update((name, self._namespace[name]) for name in names)
 
-    def begin(self):
+    def begin(self) -> None:
         """Forget the calls so far."""
         self._calls.clear()
 
-    def end(self):
+    def end(self) -> None:
         """After a cell: call what wants to be called, and restore what is reserved."""
         for function in self._after_cell:
             with contextlib.suppress(BaseException):  # whatever the cell did to what it looks at
                 function()
         self._namespace.update(self._reserved)
 
-    def calls(self):
+    def calls(self) -> list[Call]:
         """[name, name of the exception's class or None, seconds] of each call since `begin`, as they ended."""
         return list(self._calls)
 
-    def names(self):
+    def names(self) -> list[str]:
         """The names that are not part of the state: those still bound to their tools, and hidden ones."""
         if not self._bound:
             return [*self._hidden]
         return [*self._hidden, *(name for name, tool in self._bound.items() if self._namespace.get(name) is tool)]
 
-    def _bind_tool(self, name, tool):
+    def _bind_tool(self, name: str, tool: Callable[..., object]) -> None:
         self._namespace[name] = self._bound[name] = tool
 
-    def _recorded(self, function, name, ends):
-        calls, running = self._calls, set()
+    def _recorded(self, function: Callable[..., Any], name: str, ends: bool) -> Callable[..., object]:
+        calls, running = self._calls, set()  # type: list[Call], set[int]
         submit = self._namespace["submit_final_answer"] if ends else None
 
-        def tool(*args, **kwargs):
+        def tool(*args: object, **kwargs: object) -> object:
             __tracebackhide__ = True
             thread = get_ident()
             if thread in running:
                 return function(*args, **kwargs)
             running.add(thread)
-            error_name = None
+            error_name: str | None = None
             began = perf_counter()
             try:
                 result = function(*args, **kwargs)
@@ -178,7 +202,7 @@ class Tools:
 
         return tool
 
-    def _link(self, function, name, tool):
+    def _link(self, function: Callable[..., object], name: str, tool: Callable[..., object]) -> None:
         """Let registered functions that know each other by a global name call each other's recorded form."""
         code = getattr(function, "__code__", None)
         for other, other_code, other_name, other_tool in self._functions:
@@ -187,13 +211,13 @@ class Tools:
         self._functions.append((function, code, name, tool))
 
 
-def _reading_arguments(function, kinds, fields):
+def _reading_arguments(function: Any, kinds: dict[str, Any], fields: Fields) -> Callable[..., Any]:
     """The function, with its arguments converted first. A call may raise TypeError."""
     import inspect
 
     signature = inspect.signature(function)
 
-    def reading(*args, **kwargs):
+    def reading(*args: object, **kwargs: object) -> object:
         __tracebackhide__ = True
         bound = signature.bind(*args, **kwargs)
         for name, value in bound.arguments.items():
@@ -209,11 +233,11 @@ def _reading_arguments(function, kinds, fields):
                 raise TypeError(f"{function.__name__}() argument {name!r}: {error}") from None
         return function(*bound.args, **bound.kwargs)
 
-    reading.__doc__, reading.__wrapped__ = function.__doc__, function
+    reading.__doc__, reading.__wrapped__ = function.__doc__, function  # type: ignore[attr-defined]  # read by `inspect`
     return reading
 
 
-def _made(kind, value, fields):
+def _made(kind: Any, value: Any, fields: Fields) -> Any:
     """The value as an annotation asks for it. Left as it is where it is not what JSON has for that."""
     import datetime
     import enum
@@ -246,16 +270,16 @@ def _made(kind, value, fields):
     return value
 
 
-def _is_a(value, kind):
+def _is_a(value: object, kind: Any) -> bool:
     try:
         return isinstance(value, kind)
     except TypeError:  # of a kind that can't be asked, such as a TypedDict
         return False
 
 
-def _replace(caller, name, code, tool):
+def _replace(caller: object, name: str, code: types.CodeType | None, tool: object) -> None:
     """Bind `name` to `tool` in the globals of `caller`, unless these are the globals of a module that others import."""
-    names = getattr(caller, "__globals__", None)
+    names: Any = getattr(caller, "__globals__", None)
     known = names.get(name) if type(names) is dict else None
     if code is None or getattr(known, "__code__", None) != code or code.co_flags & _COROUTINE:
         return
@@ -264,7 +288,7 @@ def _replace(caller, name, code, tool):
         names[name] = tool
 
 
-def _look_like(tool, function, name):
+def _look_like(tool: Any, function: Callable[..., object], name: str) -> None:
     """Make a tool look like its function to `help` and `inspect`, without a reference that would bypass the record."""
     import inspect
 
@@ -276,13 +300,13 @@ def _look_like(tool, function, name):
         tool.__signature__ = inspect.signature(function)
 
 
-def _signature(name, text):
+def _signature(name: str, text: str) -> Signature:
     """The signature that `text` shows. Annotations are shown as they are written, and never evaluated."""
     import inspect
 
     text = text.strip()
     header = text if text.startswith(name) else name + text
-    names = {}
+    names: dict[str, Any] = {}
     flag = __future__.annotations.compiler_flag
     exec(compile(f"def {header}: ...", "<signature>", "exec", flag, dont_inherit=True), names)
     signature = inspect.signature(names[name])
@@ -293,18 +317,18 @@ def _signature(name, text):
 class _Annotation:
     """Shown as it was written."""
 
-    def __init__(self, text):
+    def __init__(self, text: str) -> None:
         self._text = text
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return self._text
 
 
-def _as_written(annotation):
+def _as_written(annotation: object) -> object:
     return _Annotation(annotation) if isinstance(annotation, str) else annotation
 
 
-def run_to_end(coroutine):
+def run_to_end(coroutine: Coroutine[Any, Any, object]) -> object:
     """The result of a coroutine, run in an event loop of its own, and in a thread of its own if a loop runs here."""
     __tracebackhide__ = True
     import asyncio
@@ -316,13 +340,13 @@ def run_to_end(coroutine):
     return _in_a_thread(asyncio.run, coroutine)
 
 
-def _in_a_thread(function, argument):
+def _in_a_thread(function: Callable[[Any], object], argument: object) -> object:
     __tracebackhide__ = True
     import threading
 
-    outcome = []
+    outcome: list[tuple[object, BaseException | None]] = []
 
-    def work():
+    def work() -> None:
         try:
             outcome.append((function(argument), None))
         except BaseException as error:  # noqa: BLE001 - raised where the result is waited for

@@ -23,6 +23,8 @@ Not covered: threads that run already; what the allowed calls do (files, signals
 others that the session can reach; calls made by other means, on descriptors that the session was given (an io_uring).
 """
 
+from __future__ import annotations
+
 import ctypes
 import errno
 import os
@@ -30,6 +32,12 @@ import platform
 import signal
 import socket
 import struct
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    Calls = dict[str, dict[str, tuple[int | None, int | None]]]
+    Line = tuple[str | None, int, int | None, *tuple[str, ...]]
+    """Label, operation, operand, and labels to go to: see `_assemble`."""
 
 _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 22, 38
 _SECCOMP_MODE_FILTER = 2
@@ -40,7 +48,7 @@ _AUDIT_ARCHES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _COLUMNS = {machine: column for column, machine in enumerate(_AUDIT_ARCHES)}
 
 # fmt: off
-ALLOWED = {
+ALLOWED: Calls = {
     "files": {
         "read": (0, 63), "write": (1, 64), "open": (2, None), "close": (3, 57), "stat": (4, None), "fstat": (5, 80),
         "lstat": (6, None), "lseek": (8, 62), "pread64": (17, 67), "pwrite64": (18, 68), "readv": (19, 65),
@@ -107,7 +115,7 @@ ALLOWED = {
 }
 """Group -> call -> its numbers on x86_64 and aarch64; None where the architecture lacks it."""
 
-ALLOWED_APART = {
+ALLOWED_APART: Calls = {
     "programs": {
         "fork": (57, None), "vfork": (58, None), "execve": (59, 221), "execveat": (322, 281),
     },
@@ -209,7 +217,7 @@ _RESULTS = {
 class Filter:
     """The filter, made before it is needed. Raises NotImplementedError on a machine that it is not written for."""
 
-    def __init__(self, *, may_fork=True, may_share=False, lists_interfaces=False):
+    def __init__(self, *, may_fork: bool = True, may_share: bool = False, lists_interfaces: bool = False) -> None:
         """`may_share`: memory that is shared without a file. `lists_interfaces`: routing sockets (AF_NETLINK), with
         which libraries list network interfaces; without capabilities, nothing can be changed through them."""
         self._asks = may_fork
@@ -217,7 +225,7 @@ class Filter:
         self._code = ctypes.create_string_buffer(program, len(program))
         self._header = _Program(len(program) // 8, ctypes.addressof(self._code))
 
-    def install(self):
+    def install(self) -> int | None:
         """Put it on the calling thread, for good; this also gives up new privileges (setuid programs) for good.
 
         Returns the descriptor through which calls that wait are answered; None for a session that may not fork, and
@@ -227,7 +235,7 @@ class Filter:
         address = ctypes.addressof(self._header)
         if self._asks:
             number = _SECCOMP_NUMBERS[platform.machine()]
-            listener = _libc.syscall(number, _SECCOMP_SET_MODE_FILTER, _FLAG_NEW_LISTENER, address)
+            listener: int = _libc.syscall(number, _SECCOMP_SET_MODE_FILTER, _FLAG_NEW_LISTENER, address)
             if listener >= 0:
                 return listener
         _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, address)
@@ -247,19 +255,19 @@ _prctl_call = _libc.prctl
 _prctl_call.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
 
 
-def _prctl(option, *arguments):
+def _prctl(option: int, *arguments: int) -> None:
     padded = (*arguments, 0, 0, 0, 0)[:4]
     if _prctl_call(option, *padded) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"prctl({option}) for the seccomp filter: {os.strerror(number)}")
 
 
-def clone_number():
+def clone_number() -> int:
     """The number of `clone` on this machine."""
     return EXAMINED["clone"][_COLUMNS[platform.machine()]]
 
 
-def build(machine, may_fork, may_share=False, lists_interfaces=False):
+def build(machine: str, may_fork: bool, may_share: bool = False, lists_interfaces: bool = False) -> bytes:
     """The filter as the kernel takes it: 8 bytes an instruction. Raises NotImplementedError for other machines."""
     if machine not in _COLUMNS or struct.calcsize("P") != 8:
         raise NotImplementedError(f"no seccomp filter for {machine!r}, {struct.calcsize('P') * 8} bit")
@@ -279,7 +287,7 @@ def build(machine, may_fork, may_share=False, lists_interfaces=False):
     )
 
 
-def _verdicts(machine, may_fork):
+def _verdicts(machine: str, may_fork: bool) -> dict[int, str]:
     """Call number -> "allow", "EPERM", or the label of the instructions that examine its arguments."""
     column = _COLUMNS[machine]
     verdicts = dict.fromkeys(range(_FIRST_UNKNOWN), "EPERM")
@@ -289,7 +297,7 @@ def _verdicts(machine, may_fork):
     return verdicts | {EXAMINED["clone3"][column]: "ENOSYS"}
 
 
-def _ranges(verdicts):
+def _ranges(verdicts: dict[int, str]) -> list[tuple[int, str]]:
     """(first number, verdict) of each run of numbers with one verdict, ascending; they cover every number."""
     ranges = [(0, verdicts[0])]
     for number in range(1, _FIRST_UNKNOWN):
@@ -298,7 +306,7 @@ def _ranges(verdicts):
     return ranges
 
 
-def _search(ranges):
+def _search(ranges: list[tuple[int, str]]) -> tuple[str, list[Line]]:
     """Binary search for the range that holds the loaded number: the label to start at, and the instructions."""
     first, verdict = ranges[0]
     label = f"{first}/{len(ranges)}"
@@ -310,7 +318,7 @@ def _search(ranges):
     return label, [(label, _JUMP_NOT_BELOW, ranges[middle][0], above, below), *below_code, *above_code]
 
 
-def _examinations(may_fork, may_share, lists_interfaces):
+def _examinations(may_fork: bool, may_share: bool, lists_interfaces: bool) -> list[Line]:
     """Instructions that check arguments: only their lower halves, because Linux reads no more of these."""
     return [
         ("clone", _LOAD, _argument_offset(0)),
@@ -333,7 +341,7 @@ def _examinations(may_fork, may_share, lists_interfaces):
     ]
 
 
-def _choice(call, may_fork):
+def _choice(call: str, may_fork: bool) -> list[Line]:
     """The call is allowed if the argument that decides is one of its allowed values."""
     index, values = _ALLOWED_OPTIONS[call]
     if call == "prctl" and may_fork:
@@ -348,7 +356,7 @@ def _choice(call, may_fork):
     ]
 
 
-def _socket_examination(call, may_fork, otherwise="EAFNOSUPPORT"):
+def _socket_examination(call: str, may_fork: bool, otherwise: str = "EAFNOSUPPORT") -> list[Line]:
     """Where paths are the host's, a socket that takes an address with every message is refused: it would reach them."""
     return [
         (call, _LOAD, _argument_offset(0)),
@@ -358,11 +366,11 @@ def _socket_examination(call, may_fork, otherwise="EAFNOSUPPORT"):
     ]
 
 
-def _argument_offset(index):
+def _argument_offset(index: int) -> int:
     return _ARGUMENTS_OFFSET + 8 * index  # of the lower half: both architectures are little-endian
 
 
-def _assemble(lines):
+def _assemble(lines: list[Line]) -> bytes:
     """Encode (label, operation, operand, *labels): where to go, or where if true and if false, at most 255 ahead."""
     indices = {line[0]: index for index, line in enumerate(lines)}
     encoded = []

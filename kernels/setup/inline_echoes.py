@@ -1,7 +1,7 @@
 """For the dialect `inline`: values are echoed as `print` shows them, in IPython and in our kernel."""
 
 
-def print_echoes():
+def print_echoes():  # type: () -> None
     import builtins
     import sys
 
@@ -10,11 +10,11 @@ def print_echoes():
         shell.displayhook.compute_format_data = lambda value: ({"text/plain": str(value)}, {})
         return
 
-    def displayhook(value):
+    def displayhook(value):  # type: (object) -> None
         if value is not None:
-            builtins._ = None
+            builtins._ = None  # type: ignore[attr-defined]  # as `sys.displayhook` does
             sys.stdout.write(f"{value}\n")
-            builtins._ = value
+            builtins._ = value  # type: ignore[attr-defined]  # as `sys.displayhook` does
 
     sys.displayhook = displayhook
 
