@@ -65,8 +65,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
     from repl_rl.view.watch import Board, TerminalCanvas, watched
 
     tasks = asked_tasks(options, config, options.n)
+    progress, attached = Progress(console), _attached(options, console)  # says what is missing, before all else
     checked = check_rollouts(config)
-    progress, attached = Progress(console), _attached(options, console)
     ended: dict[int, Trajectory] = {}
     so_far = options.out and options.out.with_suffix(".part.jsonl")
 

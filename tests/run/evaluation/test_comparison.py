@@ -10,6 +10,7 @@ import yaml
 from rich.console import Console
 
 from repl_rl.config import load_config
+from repl_rl.rollout.checks import check_rollouts
 from repl_rl.run.evaluation.comparison import (
     Row,
     Samples,
@@ -93,7 +94,8 @@ def test_where_everything_was_aborted_nothing_is_said() -> None:
 
 def plan(models: tuple[str, ...] = ("nano", "[red]other[/red]")) -> EvaluationPlan:
     config = load_config("quickstart", ("seed=7",))
-    return EvaluationPlan(tuple(Combination(name, config) for name in models), TASKS, 2, (1, 2))
+    checked = check_rollouts(config)
+    return EvaluationPlan(tuple(Combination(name, config, checked) for name in models), TASKS, 2, (1, 2))
 
 
 def two_rows() -> tuple[EvaluationPlan, list[Row]]:

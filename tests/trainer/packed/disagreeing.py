@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from test_forward import CPU, kernel, make_model
 
-from repl_rl.trainer import packed
+from repl_rl.trainer import attention
+from repl_rl.trainer import forward as forwards
 from repl_rl.trainer.forward import TypedForward
 from repl_rl.utils.distributed import join, leave, process_rank
 
@@ -47,9 +48,9 @@ def forget_sequences(model: Any) -> None:
 def main(folder: Path) -> None:
     join()
     messages = Messages()
-    packed.logger.addHandler(messages)
-    packed._kernel_takes = lambda *of_what: True
-    packed.varlen_attn = queries_alone if process_rank() == 1 else kernel
+    forwards.logger.addHandler(messages)
+    attention.kernel_takes = forwards.kernel_takes = lambda *of_what: True
+    attention.varlen_attn = queries_alone if process_rank() == 1 else kernel
     forward = TypedForward.open(make_model("Llama"), CPU)
     assert forward is not None
     model = make_model("Llama")

@@ -16,7 +16,8 @@ from peft import LoraConfig, get_peft_model
 from test_packing import padded
 from trl.trainer.utils import add_fused_lm_head
 
-from repl_rl.trainer import packed
+from repl_rl.trainer import attention
+from repl_rl.trainer import forward as forwards
 from repl_rl.trainer.forward import TypedForward
 from repl_rl.trainer.packing import pack
 
@@ -111,13 +112,14 @@ def test_the_kernel_of_gpus_is_given_what_it_needs_for_the_same(name: str, monke
     model = make_model(name)
     expected, _ = plainly(model)
     expected_gradient = gradient(model, expected)
-    monkeypatch.setattr(packed, "varlen_attn", Mock(side_effect=kernel))
-    monkeypatch.setattr(packed, "_kernel_takes", lambda *of_what: True)
+    monkeypatch.setattr(attention, "varlen_attn", Mock(side_effect=kernel))
+    for module in (attention, forwards):
+        monkeypatch.setattr(module, "kernel_takes", lambda *of_what: True)
     forward = TypedForward.open(model, CPU)
     assert forward is not None
-    packed.varlen_attn.reset_mock()  # the probe would have left a wrong call for one that works
+    attention.varlen_attn.reset_mock()  # the probe would have left a wrong call for one that works
     found, _ = forward(model, pack(*batch()))
-    assert packed.varlen_attn.called
+    assert attention.varlen_attn.called
     torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=0)
     assert_same_gradient(gradient(model, found), expected_gradient)
 
@@ -125,8 +127,9 @@ def test_the_kernel_of_gpus_is_given_what_it_needs_for_the_same(name: str, monke
 def test_a_kernel_of_gpus_that_gives_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model("Llama")
     expected, _ = plainly(model)
-    monkeypatch.setattr(packed, "varlen_attn", lambda query, *_, **__: query)
-    monkeypatch.setattr(packed, "_kernel_takes", lambda *of_what: True)
+    monkeypatch.setattr(attention, "varlen_attn", lambda query, *_, **__: query)
+    for module in (attention, forwards):
+        monkeypatch.setattr(module, "kernel_takes", lambda *of_what: True)
     forward = TypedForward.open(model, CPU)
     assert forward is not None
     found, _ = forward(model, pack(*batch()))
