@@ -63,6 +63,7 @@ def test_what_is_wrong_with_a_machine(facts: dict[str, str], says: str) -> None:
     assert re.search(says, Finding(Node("a", "1.2.3.4", {}), facts).problem)
 
 
+@pytest.mark.more
 def test_a_cluster_that_is_not_there() -> None:
     """In a process of its own, because this one may be connected."""
     program = (

@@ -48,7 +48,8 @@ async def group(engines: Sequence[Engine], ids: list[int], sampling: SamplingCon
     return [made[index] for index in range(MANY)]
 
 
-@pytest.mark.parametrize("backend", [pytest.param("vllm", marks=pytest.mark.more), "transformers"])
+@pytest.mark.more
+@pytest.mark.parametrize("backend", ["vllm", "transformers"])
 async def test_siblings_of_two_fresh_engines_differ_and_follow_their_seeds(
     backend: str, vocabulary: Vocabulary
 ) -> None:

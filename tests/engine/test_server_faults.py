@@ -354,6 +354,7 @@ async def test_a_line_under_way_leaves_a_server_that_falls_ill(fakes: Fakes) -> 
     assert fakes.requests == [1, 1]
 
 
+@pytest.mark.more
 async def test_a_busy_server_may_miss_two_health_checks(fakes: Fakes) -> None:
     engine = fakes.open(fakes[0], health_s=1.0)
     fakes[0].health = 0
@@ -561,6 +562,7 @@ async def test_a_server_that_was_restarted_unseen_is_given_the_weights_before_it
     assert fakes.requests == [2, 0]
 
 
+@pytest.mark.more
 async def test_a_machine_that_is_lost_while_it_loads_weights_is_given_up(fakes: Fakes) -> None:
     """No connection to it is closed, and loading may take half an hour."""
     engine = fakes.open(health_s=1.0, weights_s=1800)

@@ -298,6 +298,7 @@ def fuzz_messages(count: int, seed: int) -> tuple[int, float]:
     return read, longest_s
 
 
+@pytest.mark.more
 async def test_mutated_messages_are_results_or_the_end_of_their_channel() -> None:
     read, _ = await fuzz_channel(1_500, seed=0)
     assert read > 100

@@ -88,6 +88,7 @@ def test_cells_are_told_of_as_in_a_notebook(client: BlockingKernelClient) -> Non
         assert [reply.get("ename")] == [part[1] for part in told if part[0] == "error"] or reply["status"] == "ok"
 
 
+@pytest.mark.more
 def test_names_are_completed_as_ipython_does(client: BlockingKernelClient) -> None:
     ran(client, "x = 20\nkey = {'name': 1}\ndef twice(width): return 2 * width")
     for code, matches in TABLE["complete"]:

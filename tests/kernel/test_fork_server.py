@@ -74,6 +74,7 @@ def bare(**changes: Any) -> Profile:
     return replace(Profile.load(), **{"preload": (), "warm_up": ""} | changes)
 
 
+@pytest.mark.more
 async def test_a_trajectory_without_state_goes_on_elsewhere_and_one_with_state_is_aborted() -> None:
     async with KernelPool(size=3, limits=LIMITS) as pool, AsyncExitStack() as stack:
         fresh, old = TrajectoryKernel(pool, stack), TrajectoryKernel(pool, stack)

@@ -32,6 +32,7 @@ def type_and_print(lines: list[str]) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.more
 def test_a_session_reads_alike_on_two_installations(tmp_path: Path) -> None:
     here = Installation.current()
     root = Path(__file__).parents[2]

@@ -161,6 +161,7 @@ async def test_a_temporary_folder_with_a_long_path_is_not_used(monkeypatch: pyte
     assert list(deep.iterdir()) == []
 
 
+@pytest.mark.more
 async def test_sessions_that_wait_for_others_leave_them_a_place() -> None:
     async with KernelPool(size=2, limits=LIMITS, depth=1) as pool:
         came: list[int] = []

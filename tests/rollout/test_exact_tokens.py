@@ -98,6 +98,7 @@ def assert_the_engine_holds_nothing(engine: RecordingEngine) -> None:
         assert not scheduler.has_unfinished_requests()
 
 
+@pytest.mark.more
 async def test_sessions_ask_the_engine_that_samples_them(
     engine: RecordingEngine, vocabulary: Vocabulary, pool: KernelPool, monkeypatch: Any
 ) -> None:
@@ -153,6 +154,7 @@ class Consulting:
         return [*await self._model.ask(QUESTIONS), *await self._model.ask_sessions(QUESTIONS)]
 
 
+@pytest.mark.more
 async def test_what_is_sampled_for_sub_calls_is_exact_to_the_token(
     engine: RecordingEngine, vocabulary: Vocabulary, patient_pool: KernelPool
 ) -> None:

@@ -136,6 +136,7 @@ async def test_the_loop_goes_on_while_the_model_loads_and_the_kernels_come_up(
     assert pools[0].stats.started < 8, "one for the session, one in reserve, and not as many as there may be"
 
 
+@pytest.mark.more
 async def test_what_fails_in_the_block_closes_the_engine(loading: Loading) -> None:
     loading.may_end.set()
     with pytest.raises(RuntimeError, match="mine"):
@@ -144,6 +145,7 @@ async def test_what_fails_in_the_block_closes_the_engine(loading: Loading) -> No
     assert loading.engines[0].is_closed.is_set()
 
 
+@pytest.mark.more
 async def test_what_was_loading_when_it_was_cancelled_is_closed_when_it_has_come(loading: Loading) -> None:
     async def opened() -> None:
         async with open_rollout("nano", QUICK):

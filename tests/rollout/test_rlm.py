@@ -51,6 +51,7 @@ def shown(trajectory: Trajectory) -> list[str]:
     return [line.shown for line in trajectory.lines]
 
 
+@pytest.mark.more
 def test_the_prompt_tells_the_type_and_the_length_of_the_context_and_nothing_of_it(play: Play) -> None:
     trajectory = play(["submit_final_answer(context[:3])\n"])
     assert trajectory.answer == ("'Ada'",)

@@ -48,6 +48,7 @@ def table_rows(folder: Path, split: str) -> list[dict[str, Any]]:
     return list(data)
 
 
+@pytest.mark.more
 def test_a_folder_gets_model_card_and_rollouts(here: Path, said: Said) -> None:
     (here / "run" / "model" / "training_args.bin").write_bytes(b"pickled")
     assert "8 rollouts in split train" in said("push", "run", "--to", "./out/pushed/")

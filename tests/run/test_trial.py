@@ -36,6 +36,7 @@ def test_every_engine_of_this_machine_takes_two_steps_and_nothing_is_off(
         assert re.search(rf"{name} +({form}) +({form})", shown), (name, shown)
 
 
+@pytest.mark.more
 def test_parts_add_up_to_the_step() -> None:
     watch = Watch()
 

@@ -41,7 +41,11 @@ def task_of(answer: str, family: str = "") -> Task:
     return Task("t", "?", answer, family)
 
 
-@pytest.mark.parametrize("cases", [ANSWERS, WRITTEN, STRANGERS], ids=["answers", "written_out", "strangers"])
+WRITTEN_CASES = pytest.param(WRITTEN, id="written_out", marks=pytest.mark.more)
+STRANGERS_CASES = pytest.param(STRANGERS, id="strangers", marks=pytest.mark.more)
+
+
+@pytest.mark.parametrize("cases", [pytest.param(ANSWERS, id="answers"), WRITTEN_CASES, STRANGERS_CASES])
 def test_verdicts(cases: list[Any]) -> None:
     """The text of a reference itself is right, too. Strangers' are what public data sets and models have."""
     require_gradable([task_of(reference) for reference, _, _ in cases])

@@ -31,6 +31,7 @@ def calls(result: ExecResult) -> list[tuple[str, str | None]]:
     return [(call.name, call.error_name) for call in result.calls]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("backend", ["fork", "repl_rl"])
 def test_functions_of_a_users_modules_in_the_sandbox(backend: str) -> None:
     box = Toolbox(as_tools([multiply, convert, logged]), {"start": {"x": [1, 2]}})
@@ -115,6 +116,7 @@ def test_arguments_become_what_the_annotations_ask_for(where: Any) -> None:
         assert ARGUMENTS[cell] in shown.output.replace('"', ""), cell
 
 
+@pytest.mark.more
 def test_a_host_tool_takes_objects_that_the_session_made() -> None:
     box = Toolbox(as_tools([draw, paint], "host"))
     cells = "paint(Hue.DEEP, Dot(numpy.int64(3)))", "draw({'points': [Dot(1)], 'day': datetime.date(2024, 6, 1)})"

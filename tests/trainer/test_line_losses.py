@@ -61,6 +61,7 @@ def test_the_ratio_of_a_sequence_keeps_the_credit_of_its_lines(tmp_path: Path) -
     assert trainer.importance_sampling_level == "sequence"
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "luspo", "sapo"])
 def test_with_one_advantage_it_is_trls_own(tmp_path: Path, loss_type: str) -> None:
     trainer, batch = made_batch(tmp_path, importance_sampling_level="sequence", loss_type=loss_type)
@@ -76,6 +77,7 @@ def test_the_table_of_completions_has_our_advantages(tmp_path: Path) -> None:
     assert trainer.table["advantages"] == [1.0, -1.0, 1.0, -1.0]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("arguments", [{}, {"epsilon_high": 2.0}])
 def test_cispo_bounds_the_ratio_at_5_and_leaves_the_others_as_they_are(
     tmp_path: Path, arguments: dict[str, Any]
@@ -94,6 +96,7 @@ def void_third(task: Task, index: int) -> Trajectory:
     return recorded(task, index, is_right=index == 0, stop_reason=reason)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("loss_type", ["grpo", "sapo", "dr_grpo", "luspo", "dapo"])
 @pytest.mark.parametrize("beta", [0.0, 0.1])
 def test_an_entropy_bonus_is_not_scaled_by_rows_that_are_not_in_the_loss(
@@ -118,6 +121,7 @@ def test_an_entropy_bonus_is_not_scaled_by_rows_that_are_not_in_the_loss(
     torch.testing.assert_close(found - without, wanted, atol=2e-6, rtol=1e-3)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
 @pytest.mark.parametrize("loss_type", ["dapo", "vespo"])
 @pytest.mark.parametrize("least", [None, 0.5])

@@ -64,6 +64,7 @@ def drawn_as_often(rate: float, size: int = 8) -> float:
     return 1 / sum(chance / PassRates._weight(at / grid) for at, chance in chances.items())
 
 
+@pytest.mark.more
 def test_how_narrow_the_band_is_in_the_long_run() -> None:
     """The figures of docs/algorithms.md, and the band that docs/config.md names: drawn half as often, or more."""
     assert drawn_as_often(0.5) == pytest.approx(1.0, abs=1e-3)
@@ -92,6 +93,7 @@ def trainer_of(folder: Path, steps: int) -> RecordedTrainer:
     )
 
 
+@pytest.mark.more
 def test_a_run_comes_to_what_teaches_and_goes_on_alike_after_a_checkpoint(tmp_path: Path) -> None:
     whole = trainer_of(tmp_path / "a", 12)
     whole.train()

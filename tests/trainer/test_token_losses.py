@@ -155,6 +155,7 @@ def test_clip_cov_is_drawn_for_a_single_update(tmp_path: Path) -> None:
         made(tmp_path, mask="covariance", num_iterations=2)
 
 
+@pytest.mark.more
 def test_real_sessions_teach_what_the_interpreter_prints(tmp_path: Path) -> None:
     mask = {"divergence": 0.2, "covariance": (-100.0, 100.0, 0.1)}
     with small_trainer(tmp_path, output_loss=0.05, mask=mask) as trainer:

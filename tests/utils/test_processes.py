@@ -120,6 +120,7 @@ def test_a_loops_threads_are_gone_once_it_is_closed() -> None:
     assert loop.is_closed
 
 
+@pytest.mark.more
 def test_a_thread_that_hangs_is_left_behind() -> None:
     release, started = threading.Event(), threading.Event()
 

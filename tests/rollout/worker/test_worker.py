@@ -223,6 +223,7 @@ def nothing_is_left() -> Iterator[None]:
     assert (psutil.Process().children(), set(threading.enumerate())) == before
 
 
+@pytest.mark.more
 def test_functions_of_the_users_script_and_closures_are_sent(vocabulary: Vocabulary) -> None:
     script: dict[str, Any] = {"__name__": "__main__"}
     exec("LIMIT = 10\ndef capped(a: int) -> int:\n    'Cap.'\n    return min(a, LIMIT)\n", script)

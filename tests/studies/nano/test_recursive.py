@@ -38,6 +38,7 @@ def test_what_counts_as_a_complaint_is_what_the_problem_counts(number: int) -> N
     assert [answer_to(f"{remark} {QUESTIONS[1]}") for remark in made].count("no") == complaints
 
 
+@pytest.mark.more
 async def test_what_nano_rlm_is_shown_reads_as_a_rollout(sessions: list[SessionRecord]) -> None:
     record = next(each for each in sessions if any("llm_query" in segment.text for segment in each.segments[1:]))
     typed = "".join(segment.text for segment in record.segments if segment.sampled)

@@ -45,6 +45,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"http://127.0.0.1:{viewer.port}/"
 
 
+@pytest.mark.more
 def test_branches_begin_below_the_line_after_which_their_parent_forked(visit: Visit, address: str) -> None:
     page = visit(f"{address}#open=train-1-0&mode=group")
     expect(page.locator("#pane .tree tbody tr")).to_have_count(10)

@@ -106,6 +106,7 @@ def test_what_cannot_be_replayed_is_refused(tmp_path: Path) -> None:
         read_notebooks([tmp_path / "nowhere.jsonl"])
 
 
+@pytest.mark.more
 def test_a_dialect_of_ones_own_travels_with_the_rollout(
     tmp_path: Path, kernel_pools: Any, loop: BackgroundLoop, monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:
