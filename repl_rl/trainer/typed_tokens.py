@@ -41,6 +41,7 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         torch.backends.cuda.enable_cudnn_sdp(False)
         self.step_log = StepLog(self)
         self._most_tokens: int = getattr(self.args, "micro_batch_tokens", None) or 0
+        self._output_loss: float = getattr(self.args, "output_loss", 0.0)  # the bench has TRL's arguments alone
         self._divergence: float | None = getattr(getattr(self.args, "mask", None), "divergence", None)
 
     def _prepare_for_training(self, *arguments: Any, **named: Any) -> Any:
@@ -203,7 +204,7 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
             vespo_shapes=(args.vespo_k_pos, args.vespo_k_neg),
             vespo_rates=(args.vespo_lambda_pos, args.vespo_lambda_neg),
             most_tokens=values.max_completion_length,
-            output_loss=args.output_loss,
+            output_loss=self._output_loss,
         )
 
     def _entropy_threshold(self, entropies: torch.Tensor, quantile: float) -> torch.Tensor:
