@@ -1,6 +1,6 @@
 """`repl-rl bench train`: our loss and its gradient against TRL's own, on one batch with much interpreter text.
 
-Both sides are trainers on the same weights, take turns, and call `_compute_loss`, TRL's and ours; ours computes typed tokens only
+Both sides are trainers on the same weights, which take turns. Ours computes typed tokens only
 (`repl_rl.trainer.typed_tokens`). Half of each completion is interpreter text, in lines of about ten tokens, and the
 longest completion is four times as long as the shortest. A step is the loss and its backward pass, without the
 optimiser. Its peak memory is the most that the process holds beyond what it held before, gradients included. Medians
