@@ -127,6 +127,7 @@ def test_what_is_nested_too_deep_to_be_parsed_here_is_read_by_its_brackets(
     assert rest.kind == ("syntax_error" if kinds else "statement")
 
 
+@pytest.mark.more
 def test_ipython_is_not_asked_about_hundreds_of_magics_in_one_cell() -> None:
     reader = DIALECTS["ipython"].reader()
     lines = ["if 1:\n", *["    x = !ls\n"] * 60]

@@ -119,6 +119,7 @@ async def test_what_it_held_before_it_was_in_its_group_counts(line: str, monkeyp
         assert kernel.kernel.memory_mb() > 58
 
 
+@pytest.mark.more
 async def test_a_few_sockets_are_nothing() -> None:
     async with KernelPool(1, Limits(), memory_mb=1000) as pool, pool.session() as kernel:
         assert (await kernel.execute("import socket; held = [socket.socketpair() for _ in range(10)]")).output == ""
@@ -142,6 +143,7 @@ def test_which_group_of_version_2_can_be_divided(tmp_path: Path) -> None:
         cgroups.divided(group)
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("groups")
 @pytest.mark.parametrize("kind", ["bwrap", pytest.param("sandlock", marks=pytest.mark.more)])
 async def test_each_session_and_fork_has_a_group_of_its_own(kind: SandboxKind) -> None:

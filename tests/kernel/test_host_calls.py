@@ -261,6 +261,7 @@ async def test_a_thread_that_waits_as_its_line_ends_is_sent_back(pool: KernelPoo
     assert after.output == "[1, {}]\n"
 
 
+@pytest.mark.more
 async def test_no_call_goes_out_between_lines(pool: KernelPool) -> None:
     host = Host()
     async with session(pool) as kernel:

@@ -79,6 +79,7 @@ async def test_a_session_is_prepared_before_its_first_cell(pool: KernelPool) -> 
             await kernel.prepare(MULTIPLY)
 
 
+@pytest.mark.more
 @in_pool(limits=HASTY)
 async def test_a_tool_that_raises_shows_its_own_frames_alone(pool: KernelPool) -> None:
     source = "def divide(a, b):\n    return a / b\n"

@@ -158,6 +158,7 @@ def test_what_a_budget_ended_takes_its_sub_calls_out_of_the_loss(tmp_path: Path)
     assert output["num_items_in_batch"].item() == 39
 
 
+@pytest.mark.more
 def test_steps_of_several_batches_train_each_token_once(tmp_path: Path) -> None:
     """With two micro-batches, the rows are made even, and the gradient is that of one micro-batch of all rows."""
     gradients = []

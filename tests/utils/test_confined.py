@@ -36,6 +36,7 @@ def checker() -> Iterator[Confined]:
     made.close()
 
 
+@pytest.mark.more
 def test_verdicts_come_in_order(checker: Confined) -> None:
     calls = [RIGHT, WRONG, RAISES, WRONG, RIGHT] * 20
     assert verdicts(checker, calls) == [True, False, False, False, True] * 20

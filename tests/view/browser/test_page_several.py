@@ -10,7 +10,8 @@ from repl_rl.view.viewer.export import export
 from tests.view.browser.conftest import Visit
 
 
-@pytest.mark.parametrize("width", [1280, pytest.param(390, marks=pytest.mark.more)])
+@pytest.mark.more
+@pytest.mark.parametrize("width", [1280, 390])
 def test_the_page(visit: Visit, two: tuple[Path, Path], width: int) -> None:
     path = two[0].parent / "both.html"
     export(RunApi(*two), path)

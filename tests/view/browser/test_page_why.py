@@ -14,7 +14,8 @@ from tests.view.test_why import REFERENCE, WHY, explained
 PAID = "exceptions.NameError −0.05 (earned −0.5, after caps −0.05)"
 
 
-@pytest.mark.parametrize("width", [1280, pytest.param(390, marks=pytest.mark.more)])
+@pytest.mark.more
+@pytest.mark.parametrize("width", [1280, 390])
 def test_a_click_says_why(visit: Visit, tmp_path: Path, width: int) -> None:
     write_jsonl(tmp_path / "x.jsonl", [explained()])
     export(RunApi(tmp_path / "x.jsonl"), tmp_path / "x.html")
