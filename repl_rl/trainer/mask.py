@@ -3,8 +3,8 @@ trainer's probabilities are from the sampler's. And which tokens.
 
 A trajectory that is left out is in no sum, count or mean of the loss, and stays in its group's baseline. Void ones are
 in no loss, and no mask is asked about them. Of a session that was forked, each future is judged with all that came
-before it, and what it shares with others stays as long as one of them does (`Step.leave_out`). A token gets an
-advantage of 0, and is counted as before. B batch, T completion tokens.
+before it, and what it shares with others stays as long as one of them does (`kept_tokens` of `repl_rl.trainer.step`).
+A token gets an advantage of 0, and is counted as before. B batch, T completion tokens.
 """
 
 from collections.abc import Callable

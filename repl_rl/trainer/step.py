@@ -120,8 +120,6 @@ class Sessions:
 
     rows: list[DataRow]
     scored: list[ScoredTrajectory]
-    sampled: list[ScoredTrajectory]
-    """With those that were not kept."""
     ended_at: float
     """By `time.perf_counter`."""
 
@@ -194,7 +192,7 @@ def roll_out(rows: Sequence[DataRow], parts: StepParts) -> Sessions:
     args, log = parts.args, parts.log
     started = since = time.perf_counter()
     rows = list(rows)
-    sampled: list[ScoredTrajectory] = []
+    sampled: list[ScoredTrajectory] = []  # with those that are not kept
 
     def sample(tasks: Sequence[Task]) -> list[ScoredTrajectory]:
         more = sampled_and_scored(tasks, parts)
@@ -231,7 +229,7 @@ def roll_out(rows: Sequence[DataRow], parts: StepParts) -> Sessions:
     if parts.is_training and (args.redraws or args.oversample > 1):
         log.kept([session.trajectory for session in scored], len(sampled))
     log.values({"time/waited_s": ended_at - started})
-    return Sessions(rows, scored, sampled, ended_at)
+    return Sessions(rows, scored, ended_at)
 
 
 def sampled_and_scored(tasks: Sequence[Task], parts: StepParts) -> list[ScoredTrajectory]:
