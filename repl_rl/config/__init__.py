@@ -4,9 +4,9 @@ Each part of the library gets its own small section, never the whole `Config`.
 """
 
 from repl_rl.config.cluster import ClusterConfig as ClusterConfig
-from repl_rl.config.credit import Baseline as Baseline
 from repl_rl.config.credit import CreditConfig as CreditConfig
-from repl_rl.config.credit import Scale as Scale
+from repl_rl.config.estimators import Baseline as Baseline
+from repl_rl.config.estimators import Scale as Scale
 from repl_rl.config.file import Config as Config
 from repl_rl.config.file import dump_config as dump_config
 from repl_rl.config.file import load_config as load_config

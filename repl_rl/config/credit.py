@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from repl_rl.config.estimators import (
+    ESTIMATOR_RECORDS,
+    LINE_BASELINES,
+    NEUTRAL_BASELINES,
+    Baseline,
+    EstimatorRecord,
+    Potentials,
+    Scale,
+)
 from repl_rl.config.section import Section, known_or_own
-
-Baseline = Literal["mean", "leave_one_out", "place", "state", "none"]
-Scale = Literal["none", "outcome", "floor", "batch", "group"]
-_OF_LINES = ("place", "state")
-NEUTRAL = ("place", "state", "leave_one_out", "none")
-"""Baselines of `return_to_go` that do not depend on the trajectory's own lines."""
-
-USED: dict[str, tuple[str, ...]] = {
-    "outcome": ("baseline", "scale", "clip"),
-    "dr_grpo": ("clip",),
-    "rloo": ("clip",),
-    "maxrl": ("clip",),
-    "reinforce++": ("baseline", "clip"),
-    "return_to_go": ("gamma", "baseline", "scale", "clip"),
-    "turn": ("gamma", "scale", "clip"),
-    "gigpo": ("gamma", "scale", "omega", "clip"),
-    "critic": ("gamma", "lam", "decay", "clip"),
-    "branch": ("clip",),
-}
-"""The fields that each shipped estimator uses. Setting another field is an error, and unused fields are not written
-out. An estimator of the user's own gets all of them."""
-
-
-ON_TREES = ("branch", "gigpo", "outcome")
-"""Shipped estimators that can be had with trees. The first one can't be had without: its gradient is exact there, as
-long as what comes after a line does not decide whether it is forked. The others take each branch for a whole session.
-"""
 
 
 class CreditConfig(Section):
@@ -41,7 +23,7 @@ class CreditConfig(Section):
 
     SHORT_FOR: ClassVar[str | None] = "estimator"
 
-    estimator: Annotated[str, known_or_own(USED, "estimator", "package.module:function")] = "return_to_go"
+    estimator: Annotated[str, known_or_own(ESTIMATOR_RECORDS, "estimator", "package.module:function")] = "return_to_go"
     """How a group's rewards become advantages: `outcome`, `dr_grpo`, `rloo`, `maxrl`, `reinforce++`, `return_to_go`,
     `turn`, `gigpo`, `critic`; for trees `branch`; or one of your own, as `package.module:function`. `clip` applies to
     all of them, the other keys to those that use them; docs/credit.md has a table."""
@@ -66,56 +48,62 @@ class CreditConfig(Section):
     """Bound on an advantage's absolute value, after all else; null leaves them as they are."""
 
     @model_validator(mode="after")
-    def _only_what_the_estimator_uses(self) -> CreditConfig:
-        for name in sorted(self.model_fields_set - {"estimator", *self._used}):
-            users = ", ".join(estimator for estimator, fields in USED.items() if name in fields)
-            raise ValueError(f"{name} means nothing to estimator {self.estimator}; leave it out (it is for {users})")
+    def _reads_what_is_set(self) -> CreditConfig:
+        for name in sorted(self.model_fields_set - {"estimator", *self._read}):
+            readers = [estimator for estimator, record in ESTIMATOR_RECORDS.items() if name in record.settings]
+            raise ValueError(
+                f"{name} means nothing to estimator {self.estimator}; leave it out (it is for {', '.join(readers)})"
+            )
         return self
 
     @model_validator(mode="after")
-    def _the_baseline_fits(self) -> CreditConfig:
-        if self.estimator == "return_to_go" and "baseline" not in self.model_fields_set:
-            object.__setattr__(self, "baseline", "place")
-        if self.estimator == "outcome" and self.baseline in _OF_LINES:
+    def _takes_the_baseline(self) -> CreditConfig:
+        record = self.record
+        if record is None:
+            return self
+        if "baseline" not in self.model_fields_set:
+            object.__setattr__(self, "baseline", record.default_baseline)
+        if "baseline" in record.settings and self.baseline not in record.baselines:
+            *first, last = record.baselines
+            reason = ""
+            if self.baseline in LINE_BASELINES:
+                reason = ": it compares whole trajectories; return_to_go compares lines"
             raise ValueError(
-                f"estimator outcome takes baseline mean, leave_one_out or none, not {self.baseline}: it compares whole "
-                "trajectories; return_to_go compares lines"
+                f"estimator {self.estimator} takes baseline {', '.join(first)} or {last}, not {self.baseline}{reason}"
             )
-        if self.estimator == "reinforce++" and self.baseline not in ("mean", "none"):
-            raise ValueError(f"estimator reinforce++ takes baseline mean or none, not {self.baseline}")
-        if self.baseline == "none" and "scale" in USED.get(self.estimator, ()) and self.scale == "group":
+        if self.baseline == "none" and "scale" in record.settings and self.scale == "group":
             raise ValueError(
                 "baseline none does not go with scale group: equal rewards would be divided by a deviation of nothing"
             )
         return self
 
     @model_serializer(mode="wrap")
-    def _what_takes_effect(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {name: value for name, value in handler(self).items() if name in ("estimator", *self._used)}
+    def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without the keys that the estimator does not read."""
+        return {name: value for name, value in handler(self).items() if name in ("estimator", *self._read)}
 
     @property
-    def _used(self) -> tuple[str, ...]:
-        return USED.get(self.estimator, tuple(type(self).model_fields))
+    def record(self) -> EstimatorRecord | None:
+        """What is known of the estimator, if it is a shipped one."""
+        return ESTIMATOR_RECORDS.get(self.estimator)
+
+    @property
+    def _read(self) -> tuple[str, ...]:
+        """The keys that the estimator reads. One of the user's own gets all of them."""
+        return tuple(type(self).model_fields) if self.record is None else self.record.settings
 
     @property
     def leaves_potentials_neutral(self) -> bool:
-        """Whether a potential of the state pushes nowhere.
-
-        It changes the return from a line by what the session was worth before the line, and a whole session's return
-        not at all. That is neutral if what the line types changes neither what is subtracted nor what it is divided by,
-        and if the result is not bounded.
-        """
+        """Whether a potential of the state pushes the policy nowhere, at least in expectation."""
         if self.clip is not None:
             return False
         if self.estimator == "return_to_go":
-            return self.baseline in NEUTRAL and self.scale == "none"
+            return self.baseline in NEUTRAL_BASELINES and self.scale == "none"
         if self.estimator == "critic":
             return self.lam == 1
-        return self.estimator not in ("turn", "gigpo")
+        return self.record is None or self.record.potentials is not Potentials.PUSH
 
     @property
     def leaves_potentials_neutral_line_by_line(self) -> bool:
-        """Whether it does so in expectation alone, over all that the policy may type: a potential then changes single
-        advantages, and pushes if sessions are left out by what they typed. Elsewhere it changes no advantage at all,
-        because whole sessions are compared, or futures from one state."""
-        return self.estimator in ("return_to_go", "critic")
+        """Whether it does so in expectation alone, over all that the policy may type."""
+        return self.record is not None and self.record.potentials is Potentials.CANCEL_IN_EXPECTATION

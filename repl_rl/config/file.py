@@ -13,7 +13,8 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from repl_rl.config.cluster import ClusterConfig
-from repl_rl.config.credit import NEUTRAL, ON_TREES, CreditConfig
+from repl_rl.config.credit import CreditConfig
+from repl_rl.config.estimators import ESTIMATOR_RECORDS, NEUTRAL_BASELINES, Trees
 from repl_rl.config.rewards import RewardsConfig
 from repl_rl.config.rollout import (
     BranchConfig,
@@ -115,31 +116,35 @@ class Config(Section):
         return {"problems": self.eval.problems, "temperature": self.eval_sampling.temperature}
 
     def _trees_go_together(self) -> None:
-        branch, estimator = self.branch, self.credit.estimator
+        branch = self.branch
+        estimator = self.credit.estimator
+        shipped = self.credit.record
         if branch is None:
-            if estimator == "branch":
+            if shipped is not None and shipped.trees is Trees.REQUIRED:
                 raise ValueError(
                     f"credit.estimator: {estimator} compares the branches of trees, and nothing is forked without a "
                     "section branch; set branch: {roots: 4, forks: 1, branches: 3} and train.group_size: 12, or take "
                     "another estimator"
                 )
             return
-        if estimator not in ON_TREES and ":" not in estimator:
+        if shipped is not None and shipped.trees is Trees.REFUSED:
+            *first, last = [name for name, record in ESTIMATOR_RECORDS.items() if record.trees is not Trees.REFUSED]
             raise ValueError(
                 f"credit.estimator: {estimator} would take the branches of a tree for sessions that have nothing in "
-                f"common; with a section branch, take {', '.join(ON_TREES[:-1])} or {ON_TREES[-1]}"
+                f"common; with a section branch, take {', '.join(first)} or {last}"
             )
-        if branch.roots < 2 and ":" not in estimator:
+        if branch.roots < 2 and shipped is not None:
             raise ValueError(
                 f"branch.roots: {branch.roots} leaves a group without a second session from the prompt to compare "
                 f"with, so credit.estimator {estimator} would be biased for all that comes before the first fork; set "
                 "branch.roots: 2 or more"
             )
-        if estimator == "branch" and branch.looks_at_outcomes:
+        if shipped is not None and shipped.trees is Trees.REQUIRED and branch.looks_at_outcomes:
+            others = [name for name, record in ESTIMATOR_RECORDS.items() if record.trees is Trees.AS_SESSIONS]
             raise ValueError(
                 f"branch.at: {branch.at} chooses by outcomes where to fork, and credit.estimator {estimator} is "
                 "unbiased only where that depends on nothing but what was typed before; take "
-                f"{' or '.join(ON_TREES[1:])}, or at: random"
+                f"{' or '.join(others)}, or at: random"
             )
         if self.train.group_size != branch.group_size:
             raise ValueError(
@@ -176,14 +181,17 @@ class Config(Section):
             )
         self._trees_go_together()
         self._a_cluster_has_engines()
-        if self.credit.estimator == "gigpo" and self.kernel.backend != "fork":
+        shipped = self.credit.record
+        if shipped is not None and shipped.compares_states and self.kernel.backend != "fork":
             raise ValueError(
-                "credit.estimator: gigpo compares lines by the fingerprint of the interpreter's state, which "
-                f"kernel.backend {self.kernel.backend!r} does not tell; take backend fork, or another estimator"
+                f"credit.estimator: {self.credit.estimator} compares lines by the fingerprint of the interpreter's "
+                f"state, which kernel.backend {self.kernel.backend!r} does not tell; take backend fork, or another "
+                "estimator"
             )
-        if self.credit.estimator == "maxrl" and (least := self.rewards.least) < 0:
+        if shipped is not None and not shipped.takes_negative_returns and self.rewards.least < 0:
             raise ValueError(
-                f"credit.estimator: maxrl takes returns as shares of their mean, and rewards pay {least:g} for "
+                f"credit.estimator: {self.credit.estimator} takes returns as shares of their mean, and rewards pay "
+                f"{self.rewards.least:g} for "
                 "something; leave out what is below 0, or take rloo or outcome"
             )
         if (length := self.rewards.length) and length.free >= self.budget.tokens:
@@ -197,11 +205,12 @@ class Config(Section):
                 "rewards.shaping.mode: potential would not be neutral any more; leave one of the two out"
             )
         if self.rewards.shaping.mode == "potential" and not self.credit.leaves_potentials_neutral:
+            *baselines, last_baseline = NEUTRAL_BASELINES
             raise ValueError(
                 f"rewards.shaping.mode: potential is not neutral under credit.estimator {self.credit.estimator} with "
                 f"baseline {self.credit.baseline} and scale {self.credit.scale}: the policy would be pushed towards "
-                f"high potentials. Take return_to_go with scale none and baseline {', '.join(NEUTRAL[:-1])} or "
-                f"{NEUTRAL[-1]}, or outcome, dr_grpo, rloo or reinforce++"
+                f"high potentials. Take return_to_go with scale none and baseline {', '.join(baselines)} or "
+                f"{last_baseline}, or outcome, dr_grpo, rloo or reinforce++"
             )
         self._potentials_see_all_that_was_typed()
         return self

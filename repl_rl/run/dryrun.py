@@ -42,19 +42,6 @@ from repl_rl.trajectory import LineKind, SubCall, Task, Trajectory
 from repl_rl.utils.text import cut_middle, visible
 from repl_rl.utils.threads import BackgroundLoop
 
-_ESTIMATORS = {
-    "outcome": "a session's return, less {baseline}",
-    "dr_grpo": "a session's return, less the group's mean",
-    "rloo": "a session's return, less the mean of the others",
-    "maxrl": "a session's return, less the group's mean, as a share of that mean or of one right answer's",
-    "reinforce++": "a session's return, less {baseline}, standardised over the batch",
-    "return_to_go": "a line's reward and all later ones, less {baseline}",
-    "turn": "a line's reward and later ones, each compared with those of the same line number",
-    "critic": "temporal differences against a value of the interpreter's state",
-    "branch": "what a segment came to, less the mean of its siblings",
-    "gigpo": "a session's return, less the group's mean, and {omega:g} times a line's, less that of lines in equal "
-    "states",
-}
 _BASELINES = {
     "mean": "the group's mean",
     "leave_one_out": "the others' mean",
@@ -451,13 +438,17 @@ def rewards_in_words(config: RewardsConfig, graded_by: str | None = None) -> str
 
 def credit_in_words(config: CreditConfig) -> str:
     """What a line's advantage is."""
-    described = _ESTIMATORS.get(config.estimator)
-    if described is None:
+    if config.record is None:
         return config.estimator
-    text = f"{config.estimator}: {described.format(baseline=_BASELINES[config.baseline], omega=config.omega)}"
-    text += "" if config.scale == "none" else f"; divided by the deviation ({config.scale})"
-    text += "" if config.gamma == 1 else f"; discounted by {config.gamma:g} a line"
-    return text if config.clip is None else f"{text}; within {config.clip:g} of 0"
+    description = config.record.description.format(baseline=_BASELINES[config.baseline], omega=config.omega)
+    text = f"{config.estimator}: {description}"
+    if config.scale != "none":
+        text += f"; divided by the deviation ({config.scale})"
+    if config.gamma != 1:
+        text += f"; discounted by {config.gamma:g} a line"
+    if config.clip is not None:
+        text += f"; within {config.clip:g} of 0"
+    return text
 
 
 def idle_settings(config: Config, gpus: int) -> Iterator[str]:

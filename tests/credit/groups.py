@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from repl_rl.config import CreditConfig
-from repl_rl.config.credit import USED
+from repl_rl.config.estimators import ESTIMATOR_RECORDS
 from repl_rl.trajectory import Line, LineKind, StopReason, Trajectory
 
 Rewards = list[list[float]]
@@ -58,7 +58,7 @@ def config(estimator: str, **values: Any) -> CreditConfig:
 
 @st.composite
 def configs(draw: st.DrawFn, estimator: str | None = None) -> CreditConfig:
-    name = draw(st.sampled_from(sorted(USED))) if estimator is None else estimator
+    name = draw(st.sampled_from(sorted(ESTIMATOR_RECORDS))) if estimator is None else estimator
     baselines = ["mean", "none"]
     if name != "reinforce++":
         baselines.append("leave_one_out")
@@ -73,7 +73,7 @@ def configs(draw: st.DrawFn, estimator: str | None = None) -> CreditConfig:
         "decay": draw(st.floats(0.0, 0.99)),
         "clip": draw(st.none() | st.floats(0.1, 2.0)),
     }
-    used = {key: value for key, value in values.items() if key in USED[name]}
+    used = {key: value for key, value in values.items() if key in ESTIMATOR_RECORDS[name].settings}
     if used.get("baseline") == "none" and used.get("scale") == "group":
         used["scale"] = "none"
     return config(name, **used)

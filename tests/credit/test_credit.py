@@ -14,7 +14,7 @@ from made_trajectories import line, made
 from pages import says
 
 from repl_rl.config import CreditConfig, RewardsConfig
-from repl_rl.config.credit import USED
+from repl_rl.config.estimators import ESTIMATOR_RECORDS
 from repl_rl.credit import ESTIMATORS, advantages, batch_line_advantages, line_advantages, spread
 from repl_rl.credit.normalize import anchors
 from repl_rl.errors import ConfigError, RewardError
@@ -187,7 +187,7 @@ def test_with_equal_outcomes_an_advantage_is_at_most_what_two_sessions_differ_by
 ) -> None:
     """Rewards of lines of both signs: the claim of docs/credit.md."""
     fields, bound = BOUNDED[name]
-    if scale != "none" and "scale" not in USED[fields["estimator"]]:
+    if scale != "none" and "scale" not in ESTIMATOR_RECORDS[fields["estimator"]].settings:
         return
     used = fields if scale == "none" else {**fields, "scale": scale}
     group = [trajectory(*[1] * len(values)) for values in rewards]

@@ -8,7 +8,7 @@ from groups import configs
 from hypothesis import given
 
 from repl_rl.config import Config, CreditConfig, dump_config, parse_config
-from repl_rl.config.credit import ON_TREES, USED
+from repl_rl.config.estimators import ESTIMATOR_RECORDS, Trees
 from repl_rl.credit import ESTIMATORS
 from repl_rl.errors import ConfigError
 
@@ -19,7 +19,7 @@ VALUES |= {"lam": 0.5, "decay": 0.5}
 
 
 def test_the_config_names_exactly_the_estimators() -> None:
-    assert set(USED) == {*ESTIMATORS, "critic"}
+    assert set(ESTIMATOR_RECORDS) == {*ESTIMATORS, "critic"}
 
 
 @pytest.mark.parametrize("estimator", sorted(ESTIMATORS))
@@ -27,10 +27,10 @@ def test_the_config_names_exactly_the_estimators() -> None:
 def test_a_field_without_meaning_is_refused_even_at_its_default(estimator: str, field: str) -> None:
     for value in (VALUES[field], CreditConfig.model_fields[field].default):
         values = {"estimator": estimator, field: value}
-        if values.get("baseline") == "none" and "scale" in USED[estimator]:
+        if values.get("baseline") == "none" and "scale" in ESTIMATOR_RECORDS[estimator].settings:
             values["scale"] = "none"
-        if field in USED[estimator]:
-            beside = TREES if estimator in ON_TREES else {}
+        if field in ESTIMATOR_RECORDS[estimator].settings:
+            beside = TREES if ESTIMATOR_RECORDS[estimator].trees is not Trees.REFUSED else {}
             assert getattr(parse_config({**beside, "credit": values}).credit, field) == value
         else:
             message = re.escape(f"credit: {field} means nothing to estimator {estimator};")
@@ -40,9 +40,10 @@ def test_a_field_without_meaning_is_refused_even_at_its_default(estimator: str, 
 
 @given(configs())
 def test_a_written_config_holds_what_takes_effect_and_reads_back(credit: CreditConfig) -> None:
-    whole = parse_config({**TREES, "credit": credit}) if credit.estimator in ON_TREES else Config(credit=credit)
+    takes_trees = ESTIMATOR_RECORDS[credit.estimator].trees is not Trees.REFUSED
+    whole = parse_config({**TREES, "credit": credit}) if takes_trees else Config(credit=credit)
     written = credit.model_dump(mode="json")
-    assert set(written) == {"estimator", *USED[credit.estimator]}
+    assert set(written) == {"estimator", *ESTIMATOR_RECORDS[credit.estimator].settings}
     assert CreditConfig.model_validate(written) == credit
     assert parse_config(whole.model_dump(mode="json")) == whole
     assert dump_config(parse_config(whole.model_dump(mode="json"))) == dump_config(whole)

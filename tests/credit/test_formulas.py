@@ -17,7 +17,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from repl_rl.config import CreditConfig
-from repl_rl.config.credit import USED
+from repl_rl.config.estimators import ESTIMATOR_RECORDS
 from repl_rl.credit import ESTIMATORS, batch_line_advantages, line_advantages
 from repl_rl.credit.normalize import FLOOR
 from repl_rl.errors import RewardError
@@ -41,7 +41,7 @@ def flat(made: Advantages) -> list[float]:
     return [value for group in made for of_one in group for value in of_one]
 
 
-@pytest.mark.parametrize("estimator", sorted(USED))
+@pytest.mark.parametrize("estimator", sorted(ESTIMATOR_RECORDS))
 @given(batch=BATCHES, data=st.data())
 def test_an_estimator_is_its_formula(estimator: str, batch: Batch, data: st.DataObject) -> None:
     credit = data.draw(configs(estimator))
@@ -84,7 +84,8 @@ def test_processes_that_share_a_batch_find_what_one_finds(batch: Batch, credit: 
 
     batch_line_advantages(groups[first:], rewards[first:], credit, keep)
     assert len(held) == (
-        credit.estimator in ("reinforce++", "critic") or (credit.scale == "batch" and "scale" in USED[credit.estimator])
+        credit.estimator in ("reinforce++", "critic")
+        or (credit.scale == "batch" and "scale" in ESTIMATOR_RECORDS[credit.estimator].settings)
     )
     here = batch_line_advantages(groups[:first], rewards[:first], credit, lambda lines: [*lines, *held[0]])
     assert flat(here) == pytest.approx(flat(whole[:first]), rel=1e-9, abs=1e-9)

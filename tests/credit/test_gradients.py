@@ -21,7 +21,7 @@ from groups import Typed, config, of_lines
 from pages import says
 
 from repl_rl.config import CreditConfig
-from repl_rl.config.credit import NEUTRAL
+from repl_rl.config.estimators import NEUTRAL_BASELINES
 from repl_rl.credit import advantages, batch_line_advantages, line_advantages
 
 STATES = 5  # the start; two after the first line; two after the second
@@ -216,7 +216,7 @@ def with_potential(process: Process, potential: Sequence[float] = POTENTIAL) -> 
 @pytest.mark.parametrize("early", [False, True])
 def test_a_potential_changes_no_gradient_where_it_is_allowed_and_pushes_elsewhere(early: bool) -> None:
     process = Process(3, early=early)
-    for baseline in NEUTRAL:
+    for baseline in NEUTRAL_BASELINES:
         credit = config("return_to_go", baseline=baseline)
         assert_equal(with_potential(process).expected_gradient(credit, 2), process.exact_gradient())
     for credit in (config("return_to_go", baseline="mean"), config("return_to_go", scale="floor")):

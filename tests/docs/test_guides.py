@@ -28,7 +28,7 @@ from repl_rl.config import (
     load_config,
     parse_config,
 )
-from repl_rl.config.credit import USED
+from repl_rl.config.estimators import ESTIMATOR_RECORDS
 from repl_rl.dialect import Dialect, PythonDialect, make_dialect
 from repl_rl.engine import Engine, Finish, SampledLine, TrainableEngine, make_engine
 from repl_rl.errors import ConfigError
@@ -81,7 +81,7 @@ def test_the_tables_of_credit_name_every_estimator_and_every_key() -> None:
     named = [{re.findall(r"`([^`]+)`", row[1])[0]: re.findall(r"`(\w+)`", row[-2]) for row in rows} for rows in tables]
     estimators, keys, baselines, scales = named[:4]
     told = {name: {*used, "clip"} for name, used in estimators.items()}
-    assert told == {name: set(used) for name, used in USED.items()}
+    assert told == {name: set(record.settings) for name, record in ESTIMATOR_RECORDS.items()}
     assert set(keys) == set(CreditConfig.model_fields) - {"estimator"}
     assert (set(baselines), set(scales)) == (set(get_args(Baseline)), set(get_args(Scale)))
 
