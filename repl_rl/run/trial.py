@@ -175,7 +175,7 @@ def measure(config: Config) -> Trial:
         load_s = time.perf_counter() - started
         before = _trained(trainer.model)
         watch.follow(trainer.vllm_generation, "sync_weights", "sync")
-        watch.follow(trainer, "roll_out", "rollout")
+        watch.follow(trainer.service, "roll_out", "rollout")
         watch.follow(trainer, "_compute_loss", "loss")
         watch.follow(trainer.accelerator, "backward", "backward")
         trainer.add_callback(watch)
