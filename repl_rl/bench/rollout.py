@@ -27,7 +27,7 @@ from repl_rl.engine.environment import prepare_environment, require_vllm
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.batch import RolloutService
 from repl_rl.rollout.execute import TurnResult
-from repl_rl.rollout.guest import Guest
+from repl_rl.rollout.guest import Guest, GuestSession
 from repl_rl.rollout.service import MakeRunner, start_service
 from repl_rl.rollout.session import Session
 from repl_rl.rollout.setup import Extensions, RolloutSetup
@@ -51,7 +51,8 @@ class OpenEnded(Guest):
     latency_s: float = 0.0
     """Added to each cell."""
 
-    async def ran(self, session: Session, turn: Turn, ran: TurnResult) -> TurnResult:
+    async def ran(self, session: GuestSession, turn: Turn, ran: TurnResult) -> TurnResult:
+        assert isinstance(session, Session)  # a guest may only end one, and this measurement goes on with it
         if self.latency_s:
             with session.clock.waiting(Wait.KERNEL):
                 await asyncio.sleep(self.latency_s * len(ran.cells))

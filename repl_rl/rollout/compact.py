@@ -12,7 +12,7 @@ from typing import Any
 
 from repl_rl.config import SeededSampling
 from repl_rl.kernel import ExecResult
-from repl_rl.rollout.guest import Guest
+from repl_rl.rollout.guest import Guest, GuestSession
 from repl_rl.rollout.session import Session
 from repl_rl.trajectory import Compaction, Line, LineKind, StopReason
 from repl_rl.utils.text import cut_middle
@@ -33,58 +33,71 @@ class Compactor(Guest):
         budget, context_tokens = session.budget, session.setup.context_tokens
         assert budget.compact_at is not None
         self._limit = min(int(budget.compact_at * context_tokens), context_tokens - budget.line_tokens)
+        self._session = session
         self._dialect: Any = session.episode.dialect
-        self._own: frozenset[str] = frozenset()
+        self._first_names: frozenset[str] = frozenset()
 
-    async def opened(self, session: Session) -> None:
+    async def opened(self, session: GuestSession) -> None:
         """Note the names that the session begins with. Raises KernelError."""
         result = await session.kernel.execute(_LIST_NAMES)
-        self._own = frozenset(name for name, _ in _NAME.findall(result.output))
+        self._first_names = frozenset(name for name, _ in _NAME.findall(result.output))
         if result.state_lost:
-            session.stop = StopReason.KILLED
+            session.end(StopReason.KILLED)
 
-    async def after_line(self, session: Session, line: Line) -> None:
+    async def after_line(self, session: GuestSession, line: Line) -> None:
         """Compact, unless the session is over. Raises KernelError."""
-        if session.stop is None and self.is_due(session):
-            listed = await self.compact(session)
+        if session.stop is None and self.is_due():
+            listed = await self.compact()
             if listed.answer is not None:  # of a thread that the session has left behind
-                session.answer, session.stop = listed.answer, StopReason.ANSWER
+                self._session.answer = listed.answer
+                session.end(StopReason.ANSWER)
             elif listed.state_lost:
-                session.stop = StopReason.KILLED
+                session.end(StopReason.KILLED)
 
-    def is_due(self, session: Session) -> bool:
+    def is_due(self) -> bool:
         """Whether the transcript is long, and its last line is over and done with."""
-        at_prompt = session.lines[-1].kind is not LineKind.OPEN and self._follows(session, len(session.lines))
-        return len(session.transcript) >= self._limit and at_prompt
+        if len(self._session.transcript) < self._limit:
+            return False
+        lines = self._session.lines
+        return lines[-1].kind is not LineKind.OPEN and self._may_cut_before(len(lines))
 
-    async def compact(self, session: Session) -> ExecResult:
+    async def compact(self) -> ExecResult:
         """Compact it, if that makes it shorter. As many of the last lines are kept as leave half of the room free; the
         very last one is always kept, because its output has not been read yet.
 
         Returns the result of listing the interpreter's names, which may say that it is gone. Raises KernelError.
         """
+        session = self._session
+        transcript = session.transcript
+        count = len(session.lines)
         result = await session.kernel.execute(_LIST_NAMES)
-        bound = [f"{name} ({kind})" for name, kind in _NAME.findall(result.output) if name not in self._own]
-        prompt_ids, transcript, count = session.prompt.ids, session.transcript, len(session.lines)
+        names = [f"{name} ({kind})" for name, kind in _NAME.findall(result.output) if name not in self._first_names]
         for first in range(max(1, count - _KEPT_LINES), count):
-            if not self._follows(session, first):
+            if not self._may_cut_before(first):
                 continue
-            told = f"{first} line{'s are' if first > 1 else ' is'} left out here"
-            told += f"; what they have bound is still there: {', '.join(bound)}" if bound else ", and nothing is bound"
-            text = self._dialect.summary(cut_middle(told, _SUMMARY_CHARS, " ... "))
-            kept = session.lines[first:]
-            tail = transcript.completion_ids[kept[0].start :]
-            ids = (*prompt_ids, *session.setup.vocabulary.encode_output(text), *tail)
-            most = self._limit - 1 if len(kept) == 1 else (len(prompt_ids) + self._limit) // 2
-            if len(ids) <= most:
-                text = session.prompt.text + text + "".join(line.text + line.output for line in kept)
+            summary = self._dialect.summary(cut_middle(_summary(first, names), _SUMMARY_CHARS, " ... "))
+            tail = session.lines[first:]
+            tail_ids = transcript.completion_ids[tail[0].start :]
+            ids = (*session.prompt.ids, *session.setup.vocabulary.encode_output(summary), *tail_ids)
+            most_ids = self._limit - 1 if len(tail) == 1 else (len(session.prompt.ids) + self._limit) // 2
+            if len(ids) <= most_ids:
+                tail_text = "".join(line.text + line.output for line in tail)
+                text = session.prompt.text + summary + tail_text
                 transcript.compactions.append(Compaction(len(transcript.completion_ids), text, ids))
                 if isinstance(session.sampling, SeededSampling):  # lengths, by which lines draw, may come again
                     session.sampling = session.sampling.of_trajectory(len(transcript.compactions))
                 break
         return result
 
-    def _follows(self, session: Session, first: int) -> bool:
+    def _may_cut_before(self, first: int) -> bool:
         """Whether line `first` may follow a summary, and the line before it had ended."""
-        before = session.lines[first - 1]
+        before = self._session.lines[first - 1]
         return before.kind is not LineKind.OPEN and self._dialect.may_follow_summary(before.output)
+
+
+def _summary(count: int, names: list[str]) -> str:
+    """What stands for the first `count` lines, which have bound `names`."""
+    lines = f"{count} lines are" if count > 1 else "1 line is"
+    if not names:
+        return f"{lines} left out here, and nothing is bound"
+    return f"{lines} left out here; what they have bound is still there: {', '.join(names)}"

@@ -20,13 +20,13 @@ from repl_rl.rollout.custom import SamplerEngine, run_sampler
 from repl_rl.rollout.episode import Episode, EpisodeMaker
 from repl_rl.rollout.events import Event, Listener, event_stream
 from repl_rl.rollout.execute import TrajectoryKernel, read_turn, run_turn
-from repl_rl.rollout.guest import Guest
 from repl_rl.rollout.guests import guests_of, trees_of
 from repl_rl.rollout.scheduler import scheduled
 from repl_rl.rollout.session import Request, Session, Start, Typed
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.rollout.state import Clock, ShownEncoder, Spent, Wait
 from repl_rl.rollout.subcalls import MOST_CHARS_PER_TOKEN, NoAnswerError, SubCalls
+from repl_rl.rollout.tree import Root
 from repl_rl.trajectory import Line, LineKind, Task, Trajectory
 
 
@@ -123,11 +123,11 @@ class Rollout:
             if trees is not None:
                 await trees.close()
 
-    async def _of_batch(self, request: Request, start: Start | None = None, *guests: Guest) -> Trajectory:
+    async def _of_batch(self, request: Request, start: Start | None = None, root: Root | None = None) -> Trajectory:
         """One of a batch, whatever happens: aborted if it can't begin. Raises ReplayDiffersError."""
         start = start or Start()
         try:
-            return await self._typed(request, start, *guests)
+            return await self._typed(request, start, root)
         except KernelError as failure:
             return self._session(request, start, self._episodes.bare(request.task), AsyncExitStack()).aborted(failure)
 
@@ -149,7 +149,7 @@ class Rollout:
         except KernelError as failure:
             raise NoAnswerError("session", str(failure)) from failure
 
-    async def _typed(self, request: Request, start: Start, *guests: Guest) -> Trajectory:
+    async def _typed(self, request: Request, start: Start, root: Root | None = None) -> Trajectory:
         """A session from its beginning to its end, aborted if the machinery fails.
 
         Raises KernelError if it has no environment, and ReplayDiffersError if it can't begin where it should.
@@ -161,7 +161,7 @@ class Rollout:
             else:
                 episode = await self._episodes.make(request.task, request.sampling, stack, request.subcalls)
             session = self._session(request, start, episode, stack)
-            session.guests = guests_of(session, *guests)
+            session.guests = guests_of(session, root)
             try:
                 await self._open(session, stack)
                 await self.one(session)

@@ -96,7 +96,7 @@ class Session:
     turns: list[Typed] = field(default_factory=list)
     """One for each line that ran."""
     stop: StopReason | None = None
-    """Why it is over, once it is. A guest that sets this ends it."""
+    """Why it is over, once it is."""
     error: str | None = None
     """What has failed, if that ended it."""
     answer: tuple[str, ...] | None = None
@@ -109,11 +109,15 @@ class Session:
     def __post_init__(self) -> None:
         self.sampling = self.request.sampling
         self.reader = self.episode.dialect.reader()
-        if not self.request.task.answer and hasattr(self.reader, "asks_left"):
+        if not self.task.answer and hasattr(self.reader, "asks_left"):
             self.reader.asks_left = 0  # whatever it ends with: somebody's reward function looks at all of it
         if isinstance(self.reader, PromptedReader):
             self.reader.begin_after(self.prompt.text)
         self.transcript = Transcript(self.prompt.ids, self.version)
+
+    @property
+    def task(self) -> Task:
+        return self.request.task
 
     @property
     def budget(self) -> BudgetConfig:
@@ -161,7 +165,7 @@ class Session:
         await self._replay()
         self.clock.begin()
         if self.request.listener is not None:
-            self.request.listener(events.Began(self.request.task, self.prompt.text, self.prompt.ids))
+            self.request.listener(events.Began(self.task, self.prompt.text, self.prompt.ids))
         for guest in self.guests:
             await guest.opened(self)
 
@@ -222,6 +226,11 @@ class Session:
         self.stop, self.error = StopReason.ABORTED, f"{type(failure).__name__}: {failure}"
         return self.trajectory()
 
+    def end(self, reason: StopReason) -> None:
+        """End it for this reason, unless it is over already."""
+        if self.stop is None:
+            self.stop = reason
+
     def lost(self, failure: BrokenStateError) -> None:
         """End it as a session that was killed: it has brought about what its environment can't go on from."""
         _log.warning("a session is ended: %s", failure)
@@ -243,9 +252,9 @@ class Session:
             lines[-1] = replace(lines[-1], text=lines[-1].text + self.reader.flush())
         transcript.truncate(lines[-1].end if lines else 0)
         return Trajectory(
-            task_id=self.request.task.id,
-            question=self.request.task.question,
-            family=self.request.task.family,
+            task_id=self.task.id,
+            question=self.task.question,
+            family=self.task.family,
             prompt=self.prompt.text,
             prompt_ids=self.prompt.ids,
             completion_ids=tuple(transcript.completion_ids),

@@ -25,7 +25,7 @@ from typing import ClassVar
 
 from repl_rl.config import BranchConfig, SamplingConfig, SeededSampling
 from repl_rl.errors import ConfigError, ForkRefusedError, KernelDiedError
-from repl_rl.rollout.guest import Guest
+from repl_rl.rollout.guest import Guest, GuestSession
 from repl_rl.rollout.score import graded_by
 from repl_rl.rollout.session import Fork, ReplayDiffersError, Request, Session, Start
 from repl_rl.rollout.setup import Grader
@@ -55,14 +55,15 @@ class Root(Guest):
             loop.create_future() for _ in range(config.forks * (config.branches - 1))
         ]
         """Where its branches begin, once that is known; None for the prompt."""
+        self.session: Session | None = None
+        """Set before anything is typed."""
         self._spent: list[Spent] = []
-        self._session: Session | None = None
         self._begun = 0
 
     @property
     def lines(self) -> Sequence[Line]:
         """What it has typed."""
-        return () if self._session is None else self._session.lines
+        return () if self.session is None else self.session.lines
 
     @property
     def forks_left(self) -> int:
@@ -78,16 +79,17 @@ class Root(Guest):
         """The turns after which a branch may begin, counted from 1: no block is open, and no kind is skipped."""
         return [turn for turn, spent in enumerate(self._spent, 1) if self._may_fork_after(self.lines[spent.lines - 1])]
 
-    async def after_line(self, session: Session, line: Line) -> None:
+    async def after_line(self, session: GuestSession, line: Line) -> None:
         """Note what the session has spent, and fork it if that is due."""
-        if session.stop is not None or session.is_full:
+        whole = self.session
+        assert whole is not None
+        if whole.stop is not None or whole.is_full:
             return
-        transcript, self._session = session.transcript, session
-        logprobs = transcript.logprobs[line.start : line.end]
+        logprobs = whole.transcript.logprobs[line.start : line.end]
         self.surprises.append(-math.fsum(logprobs) / len(logprobs))
-        self._spent.append(Spent(len(session.lines), len(transcript.completion_ids), session.clock.running_s))
+        self._spent.append(Spent(len(whole.lines), len(whole.transcript.completion_ids), whole.clock.running_s))
         if self.is_due():
-            await self.fork(session)
+            await self.fork(whole)
 
     def is_due(self) -> bool:
         """Whether to fork after the last line. Asked once after each line, for the random number that may be drawn."""
@@ -130,14 +132,20 @@ class Root(Guest):
         return line.kind not in (LineKind.OPEN, *self.config.skip)
 
     def _start(self, turn: int) -> Start:
-        assert self._session is not None
-        session, spent = self._session, self._spent[turn - 1]
-        prompt = Prompt(
-            session.prompt.text + "".join(line.text + line.output for line in session.lines[: spent.lines]),
-            tuple(session.transcript.ids[: len(session.prompt.ids) + spent.tokens]),
+        session = self.session
+        assert session is not None
+        spent = self._spent[turn - 1]
+        typed = "".join(line.text + line.output for line in session.lines[: spent.lines])
+        ids = session.transcript.ids[: len(session.prompt.ids) + spent.tokens]
+        # Each fork divides what its session counts for among the branches that begin there and the root itself.
+        forks_before = self._begun // (self.config.branches - 1)
+        share = self.config.branches ** -(1 + forks_before)
+        return Start(
+            Branch(self.index, spent.lines, share, "replay"),
+            Prompt(session.prompt.text + typed, tuple(ids)),
+            tuple(session.turns[:turn]),
+            spent,
         )
-        share = self.config.branches ** -(1 + self._begun // (self.config.branches - 1))
-        return Start(Branch(self.index, spent.lines, share, "replay"), prompt, tuple(session.turns[:turn]), spent)
 
     def _settle(self, start: Start | None) -> None:
         self.starts[self._begun].set_result(start)
@@ -234,7 +242,7 @@ class Trees:
         ]
 
     async def typed(self, request: Request, type_: Callable[..., Awaitable[Trajectory]]) -> Trajectory:
-        """One session, typed by `type_(request, start, *guests)`: a root, or a branch once it is known where it begins.
+        """One session, typed by `type_(request, start, root)`: a root, or a branch once it is known where it begins.
 
         Raises RewardError if the grader fails.
         """
@@ -250,9 +258,9 @@ class Trees:
                     start = await asyncio.shield(root.starts[branch % each])
             anew = Start(Branch(root.index, 0, 1.0, "anew") if is_branch else None)
             try:
-                trajectory = await type_(request, start or anew, *([] if is_branch else [root]))
+                trajectory = await type_(request, start or anew, None if is_branch else root)
             except ReplayDiffersError:
-                trajectory = await type_(request, anew)
+                trajectory = await type_(request, anew, None)
             if self.config.looks_at_outcomes:
                 outcome = await self._outcome(request.task, trajectory)
             return trajectory
