@@ -233,10 +233,8 @@ def _as_it_stands(text: str) -> Value | None:
         return _choice(next(filter(None, choice.groups())), text)
     if _LETTERS.fullmatch(text):
         return Collection(tuple(map(Choice, text)), "")
-    if (time := _TIME.fullmatch(text)) and (time[2] or time[4]):
-        hour, half = int(time[1]), (time[4] or "").lower()
-        hour, half = (hour - 12, "p") if hour > 12 else (hour, half)
-        return Str(f"{hour}:{time[2] or '00'}{time[3] or ''} {half}".strip())
+    if (time := _time(text)) is not None:
+        return time
     if (date := _date(text)) is not None:
         return date
     if residue := _RESIDUE.fullmatch(text):
@@ -246,6 +244,23 @@ def _as_it_stands(text: str) -> Value | None:
     if _ONLY_LETTERS.fullmatch(text) and text.lower() != "no" and _NO_WORDS.isdisjoint(text.split(" ")):
         return Letters(text.replace(" ", ""))
     return Str(re.sub(r"[{}\s]", "", text).lower()) if _VERBATIM.fullmatch(text) else None
+
+
+def _time(text: str) -> Value | None:
+    """A time of day as it is said in twelve hours; what no clock shows (13:00 am) equals only itself."""
+    found = _TIME.fullmatch(text)
+    if found is None or not (found[2] or found[4]):
+        return None
+    hour, minutes, seconds = int(found[1]), found[2] or "00", found[3] or ""
+    half = (found[4] or "").lower()
+    is_shown = hour <= 12 if half == "a" else hour <= 23 and not (half == "p" and hour == 0)
+    if not is_shown or int(minutes) > 59:
+        return Str(text.casefold())
+    if hour == 0:
+        hour, half = 12, "a"
+    elif hour > 12:
+        hour, half = hour - 12, "p"
+    return Str(f"{hour}:{minutes}{seconds} {half}".strip())
 
 
 def _date(text: str) -> Value | None:
