@@ -1,7 +1,7 @@
-"""The border: what a session sends is bytes that a model's code chose, and passes here before anything else sees it.
+"""The border: a session sends bytes that a model's code chose, and they are checked here before anything else.
 
 A message is limited in bytes, in nesting and in the number of its parts before it is parsed, so that parsing it neither
-recurses deeply nor keeps the event loop; then its fields are checked one by one. Nothing here formats what it refuses:
+recurses deeply nor blocks the event loop; then its fields are checked one by one. No error here quotes the message:
 the `repr` of a hostile value is as long, and as deep, as its sender likes.
 """
 
@@ -27,14 +27,15 @@ _TEXT_CHARS = 10_000
 NAME_CHARS = 200
 _NUMBER_CHARS = 4_300
 _MOST_S = 1e6
-"""Of a call. The sum of all that are reported is a number then, too."""
+"""The longest time of a call, so that the sum of all that are reported is finite too."""
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 _MARKS = b'[{,:"\\'
-"""What a text of JSON has at least one of for each value, key and escape that it takes time to parse."""
+"""JSON has at least one of these for each value, key and escape, and so for each part that takes time to parse."""
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _ALL_BUT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-_STEPS = [{"[": 1, "{": 1, "]": -1, "}": -1}.get(chr(code), 0) for code in range(256)]
+_STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+"""What a bracket adds to the depth of nesting."""
 _STATUSES = {str(status): status for status in ExecStatus}
 
 
@@ -43,10 +44,10 @@ class BorderError(Exception):
 
 
 def parsed(text: bytes | bytearray, most_bytes: int = MOST_BYTES, most_marks: int = MOST_MARKS) -> dict[str, Any]:
-    """The JSON object that a message is. Raises BorderError if it is another text, or too large in any way.
+    """The JSON object in a message. Raises BorderError if the message is not one, or is too large.
 
-    That is longer than `most_bytes`, nested deeper than `MOST_DEPTH`, or with more than `most_marks` commas, colons,
-    quotes, backslashes and opening brackets together.
+    Too large is longer than `most_bytes`, nested deeper than `MOST_DEPTH`, or with more than `most_marks` commas,
+    colons, quotes, backslashes and opening brackets together.
     """
     if len(text) > most_bytes:
         raise BorderError("a message is too long")
@@ -54,7 +55,8 @@ def parsed(text: bytes | bytearray, most_bytes: int = MOST_BYTES, most_marks: in
         raise BorderError("a message has too many parts")
     if text.count(b"[") + text.count(b"{") > MOST_DEPTH:
         brackets = _STRINGS.sub(b"", text).translate(None, _ALL_BUT_BRACKETS)
-        if max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) > MOST_DEPTH:
+        depths = accumulate(map(_STEPS.__getitem__, brackets))
+        if max(depths, default=0) > MOST_DEPTH:
             raise BorderError("a message is nested too deeply")
     try:
         message = _DECODER.decode(text.decode("utf-8", "surrogatepass"))
@@ -66,16 +68,19 @@ def parsed(text: bytes | bytearray, most_bytes: int = MOST_BYTES, most_marks: in
 
 
 def result_of(report: Mapping[str, Any], **known: Any) -> ExecResult:
-    """What a session says that a cell did, with what is `known` here of the result, such as its output.
+    """The result of a cell, as a session reports it. `known` are the fields that the host knows, such as its output.
 
     Raises BorderError if a field is of another type.
     """
-    status, answer = report.get("status"), report.get("answer")
+    status = report.get("status")
+    answer = report.get("answer")
     if not isinstance(status, str) or status not in _STATUSES:
         raise BorderError("a status is unknown")
     if not (answer is None or isinstance(answer, list)):
         raise BorderError("an answer is not a list")
-    answers = None if answer is None else tuple(text_of(text) or "" for text in answer[:_MOST_ANSWERS])
+    answers = None
+    if answer is not None:
+        answers = tuple(text_of(text) or "" for text in answer[:_MOST_ANSWERS])
     return ExecResult(
         _STATUSES[status],
         error_name=text_of(report.get("error_name"), NAME_CHARS),
@@ -106,11 +111,12 @@ def forms_of(reported: object, answers: tuple[str, ...] | None) -> tuple[str | N
     """
     if answers is None or not isinstance(reported, list) or len(reported) < len(answers):
         return None
-    forms = tuple(
-        text_of(form) if isinstance(form, str) and len(form) <= _TEXT_CHARS else None
-        for form in reported[: len(answers)]
-    )
-    return forms if any(form is not None for form in forms) else None
+    forms: list[str | None] = []
+    for form in reported[: len(answers)]:
+        is_form = isinstance(form, str) and len(form) <= _TEXT_CHARS
+        forms.append(text_of(form) if is_form else None)
+    has_form = any(form is not None for form in forms)
+    return tuple(forms) if has_form else None
 
 
 def calls_of(reported: object) -> tuple[ToolCall, ...]:
@@ -118,8 +124,10 @@ def calls_of(reported: object) -> tuple[ToolCall, ...]:
 
     Entries of another shape are left out.
     """
+    if not isinstance(reported, list):
+        return ()
     calls = []
-    for entry in reported[:_MOST_CALLS] if isinstance(reported, list) else ():
+    for entry in reported[:_MOST_CALLS]:
         match entry:
             case [str(name), str() | None as error_name, float(duration_s)] if 0 <= duration_s <= _MOST_S:
                 calls.append(ToolCall(text_of(name, NAME_CHARS) or "", text_of(error_name, NAME_CHARS), duration_s))
@@ -132,22 +140,37 @@ def images_of(reported: object) -> tuple[bytes, ...]:
     What is not base64 or does not begin as a PNG file does is left out. Whatever draws one later must be as careful as
     a browser is.
     """
+    if not isinstance(reported, list):
+        return ()
     images: list[bytes] = []
-    for text in reported[:MOST_IMAGES] if isinstance(reported, list) else ():
+    total_bytes = 0
+    for text in reported[:MOST_IMAGES]:
+        if not isinstance(text, str):
+            continue
         try:
-            image = base64.b64decode(text, validate=True) if isinstance(text, str) else b""
+            image = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError):
             continue
-        if image.startswith(_PNG) and sum(map(len, images)) + len(image) <= _MOST_IMAGE_BYTES:
+        if image.startswith(_PNG) and total_bytes + len(image) <= _MOST_IMAGE_BYTES:
             images.append(image)
+            total_bytes += len(image)
     return tuple(images)
 
 
 def _limited(text: str) -> str:
-    """The digits of a number, if they are few: converting them takes time that grows faster than their length."""
+    """The digits of a number. Raises ValueError for many: converting them takes time that grows faster than their
+    length."""
     if len(text) > _NUMBER_CHARS:
         raise ValueError("a number is too long")
     return text
 
 
-_DECODER = json.JSONDecoder(parse_float=lambda text: float(_limited(text)), parse_int=lambda text: int(_limited(text)))
+def _limited_float(text: str) -> float:
+    return float(_limited(text))
+
+
+def _limited_int(text: str) -> int:
+    return int(_limited(text))
+
+
+_DECODER = json.JSONDecoder(parse_float=_limited_float, parse_int=_limited_int)

@@ -6,11 +6,11 @@
     └── 2, ...
 
 Linux charges memory to the group of whoever asks for it: pages of processes, files in temporary folders, and what it
-keeps itself, such as page tables, buffers of sockets and locks. Where a session has too much, Linux kills in that
-session's group, and nowhere else. Without groups, rlimits and the measured budget hold (memory.py).
+keeps itself, such as page tables, buffers of sockets and locks. When a session has too much, Linux kills processes of
+that session's group, and no others. Without groups, rlimits and the measured budget hold (memory.py).
 
-Both versions of control groups are known. In version 2 a group that has limits for groups within it holds no process
-itself. So where this process's own group is to be divided, the processes in it move to a group in it, `repl-rl-host`,
+Both versions of control groups work. In version 2 a group that has limits for groups within it holds no process itself.
+So before groups are made in this process's own one, the processes there move to a group within it, `repl-rl-host`,
 which has no limits of its own.
 """
 
@@ -29,9 +29,9 @@ from repl_rl.kernel.processes import tree
 
 _HOST = "repl-rl-host"
 _LITTLE_BYTES = 8 << 20
-"""Of so little it is not asked how much are files' pages: Linux takes longer to say so than to say the rest."""
+"""A group that holds less is not asked how much of it are files' pages: that takes longer than to ask for the rest."""
 _ROUNDS = 100
-"""How often it is looked whether a session has started processes before it was in its group."""
+"""How often processes are moved to a group, each time those that were started meanwhile."""
 
 _log = logging.getLogger(__name__)
 
@@ -63,8 +63,12 @@ def own_groups(root: Path) -> list[Path]:
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controller in controllers.split(",") and (root / "cgroup.procs").exists():
-            inner = root / path.lstrip("/")
-            return [inner, *(folder for folder in inner.parents if folder.is_relative_to(root))]
+            group = root / path.lstrip("/")
+            groups = [group]
+            while group != root and group.is_relative_to(root):
+                group = group.parent
+                groups.append(group)
+            return groups
     return []
 
 
@@ -84,13 +88,15 @@ class ProcessLimit:
 
 def process_limit() -> ProcessLimit | None:
     """The limit that leaves this process's groups the least room; None where none of them has one."""
-    found = []
+    tightest: ProcessLimit | None = None
     for root in (_V2.root, _V2.root / "pids"):
         for group in own_groups(root):
             with contextlib.suppress(OSError, ValueError):  # the outermost has no limit, and "max" is none
                 used = int((group / "pids.current").read_text())
-                found.append(ProcessLimit(int((group / "pids.max").read_text()), used))
-    return min(found, key=lambda limit: limit.most - limit.used, default=None)
+                limit = ProcessLimit(int((group / "pids.max").read_text()), used)
+                if tightest is None or limit.most - limit.used < tightest.most - tightest.used:
+                    tightest = limit
+    return tightest
 
 
 class PoolGroup:
@@ -102,31 +108,34 @@ class PoolGroup:
         self._version = version
         self._session_bytes = session_bytes
         self._numbers = itertools.count(1)
-        self._left: set[Path] = set()
-        """Groups of sessions that are to be removed."""
+        self._to_remove: set[Path] = set()
+        """Groups of sessions that have ended; Linux refuses to remove one that still holds a process."""
         self._lock = threading.Lock()
 
     @classmethod
     def make(cls, limit_bytes: int, session_bytes: int) -> PoolGroup | None:
         """`limit_bytes` are for the whole pool, `session_bytes` for each session. None where it can't be made."""
         for version in VERSIONS:
-            for base in own_groups(version.root)[:1]:
-                folder = base / f"repl-rl-{os.getpid()}-{time.monotonic_ns()}"
-                try:
-                    if version is _V2:
-                        folder = divided(base) / folder.name
-                    folder.mkdir()
-                    _write(folder / version.limit, limit_bytes)
-                    if version is _V2:
-                        _write(folder / "cgroup.subtree_control", "+memory")
-                    (folder / "server").mkdir()
-                except OSError as error:
-                    _log.debug("no control groups of memory in %s: %s", base, error)
-                    for each in (folder / "server", folder):
-                        with contextlib.suppress(OSError):
-                            each.rmdir()
-                else:
-                    return cls(folder, version, min(session_bytes, limit_bytes))
+            groups = own_groups(version.root)
+            if not groups:
+                continue
+            base = groups[0]
+            folder = base / f"repl-rl-{os.getpid()}-{time.monotonic_ns()}"
+            try:
+                if version is _V2:
+                    folder = divided(base) / folder.name
+                folder.mkdir()
+                _write(folder / version.limit, limit_bytes)
+                if version is _V2:
+                    _write(folder / "cgroup.subtree_control", "+memory")
+                (folder / "server").mkdir()
+            except OSError as error:
+                _log.debug("no control groups of memory in %s: %s", base, error)
+                for group in (folder / "server", folder):
+                    with contextlib.suppress(OSError):
+                        group.rmdir()
+            else:
+                return cls(folder, version, min(session_bytes, limit_bytes))
         return None
 
     def command(self, argv: list[str]) -> list[str]:
@@ -136,7 +145,7 @@ class PoolGroup:
     def admit(self, pid: int) -> SessionGroup | None:
         """Move a session, with all that it has started since, to a group of its own. This takes some 10 ms.
 
-        What it holds already stays where it was charged. None if the session is gone, or Linux refuses.
+        Memory that it already holds stays charged to its old group. None if the session is gone, or Linux refuses.
         """
         with self._lock:
             folder = self.folder / str(next(self._numbers))
@@ -150,9 +159,9 @@ class PoolGroup:
                 outside = set(tree(pid)) - group.members()
                 if not outside:
                     break
-                for each in outside:
+                for member in outside:
                     with contextlib.suppress(ProcessLookupError):
-                        _write(folder / "cgroup.procs", each)
+                        _write(folder / "cgroup.procs", member)
         except OSError as error:
             _log.warning("a session has no control group of its own: %s", error)
             group.close()
@@ -162,12 +171,12 @@ class PoolGroup:
     def remove(self, folder: Path) -> None:
         """Remove a session's group, now or once its processes are gone."""
         with self._lock:
-            self._left.add(folder)
-            for each in list(self._left):
+            self._to_remove.add(folder)
+            for group in list(self._to_remove):
                 with contextlib.suppress(OSError):
-                    each.rmdir()
-                if not each.exists():
-                    self._left.remove(each)
+                    group.rmdir()
+                if not group.exists():
+                    self._to_remove.remove(group)
 
 
 class SessionGroup:
@@ -180,15 +189,17 @@ class SessionGroup:
 
     def members(self) -> set[int]:
         """The ids of its processes."""
-        return set(map(int, (self.folder / "cgroup.procs").read_text().split()))
+        pids = (self.folder / "cgroup.procs").read_text().split()
+        return set(map(int, pids))
 
     def used_mb(self) -> float:
-        """What is charged to it, without files' pages that Linux can drop; 0 if it is gone."""
+        """The memory charged to it, without files' pages that Linux can drop; 0 if it is gone."""
         with contextlib.suppress(OSError):
             used_bytes = int((self.folder / self._version.usage).read_text())
             if used_bytes > _LITTLE_BYTES:
                 numbers = stat_of(self.folder)
-                used_bytes -= numbers[self._version.cache] - numbers["shmem"]
+                droppable_bytes = numbers[self._version.cache] - numbers["shmem"]
+                used_bytes -= droppable_bytes
             return max(0, used_bytes) / (1 << 20)
         return 0.0
 
@@ -196,7 +207,8 @@ class SessionGroup:
         """The processor time of all that has run in it. None where this version does not count that."""
         with contextlib.suppress(OSError, KeyError):
             lines = (self.folder / "cpu.stat").read_text().splitlines()
-            return int(dict(line.split() for line in lines)["usage_usec"]) / 1e6
+            numbers = dict(line.split() for line in lines)
+            return int(numbers["usage_usec"]) / 1e6
         return None
 
     def close(self) -> None:
@@ -205,8 +217,10 @@ class SessionGroup:
 
 
 def divided(group: Path) -> Path:
-    """The version 2 group, this process's own one or the one around that, in which groups may have limits. Raises
-    OSError."""
+    """The version 2 group in which groups may have limits: this process's own one, or the one around that.
+
+    Raises OSError.
+    """
     if group.name == _HOST:  # this process, or one that it comes from, has been moved there
         group = group.parent
     control = group / "cgroup.subtree_control"

@@ -42,6 +42,10 @@ def readable(system: Iterable[str], installation: Installation, home: Home) -> l
                 f"{path} lies in the Python installation that kernels run on, where Landlock can't hide it; "
                 "install repl_rl into a virtual environment, or use bwrap"
             )
-    packages = [entry for folder in installation.packages for entry in installation.shown_entries(folder)]
-    own = [home.program, *home.linked_packages(installation)]
-    return [str(path) for path in (*folders, *packages, *own, *filter(os.path.exists, _DEVICES))]
+    paths = folders
+    for folder in installation.packages:
+        paths += installation.shown_entries(folder)
+    paths.append(home.program)
+    paths += home.linked_packages(installation)
+    devices = [device for device in _DEVICES if os.path.exists(device)]
+    return [str(path) for path in paths] + devices

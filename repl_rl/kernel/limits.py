@@ -26,7 +26,7 @@ _REPLY_MB = 64
 _WALL = 5
 """How many times `line_s` a cell may take by the clock."""
 _ALSO = "also_read_only"
-"""A key of own profiles: what is shown beside the default's `read_only`, or the profile's own."""
+"""A key of your own profiles: paths that are shown in addition to the default's `read_only`, or to the profile's."""
 _MOUNT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
@@ -70,10 +70,11 @@ class Limits:
     """The most that one cell may print; beyond that, its writes block until its time is up."""
 
     def __post_init__(self) -> None:
-        for each in dataclasses.fields(self):
-            value, least = getattr(self, each.name), each.metadata["least"]
+        for limit in dataclasses.fields(self):
+            value = getattr(self, limit.name)
+            least = limit.metadata["least"]
             if value is not None and not least <= value < float("inf"):
-                raise ConfigError(f"kernel limit {each.name} is {value!r}; give it a finite number from {least} up")
+                raise ConfigError(f"kernel limit {limit.name} is {value!r}; give it a finite number from {least} up")
 
         if self.wall_s < self.line_s:
             raise ConfigError(
@@ -101,22 +102,23 @@ class Limits:
 
     def rlimits(self) -> dict[str, tuple[int, int]]:
         """The (soft, hard) values for setrlimit(2), by the names in Python's `resource` module."""
-        memory = self.memory_mb * (1 << 20)
-        same = {
-            "RLIMIT_CPU": self.cpu_s,
-            "RLIMIT_NPROC": self.processes,
-            "RLIMIT_NOFILE": self.open_files,
-            "RLIMIT_FSIZE": self.file_mb * (1 << 20),
-            "RLIMIT_CORE": 0,
+        memory_bytes = self.memory_mb * (1 << 20)
+        file_bytes = self.file_mb * (1 << 20)
+        return {
+            "RLIMIT_AS": (memory_bytes, memory_bytes + _REPLY_MB * (1 << 20)),
+            "RLIMIT_CPU": (self.cpu_s, self.cpu_s),
+            "RLIMIT_NPROC": (self.processes, self.processes),
+            "RLIMIT_NOFILE": (self.open_files, self.open_files),
+            "RLIMIT_FSIZE": (file_bytes, file_bytes),
+            "RLIMIT_CORE": (0, 0),
         }
-        return {"RLIMIT_AS": (memory, memory + _REPLY_MB * (1 << 20)), **{name: (v, v) for name, v in same.items()}}
 
     def guest_rlimits(self) -> dict[str, tuple[int, int]]:
-        """As `rlimits` for kernels that are not ours. Many runtimes reserve far more addresses than they use, so what
-        counts is the private memory that a process may write to."""
+        """As `rlimits` for kernels that are not ours, with a limit on the private memory that a process may write."""
         rlimits = self.rlimits()
-        memory, _ = rlimits.pop("RLIMIT_AS")
-        return {"RLIMIT_DATA": (memory, memory), **rlimits}
+        # Not on addresses: many runtimes reserve far more of them than they use.
+        memory_bytes, _ = rlimits.pop("RLIMIT_AS")
+        return {"RLIMIT_DATA": (memory_bytes, memory_bytes), **rlimits}
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +163,11 @@ class Profile:
             raise ConfigError(f"no sandbox profile {name!r} in {folder}; {nearest(name, known)}; or give a .toml file")
         try:
             table = tomllib.loads(file.read_text(encoding="utf-8"))
-            keys = [each.name for each in dataclasses.fields(cls) if each.name != "name"] + [_ALSO]
-            if unknown := sorted(set(table) - set(keys)):
+            keys = [key.name for key in dataclasses.fields(cls)]
+            keys.remove("name")
+            keys.append(_ALSO)
+            unknown = sorted(set(table) - set(keys))
+            if unknown:
                 hint = nearest(unknown[0], keys)
                 raise ConfigError(f"sandbox profile {file} has {unknown}, which no profile has; {hint}")
             if name != "default":
@@ -175,8 +180,10 @@ class Profile:
                             _require_harmless(Path(text).resolve(), f"sandbox profile {file}: {key} names {text!r}")
                 if "preload" in table:
                     del default["warm_up"]  # it is about the packages that the default preloads
-                merged = {key: {**default[key], **table.get(key, {})} for key in ("environment", "limits")}
-                table = {**default, **table, **merged}
+                # These two are tables: a profile that sets one key of them keeps the default's others.
+                environment = {**default["environment"], **table.get("environment", {})}
+                limits = {**default["limits"], **table.get("limits", {})}
+                table = {**default, **table, "environment": environment, "limits": limits}
             mounts = _named_texts({"mounts": {}, **table}, "mounts")
             for mount in mounts:
                 if not _MOUNT_NAME.fullmatch(mount):
@@ -217,24 +224,25 @@ def _named_texts(table: Mapping[str, Any], name: str) -> dict[str, str]:
 def _shown(file: Path, key: str, text: str) -> Path:
     """A host path that a profile shows to sessions. Raises ConfigError if it is missing, or must not be shown."""
     path = (file.parent / Path(text).expanduser()).resolve()
-    what = f"sandbox profile {file}: {key} names {text!r}"
+    prefix = f"sandbox profile {file}: {key} names {text!r}"
     if not path.exists():
-        raise ConfigError(f"{what}, and there is no {path}; relative paths start at the profile's own folder")
+        raise ConfigError(f"{prefix}, and there is no {path}; relative paths start at the profile's own folder")
     if key == "python_path" and not path.is_dir():
-        raise ConfigError(f"{what}, and {path} is a file; name the folder that it lies in")
-    _require_harmless(path, what)
+        raise ConfigError(f"{prefix}, and {path} is a file; name the folder that it lies in")
+    _require_harmless(path, prefix)
     return path
 
 
-def _require_harmless(path: Path, what: str) -> None:
-    """Raises ConfigError, which begins with `what`, for a path at which sessions would see what they must not."""
+def _require_harmless(path: Path, prefix: str) -> None:
+    """Raises ConfigError for a path at which sessions would see what they must not. Its message starts with
+    `prefix`."""
     package = resource_folder("configs").parent
     if package.is_relative_to(path) or path.is_relative_to(package):
         raise ConfigError(
-            f"{what}, and sessions must not see repl_rl and its graders in {package}; name a folder that holds only "
+            f"{prefix}, and sessions must not see repl_rl and its graders in {package}; name a folder that holds only "
             "what they may read"
         )
     if Path(tempfile.gettempdir()).resolve().is_relative_to(path):
-        raise ConfigError(f"{what}, where the sessions' own files lie; name a folder in it")
-    if any(path.is_relative_to(system) for system in ("/proc", "/sys", "/dev")):
-        raise ConfigError(f"{what}, which belongs to Linux itself; name a folder of files")
+        raise ConfigError(f"{prefix}, where the sessions' own files lie; name a folder in it")
+    if any(path.is_relative_to(folder) for folder in ("/proc", "/sys", "/dev")):
+        raise ConfigError(f"{prefix}, which belongs to Linux itself; name a folder of files")

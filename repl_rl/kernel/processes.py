@@ -25,18 +25,20 @@ INSIST = signal.SIGRTMAX
 _LONGEST_DEATH_S = 5.0
 _READ_BYTES = 1 << 16
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_TIMES, _IGNORED = slice(11, 15), 30
-"""In /proc/PID/stat after the name of the program: times of the process and of children waited for; ignored signals."""
+_TIMES = slice(11, 15)
+"""In /proc/PID/stat after the name of the program: the times of the process and of children waited for."""
+_IGNORED = 30
+"""In the same: the signals that it ignores, one bit each."""
 _FIELD = re.compile(r"^(\w+):[ \t]*(.*)$", re.MULTILINE)
 
 
 async def readable(descriptor: int) -> None:
     """Wait until a descriptor can be read: a pidfd once its process has ended."""
     loop = asyncio.get_running_loop()
-    there = asyncio.Event()
-    loop.add_reader(descriptor, there.set)
+    is_readable = asyncio.Event()
+    loop.add_reader(descriptor, is_readable.set)
     try:
-        await there.wait()
+        await is_readable.wait()
     finally:
         loop.remove_reader(descriptor)
 
@@ -66,12 +68,14 @@ def send_signal(pidfd: int, signum: int) -> None:
 
 def tree(pid: int) -> Iterator[int]:
     """The ids of a process and of its descendants that still exist."""
-    waiting = [pid]
-    while waiting:
-        yield (each := waiting.pop())
+    pending = [pid]
+    while pending:
+        member = pending.pop()
+        yield member
         with contextlib.suppress(OSError):
-            for task in os.listdir(f"/proc/{each}/task"):
-                waiting += map(int, Path(f"/proc/{each}/task/{task}/children").read_text().split())
+            for task in os.listdir(f"/proc/{member}/task"):
+                children = Path(f"/proc/{member}/task/{task}/children").read_text()
+                pending += map(int, children.split())
 
 
 def processor_s(pid: int) -> float:
@@ -79,10 +83,12 @@ def processor_s(pid: int) -> float:
 
     Infinite if it is gone, or if one of them ignores SIGCHLD: Linux then forgets what its children took.
     """
-    ticks, is_known = 0, False
-    for each in tree(pid):
+    ticks = 0
+    is_known = False
+    for member in tree(pid):
         with contextlib.suppress(OSError):
-            fields = read_proc(f"/proc/{each}/stat").rpartition(")")[2].split()
+            _, _, after_name = read_proc(f"/proc/{member}/stat").rpartition(")")  # a name may have spaces and brackets
+            fields = after_name.split()
             ticks += sum(map(int, fields[_TIMES]))
             is_known = True
             if int(fields[_IGNORED]) >> (signal.SIGCHLD - 1) & 1:
@@ -94,31 +100,35 @@ def interrupt(pid: int) -> None:
     """SIGINT to a process and to its descendants in its process group, as from Ctrl-C at a terminal."""
     with contextlib.suppress(OSError):
         group = os.getpgid(pid)
-        for each in tree(pid):
+        for member in tree(pid):
             with contextlib.suppress(OSError):
-                if os.getpgid(each) == group:
-                    os.kill(each, signal.SIGINT)
+                if os.getpgid(member) == group:
+                    os.kill(member, signal.SIGINT)
 
 
 def kill_descendants(pid: int) -> None:
-    """Kill what a process has started, and leave it to go on without."""
-    _kill([*tree(pid)][1:])
+    """Kill all that a process has started, but not the process."""
+    _, *descendants = tree(pid)
+    _kill(descendants)
 
 
 def read_proc(path: str) -> str:
-    """A file of /proc. `Path.read_text` takes two to three times as long for a short one, and a fork reads thirty."""
+    """The text of a file of /proc."""
+    # `Path.read_text` takes two to three times as long for a short file, and a fork reads thirty.
+    text = bytearray()
     with open(path, "rb", buffering=0) as file:
-        parts = list(iter(lambda: file.read(_READ_BYTES), b""))
-    return b"".join(parts).decode(errors="replace")
+        while chunk := file.read(_READ_BYTES):
+            text += chunk
+    return text.decode(errors="replace")
 
 
 def status_of(pid: int) -> dict[str, str]:
-    """What Linux says of a process (`man 5 proc_pid_status`)."""
+    """The fields of /proc/PID/status (`man 5 proc_pid_status`)."""
     return dict(_FIELD.findall(read_proc(f"/proc/{pid}/status")))
 
 
 def children_of(pid: int) -> list[int]:
-    """Of a process that has one thread, the oldest first."""
+    """The children of a process that has one thread, the oldest first."""
     return list(map(int, read_proc(f"/proc/{pid}/task/{pid}/children").split()))
 
 
@@ -138,7 +148,9 @@ def _kill(pids: Iterable[int]) -> None:
 def kill_marked(process: subprocess.Popen[bytes], mark: str) -> None:
     """Kill a child of ours, its descendants and all that carry `mark`; wait until the latter are gone."""
     deadline = time.monotonic() + _LONGEST_DEATH_S
-    pending = _marked(mark).union(tree(process.pid) if process.poll() is None else ())
+    pending = _marked(mark)
+    if process.poll() is None:
+        pending.update(tree(process.pid))
     while pending and time.monotonic() < deadline:
         _kill(pending)
         time.sleep(0.005)
@@ -146,9 +158,10 @@ def kill_marked(process: subprocess.Popen[bytes], mark: str) -> None:
 
 
 def _marked(mark: str) -> set[int]:
-    entry, found = f"{MARK}={mark}\0".encode(), set()
+    entry = f"{MARK}={mark}\0".encode()
+    pids = set()
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):  # a process that is dead has no environment any more
             if entry in path.read_bytes():
-                found.add(int(path.parent.name))
-    return found
+                pids.add(int(path.parent.name))
+    return pids

