@@ -45,17 +45,20 @@ from repl_rl.kernel.results import (
 from repl_rl.kernel.sandbox import SandboxKind, require_sandbox
 from repl_rl.utils.admission import Admission, Room
 
-FORK, PYTHON = "fork", "python"
+FORK = "fork"
+"""The backend of our own sessions."""
+PYTHON = "python"
+"""The language of our own sessions."""
 
 _START_ATTEMPTS = 3
 _PATIENCE_S = 1.0
 """A fork that waits for longer is worth a line in the log."""
 _NO_PROCESS = os.strerror(errno.EAGAIN)
-"""In the words of fork servers, of bwrap and of Python, where Linux starts no further process."""
+"""A part of the errors of fork servers, of bwrap and of Python when Linux starts no further process."""
 _RETRY_S = 0.2
 _FEW_PROCESSES = 4
 _PROCESSES_SPARE = 12
-"""Of a fork server, with what stands around it."""
+"""Processes of a fork server, of the sandbox around it and of helpers, besides one for each kernel."""
 _DESCRIPTORS_PER_KERNEL = 8
 _DESCRIPTORS_SPARE = 256
 _WINDOW = 10_000
@@ -99,13 +102,20 @@ class PoolStats:
         """Flat numbers for a metrics log; percentiles over the latest executions, sessions and starts."""
         import numpy as np  # here, because a pool that nobody asks for numbers does without it
 
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        numbers: dict[str, float] = {name: value for name, value in values.items() if isinstance(value, int | float)}
+        numbers: dict[str, float] = {}
+        for counter in fields(self):
+            value = getattr(self, counter.name)
+            if isinstance(value, int | float):
+                numbers[counter.name] = value
         for name in ("start_s", "queue_s", "execution_s"):
+            durations_s = getattr(self, name) or [0.0]
             for percent in (50, 99):
-                numbers[f"{name}_p{percent}"] = float(np.percentile(getattr(self, name) or [0.0], percent))
-        numbers |= {f"ended_by_{limit}": count for limit, count in sorted(self.limits.items())}
-        return numbers | {f"status_{status}": count for status, count in sorted(self.statuses.items())}
+                numbers[f"{name}_p{percent}"] = float(np.percentile(durations_s, percent))
+        for limit, count in sorted(self.limits.items()):
+            numbers[f"ended_by_{limit}"] = count
+        for status, count in sorted(self.statuses.items()):
+            numbers[f"status_{status}"] = count
+        return numbers
 
 
 def make_backend(name: str, profile: Profile, limits: Limits, sandbox: SandboxKind) -> Backend:
@@ -130,13 +140,14 @@ def require_backend(name: str, sandbox: SandboxKind) -> None:
 class PooledKernel:
     """The kernel of one session; counts what it does.
 
-    A line that no interrupt ends, such as `sum(range(10**12))`, costs its kernel. If the lines before it, run again in
-    a fresh one, show the same and leave the same state, the session goes on there, and the line has only timed out.
-    For that they have as long as they took before and `line_s` more, all together; the fresh kernel has `start_s`.
+    A line that no interrupt ends, such as `sum(range(10**12))`, costs its kernel. The lines before it are then run
+    again in a fresh one. If they show the same and leave the same state, the session goes on there, and the line has
+    only timed out. They have as long as they took before and `line_s` more, all together; the fresh kernel has
+    `start_s`.
     """
 
     def __init__(self, kernel: Kernel, pool: KernelPool, past: _Past | None = None) -> None:
-        """`past` is what the kernel has run, or None if that could not be repeated."""
+        """`past` are the cells that the kernel has run, or None if they could not be repeated."""
         self.kernel = kernel
         self._pool = pool
         self._past = past
@@ -151,17 +162,19 @@ class PooledKernel:
 
     @property
     def language(self) -> str:
-        """What the kernel interprets; "python" for all of our own."""
+        """The language that the kernel interprets; "python" for all of our own."""
         return getattr(self.kernel, "language", PYTHON)
 
     async def is_complete(self, source: str) -> str:
-        """Jupyter's word for it, from a kernel of a language that only it can parse."""
+        """Jupyter's status of `source`, from a kernel of a language that only it can parse; "unknown" from others."""
         kernel = self.kernel
-        return await kernel.is_complete(source) if isinstance(kernel, ForeignSession) else "unknown"
+        if not isinstance(kernel, ForeignSession):
+            return "unknown"
+        return await kernel.is_complete(source)
 
     async def open_jupyter(self) -> Path:
         """A connection file for any Jupyter client on this machine. Raises KernelDiedError if the kernel is gone."""
-        self._past = None
+        self._past = None  # a client may change the state without our seeing it
         return await self.kernel.open_jupyter()
 
     async def can_fork(self) -> str | None:
@@ -184,7 +197,7 @@ class PooledKernel:
         """Run one cell; `host` answers its calls of host tools. Raises KernelDiedError as `KernelSession.execute`."""
         result: ExecResult | None = None
         try:
-            result = await self.kernel.execute(source, host and self._unrepeatable(host))
+            result = await self.kernel.execute(source, None if host is None else self._unrepeatable(host))
         finally:
             if (result is None or result.state_lost) and not self.kernel.is_alive:
                 self._pool._forget(self.kernel)
@@ -202,52 +215,59 @@ class PooledKernel:
         return result
 
     def _unrepeatable(self, host: HostCalls) -> HostCalls:
-        async def call(call: HostCall) -> HostReply:
+        """`host`, whose effects outside of the session would happen a second time if its lines were run again."""
+
+        async def answer(call: HostCall) -> HostReply:
             self._past = None
             return await host(call)
 
-        return call
+        return answer
 
     async def _restored(self, lost: ExecResult) -> ExecResult:
         """The result of a line for which the kernel was killed: a timeout if the session can go on in a fresh one."""
-        past, limits = self._past, self._pool.limits
+        past = self._past
+        limits = self._pool.limits
         if past is None or past.took_s > limits.line_s:
             return lost
-        again, session_left_s = _Past(), self.ends_at - time.monotonic()
+        session_left_s = self.ends_at - time.monotonic()
+        repeated = _Past()
+        is_restored = False
         try:
-            why = "no fresh kernel came up in time"
+            reason = "no fresh kernel came up in time"
             async with asyncio.timeout(min(limits.start_s, session_left_s)):
                 self.kernel = await self._pool._take(is_waited_for=True)
                 for source in past.setup:
                     await self.kernel.prepare(source)
-            why = "its lines took much longer than before"
+            reason = "its lines took much longer than before"
             async with asyncio.timeout(past.took_s + limits.line_s):
                 for source in past.sources:
-                    if not again.remembers(source, await self.kernel.execute(source)):
+                    result = await self.kernel.execute(source)
+                    if not repeated.remembers(source, result):
                         break
-            why = "its lines did not do the same as before"
-            is_restored = again.seen == past.seen and self.kernel.is_alive and time.monotonic() < self.ends_at
+            reason = "its lines did not do the same as before"
+            is_same = repeated.effects == past.effects
+            is_restored = is_same and self.kernel.is_alive and time.monotonic() < self.ends_at
         except TimeoutError:
-            is_restored = False
+            pass  # `reason` says in which of the two
         except KernelError as error:
-            is_restored, why = False, str(error)
+            reason = str(error)
         if not is_restored:
-            _log.info("a session is lost after a line that nothing interrupts: %s", why)
+            _log.info("a session is lost after a line that nothing interrupts: %s", reason)
             self._past = None
             await self._pool._discard(self.kernel)
             return lost
-        shown = f"{lost.output}KeyboardInterrupt\n"
-        return replace(lost, status=ExecStatus.TIMEOUT, error_name="KeyboardInterrupt", output=shown)
+        output = f"{lost.output}KeyboardInterrupt\n"
+        return replace(lost, status=ExecStatus.TIMEOUT, error_name="KeyboardInterrupt", output=output)
 
 
 @dataclass(slots=True)
 class _Past:
-    """What a kernel has run since its start, as far as it can be repeated."""
+    """The cells that a kernel has run since its start, so that they can be repeated in another one."""
 
     setup: list[str] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
-    seen: list[int] = field(default_factory=list)
-    """Hashes of what the cells did."""
+    effects: list[int] = field(default_factory=list)
+    """A hash for each cell, of what it showed and of the state that it left."""
     took_s: float = 0.0
 
     def remembers(self, source: str, result: ExecResult) -> bool:
@@ -255,7 +275,8 @@ class _Past:
         if result.status is ExecStatus.INCOMPLETE:
             return True
         self.sources.append(source)
-        self.seen.append(hash((result.status, result.output, result.error_message, result.answer, result.fingerprint)))
+        effect = (result.status, result.output, result.error_message, result.answer, result.fingerprint)
+        self.effects.append(hash(effect))
         self.took_s += result.duration_s
         return result.status in (ExecStatus.OK, ExecStatus.ERROR) and result.fingerprint is not None
 
@@ -302,21 +323,23 @@ class KernelPool:
         self._few = os.cpu_count() or 1
         self._start_slots = asyncio.Semaphore(self._few)
         self._open_sessions = 0
-        self._reserved = self._asked = 0
-        """Slots that are kept for forks under way, and those that forks wait for."""
+        self._reserved = 0
+        """Slots that are kept for forks under way."""
+        self._requested = 0
+        """Slots that forks wait for."""
         self._closing = 0
         self._has_changed = asyncio.Event()
         """Set for a moment, when there may be room for forks that wait."""
         self._ready: deque[Kernel] = deque()
         self._alive: set[Kernel] = set()
         self._waiting: deque[asyncio.Future[Kernel]] = deque()
-        self._waited_for: set[asyncio.Future[Kernel]] = set()
-        """Those among `_waiting` for whose sessions others wait."""
+        self._urgent: set[asyncio.Future[Kernel]] = set()
+        """Those among `_waiting` for whose sessions other sessions wait."""
         self._admission = Admission(Room(size - depth)) if depth else None
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_open = False
         self._is_short_of_processes = False
-        """It has been said."""
+        """Whether the log has said so."""
 
     async def __aenter__(self) -> Self:
         _make_room_for_descriptors(self.size)
@@ -356,17 +379,18 @@ class KernelPool:
         """
         if depth > self.depth:
             raise KernelError(f"a session at depth {depth}, and this pool keeps places down to depth {self.depth}")
-        asked = time.monotonic()
+        began = time.monotonic()
         async with AsyncExitStack() as stack:
             if self._admission is not None:
                 await stack.enter_async_context(self._admission.reserve(1, depth))
             if not self._is_open:
                 raise KernelError("the kernel pool is not open; use it as `async with KernelPool(...) as pool:`")
             kernel = await self._take(is_waited_for=depth > 0)
-            self.stats.queue_s.append(time.monotonic() - asked)
+            self.stats.queue_s.append(time.monotonic() - began)
             self._top_up()
             self.stats.sessions += 1
-            yield await stack.enter_async_context(self._handed_out(kernel, _Past() if self._may_repeat else None))
+            past = _Past() if self._may_repeat else None
+            yield await stack.enter_async_context(self._handed_out(kernel, past))
 
     @asynccontextmanager
     async def fork(
@@ -393,11 +417,15 @@ class KernelPool:
         """
         if not isinstance(kernel, PooledKernel):
             raise ForkRefusedError(f"a {type(kernel).__name__} is not a session of this pool")
-        is_free = len(self._alive) + self.stats.starting + self._reserved + self._asked + len(stacks) <= self.size
+        taken = len(self._alive) + self.stats.starting + self._reserved + self._requested
+        is_free = taken + len(stacks) <= self.size
         # A session checks whether it can be forked as it forks. It is asked beforehand only where the fork has to wait.
-        reason = await kernel.can_fork() if kernel._is_in_block or not is_free else None
+        reason = None
+        if kernel._is_in_block or not is_free:
+            reason = await kernel.can_fork()
         if reason is None and self.size <= len(stacks) and wait:
-            reason = f"its pool has {self.size} place{'s' if self.size > 1 else ''}; make it larger"
+            places = "1 place" if self.size == 1 else f"{self.size} places"
+            reason = f"its pool has {places}; make it larger"
         if reason is not None:
             self.stats.refused_forks += 1
             raise ForkRefusedError(f"the session can't be forked: {reason}")
@@ -419,50 +447,54 @@ class KernelPool:
             self._top_up()
         self.stats.forks += len(forks)
         past = None if reseed else kernel._past
-        return [
-            await stack.enter_async_context(self._handed_out(fork, copy.deepcopy(past)))
-            for stack, fork in zip(stacks, forks, strict=False)
-        ]
+        pooled = []
+        for stack, fork in zip(stacks, forks, strict=False):  # there may be fewer forks than stacks
+            pooled.append(await stack.enter_async_context(self._handed_out(fork, copy.deepcopy(past))))
+        return pooled
 
     @asynccontextmanager
     async def _handed_out(self, kernel: Kernel, past: _Past | None) -> AsyncIterator[PooledKernel]:
         self._open_sessions += 1
         pooled = PooledKernel(kernel, self, past)
-        end = asyncio.get_running_loop().call_later(self.limits.session_s, lambda: pooled.kernel.kill())
+
+        def kill() -> None:
+            pooled.kernel.kill()  # the session may have gone on in another kernel
+
+        timer = asyncio.get_running_loop().call_later(self.limits.session_s, kill)
         try:
             yield pooled
         finally:
-            end.cancel()
+            timer.cancel()
             self._open_sessions -= 1
             await asyncio.shield(self._spawn(self._discard(pooled.kernel)))
 
     async def _reserve(self, count: int, wait: bool) -> int:
-        """Wait until so many slots are free at once. Kernels that nobody has asked for give theirs up.
+        """Wait until `count` slots are free at once, and reserve them. Kernels that no session has give theirs up.
 
-        Without `wait`, as many as there are, and 0 if there is none.
+        Without `wait`, reserve as many as there are. Returns their number.
         """
-        self._asked += count  # no kernel is started in slots that are waited for
+        self._requested += count  # no kernel is started in slots that are waited for
         notice = asyncio.get_running_loop().call_later(_PATIENCE_S, self._say_that_a_fork_waits)
         try:
             while True:
                 if not self._is_open:
                     raise KernelError("the kernel pool was closed")
                 free = min(count, self.size - len(self._alive) - self.stats.starting - self._reserved)
-                found = 0
-                while found < free and self._budget.has_room(self._reserved + self.stats.starting + found):
-                    found += 1
-                is_short_of_memory = found < free
-                if found < count and not is_short_of_memory and self._ready:
+                slots = 0
+                while slots < free and self._budget.has_room(self._reserved + self.stats.starting + slots):
+                    slots += 1
+                is_short_of_memory = slots < free
+                if slots < count and not is_short_of_memory and self._ready:
                     await self._discard(self._ready.pop())
                     continue
                 # Kernels that are about to be ready or closed may leave a slot; no session has them.
                 is_settled = is_short_of_memory or not (self.stats.starting or self._closing)
-                if found == count or (not wait and is_settled):
-                    self._reserved += found
-                    return found
+                if slots == count or (not wait and is_settled):
+                    self._reserved += slots
+                    return slots
                 await self._has_changed.wait()
         finally:
-            self._asked -= count
+            self._requested -= count
             notice.cancel()
 
     def _say_that_a_fork_waits(self) -> None:
@@ -482,7 +514,7 @@ class KernelPool:
             self._spawn(self._discard(kernel))
         waiter: asyncio.Future[Kernel] = asyncio.get_running_loop().create_future()
         if is_waited_for:
-            self._waited_for.add(waiter)
+            self._urgent.add(waiter)
             self._waiting.appendleft(waiter)
         else:
             self._waiting.append(waiter)
@@ -493,10 +525,10 @@ class KernelPool:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
             elif waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self._hand_out(waiter.result())
+                self._hand_out(waiter.result())  # it came at the same moment, and belongs to the next in the queue
             raise
         finally:
-            self._waited_for.discard(waiter)
+            self._urgent.discard(waiter)
 
     def _top_up(self) -> None:
         """Start the kernels that are missing, as far as there is room."""
@@ -504,9 +536,9 @@ class KernelPool:
             return
         # While sessions are open, few are kept ready, because starts take CPU time from them; otherwise all are.
         reserve = min(self._warm, self._few) if self._open_sessions else self._warm
-        wanted = max(reserve, len(self._waiting)) - len(self._ready) - self.stats.starting
-        room = self.size - len(self._alive) - self.stats.starting - self._reserved - self._asked
-        for _ in range(min(wanted, room)):
+        missing = max(reserve, len(self._waiting)) - len(self._ready) - self.stats.starting
+        slots = self.size - len(self._alive) - self.stats.starting - self._reserved - self._requested
+        for _ in range(min(missing, slots)):
             if not self._budget.has_room(self.stats.starting):
                 break
             self.stats.starting += 1
@@ -517,7 +549,7 @@ class KernelPool:
         outcome: Kernel | KernelError
         try:
             async with self._start_slots:
-                outcome = await self._started(_START_ATTEMPTS)
+                outcome = await self._start_with_retries()
             self._alive.add(outcome)
         except KernelError as error:
             outcome = error
@@ -528,22 +560,23 @@ class KernelPool:
             self.stats.starting -= 1
         self._hand_out(outcome)
 
-    async def _started(self, attempts: int) -> Kernel:
+    async def _start_with_retries(self) -> Kernel:
         """A fresh kernel. While there is room for no further process, it is tried again and again, for `start_s`."""
         began = time.monotonic()
+        attempts = _START_ATTEMPTS
         kernel = None
         while kernel is None:
             try:
                 kernel = await self.backend.start()
             except KernelStartError as error:
-                is_short = _NO_PROCESS in str(error)
-                if is_short and time.monotonic() - began < self.limits.start_s:
+                is_short_of_processes = _NO_PROCESS in str(error)
+                if is_short_of_processes and time.monotonic() - began < self.limits.start_s:
                     self._say_that_processes_are_short()
                     await asyncio.sleep(_RETRY_S)
                     continue
                 self.stats.failed_starts += 1
                 attempts -= 1
-                if is_short:
+                if is_short_of_processes:
                     raise KernelStartError(
                         f"no process could be started for a kernel within {self.limits.start_s:g} s: "
                         f"{_processes_held()}; raise that limit, or lower kernel.size, or `processes` in the limits of "
@@ -565,8 +598,10 @@ class KernelPool:
         self._let_forks_on()
         if is_held_back:
             self._top_up()
-        if self._waited_for and not self.stats.starting and not self._budget.has_room(0):
-            for waiter in [waiter for waiter in self._waiting if waiter in self._waited_for]:
+        if self._urgent and not self.stats.starting and not self._budget.has_room(0):
+            # The sessions that wait for these may hold the memory until they have ended, so nothing would ever come.
+            urgent = [waiter for waiter in self._waiting if waiter in self._urgent]
+            for waiter in urgent:
                 self._waiting.remove(waiter)
                 if not waiter.done():
                     waiter.set_exception(KernelStartError("the memory of the pool's sessions is used up"))
@@ -619,8 +654,11 @@ class KernelPool:
 
     def _count(self) -> None:
         self.stats.alive = len(self._alive)
-        self.stats.queued = len(self._waiting) + (0 if self._admission is None else self._admission.waiting)
-        self.stats.used_mb, self.stats.killed_for_memory = self._budget.used_mb, self._budget.killed
+        self.stats.queued = len(self._waiting)
+        if self._admission is not None:
+            self.stats.queued += self._admission.waiting
+        self.stats.used_mb = self._budget.used_mb
+        self.stats.killed_for_memory = self._budget.killed
         self.stats.restarts = self.backend.restarts
 
 
@@ -633,7 +671,8 @@ def _processes_held() -> str:
 
 def _require_room_for_processes(size: int) -> None:
     """Raises ConfigError if the control group of this process may have fewer than `size` kernels need, one each."""
-    limit, needed = process_limit(), size + _PROCESSES_SPARE
+    limit = process_limit()
+    needed = size + _PROCESSES_SPARE
     if limit is not None and needed > limit.most:
         raise ConfigError(
             f"{size} kernels need {needed} processes, and this machine or container may have {limit.most} (pids.max); "

@@ -1,7 +1,7 @@
-"""What a cell did, what it asks of the host, and the protocols of kernels and of their backends.
+"""The result of a cell, its calls to the host, and the protocols of kernels and of their backends.
 
-Knows source text, but no tokens. Code that fails is data: an `ExecResult` with a status. Machinery that fails raises a
-`KernelError`. What a session reports is not trusted, see `repl_rl.kernel.border`.
+All of it is about source text, not tokens. Code that fails is data: an `ExecResult` with a status. Machinery that fails
+raises a `KernelError`. A session's reports are not trusted, see `repl_rl.kernel.border`.
 """
 
 from __future__ import annotations
@@ -77,11 +77,11 @@ class ExecResult:
 
     @property
     def told_message(self) -> str | None:
-        """`error_message` for a model: what was interrupted is told why."""
+        """`error_message` for a model: it says why a line was interrupted."""
         if self.status is not ExecStatus.TIMEOUT:
             return self.error_message
-        why = "it waited for too long" if self.limit is LineLimit.LINE_WALL_S else "it ran out of time"
-        return f"{self.error_message or 'KeyboardInterrupt'}: {why}"
+        reason = "it waited for too long" if self.limit is LineLimit.LINE_WALL_S else "it ran out of time"
+        return f"{self.error_message or 'KeyboardInterrupt'}: {reason}"
 
     @property
     def state_lost(self) -> bool:
@@ -162,8 +162,8 @@ class NestingSource(KernelSource, Protocol):
     """How deep sessions may wait for sessions that they have asked for."""
 
     def session(self, depth: int = 0) -> AbstractAsyncContextManager[KernelSession]:
-        """As `KernelSource.session`. A session of one depth less waits for one of another `depth` than 0, which itself
-        waits for nothing that such sessions hold. Raises KernelError if that can't be."""
+        """As `KernelSource.session`. A session of a `depth` above 0 is one for which a session of one depth less waits;
+        it never waits for anything that such a session holds. Raises KernelError if that can't be."""
 
 
 @runtime_checkable
@@ -204,7 +204,7 @@ class Kernel(KernelSession, Protocol):
         """Roughly the memory that its processes on this machine hold. Callable from any thread."""
 
     def excess(self) -> str | None:
-        """What it has more of than it may, if Linux itself can't limit that here. Callable from any thread."""
+        """The resource of which it has more than it may, if Linux can't limit that here. Callable from any thread."""
 
     def kill(self) -> None:
         """End it at once, whatever runs; `execute` then reports that it was killed."""

@@ -25,7 +25,7 @@ _CHUNK_BYTES = 1 << 16
 _NUMBER_BYTES = 8
 _READY = "ready"
 _STALL_S = 0.5
-"""A loop that is so late has not run meanwhile."""
+"""A loop that is so late is taken to have stood still."""
 
 _MOST_CALLS = 1_000
 _MOST_REFUSED = 10
@@ -77,14 +77,16 @@ class Countdown:
     def go_on(self) -> None:
         """Does nothing unless it stands still."""
         self._stands_still = False
-        if self._left_s is not None:
-            left_s, self._left_s = self._left_s, None
+        left_s = self._left_s
+        if left_s is not None:
+            self._left_s = None
             self.start(left_s)
 
     def cancel(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._left_s = None
+        self._timer = None
+        self._left_s = None
 
     def _over(self) -> None:
         assert self._timer is not None
@@ -122,15 +124,16 @@ class PrivateChannel:
     ) -> dict[str, Any] | None:
         """Send a request and return its reply; None if that takes too long or the channel has ended.
 
-        `on_call` is called with each call that the session makes to the host meanwhile and with its size in bytes, and
-        raises BorderError if it is none. Without `on_call`, the session may make none. `countdown` measures the time,
-        and can be made to stand still.
+        `on_call` is called with each call that the session makes to the host meanwhile, and with its size in bytes; it
+        raises BorderError if that is not a call. Without `on_call`, the session may not call. `countdown` measures the
+        time, and can be made to stand still.
         """
-        self._reply, self._on_call = None, on_call
+        self._reply = None
+        self._on_call = on_call
         if not self._random:  # many at a time, because each system call yields to other threads
             self._random = secrets.token_bytes(_NUMBER_BYTES * 64)
-        number, self._random = self._random[:_NUMBER_BYTES], self._random[_NUMBER_BYTES:]
-        self._expected = number.hex()
+        self._expected = self._random[:_NUMBER_BYTES].hex()
+        self._random = self._random[_NUMBER_BYTES:]
         self._send(json.dumps({"id": self._expected, **request}).encode(), descriptors)
         return await self.reply(timeout_s)
 
@@ -180,12 +183,11 @@ class PrivateChannel:
         if self.has_ended:
             return
         try:
-            sent = (
-                socket.send_fds(self._socket, [self._unsent], descriptors)
-                if descriptors
-                else self._socket.send(self._unsent)
-            )
-            del self._unsent[:sent]
+            if descriptors:
+                sent_bytes = socket.send_fds(self._socket, [self._unsent], descriptors)
+            else:
+                sent_bytes = self._socket.send(self._unsent)
+            del self._unsent[:sent_bytes]
         except BlockingIOError:
             pass
         except OSError:
@@ -200,8 +202,8 @@ class PrivateChannel:
     def _on_readable(self) -> None:
         try:
             if self._expected == _READY:
-                chunk, came, _, _ = socket.recv_fds(self._socket, _CHUNK_BYTES, 1)
-                self.descriptors += came
+                chunk, descriptors, _, _ = socket.recv_fds(self._socket, _CHUNK_BYTES, 1)
+                self.descriptors += descriptors
             else:
                 chunk = self._socket.recv(_CHUNK_BYTES)
         except BlockingIOError:
@@ -212,9 +214,12 @@ class PrivateChannel:
         try:
             self._take_messages()
         except Exception as error:  # noqa: BLE001 - a message may be made to break whatever reads it
-            what = error if isinstance(error, BorderError) else f"its message can't be read ({type(error).__name__})"
             # As text: whoever keeps log records would keep the message, which the exception's frames hold.
-            _log.warning("a session is ended: %s", str(what))
+            if isinstance(error, BorderError):
+                reason = str(error)
+            else:
+                reason = f"its message can't be read ({type(error).__name__})"
+            _log.warning("a session is ended: %s", reason)
             self._end()
         if not chunk:
             self._end()
@@ -222,7 +227,8 @@ class PrivateChannel:
     def _take_messages(self) -> None:
         """Handle the messages received. Raises BorderError on one that was not asked for."""
         while len(self._received) >= _HEADER.size:
-            size = _HEADER.size + _HEADER.unpack_from(self._received)[0]
+            (text_bytes,) = _HEADER.unpack_from(self._received)
+            size = _HEADER.size + text_bytes
             if size > _HEADER.size + MOST_BYTES:
                 raise BorderError("a message is too long")
             if len(self._received) < size:
@@ -236,7 +242,9 @@ class PrivateChannel:
                     raise BorderError("a call comes where none may")
                 self._on_call(message["call"], size)
                 continue
-            self._expected, self._reply, self._on_call = None, message, None
+            self._reply = message
+            self._expected = None
+            self._on_call = None
             self._wake()
 
     def _wake(self) -> None:
@@ -260,13 +268,16 @@ class LineCalls:
     """
 
     def __init__(self, host: HostCalls | None, channel: PrivateChannel, turn: asyncio.Lock) -> None:
-        """`turn` is the session's: whoever holds it works for the session, though the session may have given it up."""
+        """`turn` is held while the host works on a call of this session, also on one that the session has given up."""
         self._host = host
         self._channel = channel
         self._turn = turn
         self._refusal = None if host is not None else _NO_HOST
-        self._calls = self._refused = self._bytes = 0
+        self._calls = 0
+        self._refused = 0
+        self._bytes = 0
         self._open: int | None = None
+        """The number of the call that has had no answer."""
         self._work: asyncio.Task[None] | None = None
 
     def __enter__(self) -> Self:

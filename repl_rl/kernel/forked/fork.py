@@ -1,8 +1,8 @@
 """Forks of a live session: the host's side.
 
 Linux forks a process into its own PID namespace or one inside of it, so a session can see all its forks, and can
-signal and trace them. Therefore it is stopped for good once it has been forked, and what goes on in its name is a fork
-as well, the last one. Forks don't see each other.
+signal and trace them. Therefore it is stopped for good once it has been forked, and the last of the forks goes on in
+its name. Forks don't see each other.
 
     session, stopped for good
     ├── a fork, with copies of its files: a session of its own
@@ -40,7 +40,8 @@ from repl_rl.kernel.limits import Limits
 from repl_rl.kernel.output import HeadAndTail, OutputPipe
 from repl_rl.kernel.processes import children_of, pid_of, read_proc, send_signal, status_of
 
-_NOTIF_RECV, _NOTIF_SEND = 0xC0502100, 0xC0182101
+_NOTIF_RECV = 0xC0502100
+_NOTIF_SEND = 0xC0182101
 _NOTIF_BYTES = 80
 _GO_ON = 1
 _REASON_CHARS = 500
@@ -52,9 +53,12 @@ MOST_AT_ONCE = 100
 """Each needs two descriptors in one message, and Linux takes 253."""
 _NICENESS = "10"
 _STOP_S = 5.0
-_SOON_S, _BRIEFLY_S, _POLL_S = 0.002, 0.00005, 0.001
+_SOON_S = 0.002
+_BRIEFLY_S = 0.00005
+_POLL_S = 0.001
 _MAPPED = re.compile(r"^\S+ (\S{4}) \S+ (?!00:00)(\S+) \d+ *(.*)$", re.MULTILINE)
-"""Mappings of files: access, device, name. What is written to the file shows in a private one too, until that is."""
+"""Mappings of files: access, device, name. Private ones too, which show what is written to the file until they are
+written to themselves."""
 _NO_FILE = "00:01"
 """The device of shared memory that has no file."""
 _APART = ("user", "pid", "mnt", "ipc")
@@ -77,18 +81,21 @@ class Listener:
     @contextlib.contextmanager
     def allowing(self, pid: int, count: int) -> Iterator[None]:
         """Inside, this process may be cloned so, `count` times. Other calls that come in or wait are refused."""
-        loop, left = asyncio.get_running_loop(), [pid] * count
+        loop = asyncio.get_running_loop()
+        left = count
 
         def answer() -> None:
-            asked = bytearray(_NOTIF_BYTES)
+            nonlocal left
+            request = bytearray(_NOTIF_BYTES)
             try:
-                fcntl.ioctl(self._descriptor, _NOTIF_RECV, asked)
-                number, who = struct.unpack_from("=QI", asked)
-                is_allowed = who in left
-                if is_allowed:
-                    left.pop()
-                words = (number, 0, 0 if is_allowed else -errno.EPERM, _GO_ON if is_allowed else 0)
-                fcntl.ioctl(self._descriptor, _NOTIF_SEND, struct.pack("=QqiI", *words))
+                fcntl.ioctl(self._descriptor, _NOTIF_RECV, request)
+                number, caller = struct.unpack_from("=QI", request)
+                if caller == pid and left > 0:
+                    left -= 1
+                    reply = struct.pack("=QqiI", number, 0, 0, _GO_ON)
+                else:
+                    reply = struct.pack("=QqiI", number, 0, -errno.EPERM, 0)
+                fcntl.ioctl(self._descriptor, _NOTIF_SEND, reply)
             except OSError:  # whoever asked is gone
                 pass
 
@@ -114,9 +121,9 @@ class Ancestor:
 
     pidfd: int
     held_mb: float
-    """What it held when it was stopped; its forks share this memory, and each counts a part of it as its own."""
+    """Its memory when it was stopped; its forks share this, and each counts a part of it as its own."""
     group: SessionGroup | None = None
-    """Where this is charged to, with what the fork holds that goes on as the session."""
+    """The group that this memory is charged to, and that of the fork that goes on as the session."""
     descendants: set[object] = field(default_factory=set)
 
     def part_mb(self) -> float:
@@ -131,13 +138,14 @@ class Ancestor:
 
 
 class Child:
-    """A session's process from before it starts; whoever takes it takes what it holds."""
+    """A session's process, also before it has started; whoever takes it takes its channel, output and pidfd."""
 
     def __init__(self, limits: Limits) -> None:
         self.output = OutputPipe(HeadAndTail(limits.output_bytes), limits.read_mb * (1 << 20))
-        ours, self._end = socket.socketpair()
-        self.channel = PrivateChannel(ours)
-        self.pid = self.pidfd = -1
+        our_end, self._end = socket.socketpair()
+        self.channel = PrivateChannel(our_end)
+        self.pid = -1
+        self.pidfd = -1
         self.inodes = tuple(os.fstat(descriptor).st_ino for descriptor in self.descriptors())
 
     def descriptors(self) -> tuple[int, int]:
@@ -145,7 +153,8 @@ class Child:
         return self._end.fileno(), self.output.write_fd
 
     def started(self, pidfd: int) -> None:
-        self.pidfd, self.pid = pidfd, pid_of(pidfd)
+        self.pidfd = pidfd
+        self.pid = pid_of(pidfd)
         self.close_ends()
 
     def abandon(self) -> None:
@@ -161,7 +170,8 @@ class Child:
         self.output.close_write_end()
 
     def printed(self) -> str:
-        return self.output.take()[0].strip()[-_REASON_CHARS:] or "nothing"
+        text, _omitted_bytes = self.output.take()
+        return text.strip()[-_REASON_CHARS:] or "nothing"
 
 
 async def fork_session(
@@ -179,15 +189,17 @@ async def fork_session(
 
     With `reseed`, all children but the last get new random states. Raises ForkRefusedError with the reason,
     KernelDiedError if the session dies of it or does not do as it is told, and KernelError if one doesn't stop. The
-    children are to be abandoned then.
+    caller then abandons the children.
     """
     before = children_of(pid)
 
-    def started() -> list[int]:
+    def forks() -> list[int]:
         return [child for child in children_of(pid) if child not in before]
 
-    async def asked() -> None:
-        ends = [descriptor for child in children for descriptor in child.descriptors()]
+    async def fork() -> None:
+        ends: list[int] = []
+        for child in children:
+            ends += child.descriptors()
         with listener.allowing(pid, len(children)):
             reply = await channel.ask({"fork": len(children)}, patience_s, ends)
         for child in children:
@@ -200,33 +212,36 @@ async def fork_session(
             child.channel.close()  # the session is done, so nobody will ever speak there: waiting for it is in vain
         send_signal(pidfd, signal.SIGSTOP)
 
-    async def moved_in(number: int, child: Child) -> None:
-        """Give a fork what it needs, and tell it to stop. Of all but the last, the session's files become their own."""
+    async def move_in(number: int, child: Child) -> None:
+        """Give a fork its folders, and tell it to stop. All but the last get copies of the session's files."""
         if await child.channel.reply(patience_s) is None:
             raise ForkRefusedError(f"a fork of the session ended as it began; it printed: {child.printed()}")
-        if len(pids := started()) <= number:
+        pids = forks()
+        if len(pids) <= number:
             raise KernelDiedError("a fork of the session that does not exist said that it was ready")
         child.pid = pids[number]
         child.pidfd = os.pidfd_open(child.pid)
         copies = child is not children[-1]
         await server.set_up_fork(child.pidfd, folders=copies)
-        if await child.channel.ask({"settle": {"copies": copies, "reseed": reseed and copies}}, patience_s) is None:
+        request = {"settle": {"copies": copies, "reseed": reseed and copies}}
+        if await child.channel.ask(request, patience_s) is None:
             raise ForkRefusedError(f"a fork of the session ended as it moved in; it printed: {child.printed()}")
         send_signal(child.pidfd, signal.SIGSTOP)
         with contextlib.suppress(OSError):  # as every session does for itself (kernels/python/confinement.py)
             Path(f"/proc/{child.pid}/autogroup").write_text(_NICENESS)
 
     # Children move in while the session makes the next ones. The last of them has the least to do.
-    moves = [moved_in(number, child) for number, child in enumerate(children)]
-    outcomes = await asyncio.gather(asked(), *moves, return_exceptions=True)
+    moves = [move_in(number, child) for number, child in enumerate(children)]
+    outcomes = await asyncio.gather(fork(), *moves, return_exceptions=True)
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
             raise outcome
-    if len(started()) != len(children):
-        raise KernelDiedError(
-            f"the session was to fork itself {len(children)} times, and did so {len(started())} times"
-        )
-    await _stopped([pid, *(child.pid for child in children)])
+    count = len(forks())
+    if count != len(children):
+        raise KernelDiedError(f"the session was to fork itself {len(children)} times, and did so {count} times")
+    pids = [pid]
+    pids += [child.pid for child in children]
+    await _stopped(pids)
 
 
 def kill_children(pid: int, keep: Sequence[int]) -> None:
@@ -243,7 +258,7 @@ async def _stopped(pids: Sequence[int]) -> None:
     """Wait until processes that were told to stop have stopped. Raises KernelError if one doesn't."""
     began = time.monotonic()
     for pid in pids:
-        while _stat(pid)[0] != "T":
+        while _state(pid) != "T":
             waited_s = time.monotonic() - began
             if waited_s > _STOP_S:
                 raise KernelError(f"a session that was to be forked could not be stopped within {_STOP_S:g} s")
@@ -258,38 +273,46 @@ def still_shared(children: Sequence[Child], pid: int) -> str | None:
 
     All of them and the session are stopped. The last one may share files with the session, which does not go on.
     """
-    if sorted(children_of(pid)) != sorted(child.pid for child in children) or len(os.listdir(f"/proc/{pid}/task")) != 1:
+    if sorted(children_of(pid)) != sorted(child.pid for child in children) or _threads(pid) != 1:
         return "further processes"
     stored = {os.stat(f"/proc/{pid}/root/{folder}").st_dev for folder in ("tmp", "dev/shm")}
     open_to_all = {os.stat(f"/proc/{pid}/{folder}").st_dev for folder in ("root/proc", "root/dev/pts", "ns/net")}
     namespaces = {name: os.readlink(f"/proc/{pid}/ns/{name}") for name in _APART}
-    of_fork = namespaces | {"net": os.readlink(f"/proc/{pid}/ns/net")}
+    network = {"net": os.readlink(f"/proc/{pid}/ns/net")}
     for number, child in enumerate(children):
         is_last = child is children[-1]
-        others = [] if is_last else [pid, *(other.pid for other in children[number + 1 :])]
-        devices = open_to_all if is_last else open_to_all | stored
-        found = _may_more(child.pid, namespaces if is_last else of_fork) or _shared_descriptor(child, devices, others)
-        if found is None and os.stat(f"/proc/{child.pid}/cwd").st_dev in devices:
-            found = "a working folder"
-        if found is None and not is_last:
-            found = _shared_memory(child.pid, devices)
-        if found is not None:
-            return found
+        if is_last:
+            devices = open_to_all
+            difference = _may_more(child.pid, namespaces) or _shared_descriptor(child, devices, [])
+        else:
+            devices = open_to_all | stored
+            others = [pid]
+            others += [other.pid for other in children[number + 1 :]]  # those before have been compared with this one
+            difference = _may_more(child.pid, namespaces | network) or _shared_descriptor(child, devices, others)
+        if difference is None and os.stat(f"/proc/{child.pid}/cwd").st_dev in devices:
+            difference = "a working folder"
+        if difference is None and not is_last:
+            difference = _shared_memory(child.pid, devices)
+        if difference is not None:
+            return difference
     return None
 
 
 def _may_more(pid: int, namespaces: Mapping[str, str]) -> str | None:
-    """Beyond a session of its own; `namespaces` are those of the session that was forked which it may not have."""
+    """What a fork may do that a fresh session may not. `namespaces` are the forked session's that it may not be in."""
     status = status_of(pid)
-    if any(os.readlink(f"/proc/{pid}/ns/{name}") == that for name, that in namespaces.items()):
-        return "a namespace"
-    if children_of(pid) or len(os.listdir(f"/proc/{pid}/task")) != 1:
+    for name, namespace in namespaces.items():
+        if os.readlink(f"/proc/{pid}/ns/{name}") == namespace:
+            return "a namespace"
+    if children_of(pid) or _threads(pid) != 1:
         return "further processes"
-    if any(int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")):
-        return "capabilities"
+    for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
+        if int(status[name], 16) != 0:
+            return "capabilities"
     if (status["NoNewPrivs"], status["Seccomp"]) != ("1", "2"):
         return "system calls that are refused to others"
-    if [int(number) for number in _stat(pid)[2:4]] != [pid] * 2:
+    _, _, group, session, *_ = _stat(pid)
+    if int(group) != pid or int(session) != pid:
         return "a process group"
     return None
 
@@ -297,18 +320,22 @@ def _may_more(pid: int, namespaces: Mapping[str, str]) -> str | None:
 def _shared_descriptor(child: Child, devices: set[int], others: Sequence[int]) -> str | None:
     """A descriptor that isn't its own: of another kind, on one of `devices`, or also open in `others`."""
     folder = f"/proc/{child.pid}/fd"
-    channel, pipe = (f"socket:[{child.inodes[0]}]", f"pipe:[{child.inodes[1]}]")
-    own = {1: pipe, 2: pipe, 3: channel}
-    held = [(other, int(name)) for other in others for name in os.listdir(f"/proc/{other}/fd")]
+    channel_inode, pipe_inode = child.inodes
+    pipe = f"pipe:[{pipe_inode}]"
+    expected = {1: pipe, 2: pipe, 3: f"socket:[{channel_inode}]"}
+    held_by_others: list[tuple[int, int]] = []
+    for other in others:
+        for name in os.listdir(f"/proc/{other}/fd"):
+            held_by_others.append((other, int(name)))
     for descriptor in map(int, os.listdir(folder)):
         status = os.stat(f"{folder}/{descriptor}")
-        if descriptor in own:
-            is_own = os.readlink(f"{folder}/{descriptor}") == own[descriptor]
+        if descriptor in expected:
+            is_own = os.readlink(f"{folder}/{descriptor}") == expected[descriptor]
         else:
             is_own = (
                 stat.S_IFMT(status.st_mode) in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFCHR)
                 and status.st_dev not in devices
-                and not any(_is_same_file(child.pid, other, descriptor, each) for other, each in held)
+                and not any(_is_same_file(child.pid, other, descriptor, held) for other, held in held_by_others)
             )
         if not is_own:
             return f"descriptor {descriptor}"
@@ -319,18 +346,30 @@ def _is_same_file(pid: int, other: int, descriptor: int, others_descriptor: int)
     """Whether descriptors of two processes are one open file, with one offset."""
     ctypes.set_errno(0)
     number = _KCMP_NUMBERS[platform.machine()]
-    found: int = _libc.syscall(number, pid, other, _KCMP_FILE, descriptor, others_descriptor)
-    return found == 0 or (found < 0 and ctypes.get_errno() != errno.EBADF)
+    order: int = _libc.syscall(number, pid, other, _KCMP_FILE, descriptor, others_descriptor)
+    return order == 0 or (order < 0 and ctypes.get_errno() != errno.EBADF)
 
 
 def _shared_memory(pid: int, devices: set[int]) -> str | None:
-    numbers = {_NO_FILE, *(f"{os.major(device):02x}:{os.minor(device):02x}" for device in devices)}
+    numbers = {f"{os.major(device):02x}:{os.minor(device):02x}" for device in devices}
+    numbers.add(_NO_FILE)
     for access, device, name in _MAPPED.findall(read_proc(f"/proc/{pid}/maps")):
         if device in numbers or (access.endswith("s") and "w" in access):
             return f"memory ({name or 'without a file'})"
     return None
 
 
+def _threads(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/task"))
+
+
+def _state(pid: int) -> str:
+    """The state of a process as one letter: T for one that is stopped."""
+    state, *_ = _stat(pid)
+    return state
+
+
 def _stat(pid: int) -> list[str]:
     """The fields of /proc/PID/stat after the name of the program: state, parent, group, session, ..."""
-    return read_proc(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    _, _, after_name = read_proc(f"/proc/{pid}/stat").rpartition(")")
+    return after_name.split()

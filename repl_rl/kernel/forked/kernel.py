@@ -15,7 +15,6 @@ import signal
 import time
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +59,11 @@ _COPIED_MB = 6.0
 _PRINTED_CHARS = 4_000
 _REASON_CHARS = 500
 _FEW_OPEN = 32
-_WATCH_AFTER_S, _TURN_S = 0.005, 0.0003
-"""The output of a line is read while it runs if it takes longer than this, and a turn for each line beside it."""
-
+"""So few descriptors are compared in the event loop, more of them in a thread."""
+_WATCH_AFTER_S = 0.005
+"""The output of a line that takes longer than this is read while it runs."""
+_WATCH_AFTER_S_PER_LINE = 0.0003
+"""It begins so much later for each other line that runs."""
 
 _log = logging.getLogger(__name__)
 
@@ -84,8 +85,8 @@ class ForkBackend:
         kind = await asyncio.to_thread(require_sandbox, self._kind)
         self.home = await asyncio.to_thread(Home, (memory_mb, self._limits.session_bytes()))
         try:
-            makes = Sandbox(kind, self._profile, self._limits, self.home)
-            caches = await asyncio.to_thread(home_caches, makes, self._profile.caches)
+            caches_sandbox = Sandbox(kind, self._profile, self._limits, self.home)
+            caches = await asyncio.to_thread(home_caches, caches_sandbox, self._profile.caches)
             self._sandbox = Sandbox(kind, self._profile, self._limits, self.home, divides=True, caches=caches)
             await asyncio.to_thread(self._sandbox.readable)
         except BaseException:
@@ -136,23 +137,28 @@ class ForkedKernel:
         self._become(child)
         self.group: SessionGroup | None = None
         self._held_before_mb = 0.0
-        """What it held before it was in its group, which is not charged for it."""
+        """Its memory from before it was in its group, which is not charged for it."""
         assert sandbox.home is not None
-        self._home, of_pool = sandbox.home, sandbox.home.group
-        self._joining = None if of_pool is None else asyncio.create_task(self._join(of_pool))
+        self._home = sandbox.home
+        pool_group = sandbox.home.group
+        self._joining = None if pool_group is None else asyncio.create_task(self._join(pool_group))
         self._listener = listener
         self._ancestors = ancestors
         for ancestor in ancestors:
             ancestor.descendants.add(self)
         self._connection: dict[str, Any] = {}
         self._connection_file: Path | None = None
-        self._asking, self._host_turn = asyncio.Lock(), asyncio.Lock()
+        self._channel_lock = asyncio.Lock()
+        """Held from a request until its reply."""
+        self._host_turn = asyncio.Lock()
         self._death: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._has_run = False
 
     def _become(self, child: Child) -> None:
-        self._channel, self._output, self._pidfd = child.channel, child.output, child.pidfd
+        self._channel = child.channel
+        self._output = child.output
+        self._pidfd = child.pidfd
         self.pid = child.pid
         """The process id of the session on the host."""
         self._inherited_mb = tree_mb(self.pid)
@@ -175,9 +181,9 @@ class ForkedKernel:
             raise
         try:
             if await kernel._channel.reply(limits.start_s) is None:
-                what = "ended" if kernel._channel.has_ended else f"did not answer within {limits.start_s:g} s"
-                printed = child.output.take()[0].strip()
-                raise KernelStartError(f"a kernel {what} as it started; it printed: {printed or 'nothing'}")
+                failure = "ended" if kernel._channel.has_ended else f"did not answer within {limits.start_s:g} s"
+                text, _omitted_bytes = child.output.take()
+                raise KernelStartError(f"a kernel {failure} as it started; it printed: {text.strip() or 'nothing'}")
             if kernel._channel.descriptors:
                 kernel._listener = Listener(kernel._channel.descriptors.pop())
         except BaseException:
@@ -198,17 +204,16 @@ class ForkedKernel:
         reply = None
         self._output.watch()
         try:
-            async with self._asking:
+            async with self._channel_lock:
                 reply = await self._channel.ask({"prepare": sendable(source)}, self._limits.start_s)
         finally:
-            printed = self._output.take()[0].strip()
+            text, _omitted_bytes = self._output.take()
             is_prepared = reply is not None and reply.get("status") == "ok"
             if not is_prepared:
                 await self.close()
         if not is_prepared:
-            raise KernelStartError(
-                f"a kernel could not be set up; it printed: {printed[-_PRINTED_CHARS:] or 'nothing'}"
-            )
+            printed = text.strip()[-_PRINTED_CHARS:]
+            raise KernelStartError(f"a kernel could not be set up; it printed: {printed or 'nothing'}")
 
     async def execute(self, source: str, host: HostCalls | None = None) -> ExecResult:
         """Run one cell. If the caller is cancelled meanwhile, the session is killed."""
@@ -216,12 +221,12 @@ class ForkedKernel:
         if self._closing is not None or (is_first and self._channel.has_ended):
             raise KernelDiedError("the kernel is gone, and its state with it; take a new session")
         self._has_run = True
-        started = time.monotonic()
-        after_s = _WATCH_AFTER_S + _TURN_S * self._server.running_lines
+        began = time.monotonic()
+        after_s = _WATCH_AFTER_S + _WATCH_AFTER_S_PER_LINE * self._server.running_lines
         watch = asyncio.get_running_loop().call_later(after_s, self._output.watch)
         self._server.running_lines += 1
         try:
-            async with self._asking:
+            async with self._channel_lock:
                 limit, reply = await self._race(source, host)
         except BaseException:
             self.kill()
@@ -231,7 +236,7 @@ class ForkedKernel:
             watch.cancel()
         if reply is None:
             await self._kill()
-        result = self._result(limit, reply, time.monotonic() - started)
+        result = self._result(limit, reply, time.monotonic() - began)
         if result.state_lost:
             await self.close()
         if is_first and result.by_machinery:
@@ -240,13 +245,15 @@ class ForkedKernel:
 
     async def can_fork(self) -> str | None:
         """Why it can't be forked now, or None. Raises KernelDiedError if it is gone."""
-        if (reason := self._objection()) is not None:
+        reason = self._objection()
+        if reason is not None:
             return reason
-        async with self._asking:
+        async with self._channel_lock:
             reply = await self._channel.ask({"can_fork": True}, self._limits.start_s)
         if reply is None:
             raise KernelDiedError("the session ended, or did not answer in time, as it was asked whether it can fork")
-        return None if reply.get("refused") is None else str(reply["refused"])[:_REASON_CHARS]
+        refusal = reply.get("refused")
+        return None if refusal is None else str(refusal)[:_REASON_CHARS]
 
     def _objection(self) -> str | None:
         """Why it can't be forked, as far as this is known without asking it."""
@@ -258,10 +265,10 @@ class ForkedKernel:
             return "it came without the notifications of system calls (seccomp) through which a fork is allowed"
         if self._connection_file is not None:
             return "Jupyter's channels are open to it, and a fork would share them"
-        if self._asking.locked():
+        if self._channel_lock.locked():
             return "a line is running in it; fork it between two lines"
         try:
-            levels = len(status_of(self.pid)["NSpid"].split())  # PID namespaces, one inside the other
+            levels = len(status_of(self.pid)["NSpid"].split())  # of PID namespaces, one inside the other
         except (OSError, LookupError):
             raise KernelDiedError("the kernel is gone, and its state with it") from None
         if levels >= DEEPEST:
@@ -276,22 +283,34 @@ class ForkedKernel:
         if reason is not None:
             raise ForkRefusedError(f"the session can't be forked: {reason}")
         assert self._listener is not None
-        limits, held_mb, children, before = self._limits, self._own_mb(), list[Child](), list[int]()
-        async with self._listener.turn, self._asking:
+        held_mb = self._own_mb()
+        children: list[Child] = []
+        before: list[int] = []
+        async with self._listener.turn, self._channel_lock:
             try:
                 before = children_of(self.pid)
                 for _ in range(count + 1):
-                    children.append(Child(limits))
-                session = (self.pid, self._pidfd, self._channel, self._listener)
-                await fork_session(children, self._server, *session, reseed=reseed, patience_s=limits.start_s)
-                look = partial(still_shared, children, self.pid)
-                has_few_open = len(os.listdir(f"/proc/{self.pid}/fd")) <= _FEW_OPEN  # they are compared one by one
-                if (what := look() if has_few_open else await asyncio.to_thread(look)) is not None:
+                    children.append(Child(self._limits))
+                await fork_session(
+                    children,
+                    self._server,
+                    self.pid,
+                    self._pidfd,
+                    self._channel,
+                    self._listener,
+                    reseed=reseed,
+                    patience_s=self._limits.start_s,
+                )
+                if len(os.listdir(f"/proc/{self.pid}/fd")) <= _FEW_OPEN:
+                    shared = still_shared(children, self.pid)
+                else:
+                    shared = await asyncio.to_thread(still_shared, children, self.pid)
+                if shared is not None:
                     raise ForkRefusedError(
-                        f"forks of the session would not have been apart from it; they share: {what}"
+                        f"forks of the session would not have been apart from it; they share: {shared}"
                     )
                 for child in children:
-                    send_signal(child.pidfd, signal.SIGCONT)  # they go on, and the session no more
+                    send_signal(child.pidfd, signal.SIGCONT)  # they go on, and the session stays stopped
             except BaseException as error:
                 for child in children:
                     child.abandon()
@@ -307,33 +326,35 @@ class ForkedKernel:
             return self._replace_by(children, held_mb)
 
     async def _stays(self, before: list[int]) -> bool:
-        """End what there is of forks that came to nothing. Whether the session itself goes on."""
+        """End the forks that have begun, and let the session go on. Returns whether it does."""
         with contextlib.suppress(OSError):  # it is gone
             kill_children(self.pid, before)
         send_signal(self._pidfd, signal.SIGCONT)
         return await self._channel.ask({"stay": True}, self._limits.start_s) is not None
 
     def _replace_by(self, children: list[Child], held_mb: float) -> list[ForkedKernel]:
-        """The last one goes on as this session, which held `held_mb`; the others are returned."""
+        """The last child goes on as this session, which held `held_mb`. Returns kernels for the others."""
         assert self._listener is not None
-        ancestors = (*self._ancestors, Ancestor(self._pidfd, held_mb, self.group))
+        ancestor = Ancestor(self._pidfd, held_mb, self.group)
+        ancestors = (*self._ancestors, ancestor)
         self._channel.close()
         self._output.close()
         *others, last = children
         self._become(last)
         self._ancestors = ancestors
-        ancestors[-1].descendants.add(self)
-        made = []
+        ancestor.descendants.add(self)
+        forks = []
         for child in others:
-            made.append(ForkedKernel(self._server, self._sandbox, child, None, self._listener.share(), ancestors))
-            made[-1]._has_run = True
-        return made
+            fork = ForkedKernel(self._server, self._sandbox, child, None, self._listener.share(), ancestors)
+            fork._has_run = True
+            forks.append(fork)
+        return forks
 
     async def open_jupyter(self) -> Path:
         """Jupyter's channels are opened in addition to the private one, once the current line is done."""
         if not self.is_alive:
             raise KernelDiedError("the kernel is gone, and its state with it")
-        async with self._asking:
+        async with self._channel_lock:
             if self._connection_file is None:
                 path = self._home.next_connection_file()
                 self._connection = {
@@ -342,10 +363,12 @@ class ForkedKernel:
                     "key": os.urandom(16).hex(),
                     "signature_scheme": "hmac-sha256",
                     "kernel_name": "repl_rl",
-                    **{f"{name}_port": number for number, name in enumerate(CHANNELS, 1)},
                 }
+                for port, name in enumerate(CHANNELS, 1):
+                    self._connection[f"{name}_port"] = port
                 with listening(self._connection) as sockets:
-                    request, descriptors = {"jupyter": self._connection}, [sockets[name] for name in CHANNELS]
+                    request = {"jupyter": self._connection}
+                    descriptors = [sockets[name] for name in CHANNELS]
                     reply = await self._channel.ask(request, self._limits.start_s, descriptors)
                 if reply is None:
                     raise KernelError(f"the kernel opened no Jupyter channels within {self._limits.start_s:g} s")
@@ -362,22 +385,24 @@ class ForkedKernel:
         self.group = group
 
     def _held_elsewhere_mb(self) -> float:
-        """What it holds in the group that it has just left: the first line may run before a session has its own."""
+        """Its memory in the group that it has just left: the first line may run before a session has its own group."""
         held_mb = tree_mb(self.pid, self._inherited_mb) + shared_mb(self.pid)
         if self._kind == "bwrap":
             held_mb += stored_mb(self.pid)
         return held_mb
 
     def memory_mb(self) -> float:
-        """What it holds beyond what it was forked with, plus a fixed figure for the pages that it has copied since.
+        """The memory that it has taken since it was forked, with a fixed figure for the pages that it has copied.
 
-        Where it has no control group, by what /proc shows of its processes and folders.
+        Read from its control group; without one, from /proc for its processes and folders.
         """
-        parts_mb = sum(each.part_mb() for each in self._ancestors if self.group is None or each.group != self.group)
-        outside_mb = 0.0
+        held_mb = _COPIED_MB + self._own_mb()
         if self.group is None and self._kind == "bwrap":
-            outside_mb = stored_mb(self.pid)
-        return _COPIED_MB + self._own_mb() + outside_mb + parts_mb
+            held_mb += stored_mb(self.pid)
+        for ancestor in self._ancestors:
+            if self.group is None or ancestor.group != self.group:  # its own group counts the ancestor as well
+                held_mb += ancestor.part_mb()
+        return held_mb
 
     def _own_mb(self) -> float:
         if self.group is not None:
@@ -385,15 +410,23 @@ class ForkedKernel:
         return max(0.0, tree_mb(self.pid) - self._inherited_mb)
 
     def _processor_s(self) -> float:
-        counted_s = None if self.group is None else self.group.processor_s()
-        return processor_s(self.pid) if counted_s is None else counted_s
+        if self.group is not None:
+            charged_s = self.group.processor_s()
+            if charged_s is not None:
+                return charged_s
+        return processor_s(self.pid)
 
     def excess(self) -> str | None:
         """Threads, under Landlock: there, Linux counts them per user, and root's not at all."""
-        found = 0
-        with contextlib.suppress(OSError):  # it is gone
-            found = int(status_of(self.pid)["Threads"]) if self._kind == "sandlock" else 0
-        return f"{found} threads, and {self._limits.processes} are allowed" if found > self._limits.processes else None
+        if self._kind != "sandlock":
+            return None
+        try:
+            threads = int(status_of(self.pid)["Threads"])
+        except OSError:  # it is gone
+            return None
+        if threads <= self._limits.processes:
+            return None
+        return f"{threads} threads, and {self._limits.processes} are allowed"
 
     def kill(self) -> None:
         if self._closing is None and (self._death is None or not self._death.done()):
@@ -405,21 +438,22 @@ class ForkedKernel:
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        async with AsyncExitStack() as each:  # whatever one of them raises, the others are done, from the last up
+        # Whatever one of these raises, the others are still done: from the last, the channel, up to the first.
+        async with AsyncExitStack() as releases:
             if self._joining is not None:
-                each.push_async_callback(self._leave_group, self._joining)
+                releases.push_async_callback(self._leave_group, self._joining)
             if self._folder is not None:
-                each.push_async_callback(asyncio.to_thread, remove_tree, self._folder)
+                releases.push_async_callback(asyncio.to_thread, remove_tree, self._folder)
             if self._connection_file is not None:
-                each.callback(self._connection_file.unlink, missing_ok=True)
-            each.callback(remove_sockets, self._connection)
-            each.callback(self._output.close)
+                releases.callback(self._connection_file.unlink, missing_ok=True)
+            releases.callback(remove_sockets, self._connection)
+            releases.callback(self._output.close)
             if self._listener is not None:
-                each.callback(self._listener.release)
+                releases.callback(self._listener.release)
             for ancestor in self._ancestors:
-                each.callback(ancestor.leave, self)
-            each.callback(os.close, self._pidfd)
-            each.callback(self._channel.close)
+                releases.callback(ancestor.leave, self)
+            releases.callback(os.close, self._pidfd)
+            releases.callback(self._channel.close)
             await self._kill()
 
     async def _leave_group(self, joining: asyncio.Task[None]) -> None:
@@ -442,8 +476,10 @@ class ForkedKernel:
         await asyncio.shield(self._death)
 
     async def _race(self, source: str, host: HostCalls | None) -> tuple[LineLimit | None, dict[str, Any] | None]:
-        """The limit that ended the line, and the reply. Without a reply the session has ended, or has to be killed; it
-        is for the limit only in the second case."""
+        """The limit that ended the line, and the reply.
+
+        Without a reply, the session has ended by itself if there is no limit, and is to be killed if there is one.
+        """
         with LineCalls(host, self._channel, self._host_turn) as calls:
             line = LineTime(self._limits.line_s, self._wall_s, self._processor_s)
             reply = await self._channel.ask({"run": sendable(source)}, line.wait_s, on_call=calls.take)
@@ -460,20 +496,22 @@ class ForkedKernel:
                 send_signal(self._pidfd, INSIST)
                 await asyncio.to_thread(kill_descendants, self.pid)
                 reply = await self._channel.reply(self._limits.grace_s / 2)
-            ended_by_itself = reply is None and self._channel.look()
-            return None if ended_by_itself else line.limit, reply
+            if reply is None and self._channel.look():
+                return None, None
+            return line.limit, reply
 
     def _result(self, limit: LineLimit | None, reply: dict[str, Any] | None, duration_s: float) -> ExecResult:
         output, omitted_bytes = self._output.take()
-        known: dict[str, Any] = {"output": output, "omitted_bytes": omitted_bytes, "duration_s": duration_s}
-        if reply is None:  # it ended with its server, perhaps, whose end is seen before that of a session
+        measured: dict[str, Any] = {"output": output, "omitted_bytes": omitted_bytes, "duration_s": duration_s}
+        if reply is None:
+            # It may have ended with its server. If so, the server's end shows by now, because it comes first.
             by_machinery = self._closing is None and self._server.is_gone()
-            return ExecResult(ExecStatus.KILLED, by_machinery=by_machinery, limit=limit, **known)
+            return ExecResult(ExecStatus.KILLED, by_machinery=by_machinery, limit=limit, **measured)
         try:
-            result = result_of(reply, **known)
+            result = result_of(reply, **measured)
         except BorderError as error:
             _log.warning("a session is ended: %s", str(error))
-            return ExecResult(ExecStatus.KILLED, **known)
+            return ExecResult(ExecStatus.KILLED, **measured)
         if limit is not None and result.status is not ExecStatus.KILLED:
             result = replace(result, status=ExecStatus.TIMEOUT, limit=limit)
         return result

@@ -25,7 +25,7 @@ _LOG_CHARS = 2000
 _LOST = "its descriptor was lost; this process has too many open files (`ulimit -n`)"
 
 _log = logging.getLogger(__name__)
-_said: set[str] = set()
+_logged: set[str] = set()
 
 
 class ForkServer:
@@ -46,11 +46,11 @@ class ForkServer:
         self._log_file = log
         self._patience_s = patience_s
         self._numbers = itertools.count(1)
-        self._asked: dict[int, asyncio.Future[int]] = {}
+        self._requests: dict[int, asyncio.Future[int]] = {}
         self._ready: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self.has_ended = False
         self.running_lines = 0
-        """In all of its sessions."""
+        """How many lines run in its sessions now."""
         self._loop.add_reader(control.fileno(), self._on_readable)
 
     @classmethod
@@ -89,14 +89,15 @@ class ForkServer:
         server = cls(process, ours, our_setup, log, sandbox.limits.start_s)
         try:
             ready = await asyncio.wait_for(asyncio.shield(server._ready), server._patience_s)
-            _say(sandbox.profile.name, ready)
+            _log_shortcomings(sandbox.profile.name, ready)
         except BaseException as error:
             printed = server._printed()
             await server.close()
             if not isinstance(error, TimeoutError):
                 raise
-            late = f"the fork server was not ready within {server._patience_s:g} s"
-            raise KernelStartError(f"{late}: {printed}") from None
+            raise KernelStartError(
+                f"the fork server was not ready within {server._patience_s:g} s: {printed}"
+            ) from None
         return server
 
     @property
@@ -108,9 +109,10 @@ class ForkServer:
         """A pidfd of a new session; fork_server.py documents `request` and `descriptors`. Raises KernelStartError."""
         number = next(self._numbers)
         reply: asyncio.Future[int] = self._loop.create_future()
-        self._asked[number] = reply
+        self._requests[number] = reply
         try:
-            socket.send_fds(self._control, [json.dumps({"fork": number, **request}).encode()], descriptors)
+            message = json.dumps({"fork": number, **request}).encode()
+            socket.send_fds(self._control, [message], descriptors)
             async with asyncio.timeout(self._patience_s):
                 return await reply
         except TimeoutError as error:
@@ -128,32 +130,34 @@ class ForkServer:
                 os.close(reply.result())
             raise
         finally:
-            self._asked.pop(number, None)
+            self._requests.pop(number, None)
 
     async def set_up_fork(self, pidfd: int, *, folders: bool) -> None:
         """Give a session's fork of itself a /proc of its own, and the other folders if it is to have them.
 
         Raises ForkRefusedError if that fails or takes too long.
         """
-        report, theirs = os.pipe()
+        reading_end, writing_end = os.pipe()
         try:
             try:
-                socket.send_fds(self._fork_setup, [json.dumps({"folders": folders}).encode()], [pidfd, theirs])
+                message = json.dumps({"folders": folders}).encode()
+                socket.send_fds(self._fork_setup, [message], [pidfd, writing_end])
             except OSError as error:
                 raise ForkRefusedError(f"the fork server could not be asked to set up a fork: {error}") from error
             finally:
-                os.close(theirs)
-            said = b""
+                os.close(writing_end)
+            report = b""
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(readable(report), self._patience_s)
-                said = os.read(report, _MOST_BYTES)
+                await asyncio.wait_for(readable(reading_end), self._patience_s)
+                report = os.read(reading_end, _MOST_BYTES)
         finally:
-            os.close(report)
-        if said != b"ok":
-            raise ForkRefusedError(f"a fork got no folders of its own: {said.decode(errors='replace') or 'no answer'}")
+            os.close(reading_end)
+        if report != b"ok":
+            reason = report.decode(errors="replace") or "no answer"
+            raise ForkRefusedError(f"a fork got no folders of its own: {reason}")
 
     def is_gone(self) -> bool:
-        """Whether it has ended, by a look at its socket and its sandbox now: a sandbox ends in any order."""
+        """Whether it has ended, by a look at both its socket and its sandbox, because either may end first."""
         if not self.has_ended:
             self._on_readable()
         if self._process.poll() is not None:
@@ -177,29 +181,30 @@ class ForkServer:
         except BlockingIOError:
             return
         except OSError:
-            message, descriptors = b"", []
+            message = b""
+            descriptors = []
         if not message:
             self._end()
             return
-        said = json.loads(message)
-        if "ready" in said:
-            self._ready.set_result(said)
+        report = json.loads(message)
+        if "ready" in report:
+            self._ready.set_result(report)
             return
-        reply = self._asked.get(said["fork"])
-        if reply is None or reply.done():
+        reply = self._requests.get(report["fork"])
+        if reply is None or reply.done():  # whoever asked has gone away
             for descriptor in descriptors:
                 os.close(descriptor)
         elif descriptors:
             reply.set_result(descriptors[0])
         else:
-            reply.set_exception(KernelStartError(f"the fork server made no kernel: {said.get('error', _LOST)}"))
+            reply.set_exception(KernelStartError(f"the fork server made no kernel: {report.get('error', _LOST)}"))
 
     def _end(self) -> None:
         if self.has_ended:
             return
         self.has_ended = True
         self._loop.remove_reader(self._control.fileno())
-        futures: list[asyncio.Future[Any]] = [self._ready, *self._asked.values()]
+        futures: list[asyncio.Future[Any]] = [self._ready, *self._requests.values()]
         for future in futures:
             if not future.done():
                 future.set_exception(KernelStartError(f"the fork server ended: {self._printed()}"))
@@ -213,26 +218,29 @@ class ForkServer:
         return f"it printed: {text[-_LOG_CHARS:] or 'nothing'}"
 
 
-def _say(profile: str, ready: dict[str, Any]) -> None:
-    """Log what a server could not do of its profile. Servers that say the same as one before them are not repeated."""
-    level, told = logging.INFO if profile == "default" else logging.WARNING, list[str]()
-    if missing := ready["missing"]:
-        told.append(f"can't be imported, so not preloaded in kernels: {', '.join(missing)}")
-        if profile == MATH:
-            packages = ", ".join(dict.fromkeys(name.partition(".")[0] for name in missing))
-            told = [
-                f"the kernel profile {MATH!r} goes without {packages}; pip install 'repl-rl[math]' installs all of it"
-            ]
+def _log_shortcomings(profile: str, ready: dict[str, Any]) -> None:
+    """Log each part of its profile that a server could not do, unless a server before it has said the same."""
+    level = logging.INFO if profile == "default" else logging.WARNING
+    texts: list[str] = []
+    missing: list[str] = ready["missing"]
+    if missing and profile == MATH:
+        packages = ", ".join(dict.fromkeys(name.partition(".")[0] for name in missing))
+        texts.append(
+            f"the kernel profile {MATH!r} goes without {packages}; pip install 'repl-rl[math]' installs all of it"
+        )
+    elif missing:
+        texts.append(f"can't be imported, so not preloaded in kernels: {', '.join(missing)}")
+    # Code that uses a missing package fails for that, which is logged already; the code of `math` passes over these.
     if ready["warm_up_error"] and (profile == MATH or not missing):
         level = logging.WARNING
-        told.append(f"the kernel profile's warm_up code failed, and kernels go without: {ready['warm_up_error']}")
+        texts.append(f"the kernel profile's warm_up code failed, and kernels go without: {ready['warm_up_error']}")
     if ready["threads"]:
         level = logging.WARNING
-        told.append(
+        texts.append(
             "what the kernel profile preloads has left threads running, which no session has: "
             + ", ".join(ready["threads"])
         )
-    for text in told:
-        if text not in _said:
-            _said.add(text)
+    for text in texts:
+        if text not in _logged:
+            _logged.add(text)
             _log.log(level, "%s", text)
