@@ -32,4 +32,5 @@ def _huge_pages() -> Iterator[int]:
     for bounds, access, _, _, inode, *name in lines:
         if access == "rw-p" and inode == "0" and (not name or name[0].strip() == "[heap]"):
             low, high = (int(bound, 16) for bound in bounds.split("-"))
-            yield from range(-(-low // _HUGE_BYTES) * _HUGE_BYTES, high - _HUGE_BYTES + 1, _HUGE_BYTES)
+            first = -(-low // _HUGE_BYTES) * _HUGE_BYTES  # rounded up
+            yield from range(first, high - _HUGE_BYTES + 1, _HUGE_BYTES)

@@ -150,8 +150,9 @@ def _function(function: types.FunctionType, cells: Sequence[str]) -> str:
             continue
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                whole, first = ast.Module([node], []), min([node, *node.decorator_list], key=lambda part: part.lineno)
-                text = textwrap.dedent("\n".join(cell.split("\n")[first.lineno - 1 : node.end_lineno]))
+                whole = ast.Module([node], [])
+                first_line = min(part.lineno for part in [node, *node.decorator_list])
+                text = textwrap.dedent("\n".join(cell.split("\n")[first_line - 1 : node.end_lineno]))
             elif isinstance(node, ast.Lambda):
                 whole = ast.Module([ast.copy_location(ast.Expr(node), node)], [])
                 text = ast.get_source_segment(cell, node)  # type: ignore[assignment]  # parsed code has one

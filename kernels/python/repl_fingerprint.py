@@ -346,8 +346,12 @@ class _Walk:
             reader = _numpy_scalar if _is_numpy_scalar(kind) else None
         if reader is _array:
             self._steps -= min(value.nbytes, _ARRAY_BYTES) >> _STEP_BITS
-        read = () if reader is None else reader(value)
-        self._put(b"X", (module, name, *read, *_contents(value, kind, _flags(kind)), *_state(value, kind)))
+        parts = [module, name]
+        if reader is not None:
+            parts += reader(value)
+        parts += _contents(value, kind, _flags(kind))
+        parts += _state(value, kind)
+        self._put(b"X", tuple(parts))  # a list would have other bytes
 
 
 class _Parts:

@@ -244,23 +244,30 @@ def _refuse(error: OSError) -> NoReturn:
 
 def _copy(source: int, target: str) -> None:
     """Copy what a folder holds into another: hard links, modes and times too. `source` is an open folder."""
-    root, copied, folders = f"/proc/self/fd/{source}", {}, []  # type: str, dict[tuple[int, int], str], list[tuple[str, str]]
+    root = f"/proc/self/fd/{source}"
+    copies: dict[tuple[int, int], str] = {}
+    folders: list[tuple[str, str]] = []
     for parent, names, files in os.walk(root):
-        there = os.path.join(target, os.path.relpath(parent, root))
-        folders.append((parent, there))
+        copied_parent = os.path.join(target, os.path.relpath(parent, root))
+        folders.append((parent, copied_parent))
+        links = []
         for name in names:
-            if not os.path.islink(os.path.join(parent, name)):
-                os.mkdir(os.path.join(there, name))
-        for name in (*files, *(each for each in names if os.path.islink(os.path.join(parent, each)))):
-            old, new = os.path.join(parent, name), os.path.join(there, name)
+            if os.path.islink(os.path.join(parent, name)):
+                links.append(name)
+            else:
+                os.mkdir(os.path.join(copied_parent, name))
+        for name in files + links:
+            old = os.path.join(parent, name)
+            new = os.path.join(copied_parent, name)
             status = os.lstat(old)
-            first = copied.setdefault((status.st_dev, status.st_ino), new)
-            if first != new:
-                os.link(first, new, follow_symlinks=False)
+            first_copy = copies.setdefault((status.st_dev, status.st_ino), new)
+            if first_copy != new:
+                os.link(first_copy, new, follow_symlinks=False)
             elif stat.S_ISFIFO(status.st_mode):
                 os.mkfifo(new)
                 shutil.copystat(old, new)
             else:
                 shutil.copy2(old, new, follow_symlinks=False)
-    for parent, there in reversed(folders):
-        shutil.copystat(parent, there)
+    # Last, and from within outwards, because each entry that is made changes the time of its folder.
+    for parent, copied_parent in reversed(folders):
+        shutil.copystat(parent, copied_parent)

@@ -28,8 +28,10 @@ def name_at(code: str, cursor_pos: int) -> str:
     for offset in reversed(range(min(cursor_pos, len(code)))):
         depth += {")": 1, "(": -1}.get(code[offset], 0)
         if depth < 0:
-            *_, called = ["", *(name[0] for name in NAME.finditer(code[:offset]) if name.end() == offset)]
-            return called
+            for name in NAME.finditer(code[:offset]):
+                if name.end() == offset:
+                    return name[0]
+            return ""
     return ""
 
 

@@ -166,9 +166,11 @@ class Tools:
 
     def names(self) -> list[str]:
         """The names that are not part of the state: those still bound to their tools, and hidden ones."""
-        if not self._bound:
-            return [*self._hidden]
-        return [*self._hidden, *(name for name, tool in self._bound.items() if self._namespace.get(name) is tool)]
+        names = [*self._hidden]
+        for name, tool in self._bound.items():
+            if self._namespace.get(name) is tool:
+                names.append(name)
+        return names
 
     def _bind_tool(self, name: str, tool: Callable[..., object]) -> None:
         self._namespace[name] = self._bound[name] = tool

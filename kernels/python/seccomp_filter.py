@@ -291,10 +291,18 @@ def _verdicts(machine: str, may_fork: bool) -> dict[int, str]:
     """Call number -> "allow", "EPERM", or the label of the instructions that examine its arguments."""
     column = _COLUMNS[machine]
     verdicts = dict.fromkeys(range(_FIRST_UNKNOWN), "EPERM")
-    for group in [*ALLOWED.values(), *(ALLOWED_APART.values() if may_fork else ())]:
-        verdicts.update({row[column]: "allow" for row in group.values() if row[column] is not None})
-    verdicts.update({row[column]: name for name, row in EXAMINED.items()})
-    return verdicts | {EXAMINED["clone3"][column]: "ENOSYS"}
+    groups = list(ALLOWED.values())
+    if may_fork:
+        groups += ALLOWED_APART.values()
+    for group in groups:
+        for row in group.values():
+            number = row[column]
+            if number is not None:  # this machine has the call
+                verdicts[number] = "allow"
+    for name, row in EXAMINED.items():
+        verdicts[row[column]] = name
+    verdicts[EXAMINED["clone3"][column]] = "ENOSYS"
+    return verdicts
 
 
 def _ranges(verdicts: dict[int, str]) -> list[tuple[int, str]]:
@@ -311,7 +319,9 @@ def _search(ranges: list[tuple[int, str]]) -> tuple[str, list[Line]]:
     first, verdict = ranges[0]
     label = f"{first}/{len(ranges)}"
     if len(ranges) == 1:
-        return label, [(label, _RETURN, _RESULTS[verdict]) if verdict in _RESULTS else (label, _GO, None, verdict)]
+        if verdict in _RESULTS:
+            return label, [(label, _RETURN, _RESULTS[verdict])]
+        return label, [(label, _GO, None, verdict)]
     middle = len(ranges) // 2
     below, below_code = _search(ranges[:middle])
     above, above_code = _search(ranges[middle:])
