@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
-from itertools import accumulate, cycle
+from itertools import cycle
 from typing import Any
 
 from repl_rl.trajectory import LineKind
@@ -50,7 +50,7 @@ _COMPARED = {
     "step_time": "Seconds of a step",
     "tokens_per_s": "Tokens sampled per second",
 }
-"""Metrics of a step, and of an evaluation the solve rate, by what a chart of several runs is called."""
+"""The charts of several runs: a metric of a step, or the solve rate of the evaluations, and the chart's title."""
 _MOST_ERRORS = 6
 _MOST_NAMES = 40
 """How many parts of rewards, and families of problems, are drawn: a file may name any number of them."""
@@ -82,29 +82,43 @@ def charts(run: Run) -> list[Chart]:
 def charts_of_several(runs: Mapping[str, Run]) -> list[Chart]:
     """A chart for each number that is worth comparing, with a curve for each run; then one for each part of the rewards
     and each kind of line. Curves of many steps are moving averages."""
-    keys = dict.fromkeys(key for run in runs.values() for row in run.train for key in row)
+    keys: dict[str, None] = {}  # a set in the order in which the rows name them
+    for run in runs.values():
+        for row in run.train:
+            keys.update(dict.fromkeys(row))
     parts = [key for key in keys if re.fullmatch(r"rewards/[^/]+/mean", key)]
     rewards = {key: f"Reward: {key.split('/')[1]}" for key in parts[:_MOST_NAMES]}
     kinds = {f"kinds/{kind}": f"Lines: {kind.replace('_', ' ')}" for kind in _KIND_COLOURS if f"kinds/{kind}" in keys}
     colours = dict(zip(runs, cycle(_CYCLE), strict=False))
-    made = []
+    last_part = list(rewards)[-1] if rewards else None
+    drawn = []
     for key, title in {**_COMPARED, **rewards, **kinds}.items():
-        rows = {name: run.evals if key == "heldout" else run.train for name, run in runs.items()}
-        column = "solve_rate" if key == "heldout" else key
-        curves = [_series(rows[name], column, name, colours[name]) for name in runs]
-        traces = [curve and {**(_with_average(curve)[-1] or {}), "name": curve["name"]} for curve in curves]
-        is_share = column == "solve_rate" or key in kinds
-        layout = {"yaxis": {"tickformat": ".0%" if is_share else "", "rangemode": "tozero" if is_share else "normal"}}
+        is_heldout = key == "heldout"
+        column = "solve_rate" if is_heldout else key
+        traces = []
+        for name, run in runs.items():
+            curve = _series(run.evals if is_heldout else run.train, column, name, colours[name])
+            if curve is not None:
+                average = _with_average(curve)[-1]
+                traces.append({**average, "name": curve["name"]})
+        if column == "solve_rate" or key in kinds:
+            y_axis = {"tickformat": ".0%", "rangemode": "tozero"}
+        else:
+            y_axis = {"tickformat": "", "rangemode": "normal"}
         caption = f"{title}, of each run."
-        if key in parts[_MOST_NAMES - 1 : _MOST_NAMES]:  # the last one that is drawn
+        if key == last_part:
             caption += _left_out(parts)
-        made.append(_chart(key.replace("/", "-"), title, caption, traces, layout))
-    return [chart for chart in made if chart is not None]
+        chart = _chart(key.replace("/", "-"), title, caption, traces, {"yaxis": y_axis})
+        if chart is not None:
+            drawn.append(chart)
+    return drawn
 
 
 def _left_out(names: Sequence[str]) -> str:
     """A sentence for a caption, if not all names are drawn."""
-    return f" {len(names) - _MOST_NAMES:,} more are left out." if len(names) > _MOST_NAMES else ""
+    if len(names) <= _MOST_NAMES:
+        return ""
+    return f" {len(names) - _MOST_NAMES:,} more are left out."
 
 
 def label(text: object) -> str:
@@ -114,12 +128,19 @@ def label(text: object) -> str:
 
 def moving_average(values: Sequence[float | None], width: int) -> list[float | None]:
     """The mean of each value and up to `width - 1` values before it; gaps stay gaps and are left out of the means."""
-    sums = list(accumulate((value or 0.0 for value in values), initial=0.0))
-    counts = list(accumulate((value is not None for value in values), initial=0))
+    # Running totals, so that the work does not grow with the width.
+    sums = [0.0]
+    counts = [0]
+    for value in values:
+        sums.append(sums[-1] + (value or 0.0))
+        counts.append(counts[-1] + (0 if value is None else 1))
     means: list[float | None] = []
     for end, value in enumerate(values, 1):
+        if value is None:
+            means.append(None)
+            continue
         begin = max(0, end - width)
-        means.append(None if value is None else (sums[end] - sums[begin]) / (counts[end] - counts[begin]))
+        means.append((sums[end] - sums[begin]) / (counts[end] - counts[begin]))
     return means
 
 
@@ -134,11 +155,15 @@ def _learning(run: Run) -> Chart | None:
     return _chart("learning", "Learning curve", caption, traces, _percent("solved"), height=360)
 
 
-def _with_average(curve: Trace | None) -> list[Trace | None]:
-    if curve is None or len(curve["y"]) < _SMOOTHED_FROM:
+def _with_average(curve: Trace | None) -> list[Trace]:
+    """The curve; if it has many steps, faint, and its moving average as the last trace."""
+    if curve is None:
+        return []
+    values = curve["y"]
+    if len(values) < _SMOOTHED_FROM:
         return [curve]
-    width = len(curve["y"]) // 10 + 1
-    average = curve | {"y": moving_average(curve["y"], width), "name": f"mean of {width} steps"}
+    width = len(values) // 10 + 1
+    average = curve | {"y": moving_average(values, width), "name": f"mean of {width} steps"}
     faint = curve | {"opacity": 0.55, "line": {**curve["line"], "width": 1}}
     return [faint, average]
 
@@ -150,29 +175,36 @@ def _families(run: Run) -> Chart | None:
         if row is not None and isinstance(row.get("families"), Mapping):
             rows.append(row)
             rates.append(row["families"])
-    families = {name for of_row in rates for name in of_row}
+    families: set[str] = set()
+    for rates_of_row in rates:
+        families.update(rates_of_row)
     if not families:
         return None
-    names = sorted(families, key=lambda name: number(rates[-1], name) or 0.0)
-    left_out = _left_out(names)
+
+    def newest_rate(family: str) -> float:
+        return number(rates[-1], family) or 0.0
+
+    names = sorted(families, key=newest_rate)
+    caption = "Held-out problems solved per family: open circles before training, full ones after." + _left_out(names)
     names = names[:_MOST_NAMES]
     labels = [label(name) for name in names]
     traces: list[Trace | None] = []
     if len(rates) > 1:  # a line from each open circle to its full one
         x: list[float | None] = []
         y: list[str | None] = []
-        for name, shown in zip(names, labels, strict=True):
+        for name, text in zip(names, labels, strict=True):
+            # plotly interrupts a line at None.
             x += [number(rates[0], name), number(rates[1], name), None]
-            y += [shown, shown, None]
+            y += [text, text, None]
         line = {"mode": "lines", "line": {"color": GREY, "width": 2}, "hoverinfo": "skip", "showlegend": False}
         traces.append({"type": "scatter", "x": x, "y": y, **line})
     styles = (("circle-open", GREY), ("circle", GREEN))
-    for row, of_row, (symbol, colour) in zip(rows, rates, styles, strict=False):
+    for row, rates_of_row, (symbol, colour) in zip(rows, rates, styles, strict=False):
         dots: Trace = {"mode": "markers", "name": f"step {int(row['step'])}", "hovertemplate": "%{y}: %{x:.1%}"}
         dots["marker"] = {"size": 12, "symbol": symbol, "color": colour, "line": {"width": 2}}
-        traces.append({"type": "scatter", "x": [number(of_row, name) for name in names], "y": labels, **dots})
+        x = [number(rates_of_row, name) for name in names]
+        traces.append({"type": "scatter", "x": x, "y": labels, **dots})
     layout = {"xaxis": {"range": [-0.03, 1.05], "tickformat": ".0%"}, "yaxis": {"automargin": True, "type": "category"}}
-    caption = f"Held-out problems solved per family: open circles before training, full ones after.{left_out}"
     height = 110 + 30 * len(names)
     return _chart("families", "Before and after, by family", caption, traces, layout, height, x="")
 
@@ -196,7 +228,7 @@ def _errors(run: Run) -> Chart | None:
             if name.startswith("errors/"):
                 totals[name] = totals.get(name, 0.0) + (number(row, name) or 0.0)
     names = sorted(name for name in totals if totals[name])
-    frequent = sorted(names, key=lambda name: -totals[name])[:_MOST_ERRORS]
+    frequent = sorted(names, key=totals.__getitem__, reverse=True)[:_MOST_ERRORS]
     # A row names only the exceptions of its step: a missing one means none.
     none_raised = dict.fromkeys(frequent, 0.0)
     rows = [{**none_raised, **row} for row in run.train]
@@ -208,15 +240,20 @@ def _errors(run: Run) -> Chart | None:
 
 
 def _rewards(run: Run) -> Chart | None:
-    keys = sorted({key for row in run.train for key in row if key.startswith("rewards/") and key.endswith("/mean")})
+    parts: set[str] = set()
+    for row in run.train:
+        parts.update(key for key in row if key.startswith("rewards/") and key.endswith("/mean"))
+    keys = sorted(parts)
     total = _series(run.train, "reward", "total", GREY)
     if total is not None:
         total["line"] = {"color": GREY, "width": 2, "dash": "dash"}
-    names = [key.removeprefix("rewards/").removesuffix("/mean") for key in keys]
-    styled = zip(keys[:_MOST_NAMES], names, cycle(_CYCLE[:-1]), strict=False)
-    parts = [_series(run.train, key, name, colour) for key, name, colour in styled]
+    traces = [total]
+    colours = _CYCLE[:-1]  # without the grey of the total
+    for key, colour in zip(keys[:_MOST_NAMES], cycle(colours), strict=False):
+        name = key.removeprefix("rewards/").removesuffix("/mean")
+        traces.append(_series(run.train, key, name, colour))
     caption = f"Mean reward of a trajectory, and the components that it is made of.{_left_out(keys)}"
-    return _chart("rewards", "Rewards", caption, [total, *parts], {"yaxis": {"zeroline": True}})
+    return _chart("rewards", "Rewards", caption, traces, {"yaxis": {"zeroline": True}})
 
 
 def _lengths(run: Run) -> Chart | None:
@@ -294,10 +331,14 @@ def _series(rows: Sequence[Row], key: str, name: str, colour: str) -> Trace | No
 def _two_scales(
     traces: Sequence[Trace | None], left: dict[str, Any], other: Trace | None, right: dict[str, Any]
 ) -> dict[str, Any]:
-    """The layout of curves on the left scale and of `other`, which becomes dashed, on the right one. If it is alone, it
-    is on the left one, as it is."""
-    if other is None or all(trace is None for trace in traces):
-        return {"yaxis": left if other is None else right}
+    """The layout for `traces` on the left scale and `other`, which becomes dashed, on the right one.
+
+    Without `traces`, `other` stays on the left scale and is not dashed.
+    """
+    if other is None:
+        return {"yaxis": left}
+    if all(trace is None for trace in traces):
+        return {"yaxis": right}
     other |= {"yaxis": "y2", "line": {**other["line"], "width": 2, "dash": "dash"}}
     return {"yaxis": left, "yaxis2": {**right, **_RIGHT}}
 
@@ -337,15 +378,19 @@ def chart_svg(chart: Chart) -> str:
     from matplotlib.ticker import MaxNLocator
 
     greys = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), GREY)
-    y_axis, file = chart.layout.get("yaxis", {}), StringIO()
-    with rc_context({**greys, "svg.fonttype": "none", "svg.hashsalt": "repl_rl", "text.parse_math": False}):
+    y_axis = chart.layout.get("yaxis", {})
+    svg = StringIO()
+    # Text stays text, dollar signs in names are no formulas, and the same chart gives the same ids in the SVG.
+    settings = {**greys, "svg.fonttype": "none", "svg.hashsalt": "repl_rl", "text.parse_math": False}
+    with rc_context(settings):
         figure = Figure(figsize=(7.2, chart.height / 100), layout="constrained")
         axes = figure.subplots()
         for trace in chart.data:
             line = trace["line"]
+            values = [math.nan if value is None else value for value in trace["y"]]
             axes.plot(
                 trace["x"],
-                [math.nan if value is None else value for value in trace["y"]],
+                values,
                 linestyle={"dash": "--", "dot": ":"}.get(line.get("dash", ""), "-"),
                 marker="o" if "markers" in trace["mode"] else "",
                 color=line["color"],
@@ -358,5 +403,5 @@ def chart_svg(chart: Chart) -> str:
             axes.yaxis.set_major_formatter("{x:.0%}")
         axes.grid(alpha=0.3)
         axes.legend(frameon=False)
-        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Description": chart.caption})
-    return file.getvalue()
+        figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None, "Description": chart.caption})
+    return svg.getvalue()

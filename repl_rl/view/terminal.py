@@ -1,20 +1,19 @@
 """Trajectories and tables for the terminal, drawn by rich.
 
 What the model typed is bold after `›`, what the interpreter wrote is dim after `‹`, and the prompt follows `¶`, so the
-origins can be told apart without colour. What a line asked a language model follows it after `?`, with the answer, and
-what was asked about that in turn is indented.
+origins can be told apart without colour. A question that a line put to a language model follows the line after `?`,
+with its answer; questions of a deeper level are indented.
 """
 
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import takewhile
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from repl_rl.trajectory import LineKind, Trajectory
+from repl_rl.trajectory import Line, LineKind, Trajectory
 from repl_rl.utils.text import visible
 from repl_rl.view.run import rates
 from repl_rl.view.transcript import Origin, Piece, ScreenRow, ending, screen_rows
@@ -22,8 +21,10 @@ from repl_rl.view.words import FAULTS, cost, counted, one_line, short, signed
 
 TEXT_COLUMNS = 100
 """The width of `terminal_text`."""
-_MOST_PROMPT_ROWS, _FIRST_PROMPT_ROWS, _LAST_PROMPT_ROWS = 24, 4, 12
-"""A longer prompt is folded: how it begins stays, and the question, with which it ends."""
+_MOST_PROMPT_ROWS = 24
+"""A longer prompt is folded: its beginning stays, and its end, where the question is."""
+_FIRST_PROMPT_ROWS = 4
+_LAST_PROMPT_ROWS = 12
 _SHOWN_SUBCALLS = 20
 _SUBCALL_CHARS = 200
 _STYLES = {Origin.PROMPT: "italic", Origin.TYPED: "bold cyan", Origin.INTERPRETER: "dim"}
@@ -47,10 +48,12 @@ def terminal_text(trajectory: Trajectory) -> str:
 
 def _folded(rows: Sequence[ScreenRow]) -> list[ScreenRow]:
     """The rows, with one in place of those in the middle of a long prompt."""
-    of_prompt = list(takewhile(lambda row: row.origin is Origin.PROMPT, rows))
-    if len(of_prompt) <= _MOST_PROMPT_ROWS:
+    prompt_rows = 0
+    while prompt_rows < len(rows) and rows[prompt_rows].origin is Origin.PROMPT:
+        prompt_rows += 1
+    if prompt_rows <= _MOST_PROMPT_ROWS:
         return list(rows)
-    end = len(of_prompt) - _LAST_PROMPT_ROWS
+    end = prompt_rows - _LAST_PROMPT_ROWS
     gap = f"… {end - _FIRST_PROMPT_ROWS} rows of the prompt, which the viewer shows (repl-rl view --serve) …"
     return [*rows[:_FIRST_PROMPT_ROWS], ScreenRow((Piece(Origin.PROMPT, gap),)), *rows[end:]]
 
@@ -65,25 +68,42 @@ def transcript_table(title: str, rows: Iterable[ScreenRow], credited: bool = Tru
         table.add_column("reward", justify="right", no_wrap=True, min_width=6)
         table.add_column("adv.", justify="right", no_wrap=True, min_width=6)
     for row in rows:
-        typed = Text.assemble(*((piece.text.expandtabs(), _STYLES[piece.origin]) for piece in row.pieces))
-        kinds = []
-        for line in row.lines:
-            name = visible(line.error_name) if line.error_name else str(line.kind)
-            name += f", {counted(len(line.images), 'image')}" if line.images else ""
-            style = "red" if line.kind in FAULTS else "green" if line.kind is LineKind.ANSWER else ""
-            kinds.append(Text(name, style=style))
-        notes = [Text("\n").join(kinds)]
+        text = Text()
+        for piece in row.pieces:
+            text.append(piece.text.expandtabs(), _STYLES[piece.origin])
+        cells = [Text("\n").join(_kind_cell(line) for line in row.lines)]
         if credited:
-            notes += [_column(line.reward for line in row.lines), _column(line.advantage for line in row.lines)]
-        table.add_row(Text(row.mark, style=_STYLES[row.origin]), typed, *notes)
-        asked = [call for line in row.lines for call in line.subcalls]
-        for call in asked[:_SHOWN_SUBCALLS]:
-            prompt, answer = (visible(one_line(short(text, _SUBCALL_CHARS))) for text in (call.prompt, call.text))
-            asking = Text.assemble("  " * (min(call.depth, 16) - 1), (prompt, "italic"), " → ", (answer, "dim"))
-            table.add_row(Text("?"), asking, Text(visible(cost(call)), style="red" if call.error_name else "dim"))
-        if len(asked) > _SHOWN_SUBCALLS:
-            table.add_row(Text("?"), Text(f"and {counted(len(asked) - _SHOWN_SUBCALLS, 'more question')}", style="dim"))
+            cells.append(_column(line.reward for line in row.lines))
+            cells.append(_column(line.advantage for line in row.lines))
+        table.add_row(Text(row.mark, style=_STYLES[row.origin]), text, *cells)
+        _add_questions(table, row)
     return table
+
+
+def _kind_cell(line: Line) -> Text:
+    """A line's kind or its exception, and how many images it showed."""
+    name = visible(line.error_name) if line.error_name else str(line.kind)
+    if line.images:
+        name += f", {counted(len(line.images), 'image')}"
+    style = ""
+    if line.kind in FAULTS:
+        style = "red"
+    elif line.kind is LineKind.ANSWER:
+        style = "green"
+    return Text(name, style=style)
+
+
+def _add_questions(table: Table, row: ScreenRow) -> None:
+    """A row of the table for each question that the lines of a screen row put to a language model."""
+    calls = [call for line in row.lines for call in line.subcalls]
+    for call in calls[:_SHOWN_SUBCALLS]:
+        prompt = visible(one_line(short(call.prompt, _SUBCALL_CHARS)))
+        answer = visible(one_line(short(call.text, _SUBCALL_CHARS)))
+        indent = "  " * (min(call.depth, 16) - 1)
+        question = Text.assemble(indent, (prompt, "italic"), " → ", (answer, "dim"))
+        table.add_row(Text("?"), question, Text(visible(cost(call)), style="red" if call.error_name else "dim"))
+    if len(calls) > _SHOWN_SUBCALLS:
+        table.add_row(Text("?"), Text(f"and {counted(len(calls) - _SHOWN_SUBCALLS, 'more question')}", style="dim"))
 
 
 def before_after_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> Table:
@@ -107,17 +127,28 @@ def before_after_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> T
 
 def _column(values: Iterable[float | None]) -> Text:
     """Numbers below each other, green above zero and red below."""
-    styles = ((value, "dim" if not value else "green" if value > 0 else "red") for value in values)
-    return Text("\n").join(Text(signed(value), style=style) for value, style in styles)
+    cells = []
+    for value in values:
+        style = "dim"
+        if value:
+            style = "green" if value > 0 else "red"
+        cells.append(Text(signed(value), style=style))
+    return Text("\n").join(cells)
 
 
 def _rate_cells(row: Mapping[str, Any]) -> list[Text | str]:
-    count, change = row["count"], row["change"]
+    count = row["count"]
     cells: list[Text | str] = [_cell(row["name"]), "–" if count is None else f"{count:.0f}"]
     for rate in (row["before"], row["after"]):
-        solved = "" if rate is None or count is None else f"{round(rate * count)} "
-        cells.append("–" if rate is None else f"{solved}({rate:.1%})" if solved else f"{rate:.1%}")
-    return [*cells, "–" if change is None else f"{change:+.0f} pt"]
+        if rate is None:
+            cells.append("–")
+        elif count is None:
+            cells.append(f"{rate:.1%}")
+        else:
+            cells.append(f"{round(rate * count)} ({rate:.1%})")
+    change = row["change"]
+    cells.append("–" if change is None else f"{change:+.0f} pt")
+    return cells
 
 
 def say(console: Console, text: str, style: str = "") -> None:

@@ -74,7 +74,7 @@ class ScreenRow:
 
     @property
     def indices(self) -> range:
-        """Of its lines."""
+        """The indices of its lines in the session."""
         return range(self.first, self.first + len(self.lines))
 
     @property
@@ -103,7 +103,7 @@ def transcript_rows(prompt: str, lines: Sequence[Line], pending: str | None = No
         segments.append((Origin.TYPED, pending, None))
     rows: list[ScreenRow] = []
     pieces: list[Piece] = []
-    begun: list[Line] = []
+    begun: list[Line] = []  # the lines whose first character is in the row
 
     def end_row(is_pending: bool) -> None:
         first = rows[-1].first + len(rows[-1].lines) if rows else 0
@@ -112,11 +112,13 @@ def transcript_rows(prompt: str, lines: Sequence[Line], pending: str | None = No
         begun.clear()
 
     is_pending = False
-    for index, (origin, text, begins) in enumerate(segments, 1):
-        is_pending = pending is not None and index == len(segments)
-        begun += [] if begins is None else [begins]
+    for number, (origin, text, typed_line) in enumerate(segments, 1):
+        is_pending = pending is not None and number == len(segments)
+        if typed_line is not None:
+            begun.append(typed_line)
         *finished, rest = text.split("\n")
         for part in finished:
+            # An empty part gets a piece if it is the whole row, or a blank line that the model typed.
             if part or not pieces or origin is Origin.TYPED:
                 pieces.append(Piece(origin, visible(part)))
             end_row(is_pending)
@@ -130,15 +132,16 @@ def transcript_rows(prompt: str, lines: Sequence[Line], pending: str | None = No
 
 
 def images_within(lines: Sequence[Line], budget_bytes: int) -> Iterator[tuple[str, ...]]:
-    """For each line, those of its images in base64 that a budget for all of them has room for."""
+    """For each line, its images in base64, as far as a budget for the images of all lines has room for them."""
+    left_bytes = budget_bytes
     for line in lines:
-        shown = []
+        images = []
         for image in line.images:
             text = base64.b64encode(image).decode()
-            if len(text) <= budget_bytes:
-                budget_bytes -= len(text)
-                shown.append(text)
-        yield tuple(shown)
+            if len(text) <= left_bytes:
+                left_bytes -= len(text)
+                images.append(text)
+        yield tuple(images)
 
 
 def plain_text(rows: Sequence[ScreenRow], limit_chars: int = PLAIN_CHARS) -> str:
@@ -146,14 +149,17 @@ def plain_text(rows: Sequence[ScreenRow], limit_chars: int = PLAIN_CHARS) -> str
 
     No styles and no escape sequences. This is what trackers, a running notebook and every `text/plain` show.
     """
-    told: list[str] = []
+    texts: list[str] = []
     for row in rows:
+        notes = []
         faults = [one_line(short(kind(line), NAME_CHARS)) for line in row.lines if line.kind in FAULTS]
-        said = [f"✗ {'; '.join(faults)}"] if faults else []
-        if images := sum(len(line.images) for line in row.lines):
-            said.append(counted(images, "image"))
-        told.append(row.text + (f"    [{', '.join(said)}]" if said else ""))
-    return cut_middle(visible("\n".join(told)), limit_chars, "\n  … {:,} characters left out …\n")
+        if faults:
+            notes.append(f"✗ {'; '.join(faults)}")
+        images = sum(len(line.images) for line in row.lines)
+        if images:
+            notes.append(counted(images, "image"))
+        texts.append(f"{row.text}    [{', '.join(notes)}]" if notes else row.text)
+    return cut_middle(visible("\n".join(texts)), limit_chars, "\n  … {:,} characters left out …\n")
 
 
 def trajectory_text(trajectory: Trajectory, limit_chars: int = PLAIN_CHARS) -> str:
@@ -161,42 +167,51 @@ def trajectory_text(trajectory: Trajectory, limit_chars: int = PLAIN_CHARS) -> s
     verdict = status(trajectory)
     heading = f"{VERDICT_MARKS[verdict]} {verdict}  task {one_line(short(trajectory.task_id, NAME_CHARS))}"
     transcript = plain_text(screen_rows(trajectory), limit_chars)
-    return "\n".join(filter(None, [visible(heading), transcript, ending(trajectory)]))
+    texts = [visible(heading), transcript, ending(trajectory)]
+    return "\n".join(text for text in texts if text)
 
 
 def group_text(group: Sequence[Trajectory]) -> str:
     """How many were solved, then one transcript after the other."""
-    kept = excerpt(group, PLAIN_MEMBERS)
-    limit_chars = PLAIN_CHARS // max(1, len(kept.head) + len(kept.tail))
-    texts = [[trajectory_text(member, limit_chars) for member in side] for side in (kept.head, kept.tail)]
-    gap = [f"… {counted(kept.left_out, 'rollout')} left out …"] if kept.left_out else []
-    return "\n\n".join([solved_of(group), *texts[0], *gap, *texts[1]])
+    members = excerpt(group, PLAIN_MEMBERS)
+    limit_chars = PLAIN_CHARS // max(1, len(members.head) + len(members.tail))
+    texts = [solved_of(group)]
+    texts += [trajectory_text(member, limit_chars) for member in members.head]
+    if members.left_out:
+        texts.append(f"… {counted(members.left_out, 'rollout')} left out …")
+    texts += [trajectory_text(member, limit_chars) for member in members.tail]
+    return "\n\n".join(texts)
 
 
 def solved_of(group: Sequence[Trajectory]) -> str:
     """`3 of 8 solved`, and how many have no verdict."""
     verdicts = [status(member) for member in group]
-    others = [f"{verdicts.count(word)} {word}" for word in ("not graded", "void") if word in verdicts]
-    return ", ".join([f"{sum(map(solved, group))} of {len(group)} solved", *others])
+    counts = [f"{sum(map(solved, group))} of {len(group)} solved"]
+    for verdict in ("not graded", "void"):
+        if verdict in verdicts:
+            counts.append(f"{verdicts.count(verdict)} {verdict}")
+    return ", ".join(counts)
 
 
 def ending(trajectory: Trajectory) -> str:
     """Why it stopped, what it answered and what that was worth, in one row; in a second one why, if that is known."""
-    reward = total_reward(trajectory)
     parts = [f"stopped: {trajectory.stop_reason.replace('_', ' ')}"]
     if trajectory.answer is not None:
         parts.append(f"answer: {one_line(short(', '.join(trajectory.answer), TEXT_CHARS))}")
     if trajectory.reference is not None:
         parts.append(f"reference: {one_line(short(trajectory.reference, TEXT_CHARS))}")
-    graded = None if trajectory.outcome_reward is None else f"graded {trajectory.outcome_reward:g}"
-    if graded and not trajectory.grade_reason:
-        parts.append(graded)
+    grade = "" if trajectory.outcome_reward is None else f"graded {trajectory.outcome_reward:g}"
+    if grade and not trajectory.grade_reason:
+        parts.append(grade)
     if trajectory.error is not None:
         parts.append(f"failure: {one_line(short(trajectory.error, TEXT_CHARS))}")
+    reward = total_reward(trajectory)
     if reward is not None:
         parts.append(f"reward {signed(reward)}")
-    lines, tokens = counted(len(trajectory.lines), "line"), counted(trajectory.sampled_tokens, "token")
-    told = "  ".join([*parts, f"{lines}, {tokens}, {duration(trajectory.duration_s)}"])
-    if graded and trajectory.grade_reason:
-        told += f"\n{graded}: {one_line(short(trajectory.grade_reason, TEXT_CHARS))}"
-    return visible(told)
+    lines = counted(len(trajectory.lines), "line")
+    tokens = counted(trajectory.sampled_tokens, "token")
+    parts.append(f"{lines}, {tokens}, {duration(trajectory.duration_s)}")
+    text = "  ".join(parts)
+    if grade and trajectory.grade_reason:
+        text += f"\n{grade}: {one_line(short(trajectory.grade_reason, TEXT_CHARS))}"
+    return visible(text)
