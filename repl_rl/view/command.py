@@ -17,7 +17,6 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,12 +35,14 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `repl-rl view`."""
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders, or .jsonl files of rollouts")
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument(
+    actions = parser.add_mutually_exclusive_group()
+    actions.add_argument(
         "--summary", action="store_true", help="print a short summary, of a run also write report.html; serve nothing"
     )
-    what.add_argument("--serve", action="store_true", help="open a file in the viewer too, which run folders do anyway")
-    what.add_argument(
+    actions.add_argument(
+        "--serve", action="store_true", help="open a file in the viewer too, which run folders do anyway"
+    )
+    actions.add_argument(
         "--export", type=Path, nargs="?", const=Path(), metavar="FILE", help="write the viewer as one HTML file"
     )
     parser.add_argument("--most", type=int, metavar="N", help="trajectories in an export (default: what 25 MB hold)")
@@ -81,9 +82,10 @@ def view(target: Path, console: Console, is_short: bool = False) -> None:
         return
     run = read_run(target)
     _print_summary(run, console)
-    for rollouts in run.rollouts[-1:]:
-        say(console, f"step {rollouts.step}:")
-        for sentence in rollouts_summary(rollouts.trajectories):
+    if run.rollouts:
+        newest = run.rollouts[-1]
+        say(console, f"step {newest.step}:")
+        for sentence in rollouts_summary(newest.trajectories):
             say(console, f"  {sentence}")
     _refresh_report(target, console)
 
@@ -115,14 +117,14 @@ def _serve(targets: Sequence[Path], port: int, browser: bool, console: Console) 
         def ready(address: str) -> None:
             say(console, f"viewer: {address}", style="bold")
             say(console, "Ctrl-C ends it")
-            run_later = asyncio.get_running_loop().run_in_executor
+            in_thread = asyncio.get_running_loop().run_in_executor
             # A browser that gets a window of its own; one in text mode would take over this terminal.
             names = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
             has_screen = sys.platform == "darwin" or any(os.environ.get(name) for name in names)
             if browser and console.is_terminal and has_screen:
-                run_later(None, webbrowser.open, address)
+                in_thread(None, webbrowser.open, address)
             for folder in folders:
-                run_later(None, _refresh_report, folder, console)
+                in_thread(None, _refresh_report, folder, console)
 
         asyncio.run(serve(api, look_again, port, ready))
 
@@ -140,22 +142,24 @@ def _export(targets: Sequence[Path], file: Path, most: int | None, console: Cons
     from repl_rl.view.viewer.api import RunApi
     from repl_rl.view.viewer.export import export
 
-    if file == Path() and len(targets) > 1:
-        raise ConfigError("--export of several runs needs the name of a file to write: --export FILE.html")
     if file == Path():  # no name was given
-        file = targets[0] / "viewer.html" if targets[0].is_dir() else targets[0].with_suffix(".html")
+        if len(targets) > 1:
+            raise ConfigError("--export of several runs needs the name of a file to write: --export FILE.html")
+        [target] = targets
+        file = target / "viewer.html" if target.is_dir() else target.with_suffix(".html")
     if file.exists() and any(map(file.samefile, targets)):
         raise ConfigError(f"--export {file} is the file to view itself; give another name")
-    shown, total = export(RunApi(*targets), file, most)
-    say(console, f"{file}: {shown} of {total} trajectories, {file.stat().st_size / 1e6:.1f} MB")
+    exported, total = export(RunApi(*targets), file, most)
+    say(console, f"{file}: {exported} of {total} trajectories, {file.stat().st_size / 1e6:.1f} MB")
 
 
 def _print_summary(run: Run, console: Console) -> None:
     from repl_rl.view.run import summary
     from repl_rl.view.state import state
 
-    head, *more = summary(run)
-    for sentence in [f"{head}, {state(run).word}", *more]:
+    head, *others = summary(run)
+    say(console, f"{head}, {state(run).word}")
+    for sentence in others:
         say(console, sentence)
     if run.before is not None and run.after is not None:
         console.print(before_after_table(run.before, run.after))
@@ -169,15 +173,18 @@ def _print_compared(targets: Sequence[Path], console: Console) -> None:
 
     api = RunApi(*targets)
     update(api.targets, api.index)
-    for row in [row for row in api.run()["compared"] if row["family"] == "all" and row["rate"]]:
-        who = ", ".join(filter(None, (row["run"], row["model"], row["dialect"])))
+    for row in api.run()["compared"]:
+        if row["family"] != "all" or not row["rate"]:
+            continue
+        names = [row["run"], row["model"], row["dialect"]]
+        label = ", ".join(name for name in names if name)
         change = f"; over the first: {_estimate(row['change'], ' points')}" if row["change"] else ""
-        say(console, f"{who}, step {row['step']}: solved {_estimate(row['rate'], '%')}{change}")
+        say(console, f"{label}, step {row['step']}: solved {_estimate(row['rate'], '%')}{change}")
 
 
 def _estimate(estimate: Mapping[str, float], unit: str) -> str:
-    value, low, high = (f"{100 * estimate[name]:.1f}" for name in ("value", "low", "high"))
-    return f"{value}{unit} [{low}, {high}] on {estimate['problems']} problems"
+    value, low, high = (100 * estimate[name] for name in ("value", "low", "high"))
+    return f"{value:.1f}{unit} [{low:.1f}, {high:.1f}] on {estimate['problems']} problems"
 
 
 def _print_file(path: Path, console: Console, is_short: bool) -> None:
@@ -190,14 +197,19 @@ def _print_file(path: Path, console: Console, is_short: bool) -> None:
     if not groups:
         reason = f" that can be read: {notes[0]}" if notes else ""
         raise RunError(f"{path} holds no trajectory{reason}")
-    for trajectory in () if is_short else chain(*groups.values()):
-        print_trajectory(console, trajectory)
+    if not is_short:
+        for trajectories in groups.values():
+            for trajectory in trajectories:
+                print_trajectory(console, trajectory)
     for note in notes:
         say(console, f"note: {note}", style="yellow")
     for label, trajectories in groups.items():
         if is_short:
-            for sentence in [*filter(None, [label]), *rollouts_summary(trajectories)]:
+            if label:
+                say(console, label)
+            for sentence in rollouts_summary(trajectories):
                 say(console, sentence)
-            continue
-        graded = sum(map(is_graded, trajectories))
-        say(console, outcome(label, len(trajectories), sum(map(solved, trajectories)), graded))
+        else:
+            solves = sum(map(solved, trajectories))
+            graded = sum(map(is_graded, trajectories))
+            say(console, outcome(label, len(trajectories), solves, graded))

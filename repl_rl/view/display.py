@@ -56,8 +56,9 @@ GROUP_MEMBERS = 64
 TREE_LINES = 1000
 PROMPT_ROWS = 8
 """By default, a prompt of more rows is folded."""
-LONG_ROWS, OPEN_ROWS = 140, 60
-"""Of a transcript of more rows, only those at both ends stay unfolded."""
+LONG_ROWS = 140
+"""Of a transcript of more rows, only `OPEN_ROWS` at each end stay unfolded."""
+OPEN_ROWS = 60
 _SUMMARY = ("stopped", "answer", "graded", "reward", "lines", "tokens", "time")
 _UNKNOWN = "Ids stand for texts; token_texts=load_token_texts(MODEL) of repl_rl.view.tokens brings these."
 _UNFIT = "Ids stand for texts: the vocabulary at hand gives other texts than the lines have."
@@ -73,25 +74,25 @@ def environment() -> Environment:
     templates share one environment, so that each is compiled once. Callers pass what differs to `render`.
     """
 
-    def shown(value: Any) -> Any:
+    def finalize(value: Any) -> Any:
         return value if isinstance(value, Markup) else visible(str(value))
 
-    made = Environment(
+    templates = Environment(
         loader=PackageLoader("repl_rl.view"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=shown,
+        finalize=finalize,
     )
     words = (counted, kind, log_probability, milliseconds, short, signed)
-    made.filters |= {word.__name__: word for word in words}
-    made.globals |= {"gutter": GUTTER, "faults": FAULTS}
-    return made
+    templates.filters |= {word.__name__: word for word in words}
+    templates.globals |= {"gutter": GUTTER, "faults": FAULTS}
+    return templates
 
 
 class Note(NamedTuple):
-    """What a row says about a line that begins in it: its number, from 1, and those of its images there is room for."""
+    """What a row says about a line that begins in it. `number` counts from 1; there is room for its `images`."""
 
     number: int
     line: Line
@@ -113,12 +114,16 @@ def trajectory_html(trajectory: Trajectory, *, token_texts: TokenTexts | None = 
 
     `token_texts` (see `repl_rl.view.tokens.load_token_texts`) gives the tokens' texts; without it they are ids.
     """
-    fitting = token_texts is not None and texts_fit(trajectory, token_texts)
+    texts_missing = ""
+    if token_texts is None:
+        texts_missing = _UNKNOWN
+    elif not texts_fit(trajectory, token_texts):
+        texts_missing = _UNFIT
     return _render(
         "trajectory",
         card=_card(trajectory, short(trajectory.task_id, NAME_CHARS), TRANSCRIPT_BYTES, image_bytes=IMAGES_BYTES),
         tokens=_within(TOKENS_BYTES, stretches(trajectory, token_texts), _page().stretch_row),
-        texts_missing="" if fitting else _UNKNOWN if token_texts is None else _UNFIT,
+        texts_missing=texts_missing,
         sampled=trajectory.sampled_tokens,
         size=len(trajectory.completion_ids),
     )
@@ -130,22 +135,23 @@ def group_html(group: Sequence[Trajectory]) -> str:
     The prompt is folded in each transcript, because the whole group shares it. A task that all share is shown above
     them; of several tasks only the number is shown.
     """
-    kept = excerpt(list(enumerate(group, 1)), GROUP_MEMBERS)
-    shown = [*kept.head, *kept.tail]
-    budget_bytes = GROUP_BYTES // max(1, len(shown))
+    members = excerpt(list(enumerate(group, 1)), GROUP_MEMBERS)
+    numbered = [*members.head, *members.tail]
+    budget_bytes = GROUP_BYTES // max(1, len(numbered))
     tasks = {member.task_id for member in group}
     siblings = []
-    for number, member in shown:
+    for number, member in numbered:
         task = "" if len(tasks) == 1 else short(member.task_id, NAME_CHARS)
         siblings.append((number, _card(member, task, budget_bytes, prompt_rows=0)))
+    lines = sum(len(member.lines) for member in group)
     return _render(
         "group",
         heading=solved_of(group),
         tasks=short(next(iter(tasks)), NAME_CHARS) if len(tasks) == 1 else counted(len(tasks), "task"),
         siblings=siblings,
-        left_out=kept.left_out,
+        left_out=members.left_out,
         summary_names=_SUMMARY,
-        tree=tree_rows(group) if sum(len(member.lines) for member in group) <= TREE_LINES else [],
+        tree=tree_rows(group) if lines <= TREE_LINES else [],
     )
 
 
@@ -168,7 +174,9 @@ def _page() -> Any:
 
 
 def _render(macro: str, **values: Any) -> str:
-    return str(_page().root(getattr(_page(), macro)(**values)))
+    page = _page()
+    content = getattr(page, macro)(**values)
+    return str(page.root(content))
 
 
 def transcript_parts(
@@ -188,56 +196,89 @@ def transcript_parts(
     """
     rows = transcript_rows(prompt, lines, pending)
     notes = list(map(Note, count(1), lines, logprobs or repeat(None), images_within(lines, image_bytes)))
-    faults: list[bool] = []  # a line in it went wrong, or it is the interpreter's response to one that did
-    for row in rows:
-        follows = row.origin is Origin.INTERPRETER and faults[-1:] == [True]
-        faults.append(any(line.kind in FAULTS for line in row.lines) if row.lines else follows)
+    faults = _faulty(rows)
 
-    def draw(at: int) -> Any:
-        return _page().screen_row(rows[at], [notes[index] for index in rows[at].indices], faults[at])
+    def draw(index: int) -> Any:
+        row = rows[index]
+        return _page().screen_row(row, [notes[line] for line in row.indices], faults[index])
 
-    given = next((at for at, row in enumerate(rows) if row.origin is not Origin.PROMPT), len(rows))
-    before = _within(budget_bytes // 4, range(given), draw)
-    session, kept = rows[given:], _within(budget_bytes, range(given, len(rows)), draw)
-    head, tail = kept.head, kept.tail
-    is_long = kept.left_out > 0 or len(session) > LONG_ROWS
-    if is_long and not kept.left_out:
-        head, tail = head[:-OPEN_ROWS], head[-OPEN_ROWS:]
-    ends = OPEN_ROWS if is_long else len(session)
-    first, last = len(head), len(session) - len(tail)  # what lies between them is left out
+    prompt_end = 0
+    while prompt_end < len(rows) and rows[prompt_end].origin is Origin.PROMPT:
+        prompt_end += 1
+    prompt_drawn = _within(budget_bytes // 4, range(prompt_end), draw)
     parts: list[Part] = []
-    if given > prompt_rows:
-        title = f"the prompt, {counted(given, 'row')}"
-        gap = counted(before.left_out, "row") if before.left_out else ""
-        parts = [Part(before.head, title), Part(left_out=gap), Part(before.tail, f"{title}: its end")]
-        before = Excerpt(())
+    before: tuple[Markup, ...] = ()  # An unfolded prompt belongs to the rows that follow it.
+    if prompt_end > prompt_rows:
+        title = f"the prompt, {counted(prompt_end, 'row')}"
+        gap = counted(prompt_drawn.left_out, "row") if prompt_drawn.left_out else ""
+        parts += [Part(prompt_drawn.head, title), Part(left_out=gap), Part(prompt_drawn.tail, f"{title}: its end")]
+    else:
+        before = (*prompt_drawn.head, *prompt_drawn.tail)
+
+    session = rows[prompt_end:]
+    drawn = _within(budget_bytes, range(prompt_end, len(rows)), draw)
+    head = drawn.head
+    tail = drawn.tail
+    is_long = drawn.left_out > 0 or len(session) > LONG_ROWS
+    if is_long and not drawn.left_out:
+        head, tail = head[:-OPEN_ROWS], head[-OPEN_ROWS:]
+    open_rows = OPEN_ROWS if is_long else len(session)
+    # The rows from `gap_start` to `gap_end` are left out.
+    gap_start = len(head)
+    gap_end = len(session) - len(tail)
     parts += [
-        Part((*before.head, *before.tail, *head[:ends])),  # An unfolded prompt belongs to the rows that follow it.
-        Part(head[ends:], _told(session[ends:first])),
-        Part(left_out=_told(session[first:last])),
-        Part(tail[:-ends], _told(session[last:-ends])),
-        Part(tail[-ends:]),
+        Part((*before, *head[:open_rows])),
+        Part(head[open_rows:], _rows_in_words(session[open_rows:gap_start])),
+        Part(left_out=_rows_in_words(session[gap_start:gap_end])),
+        Part(tail[:-open_rows], _rows_in_words(session[gap_end:-open_rows])),
+        Part(tail[-open_rows:]),
     ]
     return [part for part in parts if part.rows or part.left_out]
 
 
+def _faulty(rows: Sequence[ScreenRow]) -> list[bool]:
+    """Of each row, whether a line in it went wrong, or it is the interpreter's response to one that did."""
+    faulty: list[bool] = []
+    for row in rows:
+        if row.lines:
+            faulty.append(any(line.kind in FAULTS for line in row.lines))
+        else:
+            follows_fault = bool(faulty) and faulty[-1]
+            faulty.append(follows_fault and row.origin is Origin.INTERPRETER)
+    return faulty
+
+
 def _within(budget_bytes: int, items: Sequence[T], draw: Callable[[T], Any]) -> Excerpt[Markup]:
     """As many of the items from both ends, drawn, as the budget has room for."""
-    drawn = cache(lambda at: draw(items[at]))
-    kept = excerpt(range(len(items)), budget_bytes, lambda at: len(drawn(at).encode()))
-    return Excerpt(tuple(map(drawn, kept.head)), kept.left_out, tuple(map(drawn, kept.tail)))
+
+    @cache  # the size of an item is known only once it is drawn
+    def drawn(index: int) -> Any:
+        return draw(items[index])
+
+    def size_bytes(index: int) -> int:
+        return len(drawn(index).encode())
+
+    indices = excerpt(range(len(items)), budget_bytes, size_bytes)
+    return Excerpt(tuple(map(drawn, indices.head)), indices.left_out, tuple(map(drawn, indices.tail)))
 
 
-def _told(rows: Sequence[ScreenRow]) -> str:
+def _rows_in_words(rows: Sequence[ScreenRow]) -> str:
     """How many rows these are, which lines begin in them, and how many of them went wrong: `9 rows, lines 2 to 6`."""
-    numbered = [(row.first + place, line) for row in rows for place, line in enumerate(row.lines, 1)]
-    told = [counted(len(rows), "row")] if rows else []
-    if numbered:
-        first, last = numbered[0][0], numbered[-1][0]
-        told.append(f"line {first:,}" if first == last else f"lines {first:,} to {last:,}")
-    if faults := sum(line.kind in FAULTS for _, line in numbered):
-        told.append(f"✗ {counted(faults, 'error')}")
-    return ", ".join(told)
+    if not rows:
+        return ""
+    words = [counted(len(rows), "row")]
+    numbers: list[int] = []
+    faults = 0
+    for row in rows:
+        numbers += [index + 1 for index in row.indices]
+        faults += sum(line.kind in FAULTS for line in row.lines)
+    if len(numbers) == 1:
+        words.append(f"line {numbers[0]:,}")
+    elif numbers:
+        words.append(f"lines {numbers[0]:,} to {numbers[-1]:,}")
+    if faults:
+        words.append(f"✗ {counted(faults, 'error')}")
+    return ", ".join(words)
 
 
 def _card(
@@ -246,29 +287,36 @@ def _card(
     """A trajectory as the template draws it: its heading, in which what isn't known is left out, and its parts. `task`
     is empty if the page shows the task elsewhere."""
     verdict = status(trajectory)
+    reward = total_reward(trajectory)
+    grade = trajectory.outcome_reward
+    lines = f"{len(trajectory.lines):,}"
     faults = sum(line.kind in FAULTS for line in trajectory.lines)
+    if faults:
+        lines += f", ✗ {counted(faults, 'error')}"
     masked = len(trajectory.completion_ids) - trajectory.sampled_tokens
-    reward, graded = total_reward(trajectory), trajectory.outcome_reward
+    time = duration(trajectory.duration_s)
     times = {"model": trajectory.engine_s, "interpreter": trajectory.kernel_s, "queue": trajectory.queue_s}
-    known = ", ".join(f"{name} {duration(seconds)}" for name, seconds in times.items() if seconds >= 0.05)
+    worth_showing = [f"{name} {duration(seconds)}" for name, seconds in times.items() if seconds >= 0.05]
+    if worth_showing:
+        time += f" ({', '.join(worth_showing)})"
     facts = {
         "stopped": trajectory.stop_reason.replace("_", " "),
         "answer": None if trajectory.answer is None else short(", ".join(trajectory.answer), TEXT_CHARS),
         "reference": None if trajectory.reference is None else short(trajectory.reference, TEXT_CHARS),
         "failure": None if trajectory.error is None else short(trajectory.error, TEXT_CHARS),
-        "graded": None if graded is None else f"{graded:g}",
+        "graded": None if grade is None else f"{grade:g}",
         "why": trajectory.grade_reason and short(trajectory.grade_reason, TEXT_CHARS),
         "reward": None if reward is None else signed(reward),
-        "lines": f"{len(trajectory.lines):,}" + (f", ✗ {counted(faults, 'error')}" if faults else ""),
+        "lines": lines,
         "tokens": f"{trajectory.sampled_tokens:,} typed, {masked:,} interpreter's",
-        "time": duration(trajectory.duration_s) + (f" ({known})" if known else ""),
+        "time": time,
     }
-    shown = tuple((name, value) for name, value in facts.items() if value is not None)
+    known = tuple((name, value) for name, value in facts.items() if value is not None)
     logprobs = [line_logprob(trajectory, line) for line in trajectory.lines]
     parts = transcript_parts(
         trajectory.prompt, trajectory.lines, None, budget_bytes, logprobs, prompt_rows, image_bytes
     )
-    return {"verdict": verdict, "mark": VERDICT_MARKS[verdict], "task": task, "facts": shown, "parts": parts}
+    return {"verdict": verdict, "mark": VERDICT_MARKS[verdict], "task": task, "facts": known, "parts": parts}
 
 
 def tree_rows(group: Sequence[Trajectory]) -> list[dict[str, Any]]:
@@ -281,33 +329,37 @@ def tree_rows(group: Sequence[Trajectory]) -> list[dict[str, Any]]:
     if all(member.branch is None for member in group):
         return []
     rewards = [[line.reward or 0.0 for line in member.lines] for member in group]
+    worths: dict[tuple[int, int], float] = {}
     try:
-        worths = {(each.member, each.start): each.worth(rewards) for first in trees(group) for each in _all(first)}
+        for root in trees(group):
+            for segment in _segments(root):
+                worths[segment.member, segment.start] = segment.worth(rewards)
     except ValueError:
         return []
-    children: dict[int, list[tuple[int, int]]] = {}
+    branches: dict[int, list[tuple[int, int]]] = {}  # of each member, the lines before which it forks and the branches
     for index, member in enumerate(group):
         if member.branch is not None and member.branch.line:
-            children.setdefault(member.branch.parent, []).append((member.branch.line, index))
+            branches.setdefault(member.branch.parent, []).append((member.branch.line, index))
     rows: list[dict[str, Any]] = []
 
     def add(index: int, before: int) -> None:
-        member, forks = group[index], {line for line, _ in children.get(index, ())}
-        verdict, branch, began = status(member), member.branch, ""
-        if branch is not None:
+        member = group[index]
+        forks = {line for line, _ in branches.get(index, ())}
+        began = ""
+        branch = member.branch
+        if branch is not None and branch.line:
             began = f"by {branch.by} after line {branch.line - 1} of #{branch.parent + 1}, weight {branch.weight:.3g}"
-            began = began if branch.line else "from the prompt, instead of a fork that did not come about"
-        cells = [
-            {
-                "line": line,
-                "worth": worths.get((index, number)) if number in {0, *forks} else None,
-                "forks": number + 1 in forks,
-            }
-            for number, line in enumerate(member.lines)
-        ]
-        drawn = {"number": index + 1, "verdict": verdict, "mark": VERDICT_MARKS[verdict], "cells": cells}
-        rows.append(drawn | {"before": before, "began": began})
-        for line, child in sorted(children.get(index, ())):
+        elif branch is not None:
+            began = "from the prompt, instead of a fork that did not come about"
+        cells = []
+        for number, line in enumerate(member.lines):
+            starts_segment = number == 0 or number in forks
+            worth = worths.get((index, number)) if starts_segment else None
+            cells.append({"line": line, "worth": worth, "forks": number + 1 in forks})
+        verdict = status(member)
+        row = {"number": index + 1, "verdict": verdict, "mark": VERDICT_MARKS[verdict], "cells": cells}
+        rows.append({**row, "before": before, "began": began})
+        for line, child in sorted(branches.get(index, ())):
             add(child, before + line)
 
     for index, member in enumerate(group):
@@ -316,5 +368,9 @@ def tree_rows(group: Sequence[Trajectory]) -> list[dict[str, Any]]:
     return rows
 
 
-def _all(segment: Segment) -> list[Segment]:
-    return [segment, *(each for following in segment.following for each in _all(following))]
+def _segments(root: Segment) -> list[Segment]:
+    """A segment and all that follow it, each before those that follow it in turn."""
+    segments = [root]
+    for child in root.following:
+        segments += _segments(child)
+    return segments

@@ -17,13 +17,14 @@ from __future__ import annotations
 import base64
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repl_rl.dialect import truncate_middle
 from repl_rl.errors import ConfigError, RunError
 from repl_rl.files import replace_file
-from repl_rl.trajectory import LineKind, Trajectory
+from repl_rl.trajectory import Line, LineKind, Trajectory
 from repl_rl.utils.text import visible, whole
 from repl_rl.view.session_cells import Role, SessionCell, SessionText, session_text
 from repl_rl.view.transcript import ending
@@ -63,9 +64,11 @@ def to_notebook(
     if thoughts not in _THOUGHTS:
         raise ConfigError(f"thoughts={thoughts!r}: take one of {', '.join(_THOUGHTS)}")
     text = session_text(trajectory, dialect, trust=trust)
-    cells = [_heading(trajectory), *(_notebook_cell(trajectory, cell, text.shows, thoughts) for cell in text.cells)]
+    cells = [_heading(trajectory)]
+    cells += [_notebook_cell(trajectory, cell, text.shows, thoughts) for cell in text.cells]
     count = 0
     for index, cell in enumerate(cells):
+        # nbformat would draw ids at random, and the same trajectory gives the same notebook.
         cell["id"] = f"cell-{index}"
         if cell["cell_type"] == "code":
             count += 1
@@ -110,14 +113,20 @@ def _notebook_cell(trajectory: Trajectory, cell: SessionCell, shows: str, though
 def _outputs(cell: SessionCell, shows: str) -> list[NotebookNode]:
     from nbformat import v4
 
-    stream, value = cell.output, None
+    stream = cell.output
+    value = None
     if shows == "ipython":  # what was printed, and the value after `Out[number]: `
-        before, mark, after = cell.output.rpartition(f"Out[{cell.number}]: ")
-        stream, value = (before, after.removesuffix("\n")) if mark else (cell.output, None)
-    outputs = [v4.new_output("stream", name="stdout", text=stream)] if stream else []
+        printed, mark, shown = cell.output.rpartition(f"Out[{cell.number}]: ")
+        if mark:
+            stream = printed
+            value = shown.removesuffix("\n")
+    outputs = []
+    if stream:
+        outputs.append(v4.new_output("stream", name="stdout", text=stream))
     if value is not None:
         outputs.append(v4.new_output("execute_result", {"text/plain": value}, execution_count=cell.number))
-    outputs += [v4.new_output("display_data", {"image/png": base64.b64encode(image).decode()}) for image in cell.images]
+    for image in cell.images:
+        outputs.append(v4.new_output("display_data", {"image/png": base64.b64encode(image).decode()}))
     if cell.error_name:
         name = whole(cell.error_name)
         outputs.append(v4.new_output("error", ename=name, evalue=value_of(name, cell.output), traceback=[]))
@@ -140,7 +149,9 @@ def _about(trajectory: Trajectory, text: SessionText) -> dict[str, Any]:
         "setup": text.setup,
         "stop_reason": str(trajectory.stop_reason),
         "answer": _answer(trajectory),
-        **{name: _finite(getattr(trajectory, name)) for name in ("outcome_reward", "environment_reward", "duration_s")},
+        "outcome_reward": _finite(trajectory.outcome_reward),
+        "environment_reward": _finite(trajectory.environment_reward),
+        "duration_s": _finite(trajectory.duration_s),
         "version": trajectory.version,
         "prompt_tokens": len(trajectory.prompt_ids),
         "completion_tokens": len(trajectory.completion_ids),
@@ -152,28 +163,51 @@ def _about_cell(trajectory: Trajectory, cell: SessionCell) -> dict[str, Any]:
     lines = [trajectory.lines[index] for index in cell.lines]
     last = lines[-1]
     rewards = [line.reward for line in lines if line.reward is not None]
-    weighted = [(line.advantage, line.end - line.start) for line in lines if line.advantage is not None]
-    tokens = sum(count for _, count in weighted)
+    logprobs: list[float] = []
+    for line in lines:
+        logprobs += trajectory.logprobs[line.start : line.end]
     about: dict[str, Any] = {
         "role": str(cell.role),
         "lines": list(cell.lines),
         "kind": str(last.kind),
         "reward": _finite(math.fsum(rewards)) if rewards else None,
-        "advantage": _finite(math.fsum(value * count for value, count in weighted) / tokens) if weighted else None,
-        "logprob": _finite(math.fsum(trajectory.logprobs[i] for line in lines for i in range(line.start, line.end))),
+        "advantage": _mean_advantage(lines),
+        "logprob": _finite(math.fsum(logprobs)),
         "tokens": [[line.start, line.end] for line in lines],
         "duration_s": _finite(math.fsum(line.duration_s for line in lines)),
     }
     if cell.role is Role.RAN:
-        about |= {"number": cell.number, "error_name": cell.error_name and whole(cell.error_name)}
-        about |= {"shares_output": True} if cell.shares_output else {}
-        about |= {"calls": [whole(call.name) for call in last.calls]} if last.calls else {}
-        about |= {"answer": _answer(trajectory)} if last.kind is LineKind.ANSWER and not cell.shares_output else {}
-    return about | ({"note": cell.note} if cell.note else {})
+        about["number"] = cell.number
+        about["error_name"] = cell.error_name and whole(cell.error_name)
+        if cell.shares_output:
+            about["shares_output"] = True
+        if last.calls:
+            about["calls"] = [whole(call.name) for call in last.calls]
+        if last.kind is LineKind.ANSWER and not cell.shares_output:
+            about["answer"] = _answer(trajectory)
+    if cell.note:
+        about["note"] = cell.note
+    return about
+
+
+def _mean_advantage(lines: Sequence[Line]) -> float | None:
+    """The mean over the tokens of those lines that have an advantage; None if none has one."""
+    tokens = 0
+    products = []
+    for line in lines:
+        if line.advantage is not None:
+            count = line.end - line.start
+            tokens += count
+            products.append(line.advantage * count)
+    if not products:
+        return None
+    return _finite(math.fsum(products) / tokens)
 
 
 def _answer(trajectory: Trajectory) -> list[str] | None:
-    return None if trajectory.answer is None else [whole(value) for value in trajectory.answer]
+    if trajectory.answer is None:
+        return None
+    return [whole(value) for value in trajectory.answer]
 
 
 def _finite(value: float | None) -> float | None:
@@ -186,12 +220,19 @@ def _heading(trajectory: Trajectory) -> NotebookNode:
 
     parts = [f"# {plain_markdown(trajectory.task_id)}"]
     if trajectory.question:
-        parts.append("  \n".join(map(plain_markdown, trajectory.question.split("\n"))))
+        lines = trajectory.question.split("\n")
+        parts.append("  \n".join(map(plain_markdown, lines)))
     parts.append(plain_markdown(f"{status(trajectory)}, {ending(trajectory)}"))
-    parts.append(f"The prompt:\n\n{fenced(visible(truncate_middle(trajectory.prompt, _PROMPT_CHARS)), 'text')}")
+    prompt = visible(truncate_middle(trajectory.prompt, _PROMPT_CHARS))
+    parts.append(f"The prompt:\n\n{fenced(prompt, 'text')}")
     return v4.new_markdown_cell("\n\n".join(parts), metadata={"repl_rl": {"role": "heading"}})
 
 
 def plain_markdown(text: str) -> str:
     """`text` as markdown that shows it literally: none of it becomes a tag, a link, a formula or a list."""
-    return _MARKDOWN.sub(lambda match: f"&#{ord(match[0][0])};{match[0][1:]}", visible(text))
+
+    def escape(match: re.Match[str]) -> str:
+        special = match[0]  # one character, or a number, which is no list once its first digit is escaped
+        return f"&#{ord(special[0])};{special[1:]}"
+
+    return _MARKDOWN.sub(escape, visible(text))

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ _AROUND = {
     ToolCallDialect: (r"(?!)", ""),  # sources stand in calls, as JSON or in tags
 }
 """What stands around the source of a cell in the typed text; elsewhere it has lines of its own."""
+_LINES_OF_ITS_OWN = ("^", r"$\n?")
 _HERMES = CallForm("<tool_call>", "</tool_call>", "name", "arguments")
 _NO_RUN = frozenset({LineKind.COMMENT, LineKind.BLANK, LineKind.OPEN, LineKind.ANSWER})
 """Kinds of lines that need no cell."""
@@ -94,33 +94,42 @@ def session_text(trajectory: Trajectory, dialect: str | Dialect | None = None, *
     A record may be a stranger's: what it names as `package.module:Class` is only imported with `trust`, or if this
     process has imported the module anyway. Raises ConfigError for such a name, and for one that can't be used here.
     """
-    own = trajectory.dialect or ""
-    if own.endswith(".yaml") and not Path(own).is_file():
-        own = ""  # texts that are elsewhere; what ran is in the record
-    if not (dialect or trust) and ":" in own and own.partition(":")[0] not in sys.modules:
+    recorded = trajectory.dialect or ""
+    if recorded.endswith(".yaml") and not Path(recorded).is_file():
+        recorded = ""  # texts that are elsewhere; what ran is in the record
+    is_code = ":" in recorded and recorded.partition(":")[0] not in sys.modules
+    if is_code and not dialect and not trust:
         raise ConfigError(
-            f"task {trajectory.task_id!r} was sampled in the dialect {own!r}, which is code; what a record names is "
-            "not imported unless you trust it (--trust, trust=True). Or name the dialect to read it with (--dialect, "
-            "dialect=)"
+            f"task {trajectory.task_id!r} was sampled in the dialect {recorded!r}, which is code; what a record names "
+            "is not imported unless you trust it (--trust, trust=True). Or name the dialect to read it with "
+            "(--dialect, dialect=)"
         )
-    asked = dialect or own or "python"
-    try:
-        spoken: Any = asked
-        if isinstance(asked, str):
-            kind = dialect_class(config := DialectConfig(name=asked))
-            spoken = kind if issubclass(kind, ToolCallDialect) else make_dialect(config)  # no chat template is here
-    except ConfigError as error:
-        if dialect:
-            raise
-        raise ConfigError(
-            f"task {trajectory.task_id!r} was sampled in the dialect {asked!r}, which can't be used here: {error}. Run "
-            "this where it can be imported (PYTHONPATH), or name the dialect to read it with (--dialect, dialect=)"
-        ) from error
+    requested = dialect or recorded or "python"
+    spoken: Any = requested
+    if isinstance(requested, str):
+        try:
+            config = DialectConfig(name=requested)
+            spoken = dialect_class(config)
+            # A tool_call dialect can't be made without the model's chat template, and its class is enough here.
+            if not issubclass(spoken, ToolCallDialect):
+                spoken = make_dialect(config)
+        except ConfigError as error:
+            if dialect:
+                raise
+            raise ConfigError(
+                f"task {trajectory.task_id!r} was sampled in the dialect {requested!r}, which can't be used here: "
+                f"{error}. Run this where it can be imported (PYTHONPATH), or name the dialect to read it with "
+                "(--dialect, dialect=)"
+            ) from error
     kind = spoken if isinstance(spoken, type) else type(spoken)
-    name = asked if isinstance(asked, str) else getattr(spoken, "texts_name", "") or kind.__name__
+    if isinstance(requested, str):
+        name = requested
+    else:
+        texts_name = getattr(spoken, "texts_name", "")
+        name = texts_name or kind.__name__
     shows = "ipython" if issubclass(kind, IPythonDialect) else "output"
-    found = [cell for cell in _Session(trajectory, kind).cells() if cell.text.strip() or cell.role is Role.RAN]
-    return SessionText(name, shows, spoken.setup, tuple(found))
+    cells = [cell for cell in _Session(trajectory, kind).cells() if cell.text.strip() or cell.role is Role.RAN]
+    return SessionText(name, shows, spoken.setup, tuple(cells))
 
 
 class _Session:
@@ -130,45 +139,63 @@ class _Session:
         self._trajectory = trajectory
         self._kind = kind
         self._has_prompts = issubclass(kind, PromptDialect)
-        self._around = next((around for base, around in _AROUND.items() if issubclass(kind, base)), ("^", r"$\n?"))
+        self._around = _LINES_OF_ITS_OWN
+        for dialect, around in _AROUND.items():
+            if issubclass(kind, dialect):
+                self._around = around
+                break
         self._held: Typed = []
         """What was typed and belongs to no cell yet."""
         self._number = 0
 
     def cells(self) -> Iterator[SessionCell]:
-        is_ahead = False
+        continues_line = False
         for index, line in enumerate(self._trajectory.lines):
             text = whole(line.text)
-            if self._has_prompts and not is_ahead:  # one space belongs to the prompt
+            if self._has_prompts and not continues_line:  # one space belongs to the prompt
                 text = text.removeprefix(" ")
-            is_ahead = not line.text.endswith("\n")
+            continues_line = not line.text.endswith("\n")
             self._held.append((index, re.sub(r"\r+(?=\n)", "", text)))
             if line.kind is LineKind.OVERLONG:
                 break
             yield from self._of_line(index, line)
-        held = self._held  # words at the end, then what was never complete
-        yield from self._words(list(takewhile(self._is_idle, held)))
-        self._held = list(dropwhile(self._is_idle, held))
-        is_overlong = bool(held) and self._trajectory.lines[held[-1][0]].kind is LineKind.OVERLONG
-        yield self._not_run("the tokens of a line ran out before it ended" if is_overlong else "it was never complete")
+        # Words at the end, then what was never complete.
+        idle = 0
+        while idle < len(self._held) and self._is_idle(*self._held[idle]):
+            idle += 1
+        words, incomplete = self._held[:idle], self._held[idle:]
+        note = "it was never complete"
+        if self._held:
+            last, _ = self._held[-1]
+            if self._trajectory.lines[last].kind is LineKind.OVERLONG:
+                note = "the tokens of a line ran out before it ended"
+        yield from self._words(words)
+        self._held = incomplete
+        yield self._not_run(note)
 
     def _of_line(self, index: int, line: Line) -> Iterator[SessionCell]:
         """The words and cells up to the last cell of a line, and what was not reached after it."""
-        made: list[SessionCell] = []
-        lines: tuple[int, ...] = ()
+        cells: list[SessionCell] = []
+        indices: tuple[int, ...] = ()
         for recorded in line.cells:
-            words, own = self._take_cell(recorded)
+            words, typed = self._take_cell(recorded)
             yield from self._words(words)
-            lines = tuple(dict.fromkeys([*(_lines(own) or lines), index]))
-            made.append(self._cell(recorded, lines, _text(own), line))
-        ran = [place for place, cell in enumerate(made) if cell.role is Role.RAN]
+            # A cell for which no text is left was typed in the lines of the cell before it.
+            indices = tuple(dict.fromkeys([*(_lines(typed) or indices), index]))
+            cells.append(self._cell(recorded, indices, _text(typed), line))
+        ran = [place for place, cell in enumerate(cells) if cell.role is Role.RAN]
         for place in ran[:-1]:
-            made[place] = replace(made[place], shares_output=True)
-        for place in ran[-1:]:
-            made[place] = replace(made[place], error_name=line.error_name)
-        yield from made
-        has_ended = line.kind is LineKind.KILLED or (line.kind is LineKind.ANSWER and line.cells)
-        if has_ended or (not line.cells and line.kind not in _NO_RUN):
+            cells[place] = replace(cells[place], shares_output=True)
+        if ran:
+            cells[ran[-1]] = replace(cells[ran[-1]], error_name=line.error_name)
+        yield from cells
+        if line.kind is LineKind.KILLED:
+            is_cut_off = True
+        elif line.cells:
+            is_cut_off = line.kind is LineKind.ANSWER
+        else:
+            is_cut_off = line.kind not in _NO_RUN
+        if is_cut_off:
             yield self._not_run(self._why_not(line))
 
     def _take_cell(self, recorded: RecordedCell) -> tuple[Typed, Typed]:
@@ -178,30 +205,38 @@ class _Session:
         rows = whole(recorded.source).rstrip("\n").split("\n")
         source = "\n".join(indent + re.escape(row) for row in rows) if any(rows) else r"[\s\S]*?"
         text = _text(self._held)
-        if found := re.search(before + source + after, text, re.MULTILINE):
-            return self._take(found.start()), self._take(found.end() - found.start())
-        taken = self._take(len(text))
-        if self._has_prompts:  # IPython leaves prompts and indentation out
-            return [], taken
-        return ([(taken[0][0], split_calls(text, _HERMES)[1])], taken) if taken else ([], [])
+        found = re.search(before + source + after, text, re.MULTILINE)
+        if found:
+            words = self._take(found.start())
+            return words, self._take(found.end() - found.start())
+        typed = self._take(len(text))
+        if self._has_prompts or not typed:  # IPython leaves prompts and indentation out of a source
+            return [], typed
+        first, _ = typed[0]
+        _, words_of_calls = split_calls(text, _HERMES)
+        return [(first, words_of_calls)], typed
 
     def _take(self, chars: int) -> Typed:
         """The first characters of what is held."""
-        taken, held = Typed(), Typed()
+        taken = Typed()
+        held = Typed()
         for index, text in self._held:
-            taken += [(index, text[:chars])] if text[:chars] else []
-            held += [(index, text[chars:])] if text[chars:] else []
+            if text[:chars]:
+                taken.append((index, text[:chars]))
+            if text[chars:]:
+                held.append((index, text[chars:]))
             chars = max(0, chars - len(text))
         self._held = held
         return taken
 
     def _cell(self, recorded: RecordedCell, lines: tuple[int, ...], typed: str, line: Line) -> SessionCell:
         self._number += 1
-        source, output = whole(recorded.source), whole(recorded.output)
+        source = whole(recorded.source)
+        output = whole(recorded.output)
         if not source or not (self._has_prompts or missing_end(source) is None):
-            note = f"refused: {output.rstrip().rpartition(chr(10))[2]}"
-            typed = typed or "".join(whole(self._trajectory.lines[index].text) for index in lines)
-            return SessionCell(Role.NOT_RUN, typed, lines, note=note)
+            _, _, reason = output.rstrip().rpartition("\n")
+            text = typed or "".join(whole(self._trajectory.lines[index].text) for index in lines)
+            return SessionCell(Role.NOT_RUN, text, lines, note=f"refused: {reason}")
         role = Role.RAN if any(map(holds_code, source.split("\n"))) else Role.THOUGHT
         if issubclass(self._kind, IPythonDialect):
             output = _marked(output, self._number, line)
@@ -210,8 +245,10 @@ class _Session:
     def _words(self, typed: Typed) -> Iterator[SessionCell]:
         """Each line of thoughts by itself, and prose as a whole."""
         if not self._has_prompts:
-            return iter([SessionCell(Role.PROSE, _text(typed).strip("\n"), _lines(typed))])
-        return (SessionCell(Role.THOUGHT, text.strip("\n"), (index,)) for index, text in typed)
+            yield SessionCell(Role.PROSE, _text(typed).strip("\n"), _lines(typed))
+            return
+        for index, text in typed:
+            yield SessionCell(Role.THOUGHT, text.strip("\n"), (index,))
 
     def _not_run(self, note: str) -> SessionCell:
         """All that is held, which has not run."""
@@ -219,14 +256,16 @@ class _Session:
         return SessionCell(Role.NOT_RUN, _text(held).strip("\n"), _lines(held), note=note)
 
     def _why_not(self, line: Line) -> str:
-        if line.kind is LineKind.KILLED and self._trajectory.stop_reason in _FAILED:
+        if line.kind is LineKind.ANSWER:
+            return "the session had ended with the answer"
+        if line.kind is not LineKind.KILLED:
+            return "it is not recorded that it ran"
+        if self._trajectory.stop_reason in _FAILED:
             return "the machinery failed while it ran"
-        ends = {LineKind.ANSWER: "the session had ended with the answer", LineKind.KILLED: "the session had ended"}
-        return ends.get(line.kind, "it is not recorded that it ran")
+        return "the session had ended"
 
-    def _is_idle(self, typed: tuple[int, str]) -> bool:
-        """Whether a part of the text begins no cell."""
-        index, text = typed
+    def _is_idle(self, index: int, text: str) -> bool:
+        """Whether a part of the text begins no cell. `index` is of the line in which it was typed."""
         kind = self._trajectory.lines[index].kind
         if self._has_prompts and kind is not LineKind.OVERLONG:
             return not any(map(holds_code, text.split("\n")))
@@ -246,5 +285,8 @@ def _marked(output: str, number: int, line: Line) -> str:
     shown. A record does not distinguish values from printed text."""
     mark = f"Out[{number}]: "
     _, found, after = whole(line.output).rpartition(mark)
-    starts = [start for start in range(len(output)) if after.startswith(output[start:])] if found else []
-    return output[: starts[0]] + mark + output[starts[0] :] if starts else output
+    if found:
+        for start in range(len(output)):
+            if after.startswith(output[start:]):
+                return output[:start] + mark + output[start:]
+    return output

@@ -1,4 +1,4 @@
-"""Whether a run is going on, and how it ended otherwise: from its lock, its rows and its config."""
+"""Whether a run is going on or how it ended, judged by its lock, its rows and its config."""
 
 import time
 from contextlib import suppress
@@ -8,7 +8,7 @@ from repl_rl.utils.locks import LOCK_NAME, is_held, writer
 from repl_rl.view.run import Run
 
 _FRESH_S = 300.0
-"""Where a lock can't be asked, a run whose files have not changed for longer is taken for stopped."""
+"""If nobody can say whether a run's lock is held, a run whose files are older is taken for stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +22,11 @@ class State:
 
 def state(run: Run) -> State:
     """The state of a run at this moment. Reads a few small files."""
-    done, planned = run.steps_done, run.setting("train.steps")
+    done = run.steps_done
+    planned = run.setting("train.steps")
     steps = f"{done:,} of {planned:,} steps" if isinstance(planned, int) else f"{done:,} steps"
     is_trained = isinstance(planned, int) and done >= planned
-    is_measured = done > 0 and any(row["step"] == done for row in run.evals[-1:])
+    is_measured = done > 0 and bool(run.evals) and run.evals[-1]["step"] == done
     if _is_running(run, is_trained):
         return State(True, "running", f"running, {steps} so far")
     if is_trained:

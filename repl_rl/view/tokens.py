@@ -9,7 +9,7 @@ Not covered: for checkpoints without `tokenizer.json` there are only ids, no tex
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 
 from repl_rl.errors import ReplRLError
@@ -21,7 +21,7 @@ from repl_rl.view.words import short
 STRETCH_TOKENS = 400
 TOKEN_CHARS = 200
 _STEPS = (-0.1, -0.7, -1.6, -3.0)
-"""Each of these logprobs that a token is below shades it one step more; probabilities of 90%, 50%, 20% and 5%."""
+"""A token's shade counts those of these logprobs that it is below: probabilities of 90%, 50%, 20% and 5%."""
 _BLANKS = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"})
 
 TokenTexts = Callable[[Sequence[int]], list[str]]
@@ -45,29 +45,33 @@ class TokenRow:
     @property
     def chip(self) -> str:
         """What its chip shows: the text with signs for blanks, or the id."""
-        return str(self.id) if self.text is None else short(self.text, TOKEN_CHARS).translate(_BLANKS)
+        if self.text is None:
+            return str(self.id)
+        return short(self.text, TOKEN_CHARS).translate(_BLANKS)
 
     @property
     def shade(self) -> int:
         """From 0 to 4: the less likely the token was, the more."""
-        return 0 if self.logprob is None else sum(self.logprob < step for step in _STEPS)
+        if self.logprob is None:
+            return 0
+        return sum(self.logprob < step for step in _STEPS)
 
 
 def token_rows(trajectory: Trajectory, texts: TokenTexts | None) -> list[TokenRow]:
     """The completion's tokens in order. Raises ValueError if `texts` doesn't return one text for each id."""
     ids = trajectory.completion_ids
-    starts = [line.start for line in trajectory.lines]
-    owners: list[int | None] = []  # (T,)
-    for index, (start, end) in enumerate(zip([0, *starts], [*starts, len(ids)], strict=True)):
-        owners += [index - 1 if index else None] * (end - start)
-    known: Sequence[str | None] = [None] * len(ids)
+    bounds = [*(line.start for line in trajectory.lines), len(ids)]
+    owners: list[int | None] = [None] * bounds[0]  # (T,)
+    for index, (start, end) in enumerate(pairwise(bounds)):
+        owners += [index] * (end - start)
+    token_texts: Sequence[str | None] = [None] * len(ids)
     if texts is not None and texts_fit(trajectory, texts):
-        known = texts(ids)
-    columns = zip(ids, known, trajectory.logprobs, trajectory.sampled_mask, owners, strict=True)
-    return [
-        TokenRow(token, text or None, logprob if sampled else None, sampled, line)
-        for token, text, logprob, sampled, line in columns
-    ]
+        token_texts = texts(ids)
+    rows = []
+    columns = zip(ids, token_texts, trajectory.logprobs, trajectory.sampled_mask, owners, strict=True)
+    for token, text, logprob, sampled, owner in columns:
+        rows.append(TokenRow(token, text or None, logprob if sampled else None, sampled, owner))
+    return rows
 
 
 def texts_fit(trajectory: Trajectory, texts: TokenTexts) -> bool:
@@ -75,8 +79,12 @@ def texts_fit(trajectory: Trajectory, texts: TokenTexts) -> bool:
 
     Only lines whose tokens spell ASCII are compared. After a line's text, its tokens may also spell what ended it.
     """
-    spelled = (("".join(texts(trajectory.completion_ids[line.start : line.end])), line) for line in trajectory.lines)
-    return all(text.startswith(line.text) for text, line in spelled if text.isascii() and "\\x" not in text)
+    for line in trajectory.lines:
+        spelled = "".join(texts(trajectory.completion_ids[line.start : line.end]))
+        is_ascii = spelled.isascii() and "\\x" not in spelled
+        if is_ascii and not spelled.startswith(line.text):
+            return False
+    return True
 
 
 def load_token_texts(model: str) -> TokenTexts | None:
@@ -102,7 +110,11 @@ def load_token_texts(model: str) -> TokenTexts | None:
             spelled = computed.value
     except (ReplRLError, OSError, ValueError):  # the name may be a stranger's
         return None
-    return lambda ids: [spelled[index] if 0 <= index < len(spelled) else "" for index in ids]
+
+    def token_texts(ids: Sequence[int]) -> list[str]:
+        return [spelled[index] if 0 <= index < len(spelled) else "" for index in ids]
+
+    return token_texts
 
 
 def _tokenizer_file(model: str) -> Path | None:
@@ -112,12 +124,12 @@ def _tokenizer_file(model: str) -> Path | None:
 
     from repl_rl.models import find_model
 
-    found = find_model(model)
-    path = Path(found) / "tokenizer.json"
+    source = find_model(model)
+    path = Path(source) / "tokenizer.json"
     if path.is_file():
         return path
     try:
-        downloaded = try_to_load_from_cache(found, "tokenizer.json")
+        downloaded = try_to_load_from_cache(source, "tokenizer.json")
     except HFValidationError:
         return None
     return Path(downloaded) if isinstance(downloaded, str) else None
@@ -134,11 +146,13 @@ class Stretch:
 
 def stretches(trajectory: Trajectory, texts: TokenTexts | None) -> list[Stretch]:
     """The completion's tokens in order, those of long stretches cut in the middle."""
-    return [
-        Stretch(
-            Origin.TYPED if sampled else Origin.INTERPRETER,
-            None if line is None else line + 1,
-            excerpt(list(same), STRETCH_TOKENS),
-        )
-        for (line, sampled), same in groupby(token_rows(trajectory, texts), key=lambda row: (row.line, row.sampled))
-    ]
+
+    def line_and_origin(row: TokenRow) -> tuple[int | None, bool]:
+        return row.line, row.sampled
+
+    parts = []
+    for (line, sampled), rows in groupby(token_rows(trajectory, texts), line_and_origin):
+        origin = Origin.TYPED if sampled else Origin.INTERPRETER
+        number = None if line is None else line + 1
+        parts.append(Stretch(origin, number, excerpt(list(rows), STRETCH_TOKENS)))
+    return parts

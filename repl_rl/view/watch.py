@@ -1,4 +1,4 @@
-"""Rollouts to look at as they happen: `live` opens a model and shows it think, `show` does so on an open `Rollout`.
+"""Rollouts to look at as they happen: `live` opens a model and shows what it types, `show` uses an open `Rollout`.
 
     live("nano", "What is the greatest common divisor of 462 and 1071?")     # a script, a terminal, a notebook's cell
 
@@ -70,10 +70,11 @@ def live(
     follows seeds; `overrides=["seed=1"]` gives different ones. Raises ConfigError before anything is loaded, and
     whatever opening and rolling out raise; a rollout that failed for reasons of its machinery comes back `aborted`.
     """
-    asked = _task(task, n)
+    requested = _task(task, n)
     config = config_of(config_or_model, overrides)
     board = Board(canvas_here(), n, f"loading {config.model.path}")
-    return _one_or_all(watched(config, asked, board, config.sampling.seeded(f"{config.seed}/live")))
+    sampling = config.sampling.seeded(f"{config.seed}/live")
+    return _one_or_all(watched(config, requested, board, sampling))
 
 
 def watched(
@@ -84,20 +85,20 @@ def watched(
     silence_libraries()  # The screen is for the rollout, not for messages of loading libraries.
     with board.until_the_end(), warnings.catch_warnings(action="ignore"), BackgroundLoop() as loop:
 
-        async def made() -> list[Trajectory]:
+        async def open_and_roll() -> list[Trajectory]:
             async with open_rollout(config, sessions=len(board.seen), checked=checked) as rollout:
-                return await _rolled(rollout, task, board, sampling)
+                return await _roll_all(rollout, task, board, sampling)
 
-        making = loop.submit(made())
-        while not wait([making], _TICK_S).done:
+        future = loop.submit(open_and_roll())
+        while not wait([future], _TICK_S).done:
             board.refresh()
-        return making.result()
+        return future.result()
 
 
 async def show(rollout: Rollout, task: Task | str, *, n: int = 1) -> Trajectory | Group:
     """Roll out a task `n` times on an open `Rollout`, and show it as `live` does. Cancelling it ends the rollouts."""
-    asked = _task(task, n)
-    return await watch(rollout, asked, Board(canvas_here(), n))
+    requested = _task(task, n)
+    return await watch(rollout, requested, Board(canvas_here(), n))
 
 
 class Board:
@@ -111,7 +112,9 @@ class Board:
         self.texts: TokenTexts | None = None
         self._canvas = canvas
         self._note = note
-        self._changes, self._drawn = 1, 0
+        # Counters, so that a change from another thread while the board is drawn is drawn the next time.
+        self._changes = 1
+        self._drawn = 0
 
     def take(self, index: int, event: Event) -> None:
         """Take in an event of rollout `index`."""
@@ -133,10 +136,10 @@ class Board:
             self.refresh()
             yield
         except BaseException as error:
-            why = f"ended by {type(error).__name__}: {error}"
+            note = f"ended by {type(error).__name__}: {error}"
             if isinstance(error, KeyboardInterrupt | asyncio.CancelledError):
-                why = "interrupted: this is what there was"
-            self._canvas.finish(tuple(self.seen), why, self.texts)
+                note = "interrupted: this is what there was"
+            self._canvas.finish(tuple(self.seen), note, self.texts)
             raise
         self._canvas.finish(tuple(self.seen), "", self.texts)
 
@@ -144,48 +147,57 @@ class Board:
 async def watch(rollout: Rollout, task: Task, board: Board) -> Trajectory | Group:
     """Roll out a task once for each rollout on the board, and keep the board drawn meanwhile."""
     with board.until_the_end():
-        making = asyncio.create_task(_rolled(rollout, task, board, rollout.setup.sampling))
+        rolling = asyncio.create_task(_roll_all(rollout, task, board, rollout.setup.sampling))
         try:
-            while not making.done():
-                await asyncio.wait([making], timeout=_TICK_S)
+            while not rolling.done():
+                await asyncio.wait([rolling], timeout=_TICK_S)
                 board.refresh()
-            return _one_or_all(making.result())
+            return _one_or_all(rolling.result())
         finally:
-            making.cancel()
-            await asyncio.gather(making, return_exceptions=True)
+            rolling.cancel()
+            await asyncio.gather(rolling, return_exceptions=True)
 
 
-async def _rolled(rollout: Rollout, task: Task, board: Board, sampling: SamplingConfig) -> list[Trajectory]:
+async def _roll_all(rollout: Rollout, task: Task, board: Board, sampling: SamplingConfig) -> list[Trajectory]:
     """Roll out as many at a time as the rollout allows; the first failure ends all."""
     vocabulary = rollout.setup.vocabulary
-    board.texts = lambda ids: [vocabulary.bytes_of([index]).decode("utf-8", "backslashreplace") for index in ids]
+
+    def token_texts(ids: Sequence[int]) -> list[str]:
+        return [vocabulary.bytes_of([index]).decode("utf-8", "backslashreplace") for index in ids]
+
+    board.texts = token_texts
 
     async def roll(index: int) -> Trajectory:
-        own = sampling.of_trajectory(index) if isinstance(sampling, SeededSampling) else sampling
-        async with aclosing(rollout.stream(task, own)) as events:
+        seeded = sampling.of_trajectory(index) if isinstance(sampling, SeededSampling) else sampling
+        async with aclosing(rollout.stream(task, seeded)) as events:
             async for event in events:
                 board.take(index, event)
         trajectory = board.seen[index].trajectory
         assert trajectory is not None
         return trajectory
 
+    by_index: dict[int, Trajectory] = {}
     async with aclosing(scheduled(roll, len(board.seen), rollout.setup.at_once)) as ended:
-        made = {index: trajectory async for index, trajectory in ended}
-    return [made[index] for index in sorted(made)]
+        async for index, trajectory in ended:
+            by_index[index] = trajectory
+    return [by_index[index] for index in sorted(by_index)]
 
 
-def _one_or_all(made: Sequence[Trajectory]) -> Trajectory | Group:
-    return made[0] if len(made) == 1 else Group(made)
+def _one_or_all(trajectories: Sequence[Trajectory]) -> Trajectory | Group:
+    if len(trajectories) == 1:
+        return trajectories[0]
+    return Group(trajectories)
 
 
 def _task(task: Task | str, n: int) -> Task:
     """The task to roll out `n` times. Raises ConfigError for an empty task, and for `n` below 1."""
-    asked = task if isinstance(task, Task) else Task("live", task, "")
-    if not asked.question.strip():
+    if isinstance(task, str):
+        task = Task("live", task, "")
+    if not task.question.strip():
         raise ConfigError("an empty task: give a question, such as " + repr(EXAMPLE))
     if n < 1:
         raise ConfigError(f"n={n}: give at least one rollout")
-    return asked
+    return task
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,10 +233,15 @@ class LiveRollout:
     def finished_rows(self) -> list[ScreenRow]:
         """The rows that can no longer change."""
         rows = self.rows
-        line = self.lines[-1] if self.lines else None
-        texts = (self.pending, line and line.output, line and line.text, self.prompt)
-        last_text = next((text for text in texts if text), "")
-        return rows[:-1] if self.trajectory is None and not last_text.endswith("\n") else rows
+        if self.trajectory is not None:
+            return rows
+        texts = [self.prompt]
+        if self.lines:
+            texts += [self.lines[-1].text, self.lines[-1].output]
+        if self.pending is not None:
+            texts.append(self.pending)
+        last_text = next((text for text in reversed(texts) if text), "")
+        return rows if last_text.endswith("\n") else rows[:-1]
 
     @property
     def doing(self) -> str:
@@ -234,7 +251,9 @@ class LiveRollout:
         number = len(self.lines) + 1
         if self.pending is not None:
             return f"line {number} runs"
-        return f"the model types line {number}" if self.prompt else "waiting for a slot and an interpreter"
+        if self.prompt:
+            return f"the model types line {number}"
+        return "waiting for a slot and an interpreter"
 
 
 class Canvas(Protocol):
@@ -265,33 +284,40 @@ class NotebookCanvas:
         self._handle: Any = None
 
     def draw(self, seen: Sequence[LiveRollout], note: str) -> None:
-        texts = [plain_text(each.rows) for each in seen]
-        shown = [
-            Markup(transcript_html(each.prompt, each.lines, pending=each.pending, note=note or each.doing))
-            for each in seen[:_COLUMNS]
-        ]
-        if len(shown) > 1:
-            beside = _SIDE_BY_SIDE.format(Markup("").join(_COLUMN.format(each) for each in shown))
-            more = len(seen) - len(shown)
-            shown = [beside + (Markup("<p>and {} more</p>").format(more) if more else "")]
-        self._show({"text/plain": "\n\n".join(filter(None, [note, *texts])), "text/html": str(shown[0])})
+        texts = [plain_text(rollout.rows) for rollout in seen]
+        if note:
+            texts.insert(0, note)
+        columns = []
+        for rollout in seen[:_COLUMNS]:
+            fragment = transcript_html(
+                rollout.prompt, rollout.lines, pending=rollout.pending, note=note or rollout.doing
+            )
+            columns.append(Markup(fragment))
+        html = columns[0]
+        if len(columns) > 1:
+            html = _SIDE_BY_SIDE.format(Markup("").join(_COLUMN.format(column) for column in columns))
+            more = len(seen) - len(columns)
+            if more:
+                html += Markup("<p>and {} more</p>").format(more)
+        self._show({"text/plain": "\n\n".join(text for text in texts if text), "text/html": str(html)})
 
     def finish(self, seen: Sequence[LiveRollout], note: str, texts: TokenTexts | None) -> None:
-        ended = Group(each.trajectory for each in seen if each.trajectory is not None)
-        if note or len(ended) < len(seen):
+        trajectories = [rollout.trajectory for rollout in seen if rollout.trajectory is not None]
+        if note or len(trajectories) < len(seen):
             self.draw(seen, note)
-        elif len(ended) > 1:
-            self._show(bundle(ended))
+        elif len(trajectories) > 1:
+            self._show(bundle(Group(trajectories)))
         else:
-            self._show({**bundle(ended[0]), "text/html": trajectory_html(ended[0], token_texts=texts)})
+            [trajectory] = trajectories
+            self._show({**bundle(trajectory), "text/html": trajectory_html(trajectory, token_texts=texts)})
 
-    def _show(self, shown: dict[str, str]) -> None:
+    def _show(self, content: dict[str, str]) -> None:
         from IPython.display import display
 
         if self._handle is None:
-            self._handle = display(shown, raw=True, display_id=True)
+            self._handle = display(content, raw=True, display_id=True)
         else:
-            self._handle.update(shown, raw=True)
+            self._handle.update(content, raw=True)
 
 
 class TerminalCanvas:
@@ -306,24 +332,32 @@ class TerminalCanvas:
         if self._live is None:
             self._live = Live(console=self._console, auto_refresh=False, transient=True)
             self._live.start()
-        begun = [each for each in seen if each.prompt]
-        fitting = max(1, self._console.width // _LEAST_COLUMN_CHARS)
-        grid = Table.grid(expand=True, padding=(0, 2))
-        for _ in begun[:fitting]:
-            grid.add_column(ratio=1)
+        begun = [rollout for rollout in seen if rollout.prompt]
+        columns = max(1, self._console.width // _LEAST_COLUMN_CHARS)
         height = self._console.height
-        grid.add_row(*(_Tail(transcript_table(each.doing, each.rows[-height:], False), 2) for each in begun[:fitting]))
-        more = [Text(f"and {len(begun) - fitting} more", style="dim")] if len(begun) > fitting else []
-        self._live.update(_Tail(Stack(grid, *more, Text(visible(note)))), refresh=True)
+        grid = Table.grid(expand=True, padding=(0, 2))
+        cells = []
+        for rollout in begun[:columns]:
+            grid.add_column(ratio=1)
+            # The screen has room for no more rows than this; `_Tail` cuts what is still too long.
+            table = transcript_table(rollout.doing, rollout.rows[-height:], False)
+            cells.append(_Tail(table, 2))
+        grid.add_row(*cells)
+        parts: list[RenderableType] = [grid]
+        if len(begun) > columns:
+            parts.append(Text(f"and {len(begun) - columns} more", style="dim"))
+        parts.append(Text(visible(note)))
+        self._live.update(_Tail(Stack(*parts)), refresh=True)
 
     def finish(self, seen: Sequence[LiveRollout], note: str, texts: TokenTexts | None) -> None:
         if self._live is not None:
             self._live.stop()
-        for each in seen:
-            if each.trajectory is not None and self._shows_ended:
-                print_trajectory(self._console, each.trajectory)
-            elif each.trajectory is None and each.prompt:
-                self._console.print(transcript_table(each.doing, each.rows))
+        for rollout in seen:
+            if rollout.trajectory is None:
+                if rollout.prompt:
+                    self._console.print(transcript_table(rollout.doing, rollout.rows))
+            elif self._shows_ended:
+                print_trajectory(self._console, rollout.trajectory)
         if note:
             self._console.print(Text(visible(note), style="bold"))
 
@@ -355,15 +389,17 @@ class PipeCanvas:
         if note != self._note:
             self._note = note
             self._say(note)
-        for index, each in enumerate(seen):
-            self._print(index, each.finished_rows, len(seen) > 1)
+        for index, rollout in enumerate(seen):
+            self._print(index, rollout.finished_rows, len(seen) > 1)
 
     def finish(self, seen: Sequence[LiveRollout], note: str, texts: TokenTexts | None) -> None:
-        for index, each in enumerate(seen):
-            self._print(index, each.rows, len(seen) > 1)
-        for number, each in enumerate(seen, 1):
-            if each.trajectory is not None:
-                self._say((f"{number} " if len(seen) > 1 else "") + ending(each.trajectory))
+        are_several = len(seen) > 1
+        for index, rollout in enumerate(seen):
+            self._print(index, rollout.rows, are_several)
+        for number, rollout in enumerate(seen, 1):
+            if rollout.trajectory is not None:
+                text = ending(rollout.trajectory)
+                self._say(f"{number} {text}" if are_several else text)
         self._say(note)
 
     def _print(self, index: int, rows: Sequence[ScreenRow], are_several: bool) -> None:

@@ -10,7 +10,7 @@ import re
 from repl_rl.trajectory import Line, LineKind, SubCall, Trajectory
 from repl_rl.utils.text import cut_middle
 
-FAULTS = frozenset({LineKind.OVERLONG, *(kind for kind in LineKind if kind.failed)})
+FAULTS = frozenset(kind for kind in LineKind if kind.failed) | {LineKind.OVERLONG}
 """The kinds of lines that went wrong."""
 
 VERDICT_MARKS = {"solved": "✓", "not solved": "✗", "not graded": "·", "void": "·"}
@@ -71,7 +71,9 @@ def duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest_s = divmod(round(seconds), 60)
-    return f"{minutes} min {rest_s:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+    if minutes < 60:
+        return f"{minutes} min {rest_s:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def milliseconds(seconds: float) -> str:
@@ -81,13 +83,16 @@ def milliseconds(seconds: float) -> str:
 
 def counted(count: int, one: str, many: str = "") -> str:
     """`1 line`, `1,204 lines`."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
+    if count == 1:
+        return f"1 {one}"
+    return f"{count:,} {many or one + 's'}"
 
 
 def outcome(label: str, rollouts: int, solved: int, graded: int) -> str:
     """`nano, python: 4 trajectories, 3 of 4 graded ones solved`."""
+    heading = f"{label}: " if label else ""
     grades = f", {solved} of {graded} graded ones solved" if graded else ""
-    return f"{label and f'{label}: '}{rollouts} trajectories{grades}"
+    return f"{heading}{rollouts} trajectories{grades}"
 
 
 def one_line(text: str) -> str:
@@ -97,7 +102,8 @@ def one_line(text: str) -> str:
 
 def fenced(text: str, language: str) -> str:
     """A block of Markdown that its text can't end."""
-    fence = "`" * max(3, 1 + max(map(len, re.findall(r"`+", text)), default=0))
+    longest = max(map(len, re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
 
 
@@ -110,5 +116,5 @@ def cost(call: SubCall) -> str:
 
 
 def short(text: str, limit_chars: int) -> str:
-    """`text`; if it is too long, its middle is replaced by a note of how much is missing."""
+    """`text`, with the middle of a long one replaced by a note of how much is missing."""
     return cut_middle(text, limit_chars, " … {:,} characters … ")
