@@ -1,5 +1,5 @@
-"""What the page asks for (`/api/...`), answered from the files of a run, or of several, and their index, in plain JSON
-types.
+"""The answers to the page's requests (`/api/...`) in plain JSON types, from the files of one or more runs and their
+index.
 
 Every string of an answer has been through `visible` and every number is finite. Only the curves are kept in memory: a
 trajectory is read from its file on request. Safe to call from several threads.
@@ -49,22 +49,33 @@ class RunApi:
     def run(self) -> Answer:
         """Everything about the runs except their trajectories. `revision` changes whenever any of it does."""
         folders = [f"{target.name}/" if len(self.targets) > 1 else "" for target in self.targets]
+        outcomes: list[str] = []
         with opened(self.index) as connection:
-            changes = revision(connection)
-            progress, index_notes = queries.progress(connection), queries.notes(connection, folders)
-            if self._choices is None or self._choices[0] != changes:
-                self._choices = (changes, queries.choices(connection))
+            index_revision = revision(connection)
+            progress = queries.progress(connection)
+            index_notes = queries.notes(connection, folders)
+            if self._choices is None or self._choices[0] != index_revision:
+                self._choices = (index_revision, queries.choices(connection))
                 self._compared = compared(connection, self.targets, self._compared)
-            choices = self._choices[1]
-            outcomes = queries.outcomes(connection) if self.targets[0].path.is_file() else []
+            _, choices = self._choices
+            if self.targets[0].path.is_file():
+                outcomes = queries.outcomes(connection)
         stamps, runs, about = self._about_runs()
         states = [state(run) for run in runs if not run.path.is_file()]
-        mark = zlib.crc32(repr((stamps, changes, states, index_notes)).encode())
-        answer = {**about, "notes": [*about["notes"], *map(visible, index_notes)], "choices": choices}
-        answer |= {"index": progress, "revision": mark, "compared": self._compared[1]}
-        answer |= {"live": any(each.is_running for each in states), "state": visible(_state_of_all(states))}
+        content = repr((stamps, index_revision, states, index_notes))
+        answer = {
+            **about,
+            "notes": [*about["notes"], *map(visible, index_notes)],
+            "choices": choices,
+            "index": progress,
+            "revision": zlib.crc32(content.encode()),
+            "compared": self._compared[1],
+            "live": any(run_state.is_running for run_state in states),
+            "state": visible(_state_of_all(states)),
+        }
         if outcomes and len(self.targets) == 1:
-            answer["summary"] = [visible(f"{self.targets[0].name}: {each}") for each in outcomes]
+            name = self.targets[0].name
+            answer["summary"] = [visible(f"{name}: {sentence}") for sentence in outcomes]
         return answer
 
     def rows(self, parameters: Mapping[str, str]) -> Answer:
@@ -75,19 +86,26 @@ class RunApi:
     def trajectory(self, id: str, first: int = 0, count: int | None = 400) -> Answer:
         """A trajectory with `count` rows of its screen from `first` on; None for all of them."""
         entry, stored = self._read(id)
-        gamma = number({"gamma": self._about_runs()[1][entry.number].setting("credit.gamma")}, "gamma")
-        shown = transcript(stored, 1.0 if gamma is None else gamma, first, count)
-        answer: Answer = plain({"row": entry.row, "question": entry.question, **shown})
+        _, runs, _ = self._about_runs()
+        # A config may be a stranger's: what is under the key need not be a number.
+        gamma = number({"gamma": runs[entry.number].setting("credit.gamma")}, "gamma")
+        screen = transcript(stored, 1.0 if gamma is None else gamma, first, count)
+        answer: Answer = plain({"row": entry.row, "question": entry.question, **screen})
         return answer
 
     def tokens(self, id: str, line: int | None = None) -> Answer:
         """The tokens of one line, or the first ones of the completion."""
         entry, stored = self._read(id)
-        model, path = self._about_runs()[1][entry.number].setting("model.path"), self.targets[entry.number].path
-        found = sorted(path.glob("checkpoints/checkpoint-*/tokenizer.json"), key=lambda path: _stat(path)[1])
-        # where this run's vocabulary may be: the model that it started from, then its newest checkpoint
-        own = [each.parent for each in found[-1:] if each.resolve().is_relative_to(path.resolve())]
-        models = [*([model] if isinstance(model, str) else []), *map(str, own)]
+        _, runs, _ = self._about_runs()
+        # Where this run's vocabulary may be: the model that it started from, then its newest checkpoint.
+        models = []
+        model = runs[entry.number].setting("model.path")
+        if isinstance(model, str):
+            models.append(model)
+        path = self.targets[entry.number].path
+        tokenizers = sorted(path.glob("checkpoints/checkpoint-*/tokenizer.json"), key=_changed_ns)
+        if tokenizers and tokenizers[-1].resolve().is_relative_to(path.resolve()):
+            models.append(str(tokenizers[-1].parent))
         return {"tokens": plain(tokens(models, stored, line))}
 
     def group(self, id: str) -> Answer:
@@ -117,43 +135,55 @@ class RunApi:
         return entry, stored
 
     def _about_runs(self) -> tuple[tuple[Stamp, ...], tuple[Run, ...], Answer]:
-        """The runs with their last steps, and what is told of them; read again when one of their files has changed."""
+        """The runs with their last steps, and what the page says about them; read again when a file changed."""
         paths = [target.path for target in self.targets]
-        stamps = tuple(tuple(_stat(path / name) for name in ("metrics.jsonl", "config.yaml")) for path in paths)
+        stamps = tuple((_stat(path / "metrics.jsonl"), _stat(path / "config.yaml")) for path in paths)
         if self._known is None or self._known[0] != stamps:
-            runs = [
-                Run(path, {}, (), (), (), (), ()) if path.is_file() else read_run(path, with_rollouts=False)
-                for path in paths
-            ]
-            # Rows may be many.
-            last = tuple(replace(run, train=run.train[-1:], evals=run.evals[-1:]) for run in runs)
-            self._known = (stamps, last, plain(self._about(runs)))
+            runs = []
+            for path in paths:
+                if path.is_file():
+                    runs.append(Run(path, {}, (), (), (), (), ()))
+                else:
+                    runs.append(read_run(path, with_rollouts=False))
+            # Rows may be many: only the last ones stay in memory.
+            with_last_rows = tuple(replace(run, train=run.train[-1:], evals=run.evals[-1:]) for run in runs)
+            self._known = (stamps, with_last_rows, plain(self._about(runs)))
         return self._known
 
     def _about(self, runs: Sequence[Run]) -> Answer:
         named = {target.name: run for target, run in zip(self.targets, runs, strict=True)}
-        told: Answer = {
+        sentences: list[str] = []
+        for run in runs:
+            if not run.path.is_file():
+                sentences += summary(run)
+        about: Answer = {
             "name": ", ".join(named),
             "path": ", ".join(str(run.path.resolve()) for run in runs),
             "facts": differing_settings(named),
-            "summary": [sentence for run in runs if not run.path.is_file() for sentence in summary(run)],
+            "summary": sentences,
             "notes": [f"{name}: {note}" for name, run in named.items() for note in run.notes],
             "families": [],
         }
         if len(runs) > 1:
-            return told | {"charts": [asdict(chart) for chart in charts_of_several(named)]}
-        (run,) = runs
-        told |= {"name": str(run.setting("name") or told["name"]), "notes": run.notes, "families": family_rows(run)}
-        told["facts"] = [] if run.path.is_file() else facts(run)
-        return told | {"charts": [asdict(chart) for chart in charts(run)]}
+            about["charts"] = [asdict(chart) for chart in charts_of_several(named)]
+            return about
+        [run] = runs
+        about["name"] = str(run.setting("name") or about["name"])
+        about["notes"] = run.notes
+        about["families"] = family_rows(run)
+        about["facts"] = [] if run.path.is_file() else facts(run)
+        about["charts"] = [asdict(chart) for chart in charts(run)]
+        return about
 
 
 def _state_of_all(states: Sequence[State]) -> str:
     """What the page says of one run, or of several together; "" for files of rollouts, which have no state."""
+    if not states:
+        return ""
     if len(states) == 1:
         return states[0].sentence
-    running = sum(each.is_running for each in states)
-    return f"{running} of {len(states)} runs are running" if states else ""
+    running = sum(run_state.is_running for run_state in states)
+    return f"{running} of {len(states)} runs are running"
 
 
 def plain(value: Any) -> Any:
@@ -170,8 +200,14 @@ def plain(value: Any) -> Any:
 
 
 def _stat(path: Path) -> tuple[int, int]:
+    """The size of a file and when it was changed; zeros if it can't be asked."""
     try:
         stat = path.stat()
     except OSError:
         return 0, 0
     return stat.st_size, stat.st_mtime_ns
+
+
+def _changed_ns(path: Path) -> int:
+    _, mtime_ns = _stat(path)
+    return mtime_ns

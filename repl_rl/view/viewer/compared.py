@@ -11,7 +11,8 @@ from repl_rl.view.run import Run
 from repl_rl.view.viewer.index import Target
 from repl_rl.view.words import counted, short
 
-_MOST_SETTINGS, _VALUE_CHARS = 20, 60
+_MOST_SETTINGS = 20
+_VALUE_CHARS = 60
 _TALLIES = """
 SELECT run, model, dialect, number, step, family, task_id, count(*), sum(status = 'solved')
 FROM trajectory JOIN (SELECT number, split, max(step) AS step FROM file GROUP BY number, split)
@@ -20,6 +21,8 @@ WHERE status IN ('solved', 'not solved') AND (split = 'eval' OR number IN ({file
 GROUP BY number, model, dialect, task_id ORDER BY number, min(position)
 """
 Answer = dict[str, Any]
+Group = tuple[Any, ...]
+"""A run, a model, a dialect and a step: what one rate is of."""
 
 
 def compared(
@@ -35,37 +38,58 @@ def compared(
     tallies = [tuple(row) for row in connection.execute(_TALLIES.format(files=", ".join(files)))]
     if tallies == known[0]:
         return known
-    by_family: dict[str, dict[tuple[Any, ...], dict[str, Tally]]] = {"all": {}}
-    for *who, _, step, family, task, samples, right in tallies:
+    by_family: dict[str, dict[Group, dict[str, Tally]]] = {"all": {}}
+    for run, model, dialect, _, step, family, task, samples, solves in tallies:
         for name in ("all", family):
-            by_family.setdefault(name, {}).setdefault((*who, step), {})[task] = Tally(samples, right)
-    first, *others = by_family["all"] or [()]
-    if not others:
+            groups = by_family.setdefault(name, {})
+            groups.setdefault((run, model, dialect, step), {})[task] = Tally(samples, solves)
+    if len(by_family["all"]) < 2:
         return tallies, []
+    first = next(iter(by_family["all"]))
     rows = []
-    for name, of in sorted(by_family.items(), key=lambda item: (item[0] != "all", item[0])):
-        reference = of.get(first, {})
-        for group, tallied in of.items():
-            rate = estimate_pass_at_k(list(tallied.values()), 1)
-            common = [task for task in tallied if task in reference] if group != first else []
-            change = paired_difference([tallied[task] for task in common], [reference[task] for task in common], name)
-            row = dict(zip(("run", "model", "dialect", "step"), group, strict=True))
-            rows.append({"family": name, **row, "rate": rate and asdict(rate), "change": change and asdict(change)})
+    for family in ["all", *sorted(by_family.keys() - {"all"})]:
+        groups = by_family[family]
+        reference = groups.get(first, {})
+        for group, by_task in groups.items():
+            common = [] if group == first else [task for task in by_task if task in reference]
+            rate = estimate_pass_at_k(list(by_task.values()), 1)
+            change = paired_difference([by_task[task] for task in common], [reference[task] for task in common], family)
+            run, model, dialect, step = group
+            rows.append(
+                {
+                    "family": family,
+                    "run": run,
+                    "model": model,
+                    "dialect": dialect,
+                    "step": step,
+                    "rate": rate and asdict(rate),
+                    "change": change and asdict(change),
+                }
+            )
     return tallies, rows
 
 
 def differing_settings(runs: Mapping[str, Run]) -> list[tuple[str, str]]:
     """The settings that the runs' configs don't share, each with its value in every run."""
-    flat = [dict(_flat(run.config)) for run in runs.values() if run.config]
-    names = dict.fromkeys(name for settings in flat for name in settings if name != "name")
-    differing = [name for name in names if any(settings.get(name) != flat[0].get(name) for settings in flat)]
-    values = {name: "  |  ".join(_short(settings.get(name)) for settings in flat) for name in differing}
-    more = {"and": counted(len(differing) - _MOST_SETTINGS, "more setting")} if len(differing) > _MOST_SETTINGS else {}
-    return [*list(values.items())[:_MOST_SETTINGS], *more.items()]
+    configs = [dict(_flat(run.config)) for run in runs.values() if run.config]
+    keys: dict[str, None] = {}  # a set in the order of the configs
+    for settings in configs:
+        keys.update(dict.fromkeys(settings))
+    keys.pop("name", None)  # the name of a run is shown anyway
+    rows = []
+    for key in keys:
+        values = [settings.get(key) for settings in configs]
+        if any(value != values[0] for value in values):
+            rows.append((key, "  |  ".join(map(_short, values))))
+    more = len(rows) - _MOST_SETTINGS
+    if more > 0:
+        rows[_MOST_SETTINGS:] = [("and", counted(more, "more setting"))]
+    return rows
 
 
 def _short(value: object) -> str:
-    return short(value if isinstance(value, str) else json.dumps(value, default=str), _VALUE_CHARS)
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return short(text, _VALUE_CHARS)
 
 
 def _flat(section: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:

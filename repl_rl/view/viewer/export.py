@@ -16,7 +16,7 @@ import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
+from importlib import resources
 from importlib.util import find_spec
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -35,7 +35,7 @@ INDEX = "index.html"
 MOST_BYTES = 25_000_000
 """The size of an exported file, if no number of trajectories is given."""
 REPORT_STEPS = 12
-"""From how many evaluations, and from how many steps of training, a report holds trajectories."""
+"""A report holds trajectories of at most so many evaluations, and of at most so many steps of training."""
 REPORT_PER_STEP = 16
 REPORT_BYTES = 4_000_000
 """The size of a report's trajectories. The page around them takes about 5 MB."""
@@ -63,17 +63,21 @@ def export(api: RunApi, path: Path, most: int | None = None) -> tuple[int, int]:
         raise RunError(full_disk(error, cache_home()) or f"the index {api.index} can't be made: {error}") from error
     run = api.run()
     total = run["index"]["trajectories"]
-    if not total and run["notes"] and (first := api.targets[0].path).is_file():
+    first = api.targets[0].path
+    if not total and run["notes"] and first.is_file():
         raise RunError(f"{first} holds no trajectory that can be read: {run['notes'][0]}")
     page, policy = _page()
-    budget = MOST_BYTES - len(page.encode()) - len(json.dumps(run)) if most is None else None
-    chosen = _chosen(api, chain.from_iterable(_steps_by_worth(api)), budget, most)
+    budget_bytes = None
+    if most is None:
+        budget_bytes = MOST_BYTES - len(page.encode()) - len(json.dumps(run))
+    ids = chain.from_iterable(_steps_by_worth(api))
+    chosen = _chosen(api, ids, budget_bytes, most)
     if len(chosen) < total:
-        run["notes"] = [
-            *run["notes"],
+        note = (
             f"This file holds {len(chosen):,} of the run's {total:,} trajectories: evaluations, the first and the last "
-            "step, then steps from evenly over the run. `repl-rl view` shows all of them.",
-        ]
+            "step, then steps from evenly over the run. `repl-rl view` shows all of them."
+        )
+        run["notes"] = [*run["notes"], note]
     _write_whole(path, _filled(page, policy, run, chosen))
     return len(chosen), total
 
@@ -92,21 +96,26 @@ def write_report(run_dir: Path) -> Path:
     try:
         with TemporaryDirectory(prefix="repl_rl_report_") as temporary:
             api = RunApi(run_dir, index=Path(temporary) / NAME)
-            by_step = {(file.split, file.step): file for file in step_files(api.targets[0])}
-            steps = {split: [step for other, step in sorted(by_step) if other == split] for split in SPLITS}
-            picked = [(split, step) for split in SPLITS for step in evenly(steps[split])[:REPORT_STEPS]]
-            fill(api.index, [by_step[each] for each in picked], REPORT_PER_STEP)
-            by_rank = chain.from_iterable(zip_longest(*_steps_by_worth(api)))
-            chosen = _chosen(api, (id for id in by_rank if id is not None), REPORT_BYTES, None)
+            files = step_files(api.targets[0])
+            picked = []
+            for split in SPLITS:
+                steps = {file.step: file for file in files if file.split == split}
+                picked += [steps[step] for step in evenly(sorted(steps))[:REPORT_STEPS]]
+            fill(api.index, picked, REPORT_PER_STEP)
+            # The first of each step, then the second of each: if they don't fit, each step has fewer.
+            ids: list[str] = []
+            for ids_of_rank in zip_longest(*_steps_by_worth(api)):
+                ids += [id for id in ids_of_rank if id is not None]
+            chosen = _chosen(api, ids, REPORT_BYTES, None)
             run = api.run()
             with opened(api.index) as connection:
-                is_cut = connection.execute("SELECT count(*) FROM file WHERE size < 0").fetchone()[0] > 0
-        if is_cut or len(picked) < len(by_step) or len(chosen) < run["index"]["trajectories"]:
-            run["notes"] = [
-                *run["notes"],
+                (cut_files,) = connection.execute("SELECT count(*) FROM file WHERE size < 0").fetchone()
+        if cut_files or len(picked) < len(files) or len(chosen) < run["index"]["trajectories"]:
+            note = (
                 f"This report holds {len(chosen):,} trajectories, the first ones of {len(picked):,} of the run's "
-                f"{len(by_step):,} files of rollouts. `repl-rl view` shows all of them.",
-            ]
+                f"{len(files):,} files of rollouts. `repl-rl view` shows all of them."
+            )
+            run["notes"] = [*run["notes"], note]
         page, policy = _page()
         _write_whole(path, _filled(page, policy, run, chosen, curves="all"))
     except (OSError, sqlite3.Error) as error:
@@ -123,13 +132,14 @@ def asset(name: str) -> Path | None:
 
 
 def page_folder() -> Path:
-    return Path(str(files("repl_rl.view.viewer"))) / "page"
+    return Path(str(resources.files("repl_rl.view.viewer"))) / "page"
 
 
 def plotly_path() -> Path:
     """Plotly's script, found without importing plotly. Raises DependencyError if the package lacks it."""
     spec = find_spec("plotly")
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
+    folders = spec.submodule_search_locations if spec else None
+    for folder in folders or ():
         path = Path(folder) / "package_data" / "plotly.min.js"
         if path.is_file():
             return path
@@ -155,35 +165,44 @@ def _steps_by_worth(api: RunApi) -> Iterator[list[str]]:
                 yield queries.ids_of_step(connection, split, step)
 
 
-def _chosen(api: RunApi, ids: Iterable[str], budget: int | None, most: int | None) -> list[_Chosen]:
+def _chosen(api: RunApi, ids: Iterable[str], budget_bytes: int | None, most: int | None) -> list[_Chosen]:
     """As many of the ids as fit, in the order of the run."""
-    found: list[_Chosen] = []
+    chosen: list[_Chosen] = []
+    left_bytes = budget_bytes
     for id in ids:
-        if most is not None and len(found) >= most:
+        if most is not None and len(chosen) >= most:
             break
         try:
-            shown, spelled = api.trajectory(id, 0, None), api.tokens(id)
+            transcript = api.trajectory(id, 0, None)
+            tokens = api.tokens(id)
         except queries.NotFound:  # training goes on and has changed the file
             continue
-        row = shown["row"]
-        texts = [_in_script(json.dumps(value, allow_nan=False)) for value in (row, shown, spelled)]
-        if budget is not None and (budget := budget - sum(map(len, texts)) - 60) < 0:
-            break
-        found.append(_Chosen((row["step"], row["split"], row["position"]), id, *texts))
-    return sorted(found, key=lambda one: one.order)
+        row = transcript["row"]
+        texts = [_in_script(json.dumps(value, allow_nan=False)) for value in (row, transcript, tokens)]
+        if left_bytes is not None:
+            left_bytes -= sum(map(len, texts)) + 60  # and the id, twice, with its punctuation
+            if left_bytes < 0:
+                break
+        chosen.append(_Chosen((row["step"], row["split"], row["position"]), id, *texts))
+
+    def place_in_run(trajectory: _Chosen) -> tuple[int, str, int]:
+        return trajectory.order
+
+    return sorted(chosen, key=place_in_run)
 
 
 def _page() -> tuple[str, str]:
     """The page with everything in it but the data and its policy, and that policy."""
     hashes: list[str] = []
 
-    def style(found: re.Match[str]) -> str:
-        return f"<style>\n{_text(found[1])}</style>"
+    def style(link: re.Match[str]) -> str:
+        return f"<style>\n{_text(link[1])}</style>"
 
-    def script(found: re.Match[str]) -> str:
+    def script(link: re.Match[str]) -> str:
         # HTML would take `</script` and `<!--` for markup; in JavaScript both occur only in strings.
-        text = _CLOSES.sub(lambda closing: "\\x3c", _text(found[1]))
-        hashes.append(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'")
+        text = _CLOSES.sub(r"\\x3c", _text(link[1]))
+        digest = hashlib.sha256(text.encode()).digest()
+        hashes.append(f"'sha256-{base64.b64encode(digest).decode()}'")
         return f"<script>{text}</script>"
 
     page = _text(INDEX)
@@ -204,15 +223,18 @@ def _filled(page: str, policy: str, run: Answer, chosen: Sequence[_Chosen], curv
     """The page with its policy and its data. `curves` says which curves it shows at first: "some" or "all"."""
     parts = {
         "run": json.dumps(run | {"live": False}, allow_nan=False),
-        "rows": f"[{','.join(one.row for one in chosen)}]",
-        "trajectories": _object({one.id: one.transcript for one in chosen}),
-        "tokens": _object({one.id: one.tokens for one in chosen}),
+        "rows": f"[{','.join(trajectory.row for trajectory in chosen)}]",
+        "trajectories": _object({trajectory.id: trajectory.transcript for trajectory in chosen}),
+        "tokens": _object({trajectory.id: trajectory.tokens for trajectory in chosen}),
     }
+    data = _in_script(_object(parts))
     head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-    head += (
-        f'<script type="application/json" id="run-data" data-curves="{curves}">{_in_script(_object(parts))}</script>\n'
-    )
-    return _HEAD.sub(lambda found: found[0] + head, page, count=1)
+    head += f'<script type="application/json" id="run-data" data-curves="{curves}">{data}</script>\n'
+
+    def with_head(opening: re.Match[str]) -> str:  # a function, since the data may hold backslashes
+        return opening[0] + head
+
+    return _HEAD.sub(with_head, page, count=1)
 
 
 def _object(members: dict[str, str]) -> str:

@@ -73,11 +73,12 @@ _STEP_FILE = re.compile(r"step_([0-9]{1,9})\.jsonl")
 _FOLDERS = {"train": "rollouts", "eval": "eval"}
 
 _KEPT_FOR_S = 30 * 86400.0
-_NAME_CHARS, _NAMES = 300, 100
-"""Of a task's id and of other names in the table, and how many of a trajectory's exceptions."""
-_LONGEST = 4000
-"""How many characters of a question are kept."""
-_TAIL = 400
+_NAME_CHARS = 300
+"""The most characters of a task's id and of other names in the table."""
+_MOST_ERRORS = 100
+"""The most exceptions of a trajectory in the table."""
+_QUESTION_CHARS = 4000
+_PROMPT_END_CHARS = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +102,16 @@ def targets_of(paths: Sequence[Path]) -> tuple[Target, ...]:
     if len(paths) > MOST_TARGETS:
         raise RunError(f"{len(paths)} runs are too many to look at together; give at most {MOST_TARGETS}")
     names = [path.resolve().name for path in paths]
-    is_clear = len(set(names)) == len(names)
-    return tuple(Target(i, visible(names[i] if is_clear else str(path)), path) for i, path in enumerate(paths))
+    if len(set(names)) < len(names):
+        names = [str(path) for path in paths]
+    targets = []
+    for number, (name, path) in enumerate(zip(names, paths, strict=True)):
+        targets.append(Target(number, visible(name), path))
+    return tuple(targets)
 
 
 def index_path(targets: Sequence[Target]) -> Path:
-    """The path of the index of what is viewed; creates its folder, and removes those that nobody has asked for in 30
-    days.
+    """The path of the index of what is viewed. Creates its folder, and removes indexes that were not used for 30 days.
 
     Raises RunError if the cache can't be written to.
     """
@@ -189,28 +193,40 @@ class StepFile:
 def step_files(target: Target) -> list[StepFile]:
     """The files of a run folder, or the one file that `target` is, in the order in which they are worth reading."""
     folder = target.folder
-    if folder is not None:
-        named = [(split, path) for split, name in _FOLDERS.items() for path in (folder / name).glob("step_*.jsonl")]
-        named = [(split, path) for split, path in named if _STEP_FILE.fullmatch(path.name)]
+    paths: list[tuple[str, Path]] = []
+    if folder is None:
+        split = "eval" if target.path.parent.name == "eval" else "train"
+        paths.append((split, target.path))
     else:
-        named = [("eval" if target.path.parent.name == "eval" else "train", target.path)]
+        for split, name in _FOLDERS.items():
+            for path in (folder / name).glob("step_*.jsonl"):
+                if _STEP_FILE.fullmatch(path.name):
+                    paths.append((split, path))
+
+    def file_name(item: tuple[str, Path]) -> str:
+        _, path = item
+        return path.name
+
     by_step: dict[tuple[int, str], StepFile] = {}
     # `step_7.jsonl` beside `step_00007.jsonl` is somebody's copy: the padded name comes last and counts.
-    for split, path in sorted(named, key=lambda item: item[1].name, reverse=True):
+    for split, path in sorted(paths, key=file_name, reverse=True):
         digits = _STEP_FILE.fullmatch(path.name)
         step = int(digits[1]) if digits else 0
         with suppress(OSError):
-            found = path.stat() if folder is None else path.lstat()
-            size = found.st_size if stat.S_ISREG(found.st_mode) else 0
-            by_step[step, split] = StepFile(target, split, step, path, size, found.st_mtime_ns, found.st_ino)
-    return evenly([by_step[each] for each in sorted(by_step)])
+            file_stat = path.stat() if folder is None else path.lstat()
+            size = file_stat.st_size if stat.S_ISREG(file_stat.st_mode) else 0
+            file = StepFile(target, split, step, path, size, file_stat.st_mtime_ns, file_stat.st_ino)
+            by_step[step, split] = file
+    return evenly([by_step[step_and_split] for step_and_split in sorted(by_step)])
 
 
 def evenly(items: Sequence[Item]) -> list[Item]:
     """All items, reordered: the last, the first, the middle one, the middles of the two halves, and so on."""
-    order = [len(items) - 1, 0] if len(items) > 1 else list(range(len(items)))
+    if len(items) < 2:
+        return list(items)
+    order = [len(items) - 1, 0]
     spans = [(0, len(items) - 1)]
-    for first, last in spans:
+    for first, last in spans:  # grows in the loop
         middle = (first + last) // 2
         if first < middle < last:
             order.append(middle)
@@ -239,8 +255,11 @@ def columns(trajectory: Trajectory) -> tuple[Any, ...]:
 
 def error_names(trajectory: Trajectory) -> list[str]:
     """The exceptions of its lines, each once, in the order of their first one."""
-    names = (shown_name(line.error_name) for line in trajectory.lines if line.error_name)
-    return list(dict.fromkeys(names))[:_NAMES]
+    names: dict[str, None] = {}
+    for line in trajectory.lines:
+        if line.error_name:
+            names[shown_name(line.error_name)] = None
+    return list(names)[:_MOST_ERRORS]
 
 
 def shown_name(name: str) -> str:
@@ -251,6 +270,8 @@ def shown_name(name: str) -> str:
 def question_of(trajectory: Trajectory) -> str:
     """The problem, or else the end of the prompt."""
     if trajectory.question is not None:
-        return trajectory.question[:_LONGEST]
-    tail = trajectory.prompt.rstrip()
-    return tail if len(tail) <= _TAIL else "…" + tail[-_TAIL:]
+        return trajectory.question[:_QUESTION_CHARS]
+    prompt = trajectory.prompt.rstrip()
+    if len(prompt) <= _PROMPT_END_CHARS:
+        return prompt
+    return "…" + prompt[-_PROMPT_END_CHARS:]

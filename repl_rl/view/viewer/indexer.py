@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from hashlib import blake2b
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -56,8 +56,10 @@ def update(
     indexer has the lock and `wait` is false. The system releases the lock however a process ends."""
     try:
         with FileLock(index.with_name("lock"), blocking=wait, fallback_to_soft=False):
-            in_turns = chain.from_iterable(zip_longest(*map(step_files, targets)))
-            files = [file for file in in_turns if file is not None]
+            files = []
+            # In turns, so that no run waits for all files of another one.
+            for turn in zip_longest(*map(step_files, targets)):
+                files += [file for file in turn if file is not None]
             try:
                 fill(index, files, is_over=is_over)
             except sqlite3.DatabaseError as error:
@@ -74,25 +76,27 @@ def fill(
     index: Path, files: Iterable[StepFile], most: int | None = None, is_over: Callable[[], bool] = lambda: False
 ) -> None:
     """Make the index hold exactly these files, with at most the first `most` trajectories of each."""
+    expected: dict[tuple[int, str], StepFile] = {}
+    for file in files:
+        folder = file.target.folder or file.target.path.parent
+        expected[file.target.number, visible(str(file.path.relative_to(folder)))] = file
     with opened(index) as connection:
-        known = {(row["number"], row["path"]): row for row in connection.execute("SELECT * FROM file")}
-        paths = {file: file.path.relative_to(file.target.folder or file.target.path.parent) for file in files}
-        names = {(file.target.number, visible(str(path))): file for file, path in paths.items()}
+        indexed = {(row["number"], row["path"]): row for row in connection.execute("SELECT * FROM file")}
         with _committed(connection):
-            for name, row in known.items():
-                if name not in names:
+            for file_key, row in indexed.items():
+                if file_key not in expected:
                     _forget(connection, row)
-            for name, file in names.items():
-                _expect(connection, known.get(name), name[1], file)
+            for (number, name), file in expected.items():
+                _expect(connection, indexed.get((number, name)), name, file)
             connection.execute("UPDATE state SET value = 1 WHERE key = 'scans' AND value = 0")
-        one = "SELECT * FROM file WHERE number = ? AND path = ?"
-        for name, file in names.items():
-            row = connection.execute(one, name).fetchone()
+        select = "SELECT * FROM file WHERE number = ? AND path = ?"
+        for file_key, file in expected.items():
+            row = connection.execute(select, file_key).fetchone()
             try:
                 while not row["done"] and not is_over():
                     with open_file(file.path, file.target.folder) as source, _committed(connection):
                         _index_some(connection, row, file, source, most)
-                    row = connection.execute(one, name).fetchone()
+                    row = connection.execute(select, file_key).fetchone()
             except OSError as error:
                 with _committed(connection):
                     _set(connection, row, reason=f"it can't be read: {error.strerror}", done=True)
@@ -123,13 +127,16 @@ def _forget(connection: sqlite3.Connection, file: sqlite3.Row, whole: bool = Tru
 def _expect(connection: sqlite3.Connection, row: sqlite3.Row | None, name: str, file: StepFile) -> None:
     """Mark a file to be read if it is new or has changed."""
     if row is None:
-        new = (file.target.number, file.split, file.step, name)
-        connection.execute("INSERT INTO file (number, split, step, path) VALUES (?, ?, ?, ?)", new)
-    elif any(row[name] != value for name, value in _looks(file).items()):
-        if not _has_grown(row, file):
-            _forget(connection, row, whole=False)
-            _set(connection, row, indexed=0, tail=0, records=0, unreadable=0, reason=None)
-        _set(connection, row, done=False)
+        values = (file.target.number, file.split, file.step, name)
+        connection.execute("INSERT INTO file (number, split, step, path) VALUES (?, ?, ?, ?)", values)
+        return
+    looks = _looks(file)
+    if all(row[column] == value for column, value in looks.items()):
+        return
+    if not _has_grown(row, file):
+        _forget(connection, row, whole=False)
+        _set(connection, row, indexed=0, tail=0, records=0, unreadable=0, reason=None)
+    _set(connection, row, done=False)
 
 
 def _looks(file: StepFile) -> dict[str, int]:
@@ -167,11 +174,16 @@ def _index_some(
     Skips blank lines, and leaves a last line without a newline for later unless it is a complete JSON object.
     """
     until_s = time.monotonic() + _COMMIT_AFTER_S
-    indexed, records, unreadable, reason = (row[name] for name in ("indexed", "records", "unreadable", "reason"))
+    indexed = row["indexed"]
+    records = row["records"]
+    unreadable = row["unreadable"]
+    reason = row["reason"]
     source.seek(indexed)
     is_done = True
     for line in lines_of(source):
-        if records == most or not (line.endswith(b"\n") or _is_object(line)):
+        if records == most:
+            break
+        if not line.endswith(b"\n") and not _is_object(line):
             break
         if line.strip():
             try:
@@ -184,8 +196,17 @@ def _index_some(
         if time.monotonic() > until_s:
             is_done = False
             break
-    found = {"indexed": indexed, "records": records, "unreadable": unreadable, "reason": reason, "done": is_done}
-    _set(connection, row, **_looks(file), **found, tail=_tail_of(source, indexed))
+    _set(
+        connection,
+        row,
+        **_looks(file),
+        indexed=indexed,
+        records=records,
+        unreadable=unreadable,
+        reason=reason,
+        done=is_done,
+        tail=_tail_of(source, indexed),
+    )
     if not is_done or (records == most and indexed < file.size):
         _set(connection, row, size=-1)  # it holds more than was asked for, or more than has been read so far
 
@@ -205,13 +226,12 @@ def _add(connection: sqlite3.Connection, file: StepFile, position: int, start: i
     connection.execute("INSERT OR IGNORE INTO question VALUES (?, ?)", (digest, question))
     target = file.target
     id = key(target.number, file.split, file.step, position)
-    where = (id, target.number, file.split, file.step, position, start, len(line))
-    of = (
-        target.name,
-        model_of(line) or (_model_of_run(target.folder) if target.folder else ""),
-        trajectory.dialect or "",
-    )
-    connection.execute(_INSERT, (*where, *columns(trajectory), digest, *(shown_name(name) for name in of)))
+    place = (id, target.number, file.split, file.step, position, start, len(line))
+    model = model_of(line)
+    if not model and target.folder:
+        model = _model_of_run(target.folder)
+    sampled_by = (shown_name(target.name), shown_name(model), shown_name(trajectory.dialect or ""))
+    connection.execute(_INSERT, (*place, *columns(trajectory), digest, *sampled_by))
     names = error_names(trajectory)
     connection.executemany("INSERT INTO error VALUES (?, ?)", ((name, id) for name in names))
 
@@ -225,24 +245,25 @@ def _model_of_run(folder: Path) -> str:
 
 @contextmanager
 def following(targets: Sequence[Target], index: Path) -> Iterator[Callable[[], None]]:
-    """A block beside which a thread indexes: at once, and again whenever what the block gets is called, which any
-    thread may do. What is asked within a moment is asked once.
+    """A block beside which a thread indexes: at once, and again whenever the function that the block gets is called.
 
-    An error is printed once, and the next request makes another attempt.
+    Any thread may call it; several calls within a moment count as one. An error is printed once, and the next call
+    makes another attempt.
     """
-    is_wanted, is_over = threading.Event(), threading.Event()
+    is_wanted = threading.Event()
+    is_over = threading.Event()
 
     def follow() -> None:
-        said = ""
+        printed = ""
         while is_wanted.wait() and not is_over.is_set():
             is_wanted.clear()
             try:
                 update(targets, index, wait=False, is_over=is_over.is_set)
-                said = ""
+                printed = ""
             except (sqlite3.Error, OSError) as error:
-                if str(error) != said:
-                    said = str(error)
-                    sentence = f"repl-rl view: the index {index} can't be brought up to date: {said}"
+                if str(error) != printed:
+                    printed = str(error)
+                    sentence = f"repl-rl view: the index {index} can't be brought up to date: {printed}"
                     print(sentence, file=sys.stderr, flush=True)
             is_over.wait(_NOT_AGAIN_FOR_S)
 
