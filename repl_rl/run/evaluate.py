@@ -19,7 +19,8 @@ from repl_rl.utils.distributed import gather, process_count, process_rank
 
 def longest_prompt(config: Config, tasks: Sequence[Task], whose: str = "") -> int:
     """Tokens of the longest prompt. Raises ConfigError, with `whose` in front, if it leaves no room in the context."""
-    longest, context = max(len(prompt.ids) for prompt in prompts(config, tasks)), config.engine.context_tokens
+    longest = max(len(prompt.ids) for prompt in prompts(config, tasks))
+    context = config.engine.context_tokens
     if longest >= context:
         raise ConfigError(
             f"{whose}the longest prompt has {longest} tokens and engine.context_tokens is {context}; raise it, or "
@@ -42,14 +43,22 @@ def evaluate(
     the trajectories. Problems whose session was lost are neither solved nor not solved: they are in none of these
     figures, and `aborted` counts them. Raises KernelError if all were.
 
-    With several processes, each rolls out a share of the tasks, as one would roll them out, and gets the evaluation of
-    all. `on_end` is told of each trajectory of this process as it ends, with the index of its task.
+    With several processes, each rolls out a share of the tasks, exactly as a single process would, and gets the
+    evaluation of all. `on_end` is told of each trajectory of this process as it ends, with the index of its task.
     """
     started = time.perf_counter()
-    first, end = (len(tasks) * rank // process_count() for rank in (process_rank(), process_rank() + 1))
-    share = sampling.model_copy(update={"first": first})
-    trajectories = service.generate(tasks[first:end], share, on_end=lambda index, ended: on_end(first + index, ended))
-    scored = gather([item.trajectory for item in score(tasks[first:end], trajectories, grade, table, step)])
+    rank = process_rank()
+    first = len(tasks) * rank // process_count()
+    end = len(tasks) * (rank + 1) // process_count()
+    share = tasks[first:end]
+    # Counted from `first` on, so that a task's random numbers don't depend on the number of processes.
+    share_sampling = sampling.model_copy(update={"first": first})
+
+    def on_end_in_share(index: int, trajectory: Trajectory) -> None:
+        on_end(first + index, trajectory)
+
+    trajectories = service.generate(share, share_sampling, on_end=on_end_in_share)
+    scored = gather([item.trajectory for item in score(share, trajectories, grade, table, step)])
     overall, families = solve_rates(tasks, scored)
     graded = [task for task, trajectory in zip(tasks, scored, strict=True) if not trajectory.is_lost]
     numbers = {

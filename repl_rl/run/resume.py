@@ -47,10 +47,12 @@ def open_run(path: Path, config: Config | None, overrides: tuple[str, ...] = ())
     stored = folder.config()
     if config is None:
         config = load_config(str(folder.config_path), overrides)
-    different = sorted(_differences(stored.model_dump(mode="json"), config.model_dump(mode="json")))
-    refused = [(key, *values) for key, *values in different if key not in MAY_CHANGE]
+    refused = []
+    for key, there, here in sorted(_differences(stored.model_dump(mode="json"), config.model_dump(mode="json"))):
+        if key not in MAY_CHANGE:
+            refused.append(f"  {key}: {_shown(there)} in the run, {_shown(here)} now")
     if refused:
-        listed = "\n".join(f"  {key}: {_shown(there)} in the run, {_shown(here)} now" for key, there, here in refused)
+        listed = "\n".join(refused)
         raise RunError(
             f"{path} was started from another config. These keys differ:\n{listed}\n"
             "Resume without them to go on with the run's own, or start a new run. What may change: "
@@ -67,7 +69,8 @@ def what_changes(folder: RunFolder, config: Config) -> list[str]:
 
     `config` is about to replace the config that the folder holds.
     """
-    stored, reached = folder.config(), folder.reached()
+    stored = folder.config()
+    reached = folder.reached()
     sentences = []
     if reached and config.train.steps != stored.train.steps:
         sentences += _schedule_goes_on(stored.train, config.train, reached)
@@ -97,9 +100,11 @@ def _schedule_goes_on(stored: TrainConfig, given: TrainConfig, reached: int) -> 
     return [f"{follows}: at step {reached} it goes from {' to '.join(rates)}, then to 0 at step {given.steps}"]
 
 
-def _differences(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    for key in one.keys() | other.keys():
-        there, here = one.get(key, _ABSENT), other.get(key, _ABSENT)
+def _differences(stored: dict[str, Any], config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """The keys with unequal values, each with its value in the run and in the config."""
+    for key in stored.keys() | config.keys():
+        there = stored.get(key, _ABSENT)
+        here = config.get(key, _ABSENT)
         if isinstance(there, dict) and isinstance(here, dict):
             yield from _differences(there, here, f"{prefix}{key}.")
         elif there != here:

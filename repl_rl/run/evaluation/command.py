@@ -27,35 +27,51 @@ def add_arguments(parser: argparse.ArgumentParser, config_help: str) -> None:
     """Add the arguments of `repl-rl eval`, and set `run` as its command."""
     parser.add_argument("config", help=config_help)
     parser.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override a value of the config")
-    several: dict[str, Any] = {"action": "extend", "nargs": "+", "default": []}
     parser.add_argument(
         "--model",
-        **several,
+        action="extend",
+        nargs="+",
+        default=[],
         metavar="PATH",
         help="a run's folder, a checkpoint, a hub id, or nano (default: the config's)",
     )
-    parser.add_argument("--dialect", **several, metavar="NAME", help="each with every model (default: the config's)")
+    parser.add_argument(
+        "--dialect",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="each with every model (default: the config's)",
+    )
     parser.add_argument("-n", type=int, default=1, metavar="SAMPLES", help="rollouts of each problem (default: 1)")
     parser.add_argument("--k", default="", metavar="1,4,8", help="for pass@k (default: 1 and SAMPLES)")
     parser.add_argument("--problems", type=int, metavar="N", help="in place of eval.problems (--keep: tasks.train)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     parser.add_argument("--out", type=Path, metavar="FILE.jsonl", help="keep the rollouts")
-    between = "of the problems to train on, keep those whose pass rate lies between, such as 0.1:0.9"
-    parser.add_argument("--keep", metavar="LOW:HIGH", help=between)
+    parser.add_argument(
+        "--keep",
+        metavar="LOW:HIGH",
+        help="of the problems to train on, keep those whose pass rate lies between, such as 0.1:0.9",
+    )
     parser.add_argument("--to", type=Path, metavar="TASKS.jsonl", help="where --keep puts them, for tasks.only")
     parser.set_defaults(command=run)
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    """Evaluate every combination and print the tables. Files are written after each, so a crash loses only one; of one
-    that is interrupted, the rollouts that have ended are kept."""
+    """Evaluate every combination and print the tables.
+
+    Files are written after each combination, so a crash loses only one. If one is interrupted, the rollouts that have
+    ended are kept.
+    """
     from repl_rl.run.evaluation.plan import make_plan
     from repl_rl.run.progress import Progress
     from repl_rl.tasks.formats import row_of
 
-    overrides, bounds = list(options.set), _bounds(options)
+    overrides = list(options.set)
+    bounds = _bounds(options)
     if options.problems is not None:
-        overrides.append(f"{'tasks.train' if bounds else 'eval.problems'}={options.problems}")
+        key = "tasks.train" if bounds else "eval.problems"
+        overrides.append(f"{key}={options.problems}")
     try:
         ks = tuple(int(part) for part in options.k.split(",")) if options.k else ()
     except ValueError as error:
@@ -65,7 +81,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
             require_file(flag, path)
     split: Split = "train" if bounds else "heldout"
     plan = make_plan(options.config, overrides, options.model, options.dialect, options.n, ks, split)
-    kept = [row_of(task) for task in plan.tasks] if bounds else []
+    problems = [row_of(task) for task in plan.tasks] if bounds else []
     from repl_rl.run.evaluation.comparison import compare, labels, report, tables, tally
 
     rows: list[Row] = []
@@ -92,8 +108,9 @@ def run(options: argparse.Namespace, console: Console) -> int:
     for table in tables(plan, rows):
         console.print(table)
     if bounds and is_main_process():
-        said = keep(kept, [tally(samples) for samples in rows[0].problems], bounds, options.to)
-        console.print(said, highlight=False, markup=False, soft_wrap=True)
+        tallies = [tally(samples) for samples in rows[0].problems]
+        sentence = keep(problems, tallies, bounds, options.to)
+        console.print(sentence, highlight=False, markup=False, soft_wrap=True)
     return 0
 
 
@@ -103,12 +120,13 @@ def _bounds(options: argparse.Namespace) -> tuple[float, float] | None:
         return None
     if options.keep is None or options.to is None:
         raise ConfigError("--keep LOW:HIGH says which training problems are kept, and --to FILE where; give both")
-    low, _, high = options.keep.partition(":")
+    low_text, _, high_text = options.keep.partition(":")
     try:
-        bounds = float(low), float(high)
+        low = float(low_text)
+        high = float(high_text)
     except ValueError:
-        bounds = 1.0, 0.0
-    if not 0 <= bounds[0] <= bounds[1] <= 1:
+        low, high = 1.0, 0.0  # refused below, as two rates in the wrong order are
+    if not 0 <= low <= high <= 1:
         raise ConfigError(f"--keep {options.keep}: give two pass rates, the lower one first, such as 0.1:0.9")
     if options.n < 2:
         raise ConfigError(f"-n {options.n}: a pass rate needs several sessions of each problem; give -n 4 or more")
@@ -116,18 +134,34 @@ def _bounds(options: argparse.Namespace) -> tuple[float, float] | None:
         raise ConfigError("--keep goes by the pass rates of one model in one dialect; give one of each")
     if options.to.suffix != ".jsonl" or options.to.exists():
         raise ConfigError(f"--to {options.to}: give the name of a new file that ends in .jsonl")
-    return bounds
+    return low, high
 
 
 def keep(rows: Sequence[dict[str, Any]], tallies: Sequence[Tally], bounds: tuple[float, float], to: Path) -> str:
     """Write the problems whose pass rates lie within the bounds, and say how many those are."""
-    graded = [(row, tally.right / tally.samples) for row, tally in zip(rows, tallies, strict=True) if tally.samples]
-    kept = [{**row, "pass_rate": rate} for row, rate in graded if bounds[0] <= rate <= bounds[1]]
+    low, high = bounds
+    kept = []
+    too_hard = too_easy = ungraded = 0
+    for row, tally in zip(rows, tallies, strict=True):
+        if not tally.samples:
+            ungraded += 1
+            continue
+        rate = tally.right / tally.samples
+        if rate < low:
+            too_hard += 1
+        elif rate > high:
+            too_easy += 1
+        else:
+            kept.append({**row, "pass_rate": rate})
     to.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
-    hard, easy = (sum(rate < bounds[0] for _, rate in graded), sum(rate > bounds[1] for _, rate in graded))
-    lost = f", {len(rows) - len(graded)} without a graded session" if len(graded) < len(rows) else ""
-    said = f"{len(kept)} of {len(rows)} training problems are kept in {to}: {hard} too hard, {easy} too easy{lost}"
-    return f"{said}; train on them with --set tasks.only={to}" if kept else said
+    sentence = (
+        f"{len(kept)} of {len(rows)} training problems are kept in {to}: {too_hard} too hard, {too_easy} too easy"
+    )
+    if ungraded:
+        sentence += f", {ungraded} without a graded session"
+    if kept:
+        sentence += f"; train on them with --set tasks.only={to}"
+    return sentence
 
 
 def _keep_part(console: Console, plan: EvaluationPlan, out: Path, done: int, ended: dict[int, Trajectory]) -> None:
@@ -139,15 +173,17 @@ def _keep_part(console: Console, plan: EvaluationPlan, out: Path, done: int, end
     combination = plan.combinations[done]
     indices = sorted(ended)
     tasks = [plan.tasks[index // plan.samples] for index in indices]
-    scored = score(tasks, [ended[index] for index in indices], grade, combination.checked.table)
+    trajectories = [ended[index] for index in indices]
+    scored = score(tasks, trajectories, grade, combination.checked.table)
     marks = labels(plan, combination, indices)
     write_jsonl(out, [item.trajectory for item in scored], labels=marks, append=done > 0)
-    said = f"{len(ended)} of {len(plan.tasks) * plan.samples} rollouts of {combination.label} are kept in {out}"
-    console.print(said, highlight=False, markup=False, soft_wrap=True)
+    total = len(plan.tasks) * plan.samples
+    sentence = f"{len(ended)} of {total} rollouts of {combination.label} are kept in {out}"
+    console.print(sentence, highlight=False, markup=False, soft_wrap=True)
 
 
 def _announce(console: Console, plan: EvaluationPlan, done: int) -> None:
     if done < len(plan.combinations):
         count = len(plan.tasks) * plan.samples
-        which = f"{done + 1} of {len(plan.combinations)}: {plan.combinations[done].label}"
-        console.print(f"{which}, {count} rollouts ...", highlight=False, markup=False, soft_wrap=True)
+        place = f"{done + 1} of {len(plan.combinations)}: {plan.combinations[done].label}"
+        console.print(f"{place}, {count} rollouts ...", highlight=False, markup=False, soft_wrap=True)

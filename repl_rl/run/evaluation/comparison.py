@@ -10,7 +10,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from statistics import fmean
 from typing import Any
 
@@ -72,34 +72,41 @@ class Summary:
 
 def summarize(problems: Sequence[Samples], ks: Sequence[int]) -> Summary:
     """The figures for these problems; each problem is given by its samples."""
-    everything = [one for samples in problems for one in samples]
-    graded = [one for one in everything if not one.is_lost]
+    trajectories = list(chain.from_iterable(problems))
+    graded = [trajectory for trajectory in trajectories if not trajectory.is_lost]
     tallies = [tally(samples) for samples in problems]
-    stops = Counter(str(one.stop_reason) for one in graded)
+    stops = Counter(str(trajectory.stop_reason) for trajectory in graded)
     return Summary(
         problems=len(problems),
         graded=len(graded),
-        aborted=len(everything) - len(graded),
+        aborted=len(trajectories) - len(graded),
         pass_at={k: estimate_pass_at_k(tallies, k) for k in ks},
-        lines=fmean(len(one.lines) for one in graded) if graded else None,
-        tokens=fmean(one.sampled_tokens for one in graded) if graded else None,
-        seconds=fmean(one.duration_s - one.queue_s for one in graded) if graded else None,
+        lines=_mean([len(trajectory.lines) for trajectory in graded]),
+        tokens=_mean([trajectory.sampled_tokens for trajectory in graded]),
+        seconds=_mean([trajectory.duration_s - trajectory.queue_s for trajectory in graded]),
         stops={name: count / len(graded) for name, count in stops.most_common()},
         repaired_trajectories=repaired_trajectories(graded),
         repaired_lines=repaired_lines(graded),
     )
 
 
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None
+
+
 def tally(samples: Samples) -> Tally:
     """Count the graded and the right samples of one problem."""
-    graded = [one for one in samples if not one.is_lost]
+    graded = [trajectory for trajectory in samples if not trajectory.is_lost]
     return Tally(len(graded), sum(map(solved, graded)))
 
 
 def repaired_trajectories(trajectories: Iterable[Trajectory]) -> Share:
     """Of the trajectories in which a line raised, did not parse or timed out, those whose answer was right."""
-    erring = [one for one in trajectories if any(line.kind.failed for line in _usable(one))]
-    return Share(sum(map(solved, erring)), len(erring))
+    with_errors = []
+    for trajectory in trajectories:
+        if any(line.kind.failed for line in _usable(trajectory)):
+            with_errors.append(trajectory)
+    return Share(sum(map(solved, with_errors)), len(with_errors))
 
 
 def _usable(trajectory: Trajectory) -> list[Line]:
@@ -174,7 +181,7 @@ def make_row(
     difference = None
     if first is not None:
         seed = f"{plan.config.seed}/difference"
-        difference = paired_difference([*map(tally, problems)], [*map(tally, first)], seed)
+        difference = paired_difference(list(map(tally, problems)), list(map(tally, first)), seed)
     by_family: dict[str, list[Samples]] = {}
     for task, samples in zip(plan.tasks, problems, strict=True):
         by_family.setdefault(task.family, []).append(samples)
@@ -209,9 +216,9 @@ def report(plan: EvaluationPlan, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def labels(plan: EvaluationPlan, combination: Combination, indices: Iterable[int]) -> list[dict[str, Any]]:
-    """What the file of trajectories says of each beside itself: the model, the dialect and the sample's number."""
+    """What the file of trajectories adds to each of them: the model, the dialect and the number of the sample."""
     label = {"model": combination.model, "dialect": combination.dialect}
-    return [{**label, "sample": index % plan.samples} for index in indices]
+    return [label | {"sample": index % plan.samples} for index in indices]
 
 
 def _summary_record(summary: Summary) -> dict[str, Any]:
@@ -229,31 +236,23 @@ _TEXTS = ("model", "dialect", "family", "ended by")
 def tables(plan: EvaluationPlan, rows: Sequence[Row]) -> Iterator[Table]:
     """The tables in order: solved problems, effort, families."""
     numbered = [(str(number), row) for number, row in enumerate(rows, 1)]
-    each = "one sample each" if plan.samples == 1 else f"{plan.samples} samples each"
-    solved = [
-        {
-            "#": number,
-            "model": row.combination.model,
-            "dialect": row.combination.dialect,
-            **_pass_cells(row.overall),
-            **({"over #1": _interval(row.difference, "+.1f", "")} if len(plan.combinations) > 1 else {}),
-        }
-        for number, row in numbered
-    ]
-    which = "held-out" if plan.split == "heldout" else "training"
-    yield _table(f"{len(plan.tasks)} {which} problems, {each}", solved, is_tight=True)
+    solve_rates = []
+    for number, row in numbered:
+        cells = {"#": number, "model": row.combination.model, "dialect": row.combination.dialect}
+        cells |= _pass_cells(row.overall)
+        if len(plan.combinations) > 1:
+            cells["over #1"] = _interval(row.difference, "+.1f", "")
+        solve_rates.append(cells)
+    split = "held-out" if plan.split == "heldout" else "training"
+    samples = "one sample" if plan.samples == 1 else f"{plan.samples} samples"
+    yield _table(f"{len(plan.tasks)} {split} problems, {samples} each", solve_rates, is_tight=True)
     yield _table("per trajectory", [{"#": number, **_effort_cells(row.overall)} for number, row in numbered])
-    by_family = [
-        {
-            "family": family if number == "1" else "",
-            "#": number,
-            "problems": str(row.families[family].problems),
-            **_pass_cells(row.families[family]),
-            **_mean_cells(row.families[family]),
-        }
-        for family in rows[0].families
-        for number, row in numbered
-    ]
+    by_family = []
+    for family in rows[0].families:
+        for number, row in numbered:
+            summary = row.families[family]
+            cells = {"family": family if number == "1" else "", "#": number, "problems": str(summary.problems)}
+            by_family.append(cells | _pass_cells(summary) | _mean_cells(summary))
     yield _table("by family", by_family, section=len(rows))
 
 
@@ -262,14 +261,18 @@ def _table(title: str, rows: Sequence[Mapping[str, str]], section: int = 1, is_t
     as wide as their longest word."""
     table = Table(title=title, title_justify="left", header_style="bold")
     for name in rows[0]:
-        word = max(len(word) for text in (name, *(row[name] for row in rows)) for word in text.split())
         if name in _TEXTS:
             table.add_column(name, overflow="fold")
-        else:
-            table.add_column(name, justify="right", min_width=word, width=word if is_tight else None)
+            continue
+        words = name.split()
+        for row in rows:
+            words += row[name].split()
+        word_width = max(map(len, words))
+        table.add_column(name, justify="right", min_width=word_width, width=word_width if is_tight else None)
     for number, row in enumerate(rows, 1):
         ends_section = section > 1 and number % section == 0
-        table.add_row(*(Text(visible(cell)) for cell in row.values()), end_section=ends_section)
+        cells = [Text(visible(cell)) for cell in row.values()]
+        table.add_row(*cells, end_section=ends_section)
     return table
 
 
@@ -283,20 +286,23 @@ def _mean_cells(summary: Summary) -> dict[str, str]:
 
 def _effort_cells(summary: Summary) -> dict[str, str]:
     """Means per trajectory, what became of errors, how many were not graded, and why trajectories ended."""
+    stops = [f"{name} {share:.0%}" for name, share in summary.stops.items()]
     return {
         **_mean_cells(summary),
         "seconds": _number(summary.seconds, 2),
         "solved after\nan error": _share(summary.repaired_trajectories),
         "error lines\nrepaired": _share(summary.repaired_lines),
         "aborted": str(summary.aborted),
-        "ended by": ", ".join(f"{name} {share:.0%}" for name, share in summary.stops.items()) or _NONE,
+        "ended by": ", ".join(stops) or _NONE,
     }
 
 
 def _interval(estimate: Estimate | None, form: str, unit: str) -> str:
     if estimate is None:
         return _NONE
-    value, low, high = (format(100 * each, form) for each in (estimate.value, estimate.low, estimate.high))
+    value = format(100 * estimate.value, form)
+    low = format(100 * estimate.low, form)
+    high = format(100 * estimate.high, form)
     return f"{value}{unit} [{low},{high}]"
 
 

@@ -73,11 +73,21 @@ def make_plan(
             raise ConfigError(
                 f"--k {k}: pass@{k} needs k from 1 to the {samples} samples of a problem; raise -n or lower k"
             )
-    # a JSON string is also a YAML string, so a name is never read as another type
-    of_models = [[f"model.path={json.dumps(name)}"] for name in models] or [[]]
-    of_dialects = [[f"dialect.name={json.dumps(name)}"] for name in dialects] or [[]]
-    of_split = ("eval.temperature=null",) if split == "train" else ()
-    configs = [load_config(source, (*overrides, *of_split, *m, *d)) for m, d in product(of_models, of_dialects)]
+    shared = list(overrides)
+    if split == "train":
+        shared.append("eval.temperature=null")  # then evaluations sample at the temperature of training
+    # Without names, the config's own model or dialect is the only one.
+    model_names: Sequence[str | None] = models or [None]
+    dialect_names: Sequence[str | None] = dialects or [None]
+    configs = []
+    for model, dialect in product(model_names, dialect_names):
+        chosen = []
+        # A JSON string is also a YAML string, so a name is never read as another type.
+        if model is not None:
+            chosen.append(f"model.path={json.dumps(model)}")
+        if dialect is not None:
+            chosen.append(f"dialect.name={json.dumps(dialect)}")
+        configs.append(load_config(source, (*shared, *chosen)))
     if samples > 1 and configs[0].eval_sampling.temperature == 0:
         raise ConfigError(
             f"at temperature 0 the {samples} samples of a problem would be one; leave -n out, or set "
@@ -85,18 +95,21 @@ def make_plan(
         )
     combinations = []
     for config in configs:
-        model = config.model.model_copy(update={"path": checkpoint_of(config.model.path)})
-        evaluated = config.model_copy(update={"model": model})
+        checkpoint = config.model.model_copy(update={"path": checkpoint_of(config.model.path)})
+        evaluated = config.model_copy(update={"model": checkpoint})
         find_model(evaluated.model.path)
         combinations.append(Combination(config.model.path, evaluated, check_rollouts(evaluated)))
     first = configs[0]
-    seed, count = (first.seed, first.tasks.train) if split == "train" else (0, first.eval.problems)
-    tasks = tuple(load_tasks(first.tasks, split, seed, count))
+    if split == "train":
+        tasks = load_tasks(first.tasks, split, first.seed, first.tasks.train)
+    else:
+        tasks = load_tasks(first.tasks, split, 0, first.eval.problems)
     for combination in combinations:
-        # refuse a prompt that fills the context now, not after evaluating earlier combinations
+        # Refuse a prompt that fills the context now, not after evaluating earlier combinations.
         prepare_environment(combination.config.engine.kv_cache_gib)
         longest_prompt(combination.config, tasks, f"{combination.label}: ")
-    return EvaluationPlan(tuple(combinations), tasks, samples, tuple(sorted({1, *(ks or (samples,))})), split)
+    reported_ks = {1}.union(ks or [samples])
+    return EvaluationPlan(tuple(combinations), tuple(tasks), samples, tuple(sorted(reported_ks)), split)
 
 
 def checkpoint_of(path: str) -> str:
@@ -107,7 +120,8 @@ def checkpoint_of(path: str) -> str:
     """
     folder = Path(path).expanduser()
     if (folder / "config.yaml").is_file() and not (folder / "config.json").is_file():
-        checkpoint, final = RunFolder(folder).last_checkpoint(), folder / "model"
+        checkpoint = RunFolder(folder).last_checkpoint()
+        final = folder / "model"
         if checkpoint is None and not final.is_dir():
             raise RunError(f"run {folder} has no complete checkpoint and no model yet; train it for longer")
         return str(final if checkpoint is None else checkpoint)
@@ -119,5 +133,9 @@ def checkpoint_of(path: str) -> str:
 
 
 def _neighbours(parent: Path) -> str:
-    names = sorted(path.name for path in parent.iterdir() if path.is_dir()) if parent.is_dir() else []
-    return f"; in {parent} there are {', '.join(names)}" if names else f"; there is nothing in {parent}"
+    names = []
+    if parent.is_dir():
+        names = sorted(path.name for path in parent.iterdir() if path.is_dir())
+    if not names:
+        return f"; there is nothing in {parent}"
+    return f"; in {parent} there are {', '.join(names)}"
