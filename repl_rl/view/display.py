@@ -344,7 +344,7 @@ def tree_rows(group: Sequence[Trajectory]) -> list[dict[str, Any]]:
 
     def add(index: int, before: int) -> None:
         member = group[index]
-        forks = {line for line, _ in branches.get(index, ())}
+        forks = {fork for fork, _ in branches.get(index, ())}
         began = ""
         branch = member.branch
         if branch is not None and branch.line:
@@ -359,8 +359,8 @@ def tree_rows(group: Sequence[Trajectory]) -> list[dict[str, Any]]:
         verdict = status(member)
         row = {"number": index + 1, "verdict": verdict, "mark": VERDICT_MARKS[verdict], "cells": cells}
         rows.append({**row, "before": before, "began": began})
-        for line, child in sorted(branches.get(index, ())):
-            add(child, before + line)
+        for fork, child in sorted(branches.get(index, ())):
+            add(child, before + fork)
 
     for index, member in enumerate(group):
         if member.branch is None or not member.branch.line:
