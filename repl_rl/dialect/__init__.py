@@ -82,7 +82,10 @@ def dialect_name(dialect: Dialect) -> str:
     A shipped dialect with texts of one's own keeps its name, because its turns are read in the same way.
     """
     kind = type(dialect)
-    return next((name for name, known in DIALECTS.items() if known is kind), f"{kind.__module__}:{kind.__qualname__}")
+    for name, shipped in DIALECTS.items():
+        if shipped is kind:
+            return name
+    return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def require_dialect(config: DialectConfig) -> type[Any]:
@@ -97,7 +100,10 @@ def require_dialect(config: DialectConfig) -> type[Any]:
 
 
 def dialect_class(config: DialectConfig) -> type[Any]:
-    """What `dialect.name` means: a name, `package.module:Class`, or a path that ends in .yaml. Raises ConfigError."""
+    """The class that `dialect.name` names: by a shipped name, as `package.module:Class`, or through a file of texts.
+
+    Raises ConfigError.
+    """
     name = base_of(config.name) if config.name.endswith(".yaml") else config.name
     if name in DIALECTS:
         return DIALECTS[name]
@@ -106,9 +112,9 @@ def dialect_class(config: DialectConfig) -> type[Any]:
             f"dialect.name: unknown dialect {name!r}; {nearest(name, list(DIALECTS))}; one of your own is named "
             "as package.module:Class, or as a .yaml file"
         )
-    found = imported(name, "dialect.name:", "package.module:Class")
-    if not isinstance(found, type) or not callable(getattr(found, "reader", None)):
+    kind = imported(name, "dialect.name:", "package.module:Class")
+    if not isinstance(kind, type) or not callable(getattr(kind, "reader", None)):
         raise ConfigError(
             f"dialect.name: {name!r} is not a dialect: a class with the methods of repl_rl.dialect.Dialect"
         )
-    return found
+    return kind

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 from repl_rl.trajectory import LineKind, Message
 
 _MODULE = re.compile(r"^(?:[\w<>]+\.)+(?=\w+(?::|$))")
-_PLACE = re.compile(r'^\s*File "[^\n]*\n(?:[ \t][^\n]*\n)*')
+_LOCATION = re.compile(r'^\s*File "[^\n]*\n(?:[ \t][^\n]*\n)*')
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,11 @@ class CellRun:
         """The answer to a call: what was printed, or the exception. The exception's module and the location of a syntax
         error are left out.
         """
-        told = self.output if self.error_message is None else _MODULE.sub("", _PLACE.sub("", self.error_message))
-        return "\n".join(filter(None, [told.rstrip(), self.observed.rstrip()]))
+        text = self.output
+        if self.error_message is not None:
+            text = _MODULE.sub("", _LOCATION.sub("", self.error_message))
+        parts = [text.rstrip(), self.observed.rstrip()]
+        return "\n".join(part for part in parts if part)
 
 
 @dataclass(frozen=True, slots=True)

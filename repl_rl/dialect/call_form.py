@@ -4,10 +4,10 @@ A call is a JSON object with a key for the name and a key for the arguments, alo
 as a whole message. Or name and arguments stand in tags of their own, as in the templates of Qwen3-Coder, Qwen3.5 and
 GLM-4.5. Templates that write calls in other ways are refused.
 
-Models also write calls otherwise than their templates do, small ones most of the time. What can only be a call is read
-as one: such an object between other tags, in a block of JSON, or on a line of its own; `<function=name>` with JSON or
-with parameters in it; and a block of Python, or what follows Llama's `<|python_tag|>`, which are calls of `python`. An
-object may be nested as in OpenAI's API, and have `parameters` for `arguments`.
+Models, and small ones most of the time, also write calls in other ways than their templates do. A text that can only be
+a call is read as one: such an object between other tags, in a block of JSON, or on a line of its own; `<function=name>`
+with JSON or with parameters in it; and a block of Python, or the text after Llama's `<|python_tag|>`, which are calls
+of `python`. An object may be nested as in OpenAI's API, and have `parameters` for `arguments`.
 """
 
 import ast
@@ -24,8 +24,11 @@ from repl_rl.dialect.syntax import is_deep
 from repl_rl.errors import ConfigError, ModelError
 from repl_rl.utils.text import parsed
 
-_NAME, _VALUE, _RESULT = "reprl_name", "reprl_value", "reprl_result_{}_"
-_SAID = "reprl_said"
+# Texts of the made-up conversation, which are looked for in its renderings: no template writes them itself.
+_NAME = "reprl_name"
+_VALUE = "reprl_value"
+_RESULT = "reprl_result_{}_"
+_CONTENT = "reprl_said"
 _ARGUMENTS = {"reprl_first": _VALUE, "reprl_second": "reprl_other"}
 _PROBE = {"name": _NAME, "arguments": _ARGUMENTS}
 _IN_TAGS = re.compile(
@@ -52,13 +55,16 @@ _OTHER_MARKS = re.compile(
     re.MULTILINE,
 )
 _CODE_LABELS = ("python", "python3", "py", "tool_code", "repl")
-_NAME_KEY, _ARGUMENTS_KEYS = "name", ("arguments", "parameters")
-_NESTING_KEY, _LIST_KEY = "function", "tool_calls"
-"""Of OpenAI's API: the function in a call, and the calls in a message."""
-_BESIDE = {"type", "id", "call_id", "tool_call_id", "index"}
-"""Keys that a call may have besides."""
+_NAME_KEY = "name"
+_ARGUMENTS_KEYS = ("arguments", "parameters")
+_NESTING_KEY = "function"
+"""In OpenAI's API, the function in a call."""
+_LIST_KEY = "tool_calls"
+"""In OpenAI's API, the calls in a message."""
+_OTHER_KEYS = {"type", "id", "call_id", "tool_call_id", "index"}
+"""Keys that a call may have besides its name and its arguments."""
 _PYTHON_TAG = re.compile(r"^[ \t]*<\|python_tag\|>", re.MULTILINE)
-_CALL_OF_TOOL = re.compile(r"\w+\.call\(")
+_TOOL_CALL = re.compile(r"\w+\.call\(")
 WAY_OUT = "take another model, or the dialect inline or fenced"
 _DECODER = json.JSONDecoder(strict=False)
 """Lets strings hold newlines as they are, as models write code in them."""
@@ -100,38 +106,56 @@ def call_form(template: Template, schemas: Schemas) -> CallForm:
     offered = _rendered(template, [_QUESTION], schemas, True)
     if any(str(schema["function"]["name"]) not in offered for schema in schemas):
         raise ConfigError(f"this model's chat template has no place for tools; {WAY_OUT}")
-    without = _rendered(template, _conversation(None, 0, said=_SAID), schemas, False)
-    parting = _parting(before, without)
-    opening, tail = _THOUGHT.sub("", before[parting:]).strip(), without[parting:]
+    without_call = _rendered(template, _conversation(None, 0, content=_CONTENT), schemas, False)
+    start = _parting(before, without_call)
+    opening = _THOUGHT.sub("", before[start:]).strip()
+    tail = without_call[start:]
+    closing = ""
     if form.tags is None:
-        found = _MARK.match(after.lstrip())
-        closes = found is not None and _closes(found[0], opening, tail)
-        return replace(form, opening=opening, closing=found[0] if found and closes else "")
-    first = _MARK.match(opening)
-    opened = first[0] if first else opening
-    closing = ([mark for mark in _MARK.findall(after) if _closes(mark, opened, tail)] or [""])[-1]
-    tags = form.tags._replace(before_name=opening[len(opened) :], end=after[: after.find(closing)])
-    return replace(form, opening=opened, closing=closing, tags=tags)
+        next_mark = _MARK.match(after.lstrip())
+        if next_mark is not None and _closes(next_mark[0], opening, tail):
+            closing = next_mark[0]
+        return replace(form, opening=opening, closing=closing)
+    # Of a call in tags, `opening` reaches up to the name: a mark that opens the call, then the name's own tag.
+    first_mark = _MARK.match(opening)
+    before_name = ""
+    if first_mark is not None:
+        before_name = opening[first_mark.end() :]
+        opening = first_mark[0]
+    for mark in _MARK.findall(after):
+        if _closes(mark, opening, tail):
+            closing = mark  # the last one; the tag that closes the name's comes before it
+    tags = form.tags._replace(before_name=before_name, end=after[: after.find(closing)])
+    return replace(form, opening=opening, closing=closing, tags=tags)
 
 
 def _parting(text: str, other: str) -> int:
-    """Where two renderings first differ, at the start of a word or a mark: of a turn with a call and one without, or of
-    a turn and the prompt that asks for it, that is where the model's own text begins."""
-    pairs = zip(text, other, strict=False)
-    parting = next((i for i, (one, another) in enumerate(pairs) if one != another), min(len(text), len(other)))
+    """Where two renderings first differ, at the start of a word or a mark.
+
+    The model's own text begins there, if they are a turn with a call and one without, or a turn and the prompt that
+    asks for it.
+    """
+    parting = 0
+    for character, other_character in zip(text, other, strict=False):
+        if character != other_character:
+            break
+        parting += 1
     while parting and text[parting - 1] not in "\n >]":
         parting -= 1
     return parting
 
 
 def _closes(mark: str, opening: str, tail: str) -> bool:
-    """Whether a mark after a call closes it, and not the turn: it ends no turn without a call. A mark with bars has to
-    be the other one of a pair too, since some templates end turns with calls in their own way (Llama's `<|eom_id|>`).
+    """Whether a mark after a call closes the call, rather than the turn: turns without a call don't end with it.
+
+    A mark with bars also has to pair with the opening one, because some templates end turns with calls in their own way
+    (Llama's `<|eom_id|>`).
     """
     if not mark.startswith("<|"):
         return mark not in tail
-    marks = [set(re.findall("[a-z]+", each.lower())) for each in (mark, opening.rpartition("<")[2])]
-    return marks[0] - _SIDES == marks[1] - _SIDES
+    words = set(re.findall("[a-z]+", mark.lower()))
+    opening_words = set(re.findall("[a-z]+", opening.rpartition("<")[2].lower()))
+    return words - _SIDES == opening_words - _SIDES
 
 
 def result_frame(template: Template, schemas: Schemas, form: CallForm, results: int) -> tuple[str, ...]:
@@ -144,9 +168,11 @@ def result_frame(template: Template, schemas: Schemas, form: CallForm, results: 
     if form.closing:
         after = after.partition(form.closing)[2]
     # White space that stands between a call and the end of its turn, but not at the end of other turns, is the model's.
-    if (said := user_frame(template)) and not said[0][0].isspace():
+    frame = user_frame(template)
+    if frame is not None and not frame[0][0].isspace():
         after = after.lstrip()
-    frames = re.split("|".join(_RESULT.format(index) for index in range(results)), after)
+    any_result = "|".join(_RESULT.format(index) for index in range(results))
+    frames = re.split(any_result, after)
     if len(frames) != results + 1:
         raise ConfigError(f"this model's chat template leaves out results of tools; {WAY_OUT}")
     return tuple(frames)
@@ -164,13 +190,14 @@ def typed_call(template: Template, schemas: Schemas, function: Mapping[str, Any]
 def user_frame(template: Template) -> tuple[str, str] | None:
     """What the template writes around a message of the user's, from the end of the model's turn to its next one; None
     if it does not write such a conversation."""
+    messages = [_QUESTION, {"role": "assistant", "content": _VALUE}, {"role": "user", "content": _NAME}]
     try:
-        asked = [_QUESTION, {"role": "assistant", "content": _VALUE}]
-        text = template([*asked, {"role": "user", "content": _NAME}], (), True)
+        text = template(messages, (), True)
     except ModelError:
         return None
-    before, _, behind = text.partition(_VALUE)[2].partition(_NAME)
-    return (before, behind) if before and behind else None
+    after_turn = text.partition(_VALUE)[2]
+    before, _, after = after_turn.partition(_NAME)
+    return (before, after) if before and after else None
 
 
 def split_calls(message: str, form: CallForm) -> tuple[list[str], str]:
@@ -195,20 +222,23 @@ def split_calls(message: str, form: CallForm) -> tuple[list[str], str]:
 
 
 def read_tags(text: str, tags: Tags) -> tuple[str, dict[str, str]]:
-    """The name and the arguments of a call in tags. At its end, tags may be missing. Raises ValueError."""
+    """The name and the arguments of a call in tags. Tags may be missing at its end. Raises ValueError."""
     name = re.match(rf"{_loosely(tags.before_name)}([^\s<>\"]+)\s*{_loosely(tags.after_name)}", text)
     if name is None:
         raise ValueError(f"it has to begin with {tags.before_name.strip()}NAME{tags.after_name.rstrip()}")
     argument = re.compile(rf"\s*{_loosely(tags.before_key)}([^\s<>\"]+)\s*{_loosely(tags.before_value)}")
     # White space next to a value is the template's, as far as the template writes it; the rest is the value's.
-    lead, closing = tags.before_value[len(tags.before_value.rstrip()) :], tags.after_value.strip()
+    lead = tags.before_value[len(tags.before_value.rstrip()) :]
+    closing = tags.after_value.strip()
     trail = tags.after_value.partition(closing)[0]
-    arguments, rest = dict[str, str](), text[name.end() :]
+    arguments: dict[str, str] = {}
+    rest = text[name.end() :]
     while key := argument.match(rest):
-        value, closed, rest = rest[key.end() :].partition(closing)
+        value, closing_tag, rest = rest[key.end() :].partition(closing)
         if f"\n{tags.before_key}" in value:
             raise ValueError(f"{key[0].strip()} is not closed by {closing}")
-        value = value if closed else value.rstrip().removesuffix(tags.end.strip())
+        if not closing_tag:
+            value = value.rstrip().removesuffix(tags.end.strip())
         arguments[key[1]] = value.removeprefix(lead).removesuffix(trail)
     if rest.strip() not in ("", tags.end.strip()):
         raise ValueError(f"{rest.strip():.40} stands where {tags.before_key}KEY... or its end should")
@@ -222,10 +252,12 @@ def _loosely(piece: str) -> str:
 def written_call(name: str, arguments: Mapping[str, Any], form: CallForm, template: Template, schemas: Schemas) -> str:
     """A call as the template writes it; one in JSON with its marks on lines of their own."""
     if form.tags:
-        text = _rendered(template, _conversation({"name": name, "arguments": arguments}, 0), schemas, False)
+        function = {"name": name, "arguments": arguments}
+        text = _rendered(template, _conversation(function, 0), schemas, False)
         return text[text.rindex(form.opening) : text.rindex(form.closing)] + form.closing
     call = json.dumps({form.name_key: name, form.arguments_key: arguments}, ensure_ascii=False)
-    return "\n".join(filter(None, [form.opening, call, form.closing]))
+    lines = [form.opening, call, form.closing]
+    return "\n".join(line for line in lines if line)
 
 
 def _otherwise_written(text: str, form: CallForm) -> tuple[list[str], str]:
@@ -255,16 +287,21 @@ def _marked_calls(mark: re.Match[str], form: CallForm) -> list[str]:
 
 def _python_calls(code: str, form: CallForm) -> list[str]:
     """The call of `python` that code stands for; none without code."""
-    return [json.dumps({form.name_key: "python", form.arguments_key: {"code": code}})] if code.strip() else []
+    if not code.strip():
+        return []
+    return [json.dumps({form.name_key: "python", form.arguments_key: {"code": code}})]
 
 
 def _tagged_calls(code: str, form: CallForm) -> list[str]:
-    """What follows Llama's tag: code for `python`, or the call of a tool as `name.call(key="value")`."""
-    tree = parsed(code) if _CALL_OF_TOOL.match(code) and not is_deep(code) else None
+    """The calls after Llama's tag: code for `python`, or the call of a tool as `name.call(key="value")`."""
+    tree = None
+    if _TOOL_CALL.match(code) and not is_deep(code):
+        tree = parsed(code)
     match tree and tree.body:
         case [ast.Expr(ast.Call(ast.Attribute(ast.Name(name), "call"), [], keywords))]:
-            with contextlib.suppress(ValueError, TypeError):  # its values are computed, so it is other code
-                arguments = {str(each.arg): ast.literal_eval(each.value) for each in keywords}
+            # With values that are computed, which no JSON holds, it is code like any other.
+            with contextlib.suppress(ValueError, TypeError):
+                arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in keywords}
                 return [json.dumps({form.name_key: name, form.arguments_key: arguments})]
     return _python_calls(code, form)
 
@@ -296,21 +333,22 @@ def _is_call(value: Any) -> bool:
     if not isinstance(value, dict) or not isinstance(value.get(_NAME_KEY), str):
         return False
     arguments = [key for key in _ARGUMENTS_KEYS if key in value]
-    if len(arguments) != 1 or value.keys() - _BESIDE - {_NAME_KEY, *arguments}:
+    if len(arguments) != 1 or value.keys() - _OTHER_KEYS - {_NAME_KEY, *arguments}:
         return False
     return isinstance(value[arguments[0]], dict | str)
 
 
 def _unnested(value: Any) -> list[Any]:
-    """The calls in a value, as far as it has any: those of a list, of OpenAI's `tool_calls`, and what stands in them
-    under `function`."""
+    """The items of a value that may be calls: of a list, or of OpenAI's `tool_calls`, without the `function` around
+    each."""
     if isinstance(value, dict) and isinstance(value.get(_LIST_KEY), list):
         value = value[_LIST_KEY]
-    calls = []
+    items = []
     for item in value if isinstance(value, list) else [value]:
-        is_nested = isinstance(item, dict) and isinstance(item.get(_NESTING_KEY), dict)
-        calls.append(item[_NESTING_KEY] if is_nested else item)
-    return calls
+        if isinstance(item, dict) and isinstance(item.get(_NESTING_KEY), dict):
+            item = item[_NESTING_KEY]
+        items.append(item)
+    return items
 
 
 def _calls_in(block: str, form: CallForm) -> list[str]:
@@ -319,32 +357,36 @@ def _calls_in(block: str, form: CallForm) -> list[str]:
 
 
 def _in_form(call: str, form: CallForm) -> str:
-    """A call with the template's keys; what can't be read stays as it is, to be refused later."""
+    """A call with the template's keys. Text that can't be read is returned as it is, to be refused later."""
     try:
         value = _DECODER.decode(call)
     except (ValueError, RecursionError):
         return call
     if not isinstance(value, dict) or {form.name_key, form.arguments_key} <= value.keys():
         return call
-    names = {_NAME_KEY: form.name_key, **dict.fromkeys(_ARGUMENTS_KEYS, form.arguments_key)}
-    return json.dumps({names.get(key, key): each for key, each in value.items()})
+    template_keys = dict.fromkeys(_ARGUMENTS_KEYS, form.arguments_key)
+    template_keys[_NAME_KEY] = form.name_key
+    return json.dumps({template_keys.get(key, key): part for key, part in value.items()})
 
 
 def _items(block: str) -> list[str]:
     """The JSON objects in a block, out of lists and nesting. Text that can't be read counts as one call, to be refused
     later."""
-    found: list[str] = []
+    objects: list[str] = []
     position = 0
     while position < len(block):
         try:
             value, end = _DECODER.raw_decode(block, position)
         except (ValueError, RecursionError):
-            return [*found, block[position:]]
+            return [*objects, block[position:]]
         items = _unnested(value)
-        found += [block[position:end]] if items == [value] else [json.dumps(item) for item in items]
+        if items == [value]:
+            objects.append(block[position:end])  # as the model has typed it
+        else:
+            objects += [json.dumps(item) for item in items]
         between = _BETWEEN.match(block, end)
         position = between.end() if between else end
-    return found or [block]
+    return objects or [block]
 
 
 def _rendered(template: Template, messages: Schemas, schemas: Schemas, opens: bool) -> str:
@@ -355,28 +397,35 @@ def _rendered(template: Template, messages: Schemas, schemas: Schemas, opens: bo
 
 
 def _rendered_call(template: Template, schemas: Schemas, results: int) -> tuple[str, str, CallForm]:
-    """What a conversation has before a call and after it, the brackets of a list not included, and the call's form
-    without its marks. Of a call in tags, `before` ends at its name, and `after` begins after its arguments."""
+    """A conversation's text before a call and after it, and the call's form without its marks.
+
+    Neither text holds the brackets of a list around the call. Of a call in tags, the first ends at its name, and the
+    second begins after its arguments.
+    """
     text = _rendered(template, _conversation(_PROBE, results), schemas, results > 0)
-    for match in re.finditer(r"\{", text):
+    for brace in re.finditer(r"\{", text):
         try:
-            call, end = json.JSONDecoder().raw_decode(text, match.start())
+            call, end = json.JSONDecoder().raw_decode(text, brace.start())
         except ValueError:
             continue
         if not isinstance(call, dict):
             continue
-        names = [key for key, value in call.items() if value == _NAME]
-        arguments = [key for key, value in call.items() if value == _ARGUMENTS]
-        if names and arguments:
-            before, after = text[: match.start()], text[end:]
+        name_keys = [key for key, value in call.items() if value == _NAME]
+        arguments_keys = [key for key, value in call.items() if value == _ARGUMENTS]
+        if name_keys and arguments_keys:
+            before = text[: brace.start()]
+            after = text[end:]
             if before.rstrip().endswith("[") and after.lstrip().startswith("]"):
-                before, after = before.rstrip()[:-1], after.lstrip()[1:]
-            return before, after, CallForm("", "", names[0], arguments[0])
-    if found := _IN_TAGS.fullmatch(text):
-        before, after_name, before_value, between, after = found.groups()
-        after_value, begins, key = between.rpartition("<")
-        if after_value.strip() and after_name.endswith(begins + key) and _NAME not in before:
-            tags = Tags("", after_name.removesuffix(begins + key), begins + key, before_value, after_value, "")
+                before = before.rstrip()[:-1]
+                after = after.lstrip()[1:]
+            return before, after, CallForm("", "", name_keys[0], arguments_keys[0])
+    if in_tags := _IN_TAGS.fullmatch(text):
+        before, after_name, before_value, between, after = in_tags.groups()
+        # From one value to the next key: the end of an argument, then the tag that begins another one.
+        after_value, bracket, word = between.rpartition("<")
+        before_key = bracket + word
+        if after_value.strip() and after_name.endswith(before_key) and _NAME not in before:
+            tags = Tags("", after_name.removesuffix(before_key), before_key, before_value, after_value, "")
             return before, after.removeprefix(after_value), CallForm("", "", _NAME_KEY, _ARGUMENTS_KEYS[0], tags)
     raise ConfigError(
         "this model's chat template writes tool calls neither as JSON objects nor in tags, or leaves them out; "
@@ -384,13 +433,13 @@ def _rendered_call(template: Template, schemas: Schemas, results: int) -> tuple[
     )
 
 
-def _conversation(function: Mapping[str, Any] | None, results: int, said: str = "") -> list[dict[str, Any]]:
-    call = {"type": "function", "id": _CALL_ID, "function": function}
-    turn: dict[str, Any] = {"role": "assistant", "content": said}
+def _conversation(function: Mapping[str, Any] | None, results: int, content: str = "") -> list[dict[str, Any]]:
+    """A question, the assistant's turn with a call of the function, and so many results."""
+    turn: dict[str, Any] = {"role": "assistant", "content": content}
     if function is not None:
-        turn["tool_calls"] = [call]
-    answers = [
-        {"role": "tool", "name": _NAME, "tool_call_id": _CALL_ID, "content": _RESULT.format(index)}
-        for index in range(results)
-    ]
-    return [_QUESTION, turn, *answers]
+        turn["tool_calls"] = [{"type": "function", "id": _CALL_ID, "function": function}]
+    messages = [_QUESTION, turn]
+    for index in range(results):
+        result = {"role": "tool", "name": _NAME, "tool_call_id": _CALL_ID, "content": _RESULT.format(index)}
+        messages.append(result)
+    return messages

@@ -47,13 +47,18 @@ class LineDecoder:
     def take(self, typed: bytes | str, end_of_input: bool = False) -> Typed:
         """Read a turn; a string stands for its UTF-8 bytes. With `end_of_input` an open line is complete without a
         newline, as at a terminal's EOF."""
-        typed = typed.encode() if isinstance(typed, str) else typed
+        if isinstance(typed, str):
+            typed = typed.encode()
         text = self._decoder.decode(typed, final=end_of_input)
-        is_after_prompt = self._drops_space and not self.is_ahead
-        read = self._open_line + (text.removeprefix(" ") if is_after_prompt else text)
-        *lines, self._open_line = read.split("\n")
+        if self._drops_space and not self.is_ahead:
+            self._open_line += text.removeprefix(" ")
+        else:
+            self._open_line += text
+        *lines, self._open_line = self._open_line.split("\n")
         if end_of_input and self._open_line:
-            lines, self._open_line = [*lines, self._open_line], ""
+            lines.append(self._open_line)
+            self._open_line = ""
+        # The bytes decide, not the text: an incomplete character after the newline is typed ahead too.
         _, newline, rest = typed.rpartition(b"\n")
         self.is_ahead = bool(rest) or (self.is_ahead and not newline)
         return Typed(text, tuple(line.rstrip("\r") for line in lines))

@@ -4,8 +4,8 @@ A reader asks by yielding the source so far, and is sent Jupyter's word for it: 
 "unknown". Incomplete sources wait for another line; all others run. So with a kernel that can't say, each line is a
 cell of its own.
 
-Lines of nothing but a comment do not run, and count as comments, if the language is one of `COMMENTS`. In other
-languages, and where a comment begins in other ways, they are cells.
+Lines with only a comment do not run, and count as comments, if the language is one of `COMMENTS`. In other languages,
+and where a comment begins in other ways, they are cells.
 """
 
 from collections.abc import Generator, Sequence
@@ -37,18 +37,23 @@ def cells_of(
 ) -> Generator[str, str, tuple[list[Cell], LineKind]]:
     """The cells that these lines complete, and the turn's kind if there are none. `pending` holds the open cell."""
     signs = COMMENTS.get(language.lower().partition(" ")[0], ())
-    cells, idle = [], LineKind.BLANK
+    cells = []
+    idle = LineKind.BLANK
     for line in lines:
+        is_blank = not line.strip()
         is_comment = line.lstrip().startswith(signs)
-        if line.strip():
-            idle = LineKind.OPEN if not is_comment or idle is LineKind.OPEN else LineKind.COMMENT
-        if not pending and (is_comment or not line.strip()):
+        if not is_blank and not is_comment:
+            idle = LineKind.OPEN
+        elif is_comment and idle is LineKind.BLANK:
+            idle = LineKind.COMMENT
+        if not pending and (is_comment or is_blank):
             continue
         pending.append(line)
         source = "\n".join(pending)
-        if (said := (yield source)) != "incomplete":
+        status = yield source
+        if status != "incomplete":
             pending.clear()
-            cells.append(Cell(source, LineKind.STATEMENT, is_valid=said != "invalid"))
+            cells.append(Cell(source, LineKind.STATEMENT, is_valid=status != "invalid"))
     if end_of_input and pending:
         cells.append(Cell("\n".join(pending), LineKind.STATEMENT))
         pending.clear()

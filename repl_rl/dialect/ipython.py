@@ -35,8 +35,10 @@ from repl_rl.utils.folders import resource_folder
 
 _ECHO, _ECHO_END = "\x02out\x03", "\x02end\x03"
 """Marks around an echoed value, until `Out[n]:` replaces them."""
-_MARKED, _MOST_MARKED = re.compile(r"^\s*[%!?]|=\s*[%!](?!=)|\?\s*$", re.MULTILINE), 60
-"""Magics, shell commands and questions, and how many of them IPython is asked about in one cell."""
+_COMMAND = re.compile(r"^\s*[%!?]|=\s*[%!](?!=)|\?\s*$", re.MULTILINE)
+"""A magic, a shell command or a question."""
+_MOST_COMMANDS = 60
+"""In one cell that IPython's parser reads."""
 _ECHOED = re.compile(f"{_ECHO}(.*?)(?:{_ECHO_END}|\\Z)", re.DOTALL)
 _SETUP = (resource_folder("kernels") / "setup" / "ipython_echoes.py").read_text(encoding="utf-8")
 _SETUP += f"\nmark_echoes({_ECHO!r}, {_ECHO_END!r})\ndel mark_echoes\n"
@@ -69,10 +71,15 @@ class IPythonReader(PythonReader):
 
     def show(self, runs: Sequence[CellRun], goes_on: bool) -> tuple[Shown, ...]:
         """Echoes with their numbers, and the next prompt after a blank line."""
-        output = "".join(echoed(run, f"Out[{number}]: ") for run, number in zip(runs, self._numbers, strict=False))
+        output = ""
+        for run, number in zip(runs, self._numbers, strict=False):
+            output += echoed(run, f"Out[{number}]: ")
         output = self.truncate(output)
-        line_end = "" if self._pending or self._typed.is_ahead else "\n"
-        return (Shown(output + line_end + self.next_prompt() if goes_on else output),)
+        if goes_on:
+            if not self._pending and not self._typed.is_ahead:
+                output += "\n"
+            output += self.next_prompt()
+        return (Shown(output),)
 
     def next_prompt(self) -> str:
         if self._typed.is_ahead:
@@ -87,9 +94,11 @@ class IPythonReader(PythonReader):
         # A cell runs if it is complete or invalid, as at a terminal after Enter. An empty line ends a block.
         source = "\n".join(self._pending)
         if is_deep(source):
-            return self._end() if is_complete(source) else None
-        status = _asked("check_complete", source, ("invalid", None))[0]
-        return None if status == "incomplete" else self._end()
+            is_over = is_complete(source)
+        else:
+            status, _ = _transformed("check_complete", source, ("invalid", None))
+            is_over = status != "incomplete"
+        return self._end() if is_over else None
 
     def _end(self) -> Cell:
         source = _cleaned("\n".join(self._pending)).rstrip("\n")
@@ -97,7 +106,7 @@ class IPythonReader(PythonReader):
         if not any(map(holds_code, source.split("\n"))):
             return Cell(source, LineKind.COMMENT)
         # Magics and shell commands count as the function calls that IPython turns them into.
-        return Cell(source, kind_of(_asked("transform_cell", source, source)))
+        return Cell(source, kind_of(_transformed("transform_cell", source, source)))
 
     def _turn(self, text: str, cells: Sequence[Cell], idle: LineKind) -> Turn:
         self._numbers = range(self._number, self._number + len(cells))
@@ -121,14 +130,17 @@ def _cleaned(source: str) -> str:
     return "".join(lines)
 
 
-def _asked(question: str, source: str, otherwise: Any) -> Any:
-    """IPython's answer; `otherwise` if it fails on the source (as on \\x1c, to parts of it a newline), or would take
-    long: it reads the whole source again for each line with a mark of its own."""
-    if len(_MARKED.findall(source)) > _MOST_MARKED:
+def _transformed(method: str, source: str, otherwise: Any) -> Any:
+    """What this method of IPython's transformer returns for a source.
+
+    It is `otherwise` if IPython fails on the source (as on \\x1c, which only parts of it take for a newline), or would
+    take long: it reads the whole source again for each magic, shell command or question.
+    """
+    if len(_COMMAND.findall(source)) > _MOST_COMMANDS:
         return otherwise
     with warnings.catch_warnings(action="ignore"):
         try:
-            return getattr(_transformer(), question)(source)
+            return getattr(_transformer(), method)(source)
         except Exception:  # noqa: BLE001 - whatever was typed, and whatever IPython makes of it
             return otherwise
 
@@ -138,11 +150,16 @@ def echoed(run: CellRun, mark: str = "") -> str:
 
     Commands that it runs for `!` end lines with CR LF, as on a terminal; here they end with LF.
     """
-    *before, last = _ECHOED.split(run.text.replace("\r\n", "\n"))
-    texts, echoes = before[0::2], before[1::2]
-    shows = run.cell.kind is LineKind.EXPRESSION and not _ends_in_semicolon(run.cell.source)
-    kept = mark + echoes[-1] if echoes and shows else ""
-    return "".join([*texts, kept, last.removeprefix("\n") if kept else last]).replace(_ECHO_END, "")
+    parts = _ECHOED.split(run.text.replace("\r\n", "\n"))
+    texts = parts[0::2]
+    echoes = parts[1::2]
+    is_echoed = run.cell.kind is LineKind.EXPRESSION and not _ends_in_semicolon(run.cell.source)
+    last_echo = mark + echoes[-1] if echoes and is_echoed else ""
+    last_text = texts.pop()
+    if last_echo:
+        last_text = last_text.removeprefix("\n")
+    output = "".join(texts) + last_echo + last_text
+    return output.replace(_ECHO_END, "")
 
 
 def _ends_in_semicolon(source: str) -> bool:

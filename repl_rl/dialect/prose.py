@@ -1,7 +1,7 @@
 """The base of the dialects in which a model writes prose with code in it, and `text`, which is prose only.
 
-Prose counts as a comment: a thought. A final answer in prose is text (`repl_rl.dialect.answers` says which). Code comes
-as a whole, so incomplete code is an error and does not wait for more.
+Prose counts as a comment: a thought. `repl_rl.dialect.answers` finds final answers in it. Code comes as a whole, so
+incomplete code is an error and does not wait for more.
 """
 
 from __future__ import annotations
@@ -35,20 +35,23 @@ def prose_kind(lines: Sequence[str]) -> LineKind:
 
 def whole_cell(source: str) -> Cell:
     """A cell of code that no further lines complete."""
-    if error := missing_end(source):
-        return Cell(source, LineKind.SYNTAX_ERROR, Refusal(error.rstrip().rpartition("\n")[2].partition(":")[0], error))
-    return Cell(source, kind_of(source))
+    error = missing_end(source)
+    if error is None:
+        return Cell(source, kind_of(source))
+    last_line = error.rstrip().rpartition("\n")[2]
+    error_name = last_line.partition(":")[0]
+    return Cell(source, LineKind.SYNTAX_ERROR, Refusal(error_name, error))
 
 
 @dataclass(slots=True)
 class ProseReader(LineReader):
-    """What the readers of dialects without prompts have in common."""
+    """The base of the readers of dialects without prompts."""
 
     _typed: LineDecoder = field(default_factory=lambda: LineDecoder(drops_space=False))
     _answers: AnswerReader = field(default_factory=AnswerReader)
 
     def begin_after(self, before: str) -> None:
-        """A message of the model's begins after this text, which may have opened a thought."""
+        """Begin another message of the model's, after this text, which may have opened a thought."""
         self._answers = AnswerReader(before)
 
 

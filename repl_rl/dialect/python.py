@@ -34,8 +34,8 @@ class PythonDialect(PromptDialect):
         return PythonReader(self.truncate)
 
     def summary(self, text: str) -> str:
-        """What stands for left out lines in a compacted transcript, between one prompt of the interpreter and the
-        next: `text` as comments."""
+        """`text` as comments, which take the place of left out lines in a compacted transcript, from one prompt of the
+        interpreter to the next."""
         return self.as_comments(text).removeprefix(PRIMARY_PROMPT) + PRIMARY_PROMPT
 
     def may_follow_summary(self, output: str) -> bool:
@@ -53,9 +53,15 @@ class PythonReader(LineReader):
     def read(self, typed: bytes | str, end_of_input: bool = False) -> Turn:
         """Read one turn. The end of input completes an open line and an open block, as at a terminal's EOF."""
         turn = self._typed.take(typed, end_of_input)
-        cells = [cell for line in turn.lines if (cell := self._feed(line))]
-        if end_of_input and self._pending and (cell := self._end()):
-            cells.append(cell)
+        cells = []
+        for line in turn.lines:
+            cell = self._feed(line)
+            if cell is not None:
+                cells.append(cell)
+        if end_of_input and self._pending:
+            cell = self._end()
+            if cell is not None:
+                cells.append(cell)
         return self._turn(turn.text, cells, idle_kind(turn.lines))
 
     def reading(self, typed: bytes | str, end_of_input: bool, language: str) -> Generator[str, str, Turn]:
@@ -67,7 +73,9 @@ class PythonReader(LineReader):
     def show(self, runs: Sequence[CellRun], goes_on: bool) -> tuple[Shown, ...]:
         """What the interpreter printed, and its next prompt."""
         output = self.truncate("".join(run.text for run in runs))
-        return (Shown(output + self.next_prompt() if goes_on else output),)
+        if goes_on:
+            output += self.next_prompt()
+        return (Shown(output),)
 
     def next_prompt(self) -> str:
         """The prompt that the interpreter shows for the next line; "" after text that is typed ahead."""
@@ -76,6 +84,7 @@ class PythonReader(LineReader):
         return CONTINUATION_PROMPT if self._pending else PRIMARY_PROMPT
 
     def _feed(self, line: str) -> Cell | None:
+        """The cell that this line completes; None if it completes none."""
         if not self._pending and not holds_code(line):
             return None
         self._pending.append(line)

@@ -18,9 +18,10 @@ _BREAKS_OFF = "SyntaxError: the code breaks off\n"
 _WHOLE_FLAGS: int = ast.PyCF_ONLY_AST | codeop.PyCF_ALLOW_INCOMPLETE_INPUT  # type: ignore[attr-defined]
 
 _DEEP = range(65, 201)
-"""Brackets within brackets. What is nested so deep is left to the kernel: here, parsing it could hold up all sessions.
-Beyond that, CPython refuses it at once."""
-_STEPS = {**dict.fromkeys("([{", 1), **dict.fromkeys(")]}", -1)}
+"""Brackets within brackets. Sources that are nested so deep are left to the kernel, because parsing one here could hold
+up all sessions. CPython refuses deeper ones at once."""
+_STEPS = dict.fromkeys("([{", 1) | dict.fromkeys(")]}", -1)
+"""By how much a bracket changes the depth."""
 
 
 def is_blank(line: str) -> bool:
@@ -49,13 +50,16 @@ def is_complete(source: str) -> bool:
     """
     source = source.replace("\r", "\n")
     before, _, last_line = source.rpartition("\n")
-    at_margin = not last_line or last_line.endswith("\f")
-    if is_blank(last_line) and not at_margin and not _continues(before):
-        return False
-    if is_blank(last_line) and at_margin and not _continues(source):
-        return True
+    if is_blank(last_line):
+        at_margin = not last_line or last_line.endswith("\f")
+        if at_margin and not _continues(source):
+            return True
+        if not at_margin and not _continues(before):
+            return False
     if is_deep(source):
-        return sum(map(source.count, "([{")) < sum(map(source.count, ")]}")) or not _continues(source)
+        opened = sum(map(source.count, "([{"))
+        closed = sum(map(source.count, ")]}"))
+        return opened < closed or not _continues(source)
     if _parse_error(source) is None:
         return True
     error = _parse_error(f"{source}\n")
@@ -69,8 +73,9 @@ def kind_of(source: str) -> LineKind:
     tree = parsed(source)
     if tree is None:
         return LineKind.SYNTAX_ERROR
-    is_expression = any(isinstance(node, ast.Expr) for node in tree.body[-1:])
-    return LineKind.EXPRESSION if is_expression else LineKind.STATEMENT
+    if tree.body and isinstance(tree.body[-1], ast.Expr):
+        return LineKind.EXPRESSION
+    return LineKind.STATEMENT
 
 
 def missing_end(source: str) -> str | None:
@@ -83,7 +88,9 @@ def missing_end(source: str) -> str | None:
     if not _is_incomplete(_parse_error(source, "exec", _WHOLE_FLAGS)):
         return None
     error = _parse_error(source, "exec", ast.PyCF_ONLY_AST)
-    return "".join(traceback.format_exception_only(error)) if isinstance(error, SyntaxError) else _BREAKS_OFF
+    if not isinstance(error, SyntaxError):
+        return _BREAKS_OFF
+    return "".join(traceback.format_exception_only(error))
 
 
 def is_deep(source: str) -> bool:

@@ -1,7 +1,7 @@
 """What a model reads before its first line: one YAML file per dialect, from `prompts/` or from the user.
 
-    opening: text at the very beginning; under a chat template, what opens the assistant's turn
-    question: the frame of the problem, with {question}; under a chat template, that of a file of the user's own alone
+    opening: text at the very beginning; under a chat template, the beginning of the assistant's turn
+    question: the frame of the problem, with {question}; under a chat template, only if it is in a file of the user's
     system: the system message of chat models
     tools: how functions are presented, with {tools}
     tool: one function among them, with {signature} and {description}
@@ -83,21 +83,27 @@ class TextDialect:
     def completion_prompt(self, question: str, history: Sequence[Message] = ()) -> str:
         """System prompt if the config has one, opening, examples, functions, earlier messages, and the problem."""
         system = f"{self.config.system.strip()}\n\n" if self.config.system else ""
-        said = "".join(map(self.framed_message, history))
-        return f"{system}{self.opening()}{self.tools_opening()}{said}{self.framed(question)}"
+        earlier = "".join(map(self.framed_message, history))
+        return f"{system}{self.opening()}{self.tools_opening()}{earlier}{self.framed(question)}"
 
     def chat_prompt(self, question: str, history: Sequence[Message] = ()) -> ChatPrompt:
         """The messages for a chat template. The conversation's own system messages are appended to the dialect's."""
-        own = [message.content for message in history if message.role == "system"]
-        text = self.texts["system"] if self.config.system is None else self.config.system
-        system = [text.strip(), self.presented_tools(), self.told_of_ends(), self.shown_examples()]
-        system += own
-        asked = TextDialect.framed(self, question).strip() if "question" in self.own_texts else question
-        rest = [*(message for message in history if message.role != "system"), Message("user", asked)]
-        whole = "\n\n".join(filter(None, system))
-        head = [Message("system", whole)] if whole else []
-        messages = tuple({"role": message.role, "content": message.content} for message in [*head, *rest])
-        return ChatPrompt(messages, self.chat_opening())
+        system = self.texts["system"] if self.config.system is None else self.config.system
+        paragraphs = [system.strip(), self.presented_tools(), self.told_of_ends(), self.shown_examples()]
+        messages = []
+        for message in history:
+            if message.role == "system":
+                paragraphs.append(message.content)
+            else:
+                messages.append({"role": message.role, "content": message.content})
+        if "question" in self.own_texts:
+            # TextDialect's frame: that of a subclass makes comments of it, for an interpreter.
+            question = TextDialect.framed(self, question).strip()
+        messages.append({"role": "user", "content": question})
+        content = "\n\n".join(text for text in paragraphs if text)
+        if content:
+            messages.insert(0, {"role": "system", "content": content})
+        return ChatPrompt(tuple(messages), self.chat_opening())
 
     def reader(self) -> Reader:
         """A reader for a fresh transcript."""
@@ -113,11 +119,13 @@ class TextDialect:
 
     def opening(self) -> str:
         """The beginning of a session, with as many worked examples as the config asks for."""
-        examples = self.texts["examples"][: self.config.examples or 0]
-        worked = [
-            each if isinstance(each, str) else self.framed(each["question"]) + each["session"] for each in examples
-        ]
-        return "".join([self.texts["opening"], *worked])
+        opening = str(self.texts["opening"])
+        for example in self.texts["examples"][: self.config.examples or 0]:
+            if isinstance(example, str):
+                opening += example
+            else:
+                opening += self.framed(example["question"]) + example["session"]
+        return opening
 
     def chat_opening(self) -> str:
         """The text that begins the assistant's turn after a chat template."""
@@ -126,11 +134,14 @@ class TextDialect:
     def shown_examples(self) -> str:
         """The worked examples as the system message of a chat holds them, all of them if the config asks for no number.
         In the assistant's turn, after the question, they would be taken for its beginning."""
-        examples = self.texts["examples"][: self.config.examples]
-        is_framed = "question" in self.own_texts and "example" not in self.own_texts
-        frame = f"{self.texts['question']}{{session}}" if is_framed else self.texts["example"]
-        worked = [each if isinstance(each, str) else filled(frame, **each) for each in examples]
-        return "\n\n".join([_OTHER_PROBLEMS, *(each.strip() for each in worked)]) if worked else ""
+        frame = self.texts["example"]
+        if "question" in self.own_texts and "example" not in self.own_texts:
+            frame = f"{self.texts['question']}{{session}}"
+        paragraphs = [_OTHER_PROBLEMS]
+        for example in self.texts["examples"][: self.config.examples]:
+            text = example if isinstance(example, str) else filled(frame, **example)
+            paragraphs.append(text.strip())
+        return "\n\n".join(paragraphs) if len(paragraphs) > 1 else ""
 
     def tools_opening(self) -> str:
         """The functions as presented in a base model's prompt."""
@@ -141,11 +152,11 @@ class TextDialect:
         """The functions with their signatures; "" where there are none, or the dialect never shows them."""
         if not self.tools or "tools" in self.unused:
             return ""
-        listed = [
-            filled(self.texts["tool"], signature=tool.signature, description=" ".join(tool.description.split()))
-            for tool in self.tools
-        ]
-        return filled(self.texts["tools"], tools="\n".join(listed)).strip()
+        lines = []
+        for tool in self.tools:
+            description = " ".join(tool.description.split())
+            lines.append(filled(self.texts["tool"], signature=tool.signature, description=description))
+        return filled(self.texts["tools"], tools="\n".join(lines)).strip()
 
     def told_of_ends(self) -> str:
         """Which functions end the session; "" if none does, or the dialect never says it."""
@@ -194,42 +205,54 @@ def load_texts(name: str, config: DialectConfig) -> dict[str, Any]:
 
     Raises ConfigError naming the file. Without a NAME, unknown keys are left to the user's own dialect.
     """
-    shipped = _read(resource_folder("prompts") / f"{name}.yaml") if name else {}
-    own = _own_texts(config)
-    known = {**_DEFAULTS, **shipped}
+    known = dict(_DEFAULTS)
+    if name:
+        known |= _read(resource_folder("prompts") / f"{name}.yaml")
+    own_texts = _own_texts(config)
     where = f"the texts of a dialect, {config.name}"
-    for key, value in own.items():
+    for key, value in own_texts.items():
         if key not in known:
             if not name:
                 continue
             raise ConfigError(f"{where}: unknown key {key!r}; {nearest(str(key), list(known))}")
         if key == "examples":
-            _refuse_examples(where, value)
-            continue
-        is_list = isinstance(known[key], list)
-        like = (known[key] or [""])[0] if is_list else known[key]
-        parts = value if is_list and isinstance(value, list) else [value]
-        if isinstance(value, list) != is_list or not all(isinstance(part, type(like)) for part in parts):
-            raise ConfigError(f"{where}: {key} is {value!r:.100}; it has to be {'a list' if is_list else 'text'}")
-    if "{question}" not in own.get("question", "{question}"):
+            _check_examples(where, value)
+        elif not _has_type_of(known[key], value):
+            needed = "a list" if isinstance(known[key], list) else "text"
+            raise ConfigError(f"{where}: {key} is {value!r:.100}; it has to be {needed}")
+    if "{question}" not in own_texts.get("question", "{question}"):
         raise ConfigError(f"{where}: question has no {{question}} in it, where the problem goes")
-    return {**known, **own}
+    return known | own_texts
 
 
-def _refuse_examples(where: str, examples: Any) -> None:
+def _has_type_of(known: Any, value: Any) -> bool:
+    """Whether a user's text is of the same type as the shipped one, and the items of a list of the same type as its
+    items."""
+    if not isinstance(known, list):
+        return isinstance(value, type(known))
+    item_type = type(known[0]) if known else str
+    return isinstance(value, list) and all(isinstance(item, item_type) for item in value)
+
+
+def _check_examples(where: str, examples: Any) -> None:
+    """Raises ConfigError unless each is a text, or a question and a session."""
     if not isinstance(examples, list):
         raise ConfigError(f"{where}: examples is {examples!r:.100}; it has to be a list")
-    for each in examples:
-        texts = each.values() if isinstance(each, dict) and set(each) == _EXAMPLE_KEYS else [each]
+    for example in examples:
+        texts = [example]
+        if isinstance(example, dict) and set(example) == _EXAMPLE_KEYS:
+            texts = list(example.values())
         if not all(isinstance(text, str) for text in texts):
             raise ConfigError(
-                f"{where}: examples holds {each!r:.100}; each is text, or a mapping of question and session to text"
+                f"{where}: examples holds {example!r:.100}; each is text, or a mapping of question and session to text"
             )
 
 
 def _own_texts(config: DialectConfig) -> dict[str, Any]:
-    own = _read(_file_of(config.name)) if config.name.endswith(".yaml") else {}
-    return {key: value for key, value in own.items() if key != "dialect"}
+    """The texts of a user's own file; none if the config names no file."""
+    if not config.name.endswith(".yaml"):
+        return {}
+    return {key: value for key, value in _read(_file_of(config.name)).items() if key != "dialect"}
 
 
 def base_of(path: str) -> str:
@@ -239,9 +262,10 @@ def base_of(path: str) -> str:
 
 def _file_of(path: str) -> Path:
     """The file that a `dialect.name` ending in .yaml names. `prompts/short.yaml` is also looked up in the package."""
-    own = Path(path)
-    ships = own.parent == Path("prompts") and not own.exists()
-    return resource_folder("prompts") / own.name if ships else own
+    file = Path(path)
+    if file.parent == Path("prompts") and not file.exists():
+        return resource_folder("prompts") / file.name
+    return file
 
 
 def _read(path: Path) -> Mapping[str, Any]:

@@ -53,8 +53,9 @@ _SCHEMA_TYPES = {
     dict: {"object"},
     type(None): {"null"},
 }
-_PROBE_NAME, _PROBE_ARGUMENTS = "reprl_name", {"reprl_first": 'print("a")\nx < 1', "reprl_second": "2"}
-"""A call that no model makes."""
+_PROBE_NAME = "reprl_name"
+_PROBE_ARGUMENTS = {"reprl_first": 'print("a")\nx < 1', "reprl_second": "2"}
+"""A call that no model makes, with code in an argument."""
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
 """As templates write these values."""
 
@@ -79,17 +80,25 @@ class ToolCallDialect(ProseDialect):
         self._template = template
         self.names = frozenset(tool.name for tool in tools)
         """Of the user's tools."""
-        own = [schema for schema in self.texts["own_tools"] if schema["function"]["name"] not in self.names]
-        self._schemas = (*own, *(tool.schema for tool in tools))
-        functions = sorted((schema["function"] for schema in self._schemas), key=lambda each: str(each["name"]))
-        self.parameters = {each["name"]: each.get("parameters", {}).get("properties", {}) for each in functions}
+        schemas = [schema for schema in self.texts["own_tools"] if schema["function"]["name"] not in self.names]
+        schemas += [tool.schema for tool in tools]
+        self._schemas = tuple(schemas)
+        parameters: dict[str, Any] = {}
+        for schema in schemas:
+            function = schema["function"]
+            parameters[function["name"]] = function.get("parameters", {}).get("properties", {})
+        self.parameters = dict(sorted(parameters.items()))
         """Of every tool, the schemas of its parameters by their names."""
         self.texts["system"] = filled(self.texts["system"], submit=self.texts["submit"])
         self.form = call_form(template, self._schemas)
         self._frames: dict[int, tuple[str, ...]] = {}
-        around = user_frame(template) if (said := self.texts["unanswered"].strip()) else None
-        self.asks = around and (Shown(around[0], is_frame=True), Shown(said), Shown(around[1], is_frame=True))
-        """What a turn without a call and without an answer is answered with; None: nothing, it is the last."""
+        self.asks: tuple[Shown, ...] | None = None
+        """The answer to a turn without a call and without an answer; None if such a turn is the last."""
+        unanswered = self.texts["unanswered"].strip()
+        frame = user_frame(template) if unanswered else None
+        if frame is not None:
+            before, after = frame
+            self.asks = (Shown(before, is_frame=True), Shown(unanswered), Shown(after, is_frame=True))
         self._require_own_calls()
         before, after = self.frame(1)
         self._results_are_json = before.endswith('"') and after.startswith('"')
@@ -97,13 +106,14 @@ class ToolCallDialect(ProseDialect):
     def _require_own_calls(self) -> None:
         """Raises ConfigError if what the template writes for a call would not be read as that call."""
         function = {"name": _PROBE_NAME, "arguments": _PROBE_ARGUMENTS}
-        typed = typed_call(self._template, self._schemas, function, self.frame(1)[0])
-        calls, _ = split_calls(typed, self.form)
+        before_result, _ = self.frame(1)
+        typed = typed_call(self._template, self._schemas, function, before_result)
+        texts, _ = split_calls(typed, self.form)
         try:
-            read = [parse_call(call, self.form, {}) for call in calls]
+            calls = [parse_call(text, self.form, {}) for text in texts]
         except _BadCall:
-            read = []
-        if read != [(_PROBE_NAME, _PROBE_ARGUMENTS)]:
+            calls = []
+        if calls != [(_PROBE_NAME, _PROBE_ARGUMENTS)]:
             raise ConfigError(
                 f"this model's chat template writes a tool call in a way that would not be read back: {typed!r:.300}; "
                 f"{WAY_OUT}"
@@ -114,13 +124,14 @@ class ToolCallDialect(ProseDialect):
         return ChatPrompt(prompt.messages, prompt.prefill, self._schemas)
 
     def shown_examples(self) -> str:
-        """As other dialects', each call as this template writes it."""
+        """As in other dialects, with each call as this template writes it."""
         return _CALL_LINE.sub(self._written, super().shown_examples())
 
     def _written(self, line: re.Match[str]) -> str:
         try:
-            return written_call(**json.loads(line[0]), form=self.form, template=self._template, schemas=self._schemas)
-        except (ValueError, TypeError):  # other text of the user's own
+            call = json.loads(line[0])
+            return written_call(**call, form=self.form, template=self._template, schemas=self._schemas)
+        except (ValueError, TypeError):  # the user's own texts may hold a line that only looks like a call
             return line[0]
 
     def frame(self, results: int) -> tuple[str, ...]:
@@ -131,8 +142,10 @@ class ToolCallDialect(ProseDialect):
 
     def result(self, text: str) -> str:
         """A result cut to the limit, and escaped if the template puts it into a JSON string (Llama 3.1)."""
-        cut = self.truncate(text)
-        return json.dumps(cut, ensure_ascii=False)[1:-1] if self._results_are_json else cut
+        text = self.truncate(text)
+        if self._results_are_json:
+            return json.dumps(text, ensure_ascii=False)[1:-1]  # the template writes the quotes
+        return text
 
     def reader(self) -> ToolCallReader:
         return ToolCallReader(self)
@@ -145,11 +158,13 @@ class ToolCallReader(ProseReader):
         super().__init__()
         self._dialect = dialect
         self._message = ""
+        """The text of the model's turn so far."""
         self._before = ""
-        """What the message follows."""
+        """The text before the model's turn."""
         self.asks_left = MOST_ASKED
         """How often a turn without a call and without an answer may still be answered."""
         self._asks = False
+        """Whether the turn that has just ended is such a one, and is answered."""
 
     @property
     def form(self) -> CallForm:
@@ -163,24 +178,33 @@ class ToolCallReader(ProseReader):
     def read(self, typed: bytes | str, end_of_input: bool = False) -> Turn:
         """Read one line. At the end of the turn, the calls in all of its lines become cells."""
         turn = self._typed.take(typed, end_of_input)
-        _, before = split_calls(self._message, self._dialect.form)
-        self._message += turn.text
-        calls, prose = split_calls(self._message, self._dialect.form)
+        form = self._dialect.form
         if not end_of_input:
-            is_in_call = len(prose) < len(before) + len(turn.text)
+            _, prose_before = split_calls(self._message, form)
+            self._message += turn.text
+            calls, prose = split_calls(self._message, form)
+            is_in_call = len(prose) < len(prose_before) + len(turn.text)
             kind = LineKind.OPEN if is_in_call else prose_kind([turn.text])
             # The results of calls come before an answer.
-            return Turn(turn.text, (), kind, None if calls else self._answers.read(turn.lines, False))
+            answer = None if calls else self._answers.read(turn.lines, False)
+            return Turn(turn.text, (), kind, answer)
+        calls, prose = split_calls(self._message + turn.text, form)
         self._message = ""
-        cells = tuple(self._cell(call) for call in calls)
-        answer = None if cells else AnswerReader(self._before).read(prose.split("\n"), True)
-        self._asks = not cells and answer is None and self.asks_left > 0 and self._dialect.asks is not None
-        self.asks_left -= self._asks
-        if cells:
-            self.begin_after(self._dialect.frame(len(cells))[-1])
-        elif self._dialect.asks is not None:
-            self.begin_after(self._dialect.asks[-1].text)
-        return Turn(turn.text, cells, prose_kind([turn.text]), answer, waits=bool(cells) or self._asks)
+        kind = prose_kind([turn.text])
+        if calls:
+            cells = tuple(self._cell(call) for call in calls)
+            self._asks = False
+            *_, after = self._dialect.frame(len(cells))
+            self.begin_after(after)
+            return Turn(turn.text, cells, kind, None, waits=True)
+        answer = AnswerReader(self._before).read(prose.split("\n"), True)
+        asks = self._dialect.asks
+        self._asks = answer is None and self.asks_left > 0 and asks is not None
+        if self._asks:
+            self.asks_left -= 1
+        if asks is not None:
+            self.begin_after(asks[-1].text)
+        return Turn(turn.text, (), kind, answer, waits=self._asks)
 
     def show(self, runs: Sequence[CellRun], goes_on: bool) -> tuple[Shown, ...]:
         """Each call's result in the template's frame, in the order of the calls; nothing before the turn has ended."""
@@ -189,10 +213,11 @@ class ToolCallReader(ProseReader):
             return self._dialect.asks
         if not runs:
             return ()
-        before, *after = self._dialect.frame(len(runs))
-        shown = [Shown(before, is_frame=True)]
-        for run, frame in zip(runs, after, strict=True):
-            shown += [Shown(self._dialect.result(run.result)), Shown(frame, is_frame=True)]
+        first_frame, *frames = self._dialect.frame(len(runs))
+        shown = [Shown(first_frame, is_frame=True)]
+        for run, frame in zip(runs, frames, strict=True):
+            shown.append(Shown(self._dialect.result(run.result)))
+            shown.append(Shown(frame, is_frame=True))
         return tuple(shown)
 
     def _cell(self, call: str) -> Cell:
@@ -207,16 +232,17 @@ class ToolCallReader(ProseReader):
                 code = arguments.get("code")
                 if not isinstance(code, str):
                     raise _BadCall("TypeError", "python takes one argument, code, which is a string")
-                if (fence := _FENCED.fullmatch(code)) is not None:
-                    code = fence["code"]
+                fenced = _FENCED.fullmatch(code)
+                if fenced is not None:
+                    code = fenced["code"]
                 if not code.strip():
                     raise _BadCall("ValueError", "python was called without code")
                 return whole_cell(code)
             if "value" not in arguments:
                 raise _BadCall("TypeError", "submit_final_answer takes one argument, value")
             return Cell(f"submit_final_answer({arguments['value']!r})", LineKind.EXPRESSION)
-        except _BadCall as bad:
-            return Cell("", LineKind.SYNTAX_ERROR, Refusal(bad.name, f"{bad.name}: {bad}"))
+        except _BadCall as error:
+            return Cell("", LineKind.SYNTAX_ERROR, Refusal(error.name, f"{error.name}: {error}"))
 
 
 class _BadCall(ValueError):
@@ -228,17 +254,19 @@ class _BadCall(ValueError):
 
 
 def parse_call(text: str, form: CallForm, parameters: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The name and arguments of a call; values in tags by the schemas of the tool's `parameters`. In JSON, arguments
-    may be a string, and the last brackets may be missing: some models write so. Raises _BadCall."""
+    """The name and arguments of a call. Values in tags are read by the schemas of the tool's `parameters`.
+
+    In JSON, arguments may be a string, and the last brackets may be missing: some models write so. Raises _BadCall.
+    """
     if not text.startswith(("{", "[")) and (form.tags or text.startswith(QWEN_TAGS.before_name.strip())):
         try:
-            name, said = read_tags(text, form.tags or QWEN_TAGS)
+            name, texts = read_tags(text, form.tags or QWEN_TAGS)
         except ValueError as error:
             raise _BadCall("SyntaxError", f"the call can't be read: {error}") from error
         schemas = parameters.get(name, {})
-        return name, {key: _typed(value, _types(schemas.get(key, {}))) for key, value in said.items()}
+        return name, {key: _converted(value, _types(schemas.get(key, {}))) for key, value in texts.items()}
     try:
-        call = _read(_closed(text))
+        call = _read(_with_brackets(text))
         arguments = call.get(form.arguments_key, {}) if isinstance(call, dict) else None
         if isinstance(arguments, str):
             arguments = _read(arguments)
@@ -253,13 +281,17 @@ def parse_call(text: str, form: CallForm, parameters: Mapping[str, Any]) -> tupl
 
 def _types(schema: Mapping[str, Any]) -> set[str]:
     """The types that a parameter's schema admits; none if it names none."""
-    named = schema.get("type", [])
-    found = {named} if isinstance(named, str) else set(named)
-    choices = [each for key in ("anyOf", "oneOf", "allOf") for each in schema.get(key, [])]
-    return found.union(*map(_types, choices), ["null"] if schema.get("nullable") else [])
+    type_names = schema.get("type", [])
+    types = {type_names} if isinstance(type_names, str) else set(type_names)
+    for key in ("anyOf", "oneOf", "allOf"):
+        for choice in schema.get(key, []):
+            types |= _types(choice)
+    if schema.get("nullable"):
+        types.add("null")
+    return types
 
 
-def _typed(text: str, types: set[str]) -> Any:
+def _converted(text: str, types: set[str]) -> Any:
     """A value in tags: as JSON if that has one of these types, or if none of them is text."""
     if types <= {"string"}:
         return text
@@ -267,15 +299,18 @@ def _typed(text: str, types: set[str]) -> Any:
         value = _PYTHON_WORDS[text] if text in _PYTHON_WORDS else _read(text)
     except (ValueError, RecursionError):
         return text  # the tool says what is wrong with it
-    return value if "string" not in types or types & _SCHEMA_TYPES.get(type(value), set()) else text
+    if "string" in types and types.isdisjoint(_SCHEMA_TYPES.get(type(value), set())):
+        return text
+    return value
 
 
-def _closed(text: str) -> str:
+def _with_brackets(text: str) -> str:
     """The text, with the closing brackets that it lacks at its end if that makes it JSON."""
-    for closed in (text.rstrip() + "}" * lacking for lacking in (1, 2)):
+    for missing in ("}", "}}"):
+        completed = text.rstrip() + missing
         with contextlib.suppress(ValueError, RecursionError):
-            json.loads(closed, strict=False)
-            return closed
+            json.loads(completed, strict=False)
+            return completed
     return text
 
 
