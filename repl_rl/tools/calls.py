@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from inspect import Signature
 from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -36,10 +37,10 @@ class HostTools:
     """A `HostCalls` for tools that run on the host."""
 
     def __init__(self, tools: Iterable[Tool]) -> None:
-        self._tools = {
-            tool.name: (tool, typed_signature(tool.name, tool.function), semaphore_of(tool.function, tool.at_once))
-            for tool in tools
-        }
+        self._tools: dict[str, tuple[Tool, Signature, CallSemaphore]] = {}
+        for tool in tools:
+            signature = typed_signature(tool.name, tool.function)
+            self._tools[tool.name] = tool, signature, semaphore_of(tool.function, tool.at_once)
 
     async def __call__(self, call: HostCall) -> HostReply:
         """What the tool returns or raises, as a reply. Raises only if it is cancelled; a plain function's thread is
@@ -47,24 +48,32 @@ class HostTools:
         if call.name not in self._tools:
             return HostReply(error_name="NameError", error_message=f"there is no tool {call.name!r} on the host")
         tool, signature, semaphore = self._tools[call.name]
-        late = f"{tool.name}() took longer than {tool.timeout_s:g} s"
-        given = (tool.name, signature, call.args, call.kwargs)
-        read = await call_within(read_arguments, tool.timeout_s, tool.submit, given, waits=True)
-        if read is None:
-            return _failed(TimeoutError(f"{late} to read its arguments"))
-        if read.error is not None:  # TypeError, or what a type's own validator raises
-            return _failed(read.error)
-        bound = read.value
+        too_late = f"{tool.name}() took longer than {tool.timeout_s:g} s"
+        untyped = (tool.name, signature, call.args, call.kwargs)
+        reading = await call_within(read_arguments, tool.timeout_s, tool.submit, untyped, waits=True)
+        if reading is None:
+            return _failure(TimeoutError(f"{too_late} to read its arguments"))
+        if reading.error is not None:  # TypeError, or what a type's own validator raises
+            return _failure(reading.error)
+        arguments = reading.value
         permit = await semaphore.acquire(tool.timeout_s)
         if permit is None:
-            return _failed(TimeoutError(f"{late}; all {tool.at_once} calls that may run at once hang"))
-        to_json, release = partial(as_json, tool.name), partial(semaphore.release, permit)
+            return _failure(TimeoutError(f"{too_late}; all {tool.at_once} calls that may run at once hang"))
         outcome = await call_within(
-            tool.function, tool.timeout_s, tool.submit, bound.args, bound.kwargs, to_json, on_end=release, waits=True
+            tool.function,
+            tool.timeout_s,
+            tool.submit,
+            arguments.args,
+            arguments.kwargs,
+            then=partial(as_json, tool.name),
+            on_end=partial(semaphore.release, permit),
+            waits=True,
         )
         if outcome is None:
-            return _failed(TimeoutError(late))
-        return HostReply(outcome.value) if outcome.error is None else _failed(outcome.error)
+            return _failure(TimeoutError(too_late))
+        if outcome.error is not None:
+            return _failure(outcome.error)
+        return HostReply(outcome.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,42 +97,47 @@ async def call_within(
 ) -> CallOutcome | None:
     """Call a user's own code: a plain function in a thread, by `submit`, an awaitable on the event loop. None if late.
 
-    `then` is applied to the value where that is made. `on_end` is called when the function has really ended: a plain
-    one that is late is abandoned in its thread. Raises only if it is cancelled; if it `waits`, a plain function is
-    waited for then, `limit_s` in all at most.
+    `then` is applied to the value where the function has run. `on_end` is called when the function has really ended: a
+    plain one that is late is abandoned in its thread. Raises only if it is cancelled. If it `waits`, it then waits for
+    a plain function to end, until `limit_s` seconds after the start.
     """
 
-    def caught() -> CallOutcome:
+    def outcome_of_function() -> CallOutcome:
         """The outcome as a value: a future can't raise StopIteration, and SystemExit would end the loop."""
         try:
             value = function(*args, **kwargs)
-            return CallOutcome(value if is_async and inspect.isawaitable(value) else then(value))
+            if is_async and inspect.isawaitable(value):
+                return CallOutcome(value)
+            return CallOutcome(then(value))
         except BaseException as error:  # noqa: BLE001 - handed to the caller
             return CallOutcome(error=error)
 
-    async def called() -> CallOutcome:
-        outcome = caught() if in_thread is None else await asyncio.wrap_future(in_thread)
+    async def outcome_of_call() -> CallOutcome:
+        outcome = outcome_of_function() if thread is None else await asyncio.wrap_future(thread)
         try:
-            return CallOutcome(then(await outcome.value)) if inspect.isawaitable(outcome.value) else outcome
+            if inspect.isawaitable(outcome.value):
+                return CallOutcome(then(await outcome.value))
         except asyncio.CancelledError:
             return CallOutcome(error=asyncio.CancelledError("it cancelled itself"))
         except BaseException as error:  # noqa: BLE001 - handed to the caller
             return CallOutcome(error=error)
+        return outcome
 
+    loop = asyncio.get_running_loop()
     is_async = inspect.iscoroutinefunction(inspect.unwrap(function))
-    in_thread = None if is_async else submit(caught)
-    running = asyncio.ensure_future(called())
-    (in_thread or running).add_done_callback(lambda _: on_end())
-    until = asyncio.get_running_loop().time() + limit_s
+    thread = None if is_async else submit(outcome_of_function)
+    call = asyncio.ensure_future(outcome_of_call())
+    (thread or call).add_done_callback(lambda _: on_end())
+    deadline = loop.time() + limit_s
     try:
-        await asyncio.wait({running}, timeout=limit_s)
-        return running.result() if running.done() else None
+        await asyncio.wait({call}, timeout=limit_s)
+        return call.result() if call.done() else None
     except asyncio.CancelledError:
-        if waits and in_thread is not None:  # the thread goes on, and its caller has one at a time
-            await asyncio.wait({running}, timeout=max(0.0, until - asyncio.get_running_loop().time()))
+        if waits and thread is not None:  # the thread goes on, and its caller has one at a time
+            await asyncio.wait({call}, timeout=max(0.0, deadline - loop.time()))
         raise
     finally:
-        running.cancel()  # ends a coroutine, abandons a thread
+        call.cancel()  # ends a coroutine, abandons a thread
 
 
 def as_json(name: str, value: Any) -> Any:
@@ -135,23 +149,25 @@ def as_json(name: str, value: Any) -> Any:
     if isinstance(value, Iterator):
         raise TypeError(f"{name}() returned {type(value).__name__}, which JSON has nothing for; return a list")
     try:
-        made = to_jsonable_python(value)
-        size = len(json.dumps(made, allow_nan=False))
+        data = to_jsonable_python(value)
+        size = len(json.dumps(data, allow_nan=False))
     except PydanticSerializationError as error:
         raise TypeError(f"{name}() returned what JSON has nothing for: {error}") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{name}() returned what JSON can't hold: {error}") from None
     if size > MOST_BYTES:
         raise ValueError(f"{name}() returned {size:,} bytes of JSON; {MOST_BYTES:,} is the most")
-    return made
+    return data
 
 
-def _failed(error: BaseException) -> HostReply:
+def _failure(error: BaseException) -> HostReply:
     """The exception that the session raises again. One that would end the session becomes a RuntimeError."""
-    kind, message = type(error).__name__, message_of(error)
+    name = type(error).__name__
+    message = message_of(error)
     if not isinstance(error, Exception):
-        kind, message = "RuntimeError", f"the tool raised {kind}: {message}"
-    return HostReply(error_name=kind, error_message=message)
+        message = f"the tool raised {name}: {message}"
+        name = "RuntimeError"
+    return HostReply(error_name=name, error_message=message)
 
 
 def message_of(error: BaseException) -> str:
@@ -176,18 +192,19 @@ class CallSemaphore:
 
     async def acquire(self, limit_s: float) -> Reservation | None:
         """Wait for a permit. None if none was released for `limit_s` seconds, the longest that a call may hold one."""
-        loop, is_admitted = asyncio.get_running_loop(), asyncio.Event()
-        seen = self._released
+        loop = asyncio.get_running_loop()
+        is_admitted = asyncio.Event()
+        released_before = self._released
         permit = self._admission.ask(1, lambda: loop.call_soon_threadsafe(is_admitted.set))
         try:
             while permit.room is None:
                 try:
                     await asyncio.wait_for(is_admitted.wait(), limit_s)
                 except TimeoutError:
-                    if seen == self._released:
+                    if self._released == released_before:
                         self._admission.leave(permit)
                         return None
-                    seen = self._released
+                    released_before = self._released
         except asyncio.CancelledError:
             self.release(permit)
             raise

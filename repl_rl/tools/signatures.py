@@ -25,14 +25,15 @@ from pydantic_core import SchemaError, SchemaValidator
 
 from repl_rl.errors import ToolError
 
-_STAND_IN = "undescribed"
-_BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+_PLACEHOLDER = "undescribed"
+_NAMELESS_KINDS = (Parameter.POSITIONAL_ONLY, Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 _SHOWN_CHARS = 80
 _COLLECTIONS = frozenset({"list", "tuple", "set", "frozenset", "dict"})
-_NO_SCHEMAS_IN = frozenset({"config", "default", "expected", "metadata", "serialization"})
-"""Keys of a core schema with values of anybody's."""
-_NO_SCHEMA = (PydanticUserError, PydanticInvalidForJsonSchema, TypeError, NameError)
-_OF_CLASSES = frozenset({"$defs", "enum", "format", "properties", "prefixItems"})
+_DATA_KEYS = frozenset({"config", "default", "expected", "metadata", "serialization"})
+"""Keys of a core schema whose values are the user's data and not schemas."""
+_SCHEMA_ERRORS = (PydanticUserError, PydanticInvalidForJsonSchema, TypeError, NameError)
+"""Raised for types that JSON has nothing for."""
+_CLASS_KEYS = frozenset({"$defs", "enum", "format", "properties", "prefixItems"})
 """In pydantic's schema of a type that holds a class, such as a dataclass or an Enum."""
 
 
@@ -43,7 +44,9 @@ def typed_signature(name: str, function: Callable[..., Any]) -> Signature:
         hints = get_type_hints(function, include_extras=True)
     except (ValueError, TypeError, NameError, AttributeError, SyntaxError) as error:
         raise ToolError(f"tool {name!r}: its signature can't be read ({error})") from error
-    hints = {key: None if hint is type(None) else hint for key, hint in hints.items()}  # written None in a signature
+    for key, hint in hints.items():
+        if hint is type(None):
+            hints[key] = None  # as it is written in a signature
     for parameter in signature.parameters.values():
         if parameter.annotation is not Parameter.empty:
             continue
@@ -95,7 +98,7 @@ def make_schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:
 
     signature = typed_signature(name, function)
     for parameter in signature.parameters.values():
-        if parameter.kind in _BY_POSITION:
+        if parameter.kind in _NAMELESS_KINDS:
             raise ToolError(
                 f"tool {name!r}: a call in JSON names its arguments, and {str(parameter)!r} has no name there; "
                 "give the tool plain parameters"
@@ -105,38 +108,48 @@ def make_schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:
     except Exception as error:  # transformers and json have many exception classes
         raise ToolError(f"tool {name!r} has no JSON schema: {error}") from error
     for key, entry in schema["function"]["parameters"]["properties"].items():
-        if entry.get("description") == _STAND_IN:
+        if entry.get("description") == _PLACEHOLDER:
             del entry["description"]
-        if '"object"' in json.dumps(entry):  # what transformers says of any class
-            with contextlib.suppress(*_NO_SCHEMA, RecursionError):
-                made = _adapter(signature.parameters[key].annotation).json_schema()
-                if not _OF_CLASSES.isdisjoint(made):
+        # transformers writes "object" for any class, without its fields. pydantic knows them.
+        if '"object"' in json.dumps(entry):
+            with contextlib.suppress(*_SCHEMA_ERRORS, RecursionError):
+                class_schema = _adapter(signature.parameters[key].annotation).json_schema()
+                if not _CLASS_KEYS.isdisjoint(class_schema):
+                    definitions = class_schema.pop("$defs", {})
                     entry.pop("type", None)
-                    entry |= _inlined(made, made.pop("$defs", {}))
+                    entry |= _inlined(class_schema, definitions)
     return schema
 
 
 def _inlined(part: Any, definitions: Mapping[str, Any]) -> Any:
     """A schema of pydantic's with its definitions where they are used, and without titles."""
     if isinstance(part, list):
-        return [_inlined(each, definitions) for each in part]
+        return [_inlined(item, definitions) for item in part]
     if not isinstance(part, dict):
         return part
     if "$ref" in part:
-        part = definitions[part["$ref"].rpartition("/")[2]] | {key: part[key] for key in part if key != "$ref"}
-    return {
-        key: _inlined(each, definitions) for key, each in part.items() if not (key == "title" and isinstance(each, str))
-    }
+        name = part["$ref"].rpartition("/")[2]
+        part = definitions[name] | {key: value for key, value in part.items() if key != "$ref"}
+    inlined = {}
+    for key, value in part.items():
+        if key != "title" or not isinstance(value, str):  # a field called "title" has its schema there
+            inlined[key] = _inlined(value, definitions)
+    return inlined
 
 
 def _described(name: str, function: Callable[..., Any], signature: inspect.Signature) -> Callable[..., Any]:
     """A stand-in for the function, with its name, types and docstring, in which every argument has a description."""
     from transformers.utils.chat_template_utils import parse_google_format_docstring
 
-    text, arguments, returns = parse_google_format_docstring((inspect.getdoc(function) or "").strip())
-    lines = [f"    {name}: {(arguments or {}).get(name, _STAND_IN)}" for name in signature.parameters]
-    sections = [text or "", *(["Args:\n" + "\n".join(lines)] if lines else [])]
-    sections += [f"Returns:\n    {returns}"] if returns is not None else []
+    doc = (inspect.getdoc(function) or "").strip()
+    text, arguments, returns = parse_google_format_docstring(doc)
+    descriptions = arguments or {}
+    sections = [text or ""]
+    if signature.parameters:
+        lines = [f"    {key}: {descriptions.get(key, _PLACEHOLDER)}" for key in signature.parameters]
+        sections.append("Args:\n" + "\n".join(lines))
+    if returns is not None:
+        sections.append(f"Returns:\n    {returns}")
 
     def stand_in() -> None: ...
 
@@ -154,7 +167,7 @@ def check_json_types(name: str, signature: Signature) -> None:
     for parameter in signature.parameters.values():
         try:
             _adapter(parameter.annotation).json_schema()
-        except _NO_SCHEMA as error:
+        except _SCHEMA_ERRORS as error:
             raise ToolError(
                 f"tool {name!r} runs on the host, so its arguments travel as JSON, and that has nothing for parameter "
                 f"{str(parameter)!r}; use str, int, float, bool, list, dict or a dataclass of them, or where='sandbox'"
@@ -164,26 +177,37 @@ def check_json_types(name: str, signature: Signature) -> None:
 def class_annotations(functions: Mapping[str, Callable[..., Any]]) -> tuple[dict[str, Any], dict[type, Any]]:
     """The annotations of functions that hold classes which JSON has nothing for, and those of these classes' fields.
 
-    A sandbox can't find these out: there, names in annotations that are texts lead nowhere.
+    A sandbox can't resolve annotations that are texts: the modules that define their names are not there.
     """
-    kinds: dict[str, Any] = {}
+    annotations: dict[str, Any] = {}
     fields: dict[type, Any] = {}
 
-    def holds(kind: Any) -> bool:
-        if parts := get_args(kind):
-            return get_origin(kind) is not Literal and any(list(map(holds, parts)))
-        if not isinstance(kind, type):
+    def holds_class(annotation: Any) -> bool:
+        """Whether there is such a class in an annotation. Those with fields are put into `fields`."""
+        arguments = get_args(annotation)
+        if arguments:
+            if get_origin(annotation) is Literal:
+                return False
+            answers = [holds_class(argument) for argument in arguments]  # of all, as each may have fields
+            return any(answers)
+        if not isinstance(annotation, type):
             return False
-        if kind not in fields and (is_dataclass(kind) or hasattr(kind, "_fields")):
-            fields[kind] = get_type_hints(kind)
-            list(map(holds, fields[kind].values()))
-        return kind in fields or issubclass(kind, Enum | date | time) or hasattr(kind, "model_validate")
+        if annotation not in fields and (is_dataclass(annotation) or hasattr(annotation, "_fields")):
+            fields[annotation] = get_type_hints(annotation)  # first, because a class may hold itself
+            for field_annotation in fields[annotation].values():
+                holds_class(field_annotation)
+        if annotation in fields or issubclass(annotation, Enum | date | time):
+            return True
+        return hasattr(annotation, "model_validate")  # a model of pydantic's
 
     for name, function in functions.items():
-        found = {key: kind for key, kind in get_type_hints(function).items() if key != "return" and holds(kind)}
-        if found:
-            kinds[name] = found
-    return kinds, fields
+        parameters = {}
+        for key, annotation in get_type_hints(function).items():
+            if key != "return" and holds_class(annotation):
+                parameters[key] = annotation
+        if parameters:
+            annotations[name] = parameters
+    return annotations, fields
 
 
 def read_arguments(name: str, signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BoundArguments:
@@ -194,27 +218,30 @@ def read_arguments(name: str, signature: Signature, args: Sequence[Any], kwargs:
         raise TypeError(f"{name}() {error}") from None
     for key, value in bound.arguments.items():
         parameter = signature.parameters[key]
+        annotation = parameter.annotation
         if parameter.kind is Parameter.VAR_POSITIONAL:
-            read: Any = tuple(_read_one(name, f"*{key}", parameter.annotation, item) for item in value)
+            bound.arguments[key] = tuple(_read_argument(name, f"*{key}", annotation, item) for item in value)
         elif parameter.kind is Parameter.VAR_KEYWORD:
-            read = {each: _read_one(name, each, parameter.annotation, item) for each, item in value.items()}
+            bound.arguments[key] = {
+                keyword: _read_argument(name, keyword, annotation, item) for keyword, item in value.items()
+            }
         else:
-            read = _read_one(name, key, parameter.annotation, value)
-        bound.arguments[key] = read
+            bound.arguments[key] = _read_argument(name, key, annotation, value)
     return bound
 
 
-def _read_one(name: str, argument: str, annotation: Any, value: Any) -> Any:
+def _read_argument(name: str, argument: str, annotation: Any, value: Any) -> Any:
     try:
         return _validator(annotation).validate_json(json.dumps(value), strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        inside = "".join(f"[{key!r}]" for key in first["loc"])
+        location = "".join(f"[{key!r}]" for key in first["loc"])
         shown = repr(first["input"])
         if len(shown) > _SHOWN_CHARS:
             shown = f"{shown[:_SHOWN_CHARS]}..."
-        said = f"{first['msg'][:1].lower()}{first['msg'][1:]}, got {shown}"
-        raise TypeError(f"{name}() argument {argument!r}{inside}: {said}") from None
+        message = first["msg"]
+        problem = f"{message[:1].lower()}{message[1:]}, got {shown}"
+        raise TypeError(f"{name}() argument {argument!r}{location}: {problem}") from None
 
 
 def _adapter(annotation: Any) -> TypeAdapter[Any]:
@@ -242,11 +269,11 @@ def _validator(annotation: Any) -> _Validator:
 def _fast_validator(annotation: Any) -> _Validator:
     """Validates as pydantic does, and stops at the first item that is wrong.
 
-    Who calls a tool may send a list of a hundred thousand wrong ones, and only the first is told.
+    A call of a tool may bring a list of a hundred thousand wrong items, and the error names only the first.
     """
     adapter = _adapter(annotation)
     try:
-        # Models would be read by the validators of their own that they have already, which don't fail fast.
+        # With `_use_prebuilt`, models would be read by the validators that they hold already, which don't fail fast.
         return SchemaValidator(_failing_fast(adapter.core_schema), None, _use_prebuilt=False)
     except (SchemaError, TypeError):  # older versions have no such argument
         return adapter.validator
@@ -258,10 +285,13 @@ def _failing_fast(part: Any) -> Any:
         return type(part)(map(_failing_fast, part))
     if not isinstance(part, dict):
         return part
-    copied = {key: value if key in _NO_SCHEMAS_IN else _failing_fast(value) for key, value in part.items()}
-    if isinstance(kind := part.get("type"), str) and kind in _COLLECTIONS:
-        copied["fail_fast"] = True
-    return copied
+    copy = {}
+    for key, value in part.items():
+        copy[key] = value if key in _DATA_KEYS else _failing_fast(value)
+    kind = part.get("type")
+    if isinstance(kind, str) and kind in _COLLECTIONS:  # a field may be called "type", and hold a schema
+        copy["fail_fast"] = True
+    return copy
 
 
 _remembered_validator = lru_cache(1024)(_fast_validator)

@@ -32,8 +32,8 @@ Function = Callable[..., Any]
 Submit = Callable[[Callable[[], Any]], "Future[Any]"]
 
 _MARK = "__repl_rl_tool__"
-"""The attribute of a function with the options that the decorator got for it. A dict, which needs nothing of ours where
-the function is unpickled."""
+"""The attribute of a function with the options that the decorator got for it. They are a dict, because a sandbox that
+unpickles the function has no class of ours."""
 TAKEN = "submit_final_answer"
 """Every session has this function, so no tool may have its name. It ends the episode."""
 _AnyFunction = TypeVar("_AnyFunction", bound=Function)
@@ -110,9 +110,12 @@ def as_tools(functions: Iterable[Callable[..., Any] | str | Tool], where: Where 
         raise ToolError(f"tools is {functions!r}; give a list, [{getattr(functions, '__name__', functions)}]")
     tools: list[Tool] = []
     for item in functions:
-        if not isinstance(item, Tool):
-            item = make_tool(imported(item, "tool", error=ToolError) if isinstance(item, str) else item, where)
-        tools.append(item)
+        if isinstance(item, Tool):
+            tools.append(item)
+        elif isinstance(item, str):
+            tools.append(make_tool(imported(item, "tool", error=ToolError), where))
+        else:
+            tools.append(make_tool(item, where))
     refuse_doubles(tool.name for tool in tools)
     return tuple(tools)
 
@@ -127,8 +130,8 @@ def make_tool(
         name = function.__name__
         if name == "<lambda>":
             code = getattr(function, "__code__", None)
-            found = f" in {code.co_filename}, line {code.co_firstlineno}," if code else ""
-            raise ToolError(f"the tool{found} is a lambda, which has no name, types or docstring; write a function")
+            place = f" in {code.co_filename}, line {code.co_firstlineno}," if code else ""
+            raise ToolError(f"the tool{place} is a lambda, which has no name, types or docstring; write a function")
     check_name(name)
     doc = inspect.getdoc(function)
     if not doc:
@@ -136,7 +139,7 @@ def make_tool(
     signature = typed_signature(name, function)
     options = dict(getattr(function, _MARK, {}))
     where = options.pop("where", None) or where
-    made = Tool(
+    new_tool = Tool(
         name=name,
         signature=signature_text(name, signature),
         description=" ".join(doc.split("\n\n")[0].split()),
@@ -146,9 +149,9 @@ def make_tool(
         submit=submit,
         **options,
     )
-    if made.where == "host":
+    if new_tool.where == "host":
         check_json_types(name, signature)
-    return made
+    return new_tool
 
 
 def refuse_doubles(names: Iterable[str]) -> None:

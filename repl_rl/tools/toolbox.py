@@ -2,9 +2,9 @@
 
 The user's modules can't be imported in a sandbox, and cloudpickle pickles only functions of `__main__` by value. Here
 everything in the user's own modules, which are those outside the standard library and site-packages, is pickled by
-value: the function, and whatever its code names in its module and in other such modules, such as helpers, classes and
-constants. Installed packages are pickled by reference, and the sandbox imports them. The sandbox has a copy: later
-changes on one side do not reach the other.
+value: the function, and all that its code names in its module and in other such modules: helpers, classes, constants.
+Installed packages are pickled by reference, and the sandbox imports them. The sandbox has a copy: later changes on one
+side do not reach the other.
 
 Not covered: the user's own modules that a function imports as it runs (`import helpers` in its body).
 """
@@ -74,10 +74,13 @@ class Toolbox:
         self.values = dict(values or {})
         for name in self.values:
             check_name(name)
-        refuse_doubles([*(tool.name for tool in self.tools), *self.values])
+        refuse_doubles(self._names())
 
     def __repr__(self) -> str:
-        return f"Toolbox({', '.join([*(tool.name for tool in self.tools), *self.values])})"
+        return f"Toolbox({', '.join(self._names())})"
+
+    def _names(self) -> list[str]:
+        return [tool.name for tool in self.tools] + list(self.values)
 
     def __bool__(self) -> bool:
         return bool(self.tools or self.values)
@@ -106,15 +109,19 @@ class Toolbox:
     def _setup_source(self) -> str:
         functions = {tool.name: tool.function for tool in self.tools if tool.where == "sandbox"}
         proxies = [(tool.name, tool.signature, tool.doc) for tool in self.tools if tool.where == "host"]
-        carried: dict[str, Any] = {**functions, **self.values}
-        if any(annotations := class_annotations(functions)):
-            carried[""] = annotations
-        if not carried and not proxies:
+        contents: dict[str, Any] = {**functions, **self.values}
+        annotations = class_annotations(functions)
+        if any(annotations):
+            contents[""] = annotations  # under a name that no tool can have
+        if not contents and not proxies:
             return ""
-        text = _packed(carried, "tools and values for the sandbox") if carried else ""
-        ends = tuple(tool.name for tool in self.tools if tool.ends)
-        names = {"functions": tuple(functions), "values": tuple(self.values), "proxies": proxies, "ends": ends}
-        return _SETUP.format(**names, packed=text)
+        return _SETUP.format(
+            functions=tuple(functions),
+            values=tuple(self.values),
+            proxies=proxies,
+            ends=tuple(tool.name for tool in self.tools if tool.ends),
+            packed=_packed(contents, "tools and values for the sandbox") if contents else "",
+        )
 
 
 def _packed(values: Mapping[str, Any], what: str) -> str:
@@ -122,8 +129,8 @@ def _packed(values: Mapping[str, Any], what: str) -> str:
     try:
         data = _dumped_by_value(dict(values))
     except Exception as error:  # an object's own __reduce__ may raise anything
-        why = culprit(values, _dumped_by_value, f"{', '.join(values)} together")
-        raise ConfigError(f"{what} can't be sent into the sandbox: {why} ({error})") from error
+        reason = culprit(values, _dumped_by_value, f"{', '.join(values)} together")
+        raise ConfigError(f"{what} can't be sent into the sandbox: {reason} ({error})") from error
     if len(data) > MOST_BYTES:
         raise ConfigError(
             f"{what} amount to {len(data):,} bytes with all that they refer to, and {MOST_BYTES:,} is the most that "
@@ -151,37 +158,45 @@ def _dumped_by_value(value: Any) -> bytes:
     import cloudpickle
 
     with _cloudpickle_lock:
-        tops = [sys.modules.get(top) for top in _own_tops(tuple(sys.modules))]
-        known = cloudpickle.list_registry_pickle_by_value()
-        added = [module for module in tops if isinstance(module, ModuleType) and module.__name__ not in known]
+        # The registry takes a package with all of its modules. One that somebody else has registered stays registered.
+        registered = cloudpickle.list_registry_pickle_by_value()
+        modules = []
+        for name in _user_packages(tuple(sys.modules)):
+            module = sys.modules.get(name)
+            if isinstance(module, ModuleType) and module.__name__ not in registered:
+                modules.append(module)
         try:
-            for module in added:
+            for module in modules:
                 cloudpickle.register_pickle_by_value(module)
             data: bytes = cloudpickle.dumps(value)
             return data
         finally:
-            for module in added:
+            for module in modules:
                 cloudpickle.unregister_pickle_by_value(module)
 
 
 @lru_cache(1)
-def _own_tops(names: tuple[str, ...]) -> list[str]:
+def _user_packages(names: tuple[str, ...]) -> list[str]:
     """The user's own top-level modules among `names`.
 
     Cached, because asking thousands of modules for a file takes milliseconds, and some environments pack for every
     trajectory.
     """
-    modules = [(name, sys.modules.get(name)) for name in names if name != "__main__"]
-    return sorted({name.partition(".")[0] for name, module in modules if _is_own(getattr(module, "__file__", None))})
+    packages = set()
+    for name in names:
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if name != "__main__" and _is_user_file(file):
+            packages.add(name.partition(".")[0])
+    return sorted(packages)
 
 
 @lru_cache(8192)
-def _is_own(file: str | None) -> bool:
+def _is_user_file(file: str | None) -> bool:
     if not isinstance(file, str):
         return False
     path = PurePath(file)
-    library = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
-    return _INSTALLED.isdisjoint(path.parts) and not any(path.is_relative_to(folder) for folder in library)
+    libraries = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
+    return _INSTALLED.isdisjoint(path.parts) and not any(path.is_relative_to(folder) for folder in libraries)
 
 
 def tool_metrics(trajectories: Iterable[Trajectory], names: Iterable[str] = ()) -> dict[str, float]:
@@ -198,27 +213,39 @@ def tool_metrics(trajectories: Iterable[Trajectory], names: Iterable[str] = ()) 
     Sessions report the names that they call, and may invent some: of those that are not in `names`, the 50 that most
     trajectories called have metrics of their own.
     """
-    called = [[call for line in each.lines for call in line.calls] for each in trajectories if not each.is_void]
-    calls, callers = defaultdict[str, list[ToolCall]](list), Counter[str]()
-    for each in called:
-        callers.update({call.name for call in each})
-        for call in each:
+    sessions = 0
+    all_calls: list[ToolCall] = []
+    calls = defaultdict[str, list[ToolCall]](list)
+    any_callers = 0
+    callers = Counter[str]()
+    for trajectory in trajectories:
+        if trajectory.is_void:
+            continue
+        sessions += 1
+        session_calls = [call for line in trajectory.lines for call in line.calls]
+        all_calls += session_calls
+        for call in session_calls:
             calls[call.name].append(call)
-    known, sessions = set(names), max(1, len(called))
+        if session_calls:
+            any_callers += 1
+        callers.update({call.name for call in session_calls})
+    known = set(names)
     invented = Counter({name: count for name, count in sorted(callers.items()) if name not in known})
-    of_all = _rates([call for each in called for call in each], sum(map(bool, called)), sessions)
-    metrics = {f"tools/{key}": of_all[key] for key in ("call_frequency", "failure_frequency")}
-    for name in sorted(known.union(name for name, _ in invented.most_common(_MOST_NAMES))):
+    most_called = [name for name, _ in invented.most_common(_MOST_NAMES)]
+    total = _rates(all_calls, any_callers, sessions)
+    metrics = {f"tools/{key}": total[key] for key in ("call_frequency", "failure_frequency")}
+    for name in sorted(known.union(most_called)):
         rates = _rates(calls[name], callers[name], sessions)
         metrics |= {f"tools/{name}/{key}": rate for key, rate in rates.items()}
     return metrics
 
 
 def _rates(calls: Sequence[ToolCall], callers: int, sessions: int) -> dict[str, float]:
-    count = max(1, len(calls))
+    failures = [call for call in calls if call.error_name is not None]
+    seconds = sum(call.duration_s for call in calls)
     return {
-        "call_frequency": callers / sessions,
-        "calls": len(calls) / sessions,
-        "failure_frequency": sum(call.error_name is not None for call in calls) / count,
-        "seconds": sum(call.duration_s for call in calls) / count,
+        "call_frequency": callers / max(1, sessions),
+        "calls": len(calls) / max(1, sessions),
+        "failure_frequency": len(failures) / max(1, len(calls)),
+        "seconds": seconds / max(1, len(calls)),
     }

@@ -1,7 +1,7 @@
 """What an environment is, and how the argument `environment=` makes one for each trajectory.
 
 A class, or any other callable without `reset`, is called for each trajectory; an object with `reset` is deep-copied.
-Whether it is written for us or for TRL is seen from `reset`, or from `get_reward`, which only TRL's environments have:
+`reset` tells whether it is written for us or for TRL, and so does `get_reward`, which only TRL's environments have:
 
 - ours: `reset` can be called with the task as its one positional argument, and takes no `**kwargs`;
 - TRL's: it takes `**kwargs`, or the columns of a row by their names.
@@ -111,12 +111,12 @@ def is_trl(environment: Any) -> bool:
         inspect.getattr_static(environment, "reset"), staticmethod | classmethod
     ):
         parameters = parameters[1:]  # without self
-    if any(each.kind is Parameter.VAR_KEYWORD for each in parameters):
+    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters):
         return True
     try:
         signature.replace(parameters=parameters).bind(None)
     except TypeError:
-        if any(each.default is Parameter.empty for each in parameters):
+        if any(parameter.default is Parameter.empty for parameter in parameters):
             return True  # it needs other columns of a row than the task
         raise ConfigError(
             f"environment {name}: its reset takes no task; write reset(self, task), or reset(self, **row)"
@@ -130,8 +130,8 @@ def _name_of(environment: Any) -> str:
 
 def from_trl(factory: TrlFactory | Mapping[str, TrlFactory]) -> Callable[[], TrlEnvironment]:
     """An environment factory from what `GRPOTrainer(environment_factory=...)` takes. Raises ConfigError."""
-    made = factory.values() if isinstance(factory, Mapping) else [factory]
-    if not all(callable(one) for one in made) or not made:
+    factories = list(factory.values()) if isinstance(factory, Mapping) else [factory]
+    if not factories or not all(map(callable, factories)):
         raise ConfigError(
             f"{factory!r} is not an environment_factory; give a class, a function that makes one, or a dict"
         )
@@ -163,18 +163,21 @@ class TrlEnvironment:
                 raise ValueError(f"the task has environment={name!r}; expected one of {list(factory)}")
             factory = factory[name]
         self.instance = factory()
-        returned = self.instance.reset(**row)
-        return self._started_later(returned) if inspect.isawaitable(returned) else self._started(returned)
+        observation = self.instance.reset(**row)
+        if inspect.isawaitable(observation):
+            return self._begin_later(observation)
+        return self._begin(observation)
 
     def around(self, instance: Any) -> TrlEnvironment:
-        """This around another instance, which has begun."""
-        other = TrlEnvironment(self._factory)
-        other.instance = instance
-        return other
+        """Another one of this kind around an instance that has begun."""
+        environment = TrlEnvironment(self._factory)
+        environment.instance = instance
+        return environment
 
     def observe(self) -> str | None:
         """What `reset` returned, once."""
-        observation, self._observation = self._observation, None
+        observation = self._observation
+        self._observation = None
         return observation
 
     def reward(self, trajectory: Trajectory) -> Any:
@@ -182,16 +185,19 @@ class TrlEnvironment:
         get_reward = getattr(self.instance, "get_reward", None)
         return None if get_reward is None else get_reward()
 
-    async def _started_later(self, returned: Any) -> dict[str, Any]:
-        return self._started(await returned)
+    async def _begin_later(self, observation: Any) -> dict[str, Any]:
+        return self._begin(await observation)
 
-    def _started(self, returned: Any) -> dict[str, Any]:
-        self._observation = None if returned is None else _text(returned)
+    def _begin(self, observation: Any) -> dict[str, Any]:
+        """Keep what `reset` returned, and return the tools."""
+        self._observation = None if observation is None else _text(observation)
         # TRL makes these methods tools. They are looked up on the class: on the instance, properties would run.
-        members = inspect.getmembers(type(self.instance), predicate=inspect.isfunction)
-        names = [name for name, _ in members if name not in _NO_TOOLS and not name.startswith("_")]
-        methods = [getattr(self.instance, name) for name in names]
-        return {method.__name__: method for method in methods}
+        methods = {}
+        for name, _ in inspect.getmembers(type(self.instance), predicate=inspect.isfunction):
+            if name not in _NO_TOOLS and not name.startswith("_"):
+                method = getattr(self.instance, name)
+                methods[method.__name__] = method
+        return methods
 
 
 def _text(observation: Any) -> str:
@@ -199,6 +205,7 @@ def _text(observation: Any) -> str:
     if isinstance(observation, str):
         return observation
     parts = observation if isinstance(observation, list) else [observation]
-    if not all(isinstance(part, dict) and part.get("type") == "text" for part in parts):
-        raise TypeError(f"reset returned {observation!r}; it has to return None, a string, or a list of text parts")
+    for part in parts:
+        if not isinstance(part, dict) or part.get("type") != "text":
+            raise TypeError(f"reset returned {observation!r}; it has to return None, a string, or a list of text parts")
     return "".join(part["text"] for part in parts)

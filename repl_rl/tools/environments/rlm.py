@@ -1,9 +1,9 @@
 """`environment: rlm`: a recursive language model, after Zhang, Kraska and Khattab (arXiv:2512.24601).
 
 A long context is not in the prompt but in the session, as the variable `context`. The model reads it by typing Python,
-and asks a language model about pieces of it: `llm_query`, `llm_query_batched`. The answer is what lies in
-`answer["content"]` when `answer["ready"]` is set, or what is handed to `FINAL` or `FINAL_VAR`. The names that it needs
-are back after every line, whatever the line bound them to. With `subcalls.depth` above 1 there are also `rlm_query` and
+and asks a language model about pieces of it: `llm_query`, `llm_query_batched`. The answer is the value of
+`answer["content"]` when `answer["ready"]` is set, or the argument of `FINAL` or `FINAL_VAR`. All of these names are
+restored after every line, whatever the line bound them to. With `subcalls.depth` above 1 there are also `rlm_query` and
 `rlm_query_batched`, which ask for sessions like this one.
 """
 
@@ -17,11 +17,11 @@ from repl_rl.tools.toolbox import MOST_BYTES
 from repl_rl.trajectory import Task
 from repl_rl.utils.folders import resource_folder
 
-_HOUR_S = 3600.0
-"""No limit of ours: budgets, and the model's own limits, end calls."""
-_MANY = 1 << 20
+# Calls of the model are not limited here: budgets, and the model's own limits, end them.
+_TIMEOUT_S = 3600.0
+_AT_ONCE = 1 << 20
 _MOST_CHARS = MOST_BYTES - (1 << 16)
-"""Of a context as text, each of which takes a byte at least; the rest is for what comes with it."""
+"""Of a context as text. A character takes at least one of the bytes; 64 KiB are left for the rest of the toolbox."""
 
 
 class RLM:
@@ -35,7 +35,7 @@ class RLM:
 
     def __init__(self) -> None:
         self._model: Any = None
-        self._described: str | None = None
+        self._description: str | None = None
 
     @staticmethod
     def check(task: Task) -> None:
@@ -66,18 +66,20 @@ class RLM:
             make = DOCUMENT_FAMILIES[task.family].context
             assert make is not None
             context = make(*task.metadata["operands"])
-        self._described = described(context)
+        self._description = described(context)
         names = {"context": context, "llm_query": self.llm_query, "llm_query_batched": self.llm_query_batched}
         if self._model is not None and self._model.has_sessions:
-            names |= {"rlm_query": self.rlm_query, "rlm_query_batched": self.rlm_query_batched}
+            names["rlm_query"] = self.rlm_query
+            names["rlm_query_batched"] = self.rlm_query_batched
         return names
 
     def observe(self) -> str | None:
-        """What the model is told, once: the context's type and size, and how to answer."""
-        text, self._described = self._described, None
-        return None if text is None else self.told.format(context=text)
+        """The model's instructions, once: the context's type and size, and how to answer."""
+        description = self._description
+        self._description = None
+        return None if description is None else self.told.format(context=description)
 
-    @tool(where="host", timeout_s=_HOUR_S, at_once=_MANY)
+    @tool(where="host", timeout_s=_TIMEOUT_S, at_once=_AT_ONCE)
     async def llm_query(self, prompt: str) -> str:
         """Ask a language model, which sees nothing but the prompt.
 
@@ -87,7 +89,7 @@ class RLM:
         [answer] = await self.llm_query_batched([prompt])
         return answer
 
-    @tool(where="host", timeout_s=_HOUR_S, at_once=_MANY)
+    @tool(where="host", timeout_s=_TIMEOUT_S, at_once=_AT_ONCE)
     async def llm_query_batched(self, prompts: list[str]) -> list[str]:
         """Ask a language model several things at once; the answers have the same order.
 
@@ -97,7 +99,7 @@ class RLM:
         answers: list[str] = await self._model.ask(prompts)
         return answers
 
-    @tool(where="host", timeout_s=_HOUR_S, at_once=_MANY)
+    @tool(where="host", timeout_s=_TIMEOUT_S, at_once=_AT_ONCE)
     async def rlm_query(self, prompt: str, context: Any = None) -> str:
         """Ask a language model with a Python session of its own, in which context is a variable.
 
@@ -108,7 +110,7 @@ class RLM:
         [answer] = await self.rlm_query_batched([prompt], [context])
         return answer
 
-    @tool(where="host", timeout_s=_HOUR_S, at_once=_MANY)
+    @tool(where="host", timeout_s=_TIMEOUT_S, at_once=_AT_ONCE)
     async def rlm_query_batched(self, prompts: list[str], contexts: list[Any] | None = None) -> list[str]:
         """Ask several such sessions at once; the answers have the order of the prompts.
 

@@ -8,9 +8,9 @@
     finally:
         await session.close()
 
-A failure in the environment's own methods is an `EnvironmentFailure`, which aborts the trajectory; once the session has
-typed, it is a `BrokenStateError`, unless the environment itself says otherwise: what a session brought about must not
-take it out of the loss. A failure in one of its tools is an answer for the model.
+A failure in the environment's own methods is an `EnvironmentFailure`, which aborts the trajectory. Once the session has
+typed, it is a `BrokenStateError`, unless the environment itself raises an `EnvironmentFailure`: a session must not get
+out of the loss by breaking its environment. A failure in one of its tools is an answer for the model.
 
 Not covered: plain code that hangs can't be ended. Its thread stays, and so does the environment that it refers to.
 """
@@ -55,13 +55,13 @@ class EnvironmentSession:
         self._calls: dict[Future[Any], str] = {}
         """The calls of its tools that have not ended, in their order: each by the tool's name."""
         self._has_begun = False
-        """Whether the session may have acted on it."""
+        """Whether the session may have acted on the environment."""
 
     @property
     def instance(self) -> Any:
         """The user's own object, as TRL hands it to reward functions in `environments`; None before `open`."""
-        made = self._environment
-        return made.instance if isinstance(made, TrlEnvironment) else made
+        environment = self._environment
+        return environment.instance if isinstance(environment, TrlEnvironment) else environment
 
     @property
     def setup(self) -> str:
@@ -83,9 +83,11 @@ class EnvironmentSession:
         names = await self._call("reset", self._environment.reset, task)
         self._names = {} if names is None else names
         toolbox = self._toolbox()
-        text = await self._observe()  # on a new line; TRL appends it directly to the prompt
-        is_placed = isinstance(self._environment, TrlEnvironment) or not text or text.startswith("\n")
-        return toolbox, text if is_placed else f"\n{text}"
+        text = await self._observe()
+        is_trl = isinstance(self._environment, TrlEnvironment)  # TRL appends the text directly to the prompt
+        if text and not text.startswith("\n") and not is_trl:
+            text = f"\n{text}"
+        return toolbox, text
 
     async def fork(self) -> tuple[EnvironmentSession, Toolbox]:
         """A copy with the state that the environment has now, to be closed by the caller, and the copy's tools.
@@ -93,23 +95,28 @@ class EnvironmentSession:
         The environment's own method `fork()` makes it, or with `forks = True` a deep copy. Raises ForkRefusedError for
         one that has neither or fails at it, and for tools that are not its methods: they would act on the old one.
         """
-        instance, own = self.instance, getattr(self.instance, "fork", None)
-        if not callable(own) and getattr(instance, "forks", False) is not True:
-            raise ForkRefusedError(f"environment {self._name} has neither a method fork() nor forks = True")
+        instance = self.instance
+        fork = getattr(instance, "fork", None)
+        if not callable(fork):
+            if getattr(instance, "forks", False) is not True:
+                raise ForkRefusedError(f"environment {self._name} has neither a method fork() nor forks = True")
+            fork = partial(copy.deepcopy, instance)
         try:
-            copied = await self._call("fork", own if callable(own) else partial(copy.deepcopy, instance))
+            fork_instance = await self._call("fork", fork)
         except EnvironmentFailure as error:
             raise ForkRefusedError(str(error)) from error
         names: dict[str, Any] = {}
         for name, value in self._names.items():
-            if getattr(value, "__self__", None) is instance and hasattr(copied, value.__name__):
-                names[name] = getattr(copied, value.__name__)
+            if getattr(value, "__self__", None) is instance and hasattr(fork_instance, value.__name__):
+                names[name] = getattr(fork_instance, value.__name__)
             elif isinstance(value, Tool) or inspect.isfunction(value) or inspect.ismethod(value):
                 raise ForkRefusedError(f"tool {name!r} is not a method of environment {self._name}")
         child = EnvironmentSession(self._make, limit_s=self._limit_s)
-        child._thread, child._names = OneThread("repl-rl-environment"), names
-        made = self._environment
-        child._environment = made.around(copied) if isinstance(made, TrlEnvironment) else copied
+        child._thread = OneThread("repl-rl-environment")
+        child._names = names
+        child._environment = fork_instance
+        if isinstance(self._environment, TrlEnvironment):
+            child._environment = self._environment.around(fork_instance)
         try:
             return child, child._toolbox()
         except EnvironmentFailure as error:
@@ -120,7 +127,9 @@ class EnvironmentSession:
         """What the model sees after a line, "" for nothing; it ends with a newline. Raises EnvironmentFailure."""
         self._has_begun = True
         text = await self._observe()
-        return text if not text or text.endswith("\n") else f"{text}\n"
+        if text and not text.endswith("\n"):
+            text += "\n"
+        return text
 
     async def reward(self, trajectory: Trajectory) -> float | None:
         """The environment's reward; None if it gives none. Raises EnvironmentFailure, also if it is not finite."""
@@ -141,15 +150,22 @@ class EnvironmentSession:
 
     async def close(self) -> None:
         """Close the environment. A second call does nothing. Failures are only logged, as the trajectory is over."""
-        thread, self._thread = self._thread, None
+        thread = self._thread
+        self._thread = None
         if thread is None:
             return
-        close = None if isinstance(self._environment, TrlEnvironment) else getattr(self._environment, "close", None)
+        close = None
+        if not isinstance(self._environment, TrlEnvironment):
+            close = getattr(self._environment, "close", None)
         try:
             if close is not None:
                 outcome = await call_within(close, min(self._limit_s, _CLOSE_S), thread.submit)
-                failure = "took too long" if outcome is None else outcome.error and f"raised {_said(outcome.error)}"
-                if failure:
+                failure = None
+                if outcome is None:
+                    failure = "took too long"
+                elif outcome.error is not None:
+                    failure = f"raised {_description(outcome.error)}"
+                if failure is not None:
                     _log.warning("environment %s: close %s; what it holds may stay", self._name, failure)
         finally:
             thread.close()
@@ -190,7 +206,9 @@ class EnvironmentSession:
             raise EnvironmentFailure(f"environment {self._name}: {name} was asked for while it was not open")
         outcome = await call_within(function, self._limit_s, self._thread.submit, args)
         if outcome is None:
-            for tool in [*self._calls.values()]:  # the first one has the thread
+            unfinished = list(self._calls.values())  # a copy, because calls end in other threads
+            if unfinished:
+                tool = unfinished[0]  # it has the environment's one thread
                 raise self._failure(
                     f"its tool {tool} did not return, so that {name} could not be called within {self._limit_s:g} s; "
                     f"let {tool} give up by itself"
@@ -199,15 +217,16 @@ class EnvironmentSession:
         if isinstance(outcome.error, EnvironmentFailure):
             raise outcome.error
         if outcome.error is not None:
-            where = f" ({line})" if (line := place_of(outcome.error)) else ""
-            raise self._failure(f"{name} raised {_said(outcome.error)}{where}") from outcome.error
+            line = place_of(outcome.error)
+            place = f" ({line})" if line else ""
+            raise self._failure(f"{name} raised {_description(outcome.error)}{place}") from outcome.error
         return outcome.value
 
     def _submit(self, tool: str, call: Callable[[], Any]) -> Future[Any]:
         assert self._thread is not None
         future = self._thread.submit(call)
         self._calls[future] = tool
-        future.add_done_callback(lambda ended: self._calls.pop(ended, None))
+        future.add_done_callback(lambda future: self._calls.pop(future, None))
         return future
 
     def _failure(self, message: str) -> EnvironmentFailure:
@@ -216,10 +235,13 @@ class EnvironmentSession:
 
     @property
     def _name(self) -> str:
-        made = self.instance if self.instance is not None else self._make
-        return type(made).__name__ if self.instance is not None else getattr(made, "__name__", "of the factory")
+        instance = self.instance
+        if instance is None:
+            return getattr(self._make, "__name__", "of the factory")
+        return type(instance).__name__
 
 
-def _said(error: BaseException) -> str:
-    kind, message = type(error).__name__, message_of(error)
-    return whole(f"{kind}: {message}" if message else kind)
+def _description(error: BaseException) -> str:
+    name = type(error).__name__
+    message = message_of(error)
+    return whole(f"{name}: {message}" if message else name)
