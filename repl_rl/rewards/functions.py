@@ -19,7 +19,7 @@ from repl_rl.utils.threads import BackgroundLoop, in_own_thread
 
 RewardFunction = Callable[[Trajectory], Sequence[float] | Awaitable[Sequence[float]]]
 
-_OF_TRL = {"prompts", "completions", "completion_ids"}
+_TRL_ARGUMENTS = {"prompts", "completions", "completion_ids"}
 """Names of arguments by which TRL passes a batch to a reward function."""
 LARGEST = 1e9
 """The largest absolute value of a reward, so that sums of a few stay finite."""
@@ -32,24 +32,24 @@ def load_function(function: str | RewardFunction) -> RewardFunction:
     """The function, or the one at an import path `package.module:function`. Raises ConfigError if there is none, and
     RewardError if it can't be called with one argument or has the arguments of TRL's.
     """
-    found: RewardFunction = imported(function, "rewards.functions:") if isinstance(function, str) else function
-    if not callable(found):
-        raise ConfigError(f"rewards.functions: {function!r} is {type(found).__name__}, not a function")
+    reward: RewardFunction = imported(function, "rewards.functions:") if isinstance(function, str) else function
+    if not callable(reward):
+        raise ConfigError(f"rewards.functions: {function!r} is {type(reward).__name__}, not a function")
     try:
-        signature = inspect.signature(found)
+        signature = inspect.signature(reward)
     except ValueError:  # some functions that are written in C have none
-        return found
+        return reward
     try:
         signature.bind(None)
-        is_taken = _OF_TRL.isdisjoint(signature.parameters)
+        takes_trajectory = _TRL_ARGUMENTS.isdisjoint(signature.parameters)
     except TypeError:
-        is_taken = False
-    if not is_taken:
+        takes_trajectory = False
+    if not takes_trajectory:
         raise RewardError(
-            f"reward function {name_of(found)!r} takes {signature}; it has to be (trajectory) -> list[float], one "
+            f"reward function {name_of(reward)!r} takes {signature}; it has to be (trajectory) -> list[float], one "
             "number per line. Functions of TRL's kind, one number per completion, go to ReplGRPOTrainer as reward_funcs"
         )
-    return found
+    return reward
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -63,20 +63,23 @@ def call_function(function: RewardFunction, trajectory: Trajectory, limit_s: flo
 
     def call() -> list[float]:
         global _loop
-        returned: Any = function(trajectory)
-        if inspect.isawaitable(returned):
+        result: Any = function(trajectory)
+        if inspect.isawaitable(result):
             with _loop_lock:
-                loop = _loop = _loop or BackgroundLoop()
-            returned = loop.submit(asyncio.wait_for(returned, limit_s)).result()
-        if isinstance(returned, Iterator):  # it may raise, too
-            returned = list(returned)
+                if _loop is None:
+                    _loop = BackgroundLoop()
+                loop = _loop
+            result = loop.submit(asyncio.wait_for(result, limit_s)).result()
+        # A generator runs the user's code here: outside the `try` below, so that what it raises is reported as it is.
+        if isinstance(result, Iterator):
+            result = list(result)
         try:
-            if isinstance(returned, str | bytes | Mapping):
+            if isinstance(result, str | bytes | Mapping):
                 raise TypeError
-            return [float(value) for value in returned]
+            return [float(value) for value in result]
         except (TypeError, ValueError):
             raise RewardError(
-                f"reward function {name!r} returned {returned!r:.200} on task {trajectory.task_id!r}; it has to be "
+                f"reward function {name!r} returned {result!r:.200} on task {trajectory.task_id!r}; it has to be "
                 "(trajectory) -> list[float], one number per line, 0.0 where it has nothing to say"
             ) from None
 
@@ -92,11 +95,11 @@ def call_function(function: RewardFunction, trajectory: Trajectory, limit_s: flo
     except RewardError:
         raise
     except (Exception, SystemExit) as error:  # users' code may raise anything
-        line = place_of(error)
-        raise RewardError(
-            f"reward function {name!r} raised {type(error).__name__}: {error} ({line and f'{line}, '}on task "
-            f"{trajectory.task_id!r})"
-        ) from error
+        place = place_of(error)
+        where = f"on task {trajectory.task_id!r}"
+        if place:
+            where = f"{place}, {where}"
+        raise RewardError(f"reward function {name!r} raised {type(error).__name__}: {error} ({where})") from error
     if len(values) != len(trajectory.lines):
         raise RewardError(
             f"reward function {name!r} returned {len(values)} values for {len(trajectory.lines)} lines; "

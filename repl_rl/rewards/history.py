@@ -47,17 +47,21 @@ def history(lines: Sequence[Line]) -> History:
     stale: list[bool] = []
     for end, (line, start) in enumerate(zip(lines, starts, strict=True)):
         # The one space after a prompt is not part of what was typed.
-        statement = read_statement("".join(each.text.removeprefix(" ") for each in lines[start : end + 1]))
+        typed = [cell_line.text.removeprefix(" ") for cell_line in lines[start : end + 1]]
+        statement = read_statement("".join(typed))
         is_news = False
         if line.kind.ran:
             if line.fingerprint is None:
                 has_changed = counts[statement.key] == 0 and not statement.is_inert
-            else:
-                has_changed = line.fingerprint not in states and (bool(states) or not statement.is_inert)
+            elif states:
+                has_changed = line.fingerprint not in states
+            else:  # no state before the first line is known, so only what it typed says whether it changed anything
+                has_changed = not statement.is_inert
+            if line.fingerprint is not None:
                 states.add(line.fingerprint)
-            shown = line.shown.strip()
-            has_shown = shown not in outputs and not statement.constants.issuperset(words(shown))
-            outputs.add(shown)
+            output = line.shown.strip()
+            has_shown = output not in outputs and not statement.constants.issuperset(words(output))
+            outputs.add(output)
             is_news = has_changed or has_shown or line.kind is LineKind.ANSWER
         stale.append(not is_news)
         earlier.append(counts[statement.key])
@@ -105,10 +109,12 @@ def read_statement(text: str) -> Statement:
     tree = parsed(text) if len(text) <= _LONGEST_CHARS else None
     if tree is not None and tree.body:
         with suppress(ValueError, MemoryError, RecursionError):  # a number that is too long to show, or deep nesting
-            is_inert = all(isinstance(each, ast.Pass | ast.Expr) for each in tree.body)
-            constants = [str(node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant)]
-            told = frozenset(word for constant in constants for word in words(constant))
-            return Statement(_key("tree", ast.dump(tree)), is_inert, told)
+            is_inert = all(isinstance(node, ast.Pass | ast.Expr) for node in tree.body)
+            constants: set[str] = set()
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Constant):
+                    constants.update(words(str(node.value)))
+            return Statement(_key("tree", ast.dump(tree)), is_inert, frozenset(constants))
     return Statement(_key("text", " ".join(text.split())), not text.strip(), frozenset(words(text)))
 
 

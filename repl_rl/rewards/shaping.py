@@ -8,13 +8,22 @@ gain.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 from repl_rl.config.rewards import ShapingConfig
 from repl_rl.rewards.history import History
 
 Components = Mapping[str, Sequence[float]]
-Stages = list[tuple[str, dict[str, tuple[float, ...]]]]
-"""The components before and after each limit, and the limit's name."""
+
+
+class Stage(NamedTuple):
+    """The components after one limit, which is called as in the config; "" for what was earned before any limit."""
+
+    limit: str
+    components: dict[str, tuple[float, ...]]
+
+
+Stages = list[Stage]
 
 
 def shaped(components: Components, past: History, config: ShapingConfig, gamma: float, step: int) -> Stages:
@@ -23,50 +32,55 @@ def shaped(components: Components, past: History, config: ShapingConfig, gamma: 
 
     `gamma` is the discount of the returns, `step` the training step, counted from 0.
     """
-    held = {name: tuple(values) for name, values in components.items()}
-    after = [("", held)]
+    stages = [Stage("", {name: tuple(values) for name, values in components.items()})]
 
     def limit(name: str, change: Callable[[tuple[float, ...]], Iterable[float]]) -> None:
-        after.append((name, {each: tuple(change(values)) for each, values in after[-1][1].items()}))
+        changed = {component: tuple(change(values)) for component, values in stages[-1].components.items()}
+        stages.append(Stage(name, changed))
 
     # Novelty and decay leave losses as they are.
     if config.novelty:
-        limit("novelty", lambda values: (0.0 if v > 0.0 and s else v for v, s in zip(values, past.stale, strict=True)))
+        limit("novelty", lambda values: _without_stale_gains(values, past.stale))
     if config.decay != 1.0:
-        limit(
-            "decay",
-            lambda values: (
-                value * config.decay**earlier if value > 0.0 else value
-                for value, earlier in zip(values, past.earlier, strict=True)
-            ),
-        )
+        limit("decay", lambda values: _decayed_gains(values, past.earlier, config.decay))
     if config.blocks == "split":
         limit("blocks", lambda values: split_over_cells(values, past.starts))
-    held, weight = after[-1][1], config.weight.at(step)
-    gains, losses = _totals(held, 1.0), _totals(held, -1.0)
-    paid, taken = gains, losses
+
+    # Gains and losses are limited apart from each other, so that padding gains no more than its cap, however much was
+    # lost. `paid` and `taken` are what is left per line of its `gains` and `losses`.
+    unscaled = stages[-1].components
+    gains = _totals(unscaled, 1.0)  # (L,)
+    losses = _totals(unscaled, -1.0)  # (L,)
+    paid = gains
+    taken = losses
 
     def scale(name: str, factor: float = 1.0) -> None:
-        up = [factor * _share(part, whole) for part, whole in zip(paid, gains, strict=True)]
-        down = [factor * _share(part, whole) for part, whole in zip(taken, losses, strict=True)]
-        scaled = {
-            each: tuple(value * (a if value > 0.0 else b) for value, a, b in zip(values, up, down, strict=True))
-            for each, values in held.items()
-        }
-        after.append((name, scaled))
+        """All components of a line by one factor, so that its gains come to `factor * paid`."""
+        gain_factors = [factor * _share(part, whole) for part, whole in zip(paid, gains, strict=True)]
+        loss_factors = [factor * _share(part, whole) for part, whole in zip(taken, losses, strict=True)]
+        scaled = {}
+        for component, values in unscaled.items():
+            scaled[component] = tuple(
+                value * (gain_factor if value > 0.0 else loss_factor)
+                for value, gain_factor, loss_factor in zip(values, gain_factors, loss_factors, strict=True)
+            )
+        stages.append(Stage(name, scaled))
 
     if config.clip is not None:
         low, high = config.clip
-        paid, taken = [min(gain, high) for gain in gains], [min(loss, -low) for loss in losses]
+        paid = [min(gain, high) for gain in gains]
+        taken = [min(loss, -low) for loss in losses]
         scale("clip")
     if config.caps.gain is not None or config.caps.loss is not None:
-        paid, taken = _within_cap(paid, config.caps.gain), _within_cap(taken, config.caps.loss)
+        paid = _within_cap(paid, config.caps.gain)
+        taken = _within_cap(taken, config.caps.loss)
         scale("caps")
+    weight = config.weight.at(step)
     if weight != 1.0:
         scale("weight", weight)
     if config.mode == "potential":
         limit("mode", lambda values: potential_differences(values, gamma))
-    return after
+    return stages
 
 
 def potential_differences(potentials: Sequence[float], gamma: float) -> tuple[float, ...]:
@@ -90,6 +104,14 @@ def split_over_cells(values: Sequence[float], starts: Sequence[int]) -> tuple[fl
     return tuple(shares)
 
 
+def _without_stale_gains(values: Sequence[float], stale: Sequence[bool]) -> list[float]:
+    return [0.0 if value > 0.0 and is_stale else value for value, is_stale in zip(values, stale, strict=True)]
+
+
+def _decayed_gains(values: Sequence[float], earlier: Sequence[int], decay: float) -> list[float]:
+    return [value * decay**count if value > 0.0 else value for value, count in zip(values, earlier, strict=True)]
+
+
 def _totals(components: Components, sign: float) -> list[float]:
     """Per line, the sum of all values with this sign, as a positive number."""
     return [
@@ -101,11 +123,12 @@ def _totals(components: Components, sign: float) -> list[float]:
 def _within_cap(amounts: Sequence[float], cap: float | None) -> list[float]:
     """How much of each amount is paid, in order, until their sum reaches `cap`."""
     left = math.inf if cap is None else cap
-    held: list[float] = []
+    paid: list[float] = []
     for amount in amounts:
-        held.append(min(amount, left))
-        left -= held[-1]
-    return held
+        payment = min(amount, left)
+        paid.append(payment)
+        left -= payment
+    return paid
 
 
 def _share(part: float, whole: float) -> float:

@@ -11,7 +11,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any
 
 from repl_rl.config import RewardsConfig
@@ -29,42 +28,64 @@ def classes_of(line: Line) -> tuple[str, ...]:
     `Exception` and `BaseException` cover lines of the kind `exception` alone: syntax errors and time-outs have kinds of
     their own.
     """
-    return () if line.error_name is None else _classes(line.error_name, line.kind is LineKind.EXCEPTION)
+    if line.error_name is None:
+        return ()
+    return _classes(line.error_name, line.kind is LineKind.EXCEPTION)
 
 
 @lru_cache(1024)
 def _classes(error_name: str, with_broad: bool) -> tuple[str, ...]:
-    known = BUILTIN_EXCEPTIONS.get(error_name)
-    names = [cls.__name__ for cls in (known or Exception).__mro__ if issubclass(cls, BaseException)]
-    broad = () if with_broad else ("Exception", "BaseException")
-    return tuple(name for name in ([] if known else [error_name]) + names if name not in broad)
+    builtin = BUILTIN_EXCEPTIONS.get(error_name)
+    names = [] if builtin else [error_name]
+    names += [cls.__name__ for cls in (builtin or Exception).__mro__ if issubclass(cls, BaseException)]
+    if with_broad:
+        return tuple(names)
+    return tuple(name for name in names if name not in ("Exception", "BaseException"))
 
 
 def at_last_line(amount: float, lines: int) -> tuple[float, ...]:
     """One value per line: the amount at the last one, and 0 elsewhere."""
-    return (0.0,) * (lines - 1) + (amount,) if lines else ()
+    if not lines:
+        return ()
+    return (0.0,) * (lines - 1) + (amount,)
 
 
 def rule_rewards(rule: RewardRule, lines: Sequence[Line], past: History) -> tuple[float, ...]:
     """For each line, the rule's reward if all its conditions hold, else 0."""
     exceptions = frozenset(map(reported_name, rule.exceptions))
+    last = len(lines) - 1
 
     def holds(index: int, line: Line) -> bool:
-        return (
-            (not rule.kinds or line.kind in rule.kinds)
-            and (not exceptions or not exceptions.isdisjoint(classes_of(line)))
-            and (rule.text is None or re.search(rule.text, line.text) is not None)
-            and (rule.output is None or re.search(rule.output, line.output) is not None)
-            and (rule.times is None or (rule.times == "repeated") == (past.earlier[index] > 0))
-            and (rule.stale is None or rule.stale == past.stale[index])
-            and (rule.at is None or index == (0 if rule.at == "first" else len(lines) - 1))
-            and (rule.after is None or index >= rule.after)
-        )
+        if rule.kinds and line.kind not in rule.kinds:
+            return False
+        if exceptions and exceptions.isdisjoint(classes_of(line)):
+            return False
+        if rule.text is not None and not re.search(rule.text, line.text):
+            return False
+        if rule.output is not None and not re.search(rule.output, line.output):
+            return False
+        is_repeated = past.earlier[index] > 0
+        if rule.times == "first" and is_repeated:
+            return False
+        if rule.times == "repeated" and not is_repeated:
+            return False
+        if rule.stale is not None and rule.stale != past.stale[index]:
+            return False
+        if rule.at == "first" and index != 0:
+            return False
+        if rule.at == "last" and index != last:
+            return False
+        return rule.after is None or index >= rule.after
 
     return tuple(rule.reward if holds(index, line) else 0.0 for index, line in enumerate(lines))
 
 
-_TYPED = (
+def _with_cell(line: Line) -> Line:
+    cell = RecordedCell(line.text.strip(), line.output.removesuffix(">>>"))
+    return replace(line, cells=(cell,))
+
+
+_PROBE_LINES = (
     Line(0, 1, " 6 * seven\n", LineKind.EXCEPTION, "NameError", "NameError: name 'seven' is not defined\n>>>"),
     Line(2, 3, " 6 * 7\n", LineKind.EXPRESSION, None, "42\n>>>"),
     Line(4, 5, " submit_final_answer(_)\n", LineKind.ANSWER),
@@ -77,9 +98,7 @@ PROBE = Trajectory(
     sampled_mask=(True, False, True, False, True),
     logprobs=(-0.5, 0.0, -0.5, 0.0, -0.5),
     stop_reason=StopReason.ANSWER,
-    lines=tuple(
-        replace(line, cells=(RecordedCell(line.text.strip(), line.output.removesuffix(">>>")),)) for line in _TYPED
-    ),
+    lines=tuple(_with_cell(line) for line in _PROBE_LINES),
     answer=("42",),
 )
 """A small made-up trajectory, on which reward functions are tried before anything expensive starts."""
@@ -107,10 +126,11 @@ class ScoredTrajectory:
         """A copy with `bonus`, from reward functions of TRL's kind, added to the last line's reward."""
         if not bonus or not self.trajectory.lines:
             return self
-        *head, last = self.trajectory.lines
+        last = self.trajectory.lines[-1]
         parts = (*last.reward_parts, RewardPart("reward_funcs", bonus))
-        paid = replace(last, reward=math.fsum(part.amount for part in parts), reward_parts=parts)
-        trajectory = replace(self.trajectory, lines=(*head, paid))
+        reward = math.fsum(part.amount for part in parts)
+        last = replace(last, reward=reward, reward_parts=parts)
+        trajectory = replace(self.trajectory, lines=(*self.trajectory.lines[:-1], last))
         return replace(self, trajectory=trajectory, outcome=(self.outcome or 0.0) + bonus)
 
 
@@ -127,17 +147,22 @@ class RewardTable:
         self._gamma = gamma
         self._exceptions = {reported_name(name): reward for name, reward in config.exceptions.items()}
         self._looks_back = config.shaping.looks_back or any(rule.looks_back for rule in config.rules)
-        self._functions = [*map(load_function, (*config.functions, *functions))]
-        twice = repeated(self.component_names)
-        if twice:
-            raise ConfigError(f"rewards.functions: two components of one name: {', '.join(twice)}")
+        self._functions = [load_function(function) for function in [*config.functions, *functions]]
+        duplicates = repeated(self.component_names)
+        if duplicates:
+            raise ConfigError(f"rewards.functions: two components of one name: {', '.join(duplicates)}")
         self.tried = self.score(PROBE, 1.0)
         """A made-up session with its rewards."""
 
     @property
     def component_names(self) -> list[str]:
-        names = ["outcome", *(["length"] if self._config.length else []), "table"]
-        return [*names, *(rule.name for rule in self._config.rules), *map(name_of, self._functions)]
+        names = ["outcome"]
+        if self._config.length:
+            names.append("length")
+        names.append("table")
+        names += [rule.name for rule in self._config.rules]
+        names += [name_of(function) for function in self._functions]
+        return names
 
     def score(self, trajectory: Trajectory, grade: float, step: int = 0) -> ScoredTrajectory:
         """Fill in the rewards. `grade` is 1.0 for a right answer; schedules are evaluated at training step `step`.
@@ -146,47 +171,62 @@ class RewardTable:
         """
         if not math.isfinite(grade):
             raise RewardError(f"the grader returned {grade} for task {trajectory.task_id!r}; return a finite number")
-        lines, config = trajectory.lines, self._config
-        past = (history if self._looks_back else no_history)(lines)
-        shaping: dict[str, tuple[float, ...]] = {"table": tuple(self._entry(line)[1] for line in lines)}
-        shaping |= {rule.name: rule_rewards(rule, lines, past) for rule in config.rules}
-        for each in self._functions:
-            # what the machinery lost, or what has no line, earns nothing; and functions may look at the last line
-            paid_by_function = None if trajectory.is_void else call_function(each, trajectory, config.function_s)
-            shaping[name_of(each)] = (0.0,) * len(lines) if paid_by_function is None else paid_by_function
-        of_session = {"outcome": at_last_line(config.outcome * grade, len(lines))}
-        if config.length:
-            of_session["length"] = at_last_line(config.length.reward(len(trajectory.completion_ids)), len(lines))
-        limited = shaped(shaping, past, config.shaping, self._gamma, step)
-        components = {**of_session, **limited[-1][1]}
-        rewarded = []
-        for index, (line, *values) in enumerate(zip(lines, *components.values(), strict=True)):
-            parts = [RewardPart(name, paid[index]) for name, paid in of_session.items() if paid[index]]
-            parts += self._parts(index, line, limited)
-            rewarded.append(replace(line, reward=math.fsum(values), reward_parts=tuple(parts)))
-        paid = config.outcome * grade if config.outcome and lines else None
-        return ScoredTrajectory(replace(trajectory, lines=tuple(rewarded), outcome_reward=grade), components, paid)
+        lines = trajectory.lines
+        config = self._config
+        past = history(lines) if self._looks_back else no_history(lines)
 
-    def _parts(self, index: int, line: Line, limited: Stages) -> list[RewardPart]:
+        shaping = {"table": tuple(self._table_part(line).amount for line in lines)}
+        for rule in config.rules:
+            shaping[rule.name] = rule_rewards(rule, lines, past)
+        for function in self._functions:
+            # A void trajectory (lost by the machinery, or without lines) earns nothing, and functions may expect lines.
+            if trajectory.is_void:
+                shaping[name_of(function)] = (0.0,) * len(lines)
+            else:
+                shaping[name_of(function)] = call_function(function, trajectory, config.function_s)
+        stages = shaped(shaping, past, config.shaping, self._gamma, step)
+
+        unshaped = {"outcome": at_last_line(config.outcome * grade, len(lines))}
+        if config.length:
+            unshaped["length"] = at_last_line(config.length.reward(len(trajectory.completion_ids)), len(lines))
+
+        components = {**unshaped, **stages[-1].components}
+        rewarded = []
+        for index, line in enumerate(lines):
+            parts = [RewardPart(name, values[index]) for name, values in unshaped.items() if values[index]]
+            parts += self._shaping_parts(index, line, stages)
+            reward = math.fsum(values[index] for values in components.values())
+            rewarded.append(replace(line, reward=reward, reward_parts=tuple(parts)))
+        outcome = config.outcome * grade if config.outcome and lines else None
+        return ScoredTrajectory(replace(trajectory, lines=tuple(rewarded), outcome_reward=grade), components, outcome)
+
+    def _shaping_parts(self, index: int, line: Line, stages: Stages) -> list[RewardPart]:
         """What each component of the shaping gave a line, with what the limits left in between."""
         parts = []
-        paid = limited[-1][1]
-        for name, earned in limited[0][1].items():
-            amount = paid[name][index]
-            if not (amount or earned[index]):
+        for name, values in stages[0].components.items():
+            earned = values[index]
+            amount = stages[-1].components[name][index]
+            if not amount and not earned:
                 continue
-            source = self._entry(line)[0] if name == "table" and earned[index] else name
-            if amount == earned[index]:
+            source = name
+            if name == "table" and earned:
+                source = self._table_part(line).source
+            if amount == earned:
                 parts.append(RewardPart(source, amount))
                 continue
-            left = [(limit, after[name][index]) for limit, after in limited]
-            limits = tuple(now for (_, before), now in pairwise(left) if now[1] != before)
-            parts.append(RewardPart(source, amount, earned[index], limits))
+            limits = []
+            before = earned
+            for stage in stages[1:]:
+                after = stage.components[name][index]
+                if after != before:
+                    limits.append((stage.limit, after))
+                before = after
+            parts.append(RewardPart(source, amount, earned, tuple(limits)))
         return parts
 
-    def _entry(self, line: Line) -> tuple[str, float]:
-        """The table's entry for a line, as the config names it, and what it is worth."""
+    def _table_part(self, line: Line) -> RewardPart:
+        """What the table pays for a line before any limit, under the name that the config has for it."""
         for name in classes_of(line):
             if name in self._exceptions:
-                return f"exceptions.{name}", self._exceptions[name]
-        return f"kinds.{line.kind}", self._config.kinds.get(line.kind, 0.0)
+                return RewardPart(f"exceptions.{name}", self._exceptions[name])
+        return RewardPart(f"kinds.{line.kind}", self._config.kinds.get(line.kind, 0.0))
