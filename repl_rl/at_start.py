@@ -6,7 +6,7 @@ import sys
 
 
 def end_quietly(*_: object) -> None:
-    """There is nothing yet that could be lost or told. `main` puts Python's own handler back."""
+    """Ends the process at once: there is nothing yet to save or to print. `main` puts Python's own handler back."""
     os._exit(130)
 
 

@@ -32,8 +32,8 @@ from repl_rl.utils.output import guarded_output
 from repl_rl.view import command as viewing
 from repl_rl.view.replay import command as replay
 
-_ENDS = (signal.SIGTERM, signal.SIGHUP)
-"""What else than Ctrl-C interrupts a command."""
+_END_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+"""Signals that interrupt a command besides Ctrl-C."""
 _WIDTH = 160
 """Columns of what is printed to a file or a pipe, unless COLUMNS is set."""
 
@@ -46,14 +46,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _main(arguments: Sequence[str] | None) -> int:
     is_verbose = False
-    kept = {number: signal.getsignal(number) for number in _ENDS}
+    previous_handlers = {number: signal.getsignal(number) for number in _END_SIGNALS}
     try:
         options = make_parser().parse_args(arguments)
         is_verbose = options.verbose
         _require_umask()
         interrupt = interrupting()
-        for number in _ENDS:
-            if number == signal.SIGTERM or kept[number] is not signal.SIG_IGN:  # nohup ignores SIGHUP
+        for number, previous in previous_handlers.items():
+            # nohup has SIGHUP ignored, which stays so: the command is to outlive its terminal.
+            if number == signal.SIGTERM or previous is not signal.SIG_IGN:
                 signal.signal(number, interrupt)
         if signal.getsignal(signal.SIGINT) is end_quietly:
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -62,33 +63,36 @@ def _main(arguments: Sequence[str] | None) -> int:
         console = Console(quiet=not is_main_process())
         if not console.is_terminal and "COLUMNS" not in os.environ:
             console.width = _WIDTH
-        if (here := os.getcwd()) not in sys.path:  # a config may name modules in this folder by import path
-            sys.path.append(here)
+        folder = os.getcwd()
+        if folder not in sys.path:  # a config may name modules in this folder by import path
+            sys.path.append(folder)
         logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
         if not options.verbose:
             silence_libraries(python_warnings=True)
         return int(options.command(options, console))
     except Exception as error:
-        said = str(error) if isinstance(error, ReplRLError) else in_a_sentence(error, Path.cwd())
-        if said is None:
+        message = str(error) if isinstance(error, ReplRLError) else in_a_sentence(error, Path.cwd())
+        if message is None:
             raise
         if is_verbose:
             traceback.print_exc()
-        text = f"repl-rl: {said}"
+        text = f"repl-rl: {message}"
         Console(stderr=True).print(text, style="bold red", markup=False, highlight=False, soft_wrap=True)
         return 2
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted", style="bold")
         return 130
     finally:
-        for number in _ENDS:
-            signal.signal(number, kept[number])
-        atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)  # all is said; now Ctrl-C just ends the process
+        for number, previous in previous_handlers.items():
+            signal.signal(number, previous)
+        # Nothing is left to be printed, so Ctrl-C at exit just ends the process, without a traceback.
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)
 
 
 def _require_umask() -> None:
     """Raises ConfigError where this process could not read what it writes."""
-    os.umask(mask := os.umask(0o077))
+    mask = os.umask(0o077)  # the only way to read it is to set it
+    os.umask(mask)
     if mask & 0o700:
         raise ConfigError(f"umask {mask:04o} takes files from the user who writes them; set one such as 0022 or 0077")
 
@@ -101,7 +105,9 @@ def interrupting() -> Callable[[int, FrameType | None], None]:
     def handle(number: int, frame: FrameType | None) -> None:
         if first.acquire(blocking=False):
             handler = signal.getsignal(signal.SIGINT)
-            (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)
+            if not callable(handler):
+                handler = signal.default_int_handler
+            handler(signal.SIGINT, frame)
 
     return handle
 
@@ -151,14 +157,16 @@ def _doctor(options: argparse.Namespace, console: Console) -> int:
     from repl_rl.doctor import checks, cluster_checks, print_report
 
     if options.cluster is not None:
-        return 0 if print_report(cluster_checks(options.cluster), console) else 1
-    if not options.train:
+        has_all = print_report(cluster_checks(options.cluster), console)
+    elif options.train:
+        from repl_rl.run.trial import configs, run_trials
+
+        has_all = run_trials(configs(options.config, options.model, options.set), console)
+    else:
         if options.config or options.model or options.set:
             raise ConfigError("--config, --model and --set say what to train: give --train with them")
-        return 0 if print_report(checks(), console) else 1
-    from repl_rl.run.trial import configs, run_trials
-
-    return 0 if run_trials(configs(options.config, options.model, options.set), console) else 1
+        has_all = print_report(checks(), console)
+    return 0 if has_all else 1
 
 
 if __name__ == "__main__":

@@ -91,5 +91,5 @@ class EnvironmentFailure(KernelError):
 
 
 class BrokenStateError(EnvironmentFailure):
-    """It failed after the session had acted on it. A session may bring that about, so it counts: as one that
-    was killed, or without a reward."""
+    """The environment failed after the session had acted on it. Since a session may bring that about, its trajectory
+    counts: as one whose kernel was killed, or without the environment's reward."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 MOST_BYTES = 64 << 20
-"""Of a file that is held in memory whole."""
+"""The largest file that is held in memory whole."""
 MOST_LINE_BYTES = 32 << 20
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -34,12 +34,12 @@ def open_file(path: Path, inside: Path | None = None) -> BinaryIO:
         kind = stat.S_IFMT(os.fstat(handle).st_mode)
         if kind != stat.S_IFREG:
             raise OSError(errno.EINVAL, f"it is {_KINDS.get(kind, 'something else')}, not a file", str(path))
-        same = f"/proc/self/fd/{handle}"
-        if inside is not None and os.readlink(same) != os.path.join(
-            os.path.realpath(inside), os.path.relpath(path, inside)
-        ):
-            raise OSError(errno.ELOOP, "it is reached by a link", str(path))
-        return open(same, "rb")
+        opened = f"/proc/self/fd/{handle}"  # by this name it is the same file, even if another is put at `path` now
+        if inside is not None:
+            expected = os.path.join(os.path.realpath(inside), os.path.relpath(path, inside))
+            if os.readlink(opened) != expected:
+                raise OSError(errno.ELOOP, "it is reached by a link", str(path))
+        return open(opened, "rb")
     finally:
         os.close(handle)
 
@@ -65,7 +65,7 @@ def replace_file(path: Path, text: str) -> None:
     """Put a file of this text at `path`, in place of a file or a link there; on failure that stays. Raises OSError."""
     part = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
     try:
-        with part.open("x", encoding="utf-8") as file:  # of which there is none, nor a link
+        with part.open("x", encoding="utf-8") as file:  # "x" fails at a link, where "w" would follow it
             file.write(text)
         os.replace(part, path)
     except BaseException:
@@ -74,4 +74,6 @@ def replace_file(path: Path, text: str) -> None:
 
 
 def _size(count: int) -> str:
-    return f"{count >> 20} MiB" if count >= 1 << 20 else f"{count >> 10} KiB"
+    if count >= 1 << 20:
+        return f"{count >> 20} MiB"
+    return f"{count >> 10} KiB"

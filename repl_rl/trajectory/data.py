@@ -261,12 +261,13 @@ class Compaction:
     prompt_ids: tuple[int, ...]
 
 
-_viewers: list[Callable[[], Any]] = []
+_load_viewer: Callable[[], Any]
 
 
 def load_with(loader: Callable[[], Any]) -> None:
     """Show trajectories by the functions `bundle`, `terminal_text` and `to_notebook` of what `loader` returns."""
-    _viewers[:] = [loader]
+    global _load_viewer
+    _load_viewer = loader
 
 
 class _Displayed:
@@ -278,7 +279,7 @@ class _Displayed:
         return self._repr_mimebundle_()["text/html"]
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        bundle: dict[str, str] = _viewers[0]().bundle(self)
+        bundle: dict[str, str] = _load_viewer().bundle(self)
         return bundle
 
 
@@ -350,18 +351,18 @@ class Trajectory(_Displayed):
             )
         if _mask_of(self.lines, length) != list(self.sampled_mask):
             raise ValueError(f"trajectory of task {self.task_id!r}: its lines don't cover exactly the sampled tokens")
-        begun = [line.start for line in self.lines[1:]]
-        compacted = [each.start for each in self.compactions]
-        if compacted != sorted(set(compacted) & set(begun)):
+        later_starts = {line.start for line in self.lines[1:]}
+        compaction_starts = [compaction.start for compaction in self.compactions]
+        if compaction_starts != sorted(later_starts.intersection(compaction_starts)):
             raise ValueError(
-                f"trajectory of task {self.task_id!r}: compacted at tokens {compacted}, which are not beginnings of "
-                "later lines, in order"
+                f"trajectory of task {self.task_id!r}: compacted at tokens {compaction_starts}, which are not "
+                "beginnings of later lines, in order"
             )
-        updated = [start for start, _ in self.updates]
-        if updated and any(start >= following for start, following in pairwise([0, *updated, length])):
+        update_starts = [start for start, _ in self.updates]
+        if update_starts and any(start >= following for start, following in pairwise([0, *update_starts, length])):
             raise ValueError(
-                f"trajectory of task {self.task_id!r}: weights took over at tokens {updated} of {length}; these have "
-                "to ascend, between the first token and the last"
+                f"trajectory of task {self.task_id!r}: weights took over at tokens {update_starts} of {length}; "
+                "these have to ascend, between the first token and the last"
             )
 
     @property
@@ -385,26 +386,34 @@ class Trajectory(_Displayed):
         Raises ValueError if it does not begin there.
         """
         assert self.branch is not None
-        before, known = len(parent.prompt_ids), self.branch.line
-        ids = self.prompt_ids[before:]
-        typed = parent.completion_ids[: len(ids)]  # nothing follows the last line of a parent that ended right there
-        if self.prompt_ids[:before] != parent.prompt_ids or ids[: len(typed)] != typed or len(parent.lines) < known:
-            raise ValueError(f"task {self.task_id!r}: a branch at line {known} does not begin as its parent does")
-        more = len(ids) - len(typed)
-        own = (replace(line, start=line.start + len(ids), end=line.end + len(ids)) for line in self.lines)
-        later = [(len(ids), self.version), *((start + len(ids), version) for start, version in self.updates)]
-        if not self.completion_ids or parent.token_versions[: len(ids)][-1:] == (self.version,):
-            del later[0]
+        fork_line = self.branch.line
+        prompt_length = len(parent.prompt_ids)
+        prefix = self.prompt_ids[prompt_length:]  # the part of the parent's completion that this prompt has
+        offset = len(prefix)
+        # A parent that ended with the line before the fork has no output after it; the branch's prompt has.
+        parent_ids = parent.completion_ids[:offset]
+        output_length = offset - len(parent_ids)
+        begins_as_parent = (
+            self.prompt_ids[:prompt_length] == parent.prompt_ids and prefix[: len(parent_ids)] == parent_ids
+        )
+        if not begins_as_parent or len(parent.lines) < fork_line:
+            raise ValueError(f"task {self.task_id!r}: a branch at line {fork_line} does not begin as its parent does")
+
+        updates = [(start, version) for start, version in parent.updates if start < offset]
+        parent_version = parent.token_versions[:offset][-1:]
+        if self.completion_ids and parent_version != (self.version,):
+            updates.append((offset, self.version))
+        updates += [(offset + start, version) for start, version in self.updates]
         return replace(
             self,
             prompt=parent.prompt,
             prompt_ids=parent.prompt_ids,
-            completion_ids=ids + self.completion_ids,
-            sampled_mask=parent.sampled_mask[: len(ids)] + (False,) * more + self.sampled_mask,
-            logprobs=parent.logprobs[: len(ids)] + (0.0,) * more + self.logprobs,
-            lines=(*parent.lines[:known], *own),
+            completion_ids=prefix + self.completion_ids,
+            sampled_mask=parent.sampled_mask[:offset] + (False,) * output_length + self.sampled_mask,
+            logprobs=parent.logprobs[:offset] + (0.0,) * output_length + self.logprobs,
+            lines=parent.lines[:fork_line] + tuple(_shifted(line, offset) for line in self.lines),
             version=parent.version,
-            updates=(*(pair for pair in parent.updates if pair[0] < len(ids)), *later),
+            updates=tuple(updates),
         )
 
     @property
@@ -415,38 +424,44 @@ class Trajectory(_Displayed):
         """
         if not self.compactions:
             return (self,)
-        versions, parts = self.token_versions, list[Trajectory]()
-        begins = [Compaction(0, self.prompt, self.prompt_ids), *self.compactions]
-        for begin, end in pairwise([*begins, Compaction(len(self.completion_ids), "", ())]):
-            lines = [line for line in self.lines if begin.start <= line.start < end.start]
-            last = lines[-1].end  # nothing follows the output of the last one here
-            own = versions[begin.start : last]
-            parts.append(
-                replace(
-                    self,
-                    prompt=begin.prompt,
-                    prompt_ids=begin.prompt_ids,
-                    completion_ids=self.completion_ids[begin.start : last],
-                    sampled_mask=self.sampled_mask[begin.start : last],
-                    logprobs=self.logprobs[begin.start : last],
-                    lines=tuple(
-                        replace(line, start=line.start - begin.start, end=line.end - begin.start) for line in lines
-                    ),
-                    version=own[0],
-                    updates=tuple(
-                        (index, after) for index, (before, after) in enumerate(pairwise(own), 1) if before != after
-                    ),
-                    compactions=(),
-                )
+        token_versions = self.token_versions
+        beginnings = [Compaction(0, self.prompt, self.prompt_ids), *self.compactions]
+        ends = [compaction.start for compaction in self.compactions] + [len(self.completion_ids)]
+        parts = []
+        for beginning, end in zip(beginnings, ends, strict=True):
+            start = beginning.start
+            lines = [line for line in self.lines if start <= line.start < end]
+            # The output after a part's last line is left out: nothing was sampled after it with this prompt.
+            last = lines[-1].end
+            versions = token_versions[start:last]
+            updates = []
+            for index, (before, after) in enumerate(pairwise(versions), 1):
+                if before != after:
+                    updates.append((index, after))
+            part = replace(
+                self,
+                prompt=beginning.prompt,
+                prompt_ids=beginning.prompt_ids,
+                completion_ids=self.completion_ids[start:last],
+                sampled_mask=self.sampled_mask[start:last],
+                logprobs=self.logprobs[start:last],
+                lines=tuple(_shifted(line, -start) for line in lines),
+                version=versions[0],
+                updates=tuple(updates),
+                compactions=(),
             )
+            parts.append(part)
         return tuple(parts)
 
     @property
     def token_versions(self) -> tuple[int, ...]:
         """The version of the weights at each token of the completion, length T."""
         versions: list[int] = []
-        for (_, version), (end, _) in pairwise([(0, self.version), *self.updates, (len(self.completion_ids), 0)]):
-            versions += [version] * (end - len(versions))
+        version = self.version
+        for start, later_version in self.updates:
+            versions += [version] * (start - len(versions))
+            version = later_version
+        versions += [version] * (len(self.completion_ids) - len(versions))
         return tuple(versions)
 
     @property
@@ -461,7 +476,8 @@ class Trajectory(_Displayed):
     @property
     def unread_calls(self) -> int:
         """Calls that the dialect could not read, and answered with what was wrong."""
-        return sum(not cell.source for line in self.lines for cell in line.cells)
+        cells = [cell for line in self.lines for cell in line.cells]
+        return sum(1 for cell in cells if not cell.source)
 
     def to_dict(self) -> dict[str, Any]:
         """The trajectory in plain JSON types. Raises ValueError if a number in it is not finite."""
@@ -493,22 +509,24 @@ class Trajectory(_Displayed):
         dialect to read it with; without it, that is the trajectory's own. Code that the trajectory names as its
         dialect, as `package.module:Class`, is imported only with `trust`, or if this process has imported it before.
         """
-        return _viewers[0]().to_notebook(self, path, thoughts=thoughts, dialect=dialect, trust=trust)
+        return _load_viewer().to_notebook(self, path, thoughts=thoughts, dialect=dialect, trust=trust)
 
     def __repr__(self) -> str:
         return f"<Trajectory of task {self.task_id!r}: {len(self.lines)} lines, stopped: {self.stop_reason}>"
 
     def __str__(self) -> str:
         """The transcript as `repl-rl view` prints it in a terminal."""
-        text: str = _viewers[0]().terminal_text(self)
+        text: str = _load_viewer().terminal_text(self)
         return text
 
 
 def whole_session(trajectory: Trajectory, group: Sequence[Trajectory]) -> Trajectory:
     """A trajectory of the group; if it is a branch, with the lines of its parents before its own."""
-    if trajectory.branch is None or not trajectory.branch.line:
+    branch = trajectory.branch
+    if branch is None or not branch.line:
         return trajectory
-    return trajectory.whole(whole_session(group[trajectory.branch.parent], group))
+    parent = whole_session(group[branch.parent], group)
+    return trajectory.whole(parent)
 
 
 class Group(_Displayed, list[Trajectory]):
@@ -519,11 +537,17 @@ class Group(_Displayed, list[Trajectory]):
         printer.text(self._repr_mimebundle_()["text/plain"])
 
 
+def _shifted(line: Line, tokens: int) -> Line:
+    return replace(line, start=line.start + tokens, end=line.end + tokens)
+
+
 def _mask_of(lines: Iterable[Line], length: int) -> list[bool] | None:
     """The mask that the lines give, in order; None if they overlap, run backwards or go beyond the end."""
     mask: list[bool] = []
     for line in lines:
         if line.start < len(mask) or line.end > length:
             return None
-        mask += [False] * (line.start - len(mask)) + [True] * (line.end - line.start)
-    return mask + [False] * (length - len(mask))
+        mask += [False] * (line.start - len(mask))
+        mask += [True] * (line.end - line.start)
+    mask += [False] * (length - len(mask))
+    return mask

@@ -22,12 +22,17 @@ _PARTS_WITH_IMAGES = ("lines", "cells", "subcalls", "trajectory")
 
 def write_images(record: Mapping[str, Any], folder: Path) -> None:
     """Make files of a record's images in `folder`, and have the record name them."""
-    for cell in (cell for line in record["lines"] for cell in line["cells"] if cell["images"]):
+    cells = [cell for line in record["lines"] for cell in line["cells"]]
+    for cell in cells:
+        if not cell["images"]:
+            continue
         folder.mkdir(exist_ok=True)
         names = []
-        for image in map(base64.b64decode, cell["images"]):
-            names.append(f"{folder.name}/{hashlib.sha256(image).hexdigest()[:_DIGEST_CHARS]}.png")
-            (folder.parent / names[-1]).write_bytes(image)
+        for encoded in cell["images"]:
+            image = base64.b64decode(encoded)
+            name = f"{folder.name}/{_digest(image)}.png"
+            (folder.parent / name).write_bytes(image)
+            names.append(name)
         cell["images"] = names
 
 
@@ -37,27 +42,34 @@ def read_images(part: Any, folder: Path | None = None, room: list[int] | None = 
     Files that are missing, too large, or not what their name says are left out, as is what goes beyond the bytes in
     `room` (64 MiB for a record); without a folder, all of them are.
     """
-    room = [_LARGEST_OF_RECORD_BYTES] if room is None else room
+    if room is None:
+        room = [_LARGEST_OF_RECORD_BYTES]  # a list, so that all parts of the record take from the same bytes
     if isinstance(part, list | tuple):
-        return [read_images(each, folder, room) for each in part]
+        return [read_images(item, folder, room) for item in part]
     if not isinstance(part, Mapping):
         return part
-    read = {name: read_images(part[name], folder, room) for name in _PARTS_WITH_IMAGES if name in part}
-    if isinstance(images := part.get("images"), list | tuple):
-        found = [(stored, _FILE.fullmatch(stored) if isinstance(stored, str) else None) for stored in images]
-        read["images"] = [image for stored, named in found if (image := _read(stored, named, folder, room)) is not None]
-    return {**part, **read}
+    changes = {name: read_images(part[name], folder, room) for name in _PARTS_WITH_IMAGES if name in part}
+    entries = part.get("images")
+    if isinstance(entries, list | tuple):
+        images = [_read(entry, folder, room) for entry in entries]
+        changes["images"] = [image for image in images if image is not None]
+    return {**part, **changes}
 
 
-def _read(stored: Any, named: re.Match[str] | None, folder: Path | None, room: list[int]) -> Any:
-    """What is stored, or what is in the file that it names; None for a file that can't be used."""
-    if named is None:
-        return stored
+def _read(entry: Any, folder: Path | None, room: list[int]) -> Any:
+    """The content of the file that an entry of `images` names, or None if it can't be used; else the entry itself."""
+    name = _FILE.fullmatch(entry) if isinstance(entry, str) else None
+    if name is None:
+        return entry
     if folder is None:
         return None
     try:
-        image = read_file(folder / stored, folder, min(room[0], _LARGEST_BYTES))
+        image = read_file(folder / entry, folder, min(room[0], _LARGEST_BYTES))
     except (OSError, ValueError):
         return None
     room[0] -= len(image)
-    return image if hashlib.sha256(image).hexdigest()[:_DIGEST_CHARS] == named[1] else None
+    return image if _digest(image) == name[1] else None
+
+
+def _digest(image: bytes) -> str:
+    return hashlib.sha256(image).hexdigest()[:_DIGEST_CHARS]

@@ -18,6 +18,20 @@ from repl_rl.files import lines_of, open_file
 from repl_rl.trajectory.data import Trajectory
 from repl_rl.trajectory.images import read_images, write_images
 
+_MOST_SHOWN_BYTES = 1 << 30
+_MOST_PARTS = 500_000
+"""Lists and mappings in a record. Each takes up to 1 KB of memory, and two bytes in the file."""
+_MOST_REASON_CHARS = 200
+"""The error for a record that can't be read is cut here: it quotes the value that is wrong, which may be long."""
+
+
+class _Label(msgspec.Struct):
+    model: str | None = None
+
+
+_DECODER = msgspec.json.Decoder(Trajectory)
+_LABEL_DECODER = msgspec.json.Decoder(_Label)
+
 
 def write_jsonl(
     path: Path | str,
@@ -35,8 +49,12 @@ def write_jsonl(
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = path.with_suffix(".images")
     with path.open("a" if append else "w", encoding="utf-8") as file:
-        pairs = ((each, {}) for each in trajectories) if labels is None else zip(trajectories, labels, strict=True)
-        for trajectory, label in pairs:
+        records: Iterable[tuple[Trajectory, Mapping[str, Any]]]
+        if labels is None:
+            records = ((trajectory, {}) for trajectory in trajectories)
+        else:
+            records = zip(trajectories, labels, strict=True)
+        for trajectory, label in records:
             record = trajectory.to_dict()
             write_images(record, folder)
             file.write(json.dumps({**record, **label}, allow_nan=False) + "\n")
@@ -58,7 +76,8 @@ def read_labelled(
 ) -> Iterator[tuple[str, Trajectory]]:
     """As `read_jsonl`, each with its model and dialect, which is "" without `model_of`."""
     path = Path(path)
-    left_out, first_reason = 0, ""
+    left_out = 0
+    first_reason = ""
     try:
         with open_file(path, inside) as file:
             for number, line in enumerate(lines_of(file), 1):
@@ -72,11 +91,14 @@ def read_labelled(
                 except ValueError as error:
                     if notes is None:
                         raise RunError(f"{path}, line {number}: not a trajectory ({error})") from error
+                    if not left_out:
+                        first_reason = f"line {number}: {error}"
                     left_out += 1
-                    first_reason = first_reason or f"line {number}: {error}"
                     continue
-                model = model_of(line)
-                yield (", ".join(filter(None, (model, trajectory.dialect))) if model else ""), trajectory
+                label = model_of(line)
+                if label and trajectory.dialect:
+                    label = f"{label}, {trajectory.dialect}"
+                yield label, trajectory
     except OSError as error:
         if notes is None:
             raise RunError(f"{path} can't be read: {error.strerror}") from error
@@ -86,17 +108,10 @@ def read_labelled(
         notes.append(f"{path.name}: {lines} left out ({first_reason})")
 
 
-class _Label(msgspec.Struct):
-    model: str | None = None
-
-
-_LABELS = msgspec.json.Decoder(_Label)
-
-
 def model_of(line: bytes) -> str:
     """The model that `repl-rl eval` keeps beside a trajectory; "" if there is none."""
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return _LABELS.decode(line).model or ""
+        return _LABEL_DECODER.decode(line).model or ""
     return ""
 
 
@@ -113,24 +128,17 @@ def read_record(line: bytes, folder: Path | None = None) -> Trajectory:
     with suppress(ValueError, RecursionError):
         return _DECODER.decode(line)  # a record that names no images, and holds no lone surrogates
     try:
-        stored = json.loads(line.decode("utf-8"), parse_constant=finite, parse_float=finite)
-        return msgspec.convert(read_images(stored, folder), Trajectory)
+        record = json.loads(line.decode("utf-8"), parse_constant=finite, parse_float=finite)
+        return msgspec.convert(read_images(record, folder), Trajectory)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     except ValueError as error:
         raise ValueError(str(error)[:_MOST_REASON_CHARS]) from error
 
 
-_MOST_SHOWN_BYTES = 1 << 30
-_MOST_PARTS = 500_000
-"""Lists and mappings in a record. Each takes up to 1 KB of memory, and two bytes in the file."""
-_MOST_REASON_CHARS = 200
-"""Of what is said of a record that can't be read: the value that is wrong may be long."""
-_DECODER = msgspec.json.Decoder(Trajectory)
-
-
 def finite(text: str) -> float:
     """For `json.loads`: refuses NaN, the infinities, and what is too large for a float. Raises ValueError."""
-    if isfinite(value := float(text)):
-        return value
-    raise ValueError(f"{text} is not a number")
+    value = float(text)
+    if not isfinite(value):
+        raise ValueError(f"{text} is not a number")
+    return value
