@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-_REMEMBERED = 256
+_RECENT_REQUESTS = 256
 
 
 @dataclass(eq=False, slots=True)
@@ -34,7 +34,7 @@ class Room:
 class Reservation:
     """A request, and what is set aside for it in `room` once it is admitted."""
 
-    asked: int
+    max_cost: int
     on_admitted: Callable[[], object]
     depth: int = 0
     room: Room | None = None
@@ -51,8 +51,8 @@ class Admission:
 
     def __init__(self, *rooms: Room, learns: bool = False) -> None:
         self.rooms = rooms
-        self._recent: deque[int] | None = deque(maxlen=_REMEMBERED) if learns else None
-        """What those of depth 0 have used."""
+        self._recent: deque[int] | None = deque(maxlen=_RECENT_REQUESTS) if learns else None
+        """What the latest requests of depth 0 have used."""
         self._waiting: dict[int, deque[Reservation]] = {}
         self._lock = threading.Lock()
 
@@ -69,7 +69,7 @@ class Admission:
     @property
     def waiting(self) -> int:
         """How many wait."""
-        return sum(map(len, self._waiting.values()))
+        return sum(len(queue) for queue in self._waiting.values())
 
     def ask(self, cost: int, on_admitted: Callable[[], object], depth: int = 0) -> Reservation:
         """Ask for room; `on_admitted` is called once there is some.
@@ -80,8 +80,7 @@ class Admission:
         with self._lock:
             self._waiting.setdefault(depth, deque()).append(reservation)
             admitted = self._admit()
-        for each in admitted:
-            each.on_admitted()
+        _tell(admitted)
         return reservation
 
     def grow(self, reservation: Reservation, used: int) -> None:
@@ -103,16 +102,14 @@ class Admission:
                 if self._recent is not None and reservation.used and not reservation.depth:
                     self._recent.append(reservation.used)
             admitted = self._admit()
-        for each in admitted:
-            each.on_admitted()
+        _tell(admitted)
 
     def reopen(self, room: Room) -> None:
         """Admit to a room again whose `is_open` was set to False."""
         with self._lock:
             room.is_open = True
             admitted = self._admit()
-        for each in admitted:
-            each.on_admitted()
+        _tell(admitted)
 
     @asynccontextmanager
     async def reserve(self, cost: int, depth: int = 0) -> AsyncIterator[Reservation]:
@@ -128,24 +125,39 @@ class Admission:
             self.leave(reservation)
 
     def _admit(self) -> list[Reservation]:
+        """Admit all for whom there is room, the deepest first. The caller holds the lock."""
         admitted: list[Reservation] = []
         is_full = False
         for depth in sorted(self._waiting, reverse=True):
-            waiting = self._waiting[depth]
-            while waiting:
-                cost = waiting[0].asked
+            queue = self._waiting[depth]
+            while queue:
+                cost = queue[0].max_cost
                 if self._recent and not depth:
-                    cost = min(cost, -(-sum(self._recent) // len(self._recent)))
-                rooms = [room for room in self.rooms if room.is_open]
-                fitting = [] if is_full else [room for room in rooms if room.taken + cost <= room.capacity]
-                fitting = fitting or [room for room in rooms if not room.admitted[depth]]
-                if not fitting:
+                    mean_rounded_up = -(-sum(self._recent) // len(self._recent))
+                    cost = min(cost, mean_rounded_up)
+                room = self._room_for(cost, depth, is_full)
+                if room is None:
                     is_full = True  # for those of less depth too: they would take what these wait for
                     break
-                room = min(fitting, key=lambda room: room.taken)
-                reservation = waiting.popleft()
-                reservation.room, reservation.cost = room, cost
+                reservation = queue.popleft()
+                reservation.room = room
+                reservation.cost = cost
                 room.admitted[depth] += 1
                 room.taken += cost
                 admitted.append(reservation)
         return admitted
+
+    def _room_for(self, cost: int, depth: int, is_full: bool) -> Room | None:
+        rooms = [room for room in self.rooms if room.is_open]
+        candidates = []
+        if not is_full:
+            candidates = [room for room in rooms if room.taken + cost <= room.capacity]
+        if not candidates:  # one of each depth is admitted whatever it costs, so that nobody waits forever
+            candidates = [room for room in rooms if not room.admitted[depth]]
+        return min(candidates, key=lambda room: room.taken, default=None)
+
+
+def _tell(admitted: list[Reservation]) -> None:
+    """Called without the lock: `on_admitted` may ask for room again."""
+    for reservation in admitted:
+        reservation.on_admitted()

@@ -1,7 +1,7 @@
 """Pickled messages over a socket pair, between a process and one that it has started.
 
 Messages sent in one turn of the event loop go out together. Unpickling can run code, so both ends have to trust each
-other. What a sandboxed kernel says gets here only as the text of a trajectory.
+other. What a sandboxed kernel prints gets here only as the text of a trajectory.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ class Frames:
     """Turns bytes, as they come, into messages."""
 
     def __init__(self) -> None:
-        self._received = bytearray()
+        self._buffer = bytearray()
 
     def feed(self, chunk: bytes) -> Iterator[Any]:
         """The messages that `chunk` completes."""
-        self._received += chunk
-        while len(self._received) >= _HEADER.size:
-            end = _HEADER.size + _HEADER.unpack_from(self._received)[0]
-            if len(self._received) < end:
+        self._buffer += chunk
+        while len(self._buffer) >= _HEADER.size:
+            (body_bytes,) = _HEADER.unpack_from(self._buffer)
+            end = _HEADER.size + body_bytes
+            if len(self._buffer) < end:
                 return
-            body = bytes(self._received[_HEADER.size : end])
-            del self._received[:end]
+            body = bytes(self._buffer[_HEADER.size : end])
+            del self._buffer[:end]
             yield from pickle.loads(body)
 
 
@@ -83,6 +84,7 @@ class Channel(asyncio.Protocol):
 
     def flush(self) -> None:
         """Send what is waiting now."""
-        messages, self._outbox = self._outbox, []
+        messages = self._outbox
+        self._outbox = []
         if messages and self._transport is not None:
             self._transport.write(frame(messages))

@@ -37,25 +37,28 @@ def from_main(make: Callable[[], Value]) -> Value:
 
 
 def share_of_main(make: Callable[[], Sequence[Value]], team: int | None = None) -> Value:
-    """Of the values that `make` returns in the main process, one for each process, this one's. What it raises there is
-    raised in all of them. In each team of so many processes, the first one is what the main one is to all."""
+    """This process's value, of those that `make` returns in the main process, one for each process. What `make` raises
+    there is raised in all of them. With `team`, processes form teams of that many, each with its first as the main one.
+    """
     team = team or process_count()
     if team == 1:
         return make()[0]
     import torch.distributed
 
-    group, place = _team(team), process_rank() % team
+    group = _team(team)
+    is_first = process_rank() % team == 0
     shares: list[Value | Exception] = []
-    if place == 0:
+    if is_first:
         try:
             shares.extend(make())
-        except Exception as error:  # noqa: BLE001 - the others wait for what comes
+        except Exception as error:  # noqa: BLE001 - the others wait for a share, and would wait forever
             shares = [error] * team
-    received: list[Any] = [None]
-    torch.distributed.scatter_object_list(received, shares or None, group=group, group_src=0)
-    if isinstance(received[0], Exception):
-        raise received[0]
-    return received[0]  # type: ignore[no-any-return]
+    output: list[Any] = [None]  # scatter puts this process's share into it
+    torch.distributed.scatter_object_list(output, shares or None, group=group, group_src=0)
+    share = output[0]
+    if isinstance(share, Exception):
+        raise share
+    return share  # type: ignore[no-any-return]
 
 
 def gather(values: Sequence[Value], team: int | None = None) -> list[Value]:
@@ -65,20 +68,21 @@ def gather(values: Sequence[Value], team: int | None = None) -> list[Value]:
         return list(values)
     import torch.distributed
 
-    received: list[Any] = [None] * team
-    torch.distributed.all_gather_object(received, list(values), group=_team(team))
-    return [value for each in received for value in each]
+    values_by_rank: list[Any] = [None] * team
+    torch.distributed.all_gather_object(values_by_rank, list(values), group=_team(team))
+    return [value for values in values_by_rank for value in values]
 
 
 @cache
 def _team(size: int) -> Any:
-    """The process group of this process's team of so many; the first call is one that all processes make."""
+    """The process group of this process's team of `size`. All processes make the first call of each size together."""
     import torch.distributed
 
     join()
     if size == process_count():
         return torch.distributed.group.WORLD
-    return torch.distributed.new_subgroups(size, backend="gloo")[0]
+    group, _ = torch.distributed.new_subgroups(size, backend="gloo")
+    return group
 
 
 def any_of_all(flag: bool) -> bool:

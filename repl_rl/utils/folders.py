@@ -24,7 +24,7 @@ from repl_rl.errors import ConfigError, DependencyError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _LEAST_BYTES = 2**20
-"""With less than this, a disk is full."""
+"""A disk with less free space than this is full."""
 _PACKAGE = Path(__file__).resolve().parents[1]
 _IN_USE = ".in-use"
 
@@ -72,30 +72,34 @@ def require_folder(flag: str, path: Path) -> None:
 
     Raises ConfigError. What only a try would tell (a full disk, a file system of its own rules) is not covered.
     """
-    there = next(folder for folder in (path.absolute(), *path.absolute().parents) if os.path.lexists(folder))
-    if not there.is_dir():
-        raise ConfigError(f"{flag} {path} can't be a folder: {there} is a file; give another folder")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise ConfigError(f"{flag} {path} can't be written: {there} is not writable; give another folder")
+    existing = path.absolute()
+    while not os.path.lexists(existing):
+        existing = existing.parent
+    if not existing.is_dir():
+        raise ConfigError(f"{flag} {path} can't be a folder: {existing} is a file; give another folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ConfigError(f"{flag} {path} can't be written: {existing} is not writable; give another folder")
 
 
 def full_disk(error: BaseException, folder: Path) -> str | None:
-    """What to say of an error that a full disk led to, of `folder` or of temporary files; None for any other.
+    """The message for an error that a full disk led to, that of `folder` or of temporary files; None for any other.
 
-    torch and safetensors raise errors of their own then, some of which don't say why.
+    torch and safetensors then raise errors of their own, some of which don't name the cause: so the disks are looked at
+    first.
     """
     temporary = Path(tempfile.gettempdir())
+    is_full = any(path.is_dir() and shutil.disk_usage(path).free < _LEAST_BYTES for path in (folder, temporary))
     cause: BaseException | None = error
-    is_full = any(each.is_dir() and shutil.disk_usage(each).free < _LEAST_BYTES for each in (folder, temporary))
     while cause is not None and not is_full:
-        is_full = isinstance(cause, OSError) and cause.errno in _FULL
-        is_full = is_full or any(os.strerror(number) in str(cause) for number in _FULL)
+        has_number = isinstance(cause, OSError) and cause.errno in _FULL
+        is_full = has_number or any(os.strerror(number) in str(cause) for number in _FULL)
         cause = cause.__cause__ or cause.__context__
     if not is_full:
         return None
+    first_line, _, _ = str(error).partition("\n")
     return (
-        f"a disk is full: that of {folder}, or of {temporary} with temporary files (TMPDIR). "
-        f"{str(error).partition(chr(10))[0]}; free some space"
+        f"a disk is full: that of {folder}, or of {temporary} with temporary files (TMPDIR). {first_line}; "
+        "free some space"
     )
 
 
@@ -108,18 +112,18 @@ def cache_home() -> Path:
 def scratch_folder(prefix: str, parent: Path | None = None, mode: int = 0o700) -> Iterator[Path]:
     """A new folder in `parent` (default: where temporary folders go), removed at the end.
 
-    Also removes those of this prefix that processes of this machine have left there when they were killed: each holds
-    the lock on a file in its own for as long as it lives. Not covered: file systems without locks, where what is left
-    stays.
+    Also removes folders of this prefix that killed processes of this machine have left there. Each process locks a file
+    in its own folder for as long as it lives. Not covered: file systems without locks, where such folders stay.
     """
-    parent = Path(tempfile.gettempdir()) if parent is None else parent
+    if parent is None:
+        parent = Path(tempfile.gettempdir())
     prefix = f"{prefix}{socket.gethostname()}-"
-    for left in parent.glob(f"{glob.escape(prefix)}*/{_IN_USE}"):
-        with suppress(OSError), left.open("r+") as file:
+    for lock_file in parent.glob(f"{glob.escape(prefix)}*/{_IN_USE}"):
+        with suppress(OSError), lock_file.open("r+") as file:
             if os.fstat(file.fileno()).st_uid != os.getuid():
                 continue
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(left.parent, ignore_errors=True)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises OSError while its process lives
+            shutil.rmtree(lock_file.parent, ignore_errors=True)
     folder = parent / f"{prefix}{secrets.token_hex(6)}"
     folder.mkdir(mode=mode, parents=True)
     with ExitStack() as stack:
@@ -128,7 +132,7 @@ def scratch_folder(prefix: str, parent: Path | None = None, mode: int = 0o700) -
         file = stack.enter_context(part.open("w"))
         with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            part.rename(folder / _IN_USE)  # under this name it is locked at any time
+            part.rename(folder / _IN_USE)  # only now, so that a file of this name is never without its lock
         yield folder
 
 
@@ -141,7 +145,8 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    part, lock = folder.with_name(f".{folder.name}.part"), FileLock(folder.with_name(f".{folder.name}.lock"))
+    part = folder.with_name(f".{folder.name}.part")
+    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
     try:
         lock.acquire(blocking=False)
     except Timeout:

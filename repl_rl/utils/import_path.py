@@ -13,9 +13,8 @@ from typing import Any
 from repl_rl.errors import ConfigError
 
 _LIBRARIES = {
-    *(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib", "scripts")),
-    Path(__file__).resolve().parents[1],
-}
+    Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
+} | {Path(__file__).resolve().parents[1]}
 """Folders of code that is not the user's: Python's, that of installed packages, and this package's."""
 _names_of_folders: dict[str, str] = {}
 """What error messages call the folders that `look_in` has added."""
@@ -27,27 +26,30 @@ def imported(
     """The object at an import path. Raises `error`, whose message begins with `what` and the path."""
     module, colon, name = path.partition(":")
     if module.endswith(".py") or "/" in module:
-        named = Path(module).with_suffix("")
-        parts = [named.name] if named.is_absolute() else [part for part in named.parts if part != ".."]
+        file = Path(module).with_suffix("")
+        parts = [part for part in file.parts if part != ".."]
+        if file.is_absolute():
+            parts = [file.name]
         raise error(f"{what} {path!r} names a file; write its module: {'.'.join(parts)}:{name or 'function'}")
     if not (module and colon and name):
         raise error(f"{what} {path!r} is not an import path; write it as {form}")
     try:
-        found = importlib.import_module(module)
+        loaded = importlib.import_module(module)
     except Exception as failure:  # a user's module may raise anything
         if isinstance(failure, ModuleNotFoundError) and f"{module}.".startswith(f"{failure.name}."):
-            raise error(f"{what} {path!r} can't be imported ({failure}): looked in {_looked_in()}") from failure
+            raise error(f"{what} {path!r} can't be imported ({failure}): looked in {_search_folders()}") from failure
+        reason = f"{type(failure).__name__}: {failure}"
         place = place_of(failure)
-        raise error(
-            f"{what} {path!r} can't be imported ({type(failure).__name__}: {failure}{place and f', at {place}'})"
-        ) from failure
+        if place:
+            reason += f", at {place}"
+        raise error(f"{what} {path!r} can't be imported ({reason})") from failure
     try:
-        return attrgetter(name)(found)
+        return attrgetter(name)(loaded)
     except AttributeError as failure:
-        close = difflib.get_close_matches(name, vars(found), n=1)
+        close = difflib.get_close_matches(name, vars(loaded), n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        file = getattr(found, "__file__", None) or module
-        raise error(f"{what} {path!r} can't be imported ({_short(file)} has no {name!r}{hint})") from failure
+        source = getattr(loaded, "__file__", None) or module
+        raise error(f"{what} {path!r} can't be imported ({_short(source)} has no {name!r}{hint})") from failure
 
 
 def import_path_of(found: Any) -> str:
@@ -55,8 +57,8 @@ def import_path_of(found: Any) -> str:
 
     Nothing can be imported from the paths of lambdas and of functions inside others, which only name them.
     """
-    named = found if hasattr(found, "__qualname__") else type(found)
-    return f"{named.__module__}:{named.__qualname__}"
+    definition = found if hasattr(found, "__qualname__") else type(found)
+    return f"{definition.__module__}:{definition.__qualname__}"
 
 
 def look_in(folder: str, name: str) -> None:
@@ -68,21 +70,25 @@ def look_in(folder: str, name: str) -> None:
 
 def place_of(error: BaseException) -> str:
     """The innermost line of the user's own code in the exception's traceback, as `file.py:15`; "" if there is none."""
-    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    own = [
-        f"{_short(file)}:{line}" for file, line in frames if not file.startswith("<frozen") and not _is_library(file)
-    ]
-    return own[-1] if own else ""
+    place = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        if not file.startswith("<frozen") and not _is_library(file):
+            place = f"{_short(file)}:{line}"
+    return place
 
 
-def _looked_in() -> str:
+def _search_folders() -> str:
     """The folders of `sys.path` that may hold the user's modules, with what the user calls them."""
-    folders = dict.fromkeys(str(Path(entry).resolve()) for entry in sys.path if not entry.endswith(".zip"))
     names = _names_of_folders | {os.getcwd(): "the working folder"}
-    own = [
-        f"{folder} ({names[folder]})" if folder in names else folder for folder in folders if not _is_library(folder)
-    ]
-    return f"{', '.join(own)} and the installed packages" if own else "the installed packages"
+    paths = [str(Path(entry).resolve()) for entry in sys.path if not entry.endswith(".zip")]
+    folders = []
+    for path in dict.fromkeys(paths):
+        if not _is_library(path):
+            folders.append(f"{path} ({names[path]})" if path in names else path)
+    if not folders:
+        return "the installed packages"
+    return f"{', '.join(folders)} and the installed packages"
 
 
 def _is_library(path: str) -> bool:

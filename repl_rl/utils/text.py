@@ -25,8 +25,8 @@ BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 
 
 def string_of(written: str) -> str | None:
-    """The string whose `repr` this is; None for any other text. Nothing is parsed or evaluated as Python: whoever wrote
-    it may have meant harm, and would make that take long, or fail in unforeseen ways."""
+    """The string whose `repr` this is; None for any other text. Nothing is parsed or evaluated as Python, which hostile
+    text could make slow, or fail in unforeseen ways."""
     if not _STRING.fullmatch(written):
         return None
     try:
@@ -36,7 +36,7 @@ def string_of(written: str) -> str | None:
 
 
 def parsed(source: str) -> ast.Module | None:
-    """The syntax tree of Python code; None if it does not parse. Nobody is warned of what is odd in it."""
+    """The syntax tree of Python code; None if it does not parse. Python's warnings about the code are not shown."""
     with warnings.catch_warnings(action="ignore"):
         try:
             return ast.parse(source)
@@ -47,7 +47,9 @@ def parsed(source: str) -> ast.Module | None:
 def nearest(name: str, known: Collection[str]) -> str:
     """A hint for an error message: the known name nearest to a misspelt one, or all known names if none is close."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {str(close[0])!r}?" if close else f"known are {', '.join(map(str, known))}"
+    if close:
+        return f"did you mean {str(close[0])!r}?"
+    return f"known are {', '.join(map(str, known))}"
 
 
 def whole(text: str) -> str:
@@ -62,12 +64,18 @@ def sendable(text: str) -> str:
 
 def last_box(text: str) -> str | None:
     """What the last `\\boxed{...}` or `\\fbox{...}` holds, inner braces included; None if none is closed."""
-    *before, rest = BOX.split(text)
+    pieces = BOX.split(text)
+    if len(pieces) == 1:
+        return None
+    content = pieces[-1]
     depth = 1
-    for index, character in enumerate(rest if before else ""):
-        depth += (character == "{") - (character == "}")
-        if not depth:
-            return rest[:index].strip()
+    for index, character in enumerate(content):
+        if character == "{":
+            depth += 1
+        elif character == "}":
+            depth -= 1
+        if depth == 0:
+            return content[:index].strip()
     return None
 
 
@@ -102,18 +110,20 @@ def excerpt(items: Sequence[T], budget: int, cost: Callable[[T], int] = lambda i
     Each end gets half. `cost` is asked only about items that may be shown, and one beyond.
     """
 
-    def fitting(items: Sequence[T], budget: int) -> int:
+    def count_within(items: Sequence[T], budget: int) -> int:
         for count, item in enumerate(items):
             budget -= cost(item)
             if budget < 0:
                 return count
         return len(items)
 
-    if len(items) < 3 or fitting(items, budget) == len(items):
+    if len(items) < 3 or count_within(items, budget) == len(items):
         return Excerpt(tuple(items))
-    first = max(1, fitting(items, budget // 2))
-    last = max(1, fitting(items[: first - 1 : -1], budget // 2))
-    return Excerpt(tuple(items[:first]), len(items) - first - last, tuple(items[len(items) - last :]))
+    head = max(1, count_within(items, budget // 2))
+    rest_reversed = items[: head - 1 : -1]
+    tail = max(1, count_within(rest_reversed, budget // 2))
+    tail_start = len(items) - tail
+    return Excerpt(tuple(items[:head]), tail_start - head, tuple(items[tail_start:]))
 
 
 def cut_middle(text: str, limit_chars: int, marker: str, *, marker_counts: bool = False) -> str:
@@ -123,6 +133,10 @@ def cut_middle(text: str, limit_chars: int, marker: str, *, marker_counts: bool 
     """
     if len(text) <= limit_chars:
         return text
-    kept = limit_chars - (len(marker.format(len(text))) if marker_counts else 0)
-    tail = kept // 2
-    return text[: kept - tail] + marker.format(len(text) - kept) + text[len(text) - tail :]
+    ends_chars = limit_chars
+    if marker_counts:
+        ends_chars -= len(marker.format(len(text)))
+    tail_chars = ends_chars // 2
+    head = text[: ends_chars - tail_chars]
+    tail = text[len(text) - tail_chars :]
+    return head + marker.format(len(text) - ends_chars) + tail

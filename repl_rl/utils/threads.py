@@ -55,10 +55,10 @@ class BackgroundLoop:
         self._thread.join(timeout=30)
         self._loop.close()
         # Wait for the workers, but not forever: user code that hangs in one can't be ended.
-        waiting = threading.Thread(target=self._workers.shutdown, daemon=True)
+        shutdown = threading.Thread(target=self._workers.shutdown, daemon=True)
         with contextlib.suppress(RuntimeError):  # Python is going down and starts no threads any more
-            waiting.start()
-            waiting.join(_WORKERS_END_S)
+            shutdown.start()
+            shutdown.join(_WORKERS_END_S)
 
     def __enter__(self) -> Self:
         return self
@@ -68,20 +68,20 @@ class BackgroundLoop:
 
 
 class _Workers(ThreadPoolExecutor):
-    """Once the process is ending, they run what they are given in the thread that gives it.
+    """Once the process is ending, a function runs in the thread that submits it.
 
     Python refuses the use of other threads then, before it calls `atexit` handlers, while kernels still start and end.
     """
 
-    def submit(self, function: Callable[..., Any], /, *values: Any, **named: Any) -> Future[Any]:
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         with contextlib.suppress(RuntimeError):
-            return super().submit(function, *values, **named)
-        done: Future[Any] = Future()
+            return super().submit(function, *args, **kwargs)
+        outcome: Future[Any] = Future()
         try:
-            done.set_result(function(*values, **named))
+            outcome.set_result(function(*args, **kwargs))
         except Exception as error:  # noqa: BLE001 - whoever waits for the future gets it
-            done.set_exception(error)
-        return done
+            outcome.set_exception(error)
+        return outcome
 
 
 async def cancel_others() -> None:
@@ -96,7 +96,8 @@ def in_own_thread(call: Callable[[], Any]) -> Future[Any]:
     """Run `call` in a thread of its own, with its outcome as a future."""
     outcome: Future[Any] = Future()
     context = contextvars.copy_context()
-    threading.Thread(target=context.run, args=(_settle, outcome, call), name="repl-rl-call", daemon=True).start()
+    thread = threading.Thread(target=context.run, args=(_settle, outcome, call), name="repl-rl-call", daemon=True)
+    thread.start()
     return outcome
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import yaml
 
 MOST_BYTES = 256 << 10
-"""Of a text. PyYAML reads about 100 KB a second."""
+"""The longest text that is read. PyYAML reads about 100 KB a second."""
 _MOST_CHARS = 1 << 20
-"""Of its values, each counted wherever an alias repeats it."""
+"""The most that the values of a text may hold, each counted wherever an alias repeats it."""
 _MOST_LEVELS = 50
 _INT_CHARS = 100
 _NUMBER = re.compile(r"[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$")
@@ -47,17 +47,21 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def _require_small(self, node: yaml.Node, level: int) -> None:
-        self._chars += 1 + (len(node.value) if isinstance(node, yaml.ScalarNode) else 0)
+        self._chars += 1
+        if isinstance(node, yaml.ScalarNode):
+            self._chars += len(node.value)
         if level > _MOST_LEVELS or self._chars > _MOST_CHARS:
             raise yaml.composer.ComposerError(None, None, "it is nested too deeply, or made too long by its aliases")
-        if isinstance(node, yaml.ScalarNode) and node.tag.endswith(":int") and len(node.value) > _INT_CHARS:
-            raise yaml.composer.ComposerError(None, None, f"a number of {len(node.value)} digits", node.start_mark)
+        if isinstance(node, yaml.ScalarNode):
+            if node.tag.endswith(":int") and len(node.value) > _INT_CHARS:
+                raise yaml.composer.ComposerError(None, None, f"a number of {len(node.value)} digits", node.start_mark)
+            return
+        children = node.value
         if isinstance(node, yaml.MappingNode):
             _require_what_was_meant(node)
-        if not isinstance(node, yaml.ScalarNode):
-            for each in node.value:
-                for child in each if isinstance(each, tuple) else (each,):
-                    self._require_small(child, level + 1)
+            children = [child for pair in node.value for child in pair]
+        for child in children:
+            self._require_small(child, level + 1)
 
 
 def _require_what_was_meant(mapping: yaml.MappingNode) -> None:
@@ -67,7 +71,8 @@ def _require_what_was_meant(mapping: yaml.MappingNode) -> None:
     for key, value in mapping.value:
         if not isinstance(key, yaml.ScalarNode) or key.tag == _MERGE_TAG:
             continue
-        name, line = (key.tag, key.value), key.start_mark.line + 1
+        name = (key.tag, key.value)
+        line = key.start_mark.line + 1
         if name in lines:
             raise yaml.composer.ComposerError(
                 None,

@@ -1,10 +1,10 @@
-"""Functions that read what strangers wrote (answers, tokenizers, chat templates), called in processes that can do
-nothing but compute, with limits on time and memory.
+"""Calls functions that read what strangers wrote (answers, tokenizers, chat templates) in processes that can do nothing
+but compute, with limits on time and memory.
 
     ask([("repl_rl.tasks.grading.compare:equal", ["1/2", ["0.5"]])])    # [(True, "answer read as 0.5, ...")]
     compute("repl_rl.engine.strangers:spelled_file", [path], cpu_s=30)    # Computed(["!", ...])
 
-`ask` is for many calls, of which each is answered with yes or no; `compute` is for one, and gives what it returns. A
+`ask` is for many calls that each return yes or no; `compute` is for one call, and returns its value. A
 program (`program.py`) is started when first needed and kept, with the functions' modules loaded. It answers calls in
 forks of itself, which end with them. One that hangs, crashes or fills its memory costs its own verdict and no other.
 """
@@ -35,7 +35,7 @@ class Computed(NamedTuple):
 
     value: Any = None
     problem: str = ""
-    """What it raised, or the limit that it met. Empty if it returned."""
+    """What the function raised, or the limit that it met. Empty if it returned."""
     is_ended: bool = False
     """Whether it met a limit, crashed, or panicked, which is more than an exception."""
 
@@ -49,15 +49,15 @@ class Confined:
         self._start()
 
     def ask(self, calls: Sequence[Call], search: Sequence[str] = ()) -> list[tuple[bool | None, str]]:
-        """What the functions say, in order; None for a call that took too much time or memory, or crashed. Each comes
-        with its reason: the `reason` of what the function returned, or what it raised; else "".
+        """The verdicts of the functions, in order; None for a call that took too much time or memory, or crashed. Each
+        comes with its reason: the `reason` of what the function returned, or what it raised; else "".
 
-        A function that raises says no. `search` are folders to import from, besides this process's PYTHONPATH. Raises
+        An exception is a no. `search` are folders to import from, besides this process's PYTHONPATH. Raises
         RewardError if the program does not come up, or ends twice: a broken machine never becomes a reward.
         """
         request = {"calls": calls, "search": list(search)}
-        answered = self._request(request, f"the same {len(calls)} calls")
-        return [(verdict, reason) for verdict, reason in answered]
+        answers = self._request(request, f"the same {len(calls)} calls")
+        return [(verdict, reason) for verdict, reason in answers]
 
     def compute(self, name: str, arguments: Sequence[Any], cpu_s: int) -> Computed:
         """What the function `name` makes of `arguments` in `cpu_s` seconds of processor time. JSON can hold both.
@@ -67,7 +67,7 @@ class Confined:
         request = {"compute": [name, list(arguments)], "cpu_s": cpu_s, "search": []}
         return Computed(**self._request(request, name))
 
-    def _request(self, request: dict[str, Any], what: str) -> Any:
+    def _request(self, request: dict[str, Any], subject: str) -> Any:
         data = json.dumps(request).encode()
         with self._turn:
             for _ in range(2):
@@ -77,7 +77,7 @@ class Confined:
                 except (EOFError, OSError):
                     self.close()
                     self._start()
-        raise RewardError(f"the process that reads what others wrote ended twice on {what}")
+        raise RewardError(f"the process that reads what others wrote ended twice on {subject}")
 
     def close(self) -> None:
         """End the program, and wait for its end."""
@@ -86,20 +86,29 @@ class Confined:
         self._pipe.close()
 
     def _start(self) -> None:
-        path = os.pathsep.join([str(_PACKAGE_PARENT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        names = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "LC_ALL": "C.UTF-8"}
-        names |= {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}  # threads take address space
-        self._pipe, theirs = Pipe()
+        python_path = str(_PACKAGE_PARENT)
+        if os.environ.get("PYTHONPATH"):
+            python_path += os.pathsep + os.environ["PYTHONPATH"]
+        environment = {
+            "PATH": os.environ.get("PATH", ""),
+            "PYTHONPATH": python_path,
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "LC_ALL": "C.UTF-8",
+            # The program's memory is limited by its address space, of which each thread takes a part.
+            "TOKENIZERS_PARALLELISM": "false",
+            "RAYON_NUM_THREADS": "1",
+        }
+        self._pipe, program_end = Pipe()
         self.process = start_process(
-            [sys.executable, "-P", "-m", "repl_rl.utils.confined.program", str(theirs.fileno())],
+            [sys.executable, "-P", "-m", "repl_rl.utils.confined.program", str(program_end.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env={"PATH": os.environ.get("PATH", ""), **names},
-            pass_fds=[theirs.fileno()],
+            env=environment,
+            pass_fds=[program_end.fileno()],
             start_new_session=True,
         )
-        theirs.close()
+        program_end.close()
         try:
             if self._pipe.poll(_START_S):
                 self._pipe.recv_bytes()
@@ -114,7 +123,7 @@ class Confined:
 
 
 current: Confined | None = None
-_first = threading.Lock()
+_current_lock = threading.Lock()
 
 
 def ask(calls: Sequence[Call], search: Sequence[str] = ()) -> list[tuple[bool | None, str]]:
@@ -130,7 +139,7 @@ def compute(name: str, arguments: Sequence[Any], cpu_s: int) -> Computed:
 def _program() -> Confined:
     """This process's program, which ends with the process. A forked child starts one of its own."""
     global current
-    with _first:
+    with _current_lock:
         if current is None or current.owner != os.getpid():
             current = Confined()
             atexit.register(current.close)
