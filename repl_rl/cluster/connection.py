@@ -1,4 +1,4 @@
-"""A process's connection to a Ray cluster, and what each machine there has, asked before anything is started on it."""
+"""A process's connection to a Ray cluster, and the check of its machines before anything is started on them."""
 
 import importlib.util
 import logging
@@ -22,7 +22,7 @@ _PROBE_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A machine of the cluster, alive when it was asked for."""
+    """A machine of the cluster, alive when the cluster was last asked."""
 
     id: str
     address: str
@@ -31,7 +31,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a machine says of itself, or, as `error`, why it says nothing."""
+    """What a machine has, by `_make_probe`; or, under `error`, why it did not answer."""
 
     node: Node
     facts: Mapping[str, Any]
@@ -66,10 +66,11 @@ def alive_nodes() -> list[Node]:
     import ray
 
     here = ray.get_runtime_context().get_node_id()
-    alive = [
-        Node(each["NodeID"], each["NodeManagerAddress"], each["Resources"]) for each in ray.nodes() if each["Alive"]
-    ]
-    return sorted(alive, key=lambda node: (node.id != here, node.id))
+    nodes = []
+    for entry in ray.nodes():
+        if entry["Alive"]:
+            nodes.append(Node(entry["NodeID"], entry["NodeManagerAddress"], entry["Resources"]))
+    return sorted(nodes, key=lambda node: (node.id != here, node.id))
 
 
 def nodes_for(wanted: Mapping[str, float], count: int | None, what: str) -> list[Node]:
@@ -78,14 +79,11 @@ def nodes_for(wanted: Mapping[str, float], count: int | None, what: str) -> list
     Raises ConfigError if the cluster doesn't have enough, whatever else runs there.
     """
     nodes = alive_nodes()
-    fits = {
-        node.id: min(
-            (node.resources.get(name, 0.0) // amount for name, amount in wanted.items() if amount), default=inf
-        )
-        for node in nodes
-    }  # how many such processes each has room for
-    rounds = range(1 if count is None else count)
-    chosen = [node for turn in rounds for node in nodes if fits[node.id] > turn][:count]
+    rounds = 1 if count is None else count
+    chosen = []
+    for turn in range(rounds):  # one process on each node that still has room, before any gets another one
+        chosen += [node for node in nodes if turn < _capacity(node, wanted)]
+    chosen = chosen[:count]
     if len(chosen) < (count or 1):
         have = "; ".join(f"{node.address}: {_amounts(node.resources)}" for node in nodes)
         raise ConfigError(
@@ -101,30 +99,32 @@ def findings(nodes: Sequence[Node], arguments: Mapping[str, Any]) -> list[Findin
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     probe = ray.remote(_make_probe())
-    asked = {}
+    answers = {}
     for node in nodes:
-        here = NodeAffinitySchedulingStrategy(node_id=node.id, soft=False)
-        asked[node.id] = probe.options(num_cpus=0, scheduling_strategy=here, max_retries=0).remote(dict(arguments))
-    ray.wait(list(asked.values()), num_returns=len(asked), timeout=_PROBE_S)
-    found = []
+        on_node = NodeAffinitySchedulingStrategy(node_id=node.id, soft=False)
+        task = probe.options(num_cpus=0, scheduling_strategy=on_node, max_retries=0)
+        answers[node.id] = task.remote(dict(arguments))
+    # The limit is on all of them together, so that several silent machines take no longer than one.
+    ray.wait(list(answers.values()), num_returns=len(answers), timeout=_PROBE_S)
+    results = []
     for node in nodes:
         try:
-            facts = ray.get(asked[node.id], timeout=0)
+            facts = ray.get(answers[node.id], timeout=0)
         except ray.exceptions.GetTimeoutError:
             facts = {"error": f"no answer within {_PROBE_S:g} s"}
         except ray.exceptions.RayError as error:
             facts = {"error": str(error).strip().splitlines()[-1]}
-        found.append(Finding(node, facts))
-    return found
+        results.append(Finding(node, facts))
+    return results
 
 
 def require_usable(nodes: Sequence[Node], arguments: Mapping[str, Any]) -> None:
     """Raises ConfigError that names each machine that lacks something, and what."""
-    asked = list({node.id: node for node in nodes}.values())
-    unlike = [found for found in findings(asked, arguments) if found.problem]
-    if unlike:
-        reasons = "\n".join(f"  {found.node.address}: {found.problem}" for found in unlike)
-        raise ConfigError(f"{len(unlike)} of {len(asked)} machines of the cluster can't be used:\n{reasons}")
+    machines = list({node.id: node for node in nodes}.values())  # a node is named once for each process on it
+    unusable = [finding for finding in findings(machines, arguments) if finding.problem]
+    if unusable:
+        reasons = "\n".join(f"  {finding.node.address}: {finding.problem}" for finding in unusable)
+        raise ConfigError(f"{len(unusable)} of {len(machines)} machines of the cluster can't be used:\n{reasons}")
 
 
 @contextmanager
@@ -147,7 +147,7 @@ def connect(config: ClusterConfig) -> Iterator[None]:
     keep_token_private(config.address == "local")
     try:
         host, _, port = config.address.rpartition(":")
-        if host:  # Ray itself would try for some minutes
+        if host:  # tried here first, because Ray would go on trying for minutes
             socket.create_connection((host, int(port)), timeout=_LISTENER_S).close()
         ray.init(config.address, **options)
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
@@ -162,12 +162,11 @@ def connect(config: ClusterConfig) -> Iterator[None]:
 
 
 def keep_token_private(will_make: bool) -> None:
-    """Whoever can read ~/.ray/auth_token can run code as this user. Ray makes it with a cluster of its own, readable
-    for all; so it is made here first, and one that is there is closed to others."""
-    if (
-        os.environ.get("RAY_AUTH_MODE", "token") != "token"
-        or {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
-    ):
+    """Let only this user read ~/.ray/auth_token: whoever can read it can run code as this user. Ray makes it, readable
+    for all, when it starts a cluster; if it will (`will_make`), the file is made here first."""
+    if os.environ.get("RAY_AUTH_MODE", "token") != "token":
+        return
+    if "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ:
         return
     file = Path.home() / ".ray" / "auth_token"
     with suppress(OSError):
@@ -180,15 +179,20 @@ def keep_token_private(will_make: bool) -> None:
 
 def actor_at(node: Node, kind: type, resources: Mapping[str, float], **options: Any) -> Any:
     """A Ray actor class whose instances set `resources` aside on this machine, or on another one once this is lost.
-    Ray starts them again for ever."""
+    Ray starts an instance again whenever it ends."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    names = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
-    custom = {name: amount for name, amount in resources.items() if name not in names}
-    named = {names[name]: amount for name, amount in resources.items() if name in names}
+    option_names = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+    amounts: dict[str, float] = {"num_cpus": 0}  # Ray's own default is 1
+    custom = {}
+    for name, amount in resources.items():
+        if name in option_names:
+            amounts[option_names[name]] = amount
+        else:
+            custom[name] = amount
     return ray.remote(kind).options(
-        **{"num_cpus": 0, **named},
+        **amounts,
         resources=custom,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node.id, soft=True),
         max_restarts=-1,
@@ -196,8 +200,16 @@ def actor_at(node: Node, kind: type, resources: Mapping[str, float], **options: 
     )
 
 
+def _capacity(node: Node, needs: Mapping[str, float]) -> float:
+    """How many processes with these needs a node has room for, if nothing else runs there."""
+    return min((node.resources.get(name, 0.0) // amount for name, amount in needs.items() if amount), default=inf)
+
+
 def _make_probe() -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Runs on a machine of the cluster, which may have no repl_rl. Made in here, it is sent as code, not by name."""
+    """A function that runs on a machine of the cluster, and says what the machine has.
+
+    The machine may have no repl_rl. A function made in here is sent as code, not by its name.
+    """
 
     def probe(arguments: dict[str, Any]) -> dict[str, Any]:
         import platform
@@ -226,7 +238,10 @@ def _make_probe() -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 
 def _amounts(resources: Mapping[str, float]) -> str:
-    shown = {name: amount for name, amount in resources.items() if not name.startswith(("node:", "object_store"))}
-    return ", ".join(
-        f"{amount / 2**30:.0f} GiB" if name == "memory" else f"{amount:g} {name}" for name, amount in shown.items()
-    )
+    texts = []
+    for name, amount in resources.items():
+        if name == "memory":
+            texts.append(f"{amount / 2**30:.0f} GiB")
+        elif not name.startswith(("node:", "object_store")):  # Ray's own, which nobody asks for
+            texts.append(f"{amount:g} {name}")
+    return ", ".join(texts)

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 _MODULE = "vllm.entrypoints.launchers.api_server.entry"
 """What `vllm serve` runs. The CPU package's command looks for another package's metadata."""
-_ON_CPU = ("--block-size=32", "--enforce-eager")
+_CPU_FLAGS = ("--block-size=32", "--enforce-eager")
 _START_S = 900.0
 _STOP_S = 30.0
 _LOCATE_S = 10.0
@@ -56,19 +56,19 @@ class Replicas:
         """The present URL of the server that began at `url`. Raises ServerUnreachable if no machine has it now."""
         import ray
 
-        asked = self.actors[url].url.remote()
+        answer = self.actors[url].url.remote()
         try:
             async with asyncio.timeout(_LOCATE_S):
-                found: str | EngineError = await asked
+                location: str | EngineError = await answer
         except TimeoutError as error:
-            ray.cancel(asked)
+            ray.cancel(answer)
             raise ServerUnreachable(f"the machine of {url} does not say where it is") from error
         except ray.exceptions.RayError as error:
             reason = str(error).strip().partition("\n")[0]
             raise ServerUnreachable(f"{url} is gone, and Ray has not started it elsewhere yet: {reason}") from error
-        if isinstance(found, EngineError):
-            raise ServerUnreachable(str(found))
-        return found
+        if isinstance(location, EngineError):
+            raise ServerUnreachable(str(location))
+        return location
 
 
 @contextmanager
@@ -84,12 +84,13 @@ def open_replicas(config: Config, path: str) -> Iterator[Replicas]:
     import ray
 
     nodes = nodes_for(cluster.replica_resources, cluster.replicas, "vLLM servers")
-    folder, here = config.engine.weights_folder, alive_nodes()[0].address
-    others = [node.address for node in nodes if node.address != here]
-    if folder is None and others:
+    folder = config.engine.weights_folder
+    this_machine = alive_nodes()[0].address
+    other_machines = [node.address for node in nodes if node.address != this_machine]
+    if folder is None and other_machines:
         raise ConfigError(
-            f"cluster.replicas: servers on {', '.join(others)} can't read new weights from a temporary folder of this "
-            "machine; name a folder that all share in engine.weights_folder"
+            f"cluster.replicas: servers on {', '.join(other_machines)} can't read new weights from a temporary "
+            "folder of this machine; name a folder that all share in engine.weights_folder"
         )
     if folder is not None:
         try:
@@ -109,9 +110,9 @@ def open_replicas(config: Config, path: str) -> Iterator[Replicas]:
         for node in nodes:
             actor = actor_at(node, ReplicaActor, cluster.replica_resources)
             replicas.append(actor.remote(config.engine.kv_cache_gib, arguments))
-        begun = [replica.start.remote() for replica in replicas]
+        starts = [replica.start.remote() for replica in replicas]
         try:
-            urls: list[str | EngineError] = ray.get(begun, timeout=_START_S + _STOP_S)
+            urls: list[str | EngineError] = ray.get(starts, timeout=_START_S + _STOP_S)
         except ray.exceptions.RayError as error:
             raise EngineError(f"cluster.replicas: a vLLM server did not start: {error}") from error
         for url in urls:
@@ -120,7 +121,8 @@ def open_replicas(config: Config, path: str) -> Iterator[Replicas]:
         yield Replicas({str(url): replica for url, replica in zip(urls, replicas, strict=True)})
     finally:
         with contextlib.suppress(ray.exceptions.RayError):
-            ray.wait([replica.stop.remote() for replica in replicas], num_returns=len(replicas), timeout=_STOP_S)
+            stops = [replica.stop.remote() for replica in replicas]
+            ray.wait(stops, num_returns=len(stops), timeout=_STOP_S)
         for replica in replicas:
             ray.kill(replica)
 
@@ -148,10 +150,12 @@ class ReplicaActor:
             handle, name = tempfile.mkstemp(prefix="repl-rl-vllm-", suffix=".log")
             os.close(handle)
             self._log = Path(name)
-            flags = () if has_gpu_driver() else _ON_CPU
+            flags = () if has_gpu_driver() else _CPU_FLAGS
             command = [sys.executable, "-m", _MODULE, f"--host={address}", f"--port={port}", *flags, *self._arguments]
             self._keeping = asyncio.create_task(self._keep(command))
-        return self._failure("ended for good") if self._keeping.done() else self._url
+        if self._keeping.done():
+            return self._failure("ended for good")
+        return self._url
 
     async def start(self) -> str | EngineError:
         """Wait until the server answers for the first time. Its URL, or why it does not."""
@@ -190,20 +194,20 @@ class ReplicaActor:
         for _ in range(1 + _RESTARTS):
             with self._log.open("ab") as log:
                 self._process = await asyncio.create_subprocess_exec(
-                    *dying_with_parent(command),  # Ray's thread for this actor, which lives as long as it
+                    *dying_with_parent(command),  # the parent is Ray's thread for this actor, which lives as long
                     stdout=log,
                     stderr=log,
                     env=environment,
                     start_new_session=True,
                 )
             status = await self._process.wait()
-            _kill_group(self._process.pid)  # its engine may not have ended with it, and holds the memory
+            _kill_group(self._process.pid)  # its engine, a child, may live on and hold the memory
             logger.warning("the vLLM server has ended (exit status %d): %s", status, self._log)
             await asyncio.sleep(1)
 
-    def _failure(self, what: str) -> EngineError:
-        end = self._log.read_text(errors="replace")[-_LOG_CHARS:]
-        return EngineError(f"a vLLM server on {socket.gethostname()} {what} (log: {self._log}):\n{end}")
+    def _failure(self, event: str) -> EngineError:
+        log_end = self._log.read_text(errors="replace")[-_LOG_CHARS:]
+        return EngineError(f"a vLLM server on {socket.gethostname()} {event} (log: {self._log}):\n{log_end}")
 
 
 def _kill_group(pid: int) -> None:

@@ -11,13 +11,13 @@ import contextlib
 import itertools
 import logging
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from repl_rl.cluster.connection import Node, actor_at, nodes_for, require_usable
-from repl_rl.cluster.worker import Rolled, RolloutActor, WorkerSetup, require_shared
+from repl_rl.cluster.worker import RolloutActor, RolloutResult, WorkerSetup, require_shared
 from repl_rl.config import ClusterConfig, Config, SeededSampling
 from repl_rl.engine import Engine, SharedEngine
 from repl_rl.errors import EngineError, ReplRLError
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MOST_CALLS = 10_000
-"""Of one actor at a time."""
+"""That one actor answers at a time."""
 _TRIES = 16
-"""Workers that a group is given to, one after another, before it is the group that must be at fault."""
+"""Workers that may be lost while they roll out the same group. After that, the group must be at fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +92,18 @@ class RolloutCluster(RolloutService):
         self._engine = engine
         self._timeouts = timeouts or WorkerTimeouts()
         self._workers: list[_RemoteWorker] = []
-        self._reviving: set[asyncio.Task[None]] = set()
+        self._revivals: set[asyncio.Task[None]] = set()
         kernels = cluster.kernels_per_worker or setup.kernel.size
-        own = replace(setup, kernel=setup.kernel.model_copy(update={"size": kernels}), at_once=kernels)
+        pool_config = setup.kernel.model_copy(update={"size": kernels})
+        worker_rollout = replace(setup, kernel=pool_config, at_once=kernels)
         nodes = nodes_for(cluster.resources, cluster.workers, "workers")
         self.at_once = kernels * len(nodes)
         require_usable(nodes, {"backend": setup.kernel.backend, "sandbox": setup.kernel.sandbox})
         self._loop = BackgroundLoop()
         try:
-            worker = WorkerSetup(config, path, packed(own, own), engine.weights, locate)
-            self._loop.run(self._open(nodes, cluster, kernels, worker))
+            rollout = packed(worker_rollout, worker_rollout)
+            worker_setup = WorkerSetup(config, path, rollout, engine.weights, locate)
+            self._loop.run(self._open(nodes, cluster, kernels, worker_setup))
         except BaseException:
             self.close()
             raise
@@ -109,13 +111,13 @@ class RolloutCluster(RolloutService):
     def begin(self, batch: RolloutBatch, on_end: OnEnd = lambda index, trajectory: None) -> Future[list[Trajectory]]:
         """As `RolloutService.begin`; consecutive equal tasks go to one worker."""
 
-        async def rolled_out() -> list[Trajectory]:
-            trajectories = await self._all([*_units(batch)])
+        async def roll_out_all() -> list[Trajectory]:
+            trajectories = await self._all(_units(batch))
             for index, trajectory in enumerate(trajectories):
                 on_end(index, trajectory)
             return trajectories
 
-        return self._loop.submit(rolled_out())
+        return self._loop.submit(roll_out_all())
 
     def kernel_numbers(self) -> dict[str, float]:
         """The pools' counters, added up, the median of medians, the greatest p99, and how many workers are up, and
@@ -136,9 +138,10 @@ class RolloutCluster(RolloutService):
             actor = actor_at(node, RolloutActor, config.resources, max_concurrency=_MOST_CALLS)
             self._workers.append(_RemoteWorker(kernels, number=number, actor=actor.remote(), node=node))
         self._admission = Admission(*self._workers)
+        opening = [self._open_worker(worker) for worker in self._workers]
         try:
             async with asyncio.timeout(self._timeouts.open_s):
-                await asyncio.gather(*(self._open_worker(worker) for worker in self._workers))
+                await asyncio.gather(*opening)
         except TimeoutError as error:
             raise EngineError(
                 f"cluster: {len(nodes)} workers did not come up within {self._timeouts.open_s:g} s; `ray status` says "
@@ -159,7 +162,8 @@ class RolloutCluster(RolloutService):
     async def _all(self, units: Sequence[RolloutBatch]) -> list[Trajectory]:
         calls = [asyncio.create_task(self._roll_out(unit)) for unit in units]
         try:
-            return [trajectory for group in await asyncio.gather(*calls) for trajectory in group]
+            groups = await asyncio.gather(*calls)
+            return [trajectory for group in groups for trajectory in group]
         finally:
             for call in calls:
                 call.cancel()
@@ -170,12 +174,12 @@ class RolloutCluster(RolloutService):
             reservation = self._admission.ask(len(unit.tasks), may_begin.set)
             try:
                 worker = await self._worker_of(reservation, may_begin)
-                rolled = await self._call(worker, unit)
+                result = await self._call(worker, unit)
             finally:
                 self._admission.leave(reservation)
-            if rolled is not None:
-                trajectories, worker.loop_share = rolled
-                self.loop_share = max(each.loop_share for each in self._workers)
+            if result is not None:
+                trajectories, worker.loop_share = result
+                self.loop_share = max(peer.loop_share for peer in self._workers)
                 return trajectories
         raise EngineError(
             f"cluster: {_TRIES} workers were lost, one after another, while they rolled out {unit.tasks[0].id!r}:\n"
@@ -183,7 +187,7 @@ class RolloutCluster(RolloutService):
         )
 
     async def _worker_of(self, reservation: Reservation, may_begin: asyncio.Event) -> _RemoteWorker:
-        """The worker that has room. Raises EngineError if all stay away."""
+        """The worker that has room, once there is one. Raises EngineError if all are lost and none comes back."""
         while not may_begin.is_set():
             try:
                 await asyncio.wait_for(may_begin.wait(), self._timeouts.no_worker_s)
@@ -195,34 +199,34 @@ class RolloutCluster(RolloutService):
         assert isinstance(reservation.room, _RemoteWorker)
         return reservation.room
 
-    async def _call(self, worker: _RemoteWorker, unit: RolloutBatch) -> Rolled | None:
+    async def _call(self, worker: _RemoteWorker, unit: RolloutBatch) -> RolloutResult | None:
         """What the worker returns; None if it is lost. Raises what was raised there."""
         import ray
 
         answer = worker.actor.roll_out.remote(unit, self._engine.weights)
-        rolled: Rolled | Exception | None = None
-        trouble = "it was started anew"
+        result: RolloutResult | Exception | None = None
+        trouble = "it was started anew"  # then the actor is not open, and returns None
         try:
-            rolled = await answer
+            result = await answer
         except asyncio.CancelledError:
             ray.cancel(answer)
             raise
         except ray.exceptions.RayError as error:
             trouble = str(error).strip().partition("\n")[0]
-        if rolled is None:
+        if result is None:
             self._lose(worker, trouble)
-        elif isinstance(rolled, Exception):
-            raise rolled
-        return rolled
+        elif isinstance(result, Exception):
+            raise result
+        return result
 
     def _lose(self, worker: _RemoteWorker, trouble: str) -> None:
         worker.trouble = trouble
         if worker.is_open:
             worker.is_open = False
             logger.warning("%s is lost, and others begin its %d trajectories anew: %s", worker, worker.taken, trouble)
-            reviving = asyncio.create_task(self._revive(worker))
-            self._reviving.add(reviving)
-            reviving.add_done_callback(self._reviving.discard)
+            revival = asyncio.create_task(self._revive(worker))
+            self._revivals.add(revival)
+            revival.add_done_callback(self._revivals.discard)
 
     async def _revive(self, worker: _RemoteWorker) -> None:
         while not worker.is_open:
@@ -241,19 +245,21 @@ class RolloutCluster(RolloutService):
     async def _numbers(self) -> dict[str, float]:
         """The numbers of all workers together: sums, but medians of medians (p50) and the largest tails (p99)."""
         up = [worker for worker in self._workers if worker.is_open]
-        answers = await asyncio.gather(*(_answer(worker.actor.kernel_numbers.remote()) for worker in up))
-        values: dict[str, list[float]] = {}
-        for numbers in answers:
-            for name, value in (numbers or {}).items():
-                values.setdefault(name, []).append(value)
+        calls = [_answer(worker.actor.kernel_numbers.remote()) for worker in up]
+        values_by_name: dict[str, list[float]] = {}
+        for numbers in await asyncio.gather(*calls):
+            if numbers is None:
+                continue
+            for name, value in numbers.items():
+                values_by_name.setdefault(name, []).append(value)
         merged: dict[str, float] = {}
-        for name, of_workers in values.items():
+        for name, values in values_by_name.items():
             if name.endswith("_p50"):
-                merged[name] = statistics.median(of_workers)
+                merged[name] = statistics.median(values)
             elif name.endswith("_p99"):
-                merged[name] = max(of_workers)
+                merged[name] = max(values)
             else:
-                merged[name] = sum(of_workers)
+                merged[name] = sum(values)
         merged["workers"] = float(len(up))
         merged["workers_lost"] = float(len(self._workers) - len(up))
         return merged
@@ -261,39 +267,40 @@ class RolloutCluster(RolloutService):
     async def _close(self) -> None:
         import ray
 
-        for reviving in self._reviving:
-            reviving.cancel()
+        for revival in self._revivals:
+            revival.cancel()
+        calls = [_answer(worker.actor.close.remote()) for worker in self._workers if worker.is_open]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._timeouts.close_s):
-                await asyncio.gather(
-                    *(_answer(worker.actor.close.remote()) for worker in self._workers if worker.is_open)
-                )
+                await asyncio.gather(*calls)
         for worker in self._workers:
             ray.kill(worker.actor)
 
 
-def _units(batch: RolloutBatch) -> Iterator[RolloutBatch]:
-    """What one worker rolls out as a whole: equal tasks that follow each other; with `branch`, a group of its size."""
-    tasks, sampling = batch.tasks, batch.sampling
+def _units(batch: RolloutBatch) -> list[RolloutBatch]:
+    """The parts of a batch that one worker rolls out as a whole: equal tasks that follow each other; with `branch`,
+    groups of its size."""
     if batch.branch is None:
-        groups = [tuple(group) for _, group in itertools.groupby(tasks, key=lambda task: task.id)]
+        groups = [tuple(group) for _, group in itertools.groupby(batch.tasks, key=lambda task: task.id)]
     else:
         size = batch.branch.group_size
-        groups = [tuple(tasks[first : first + size]) for first in range(0, len(tasks), size)]
-    first = 0
+        groups = [tuple(batch.tasks[start : start + size]) for start in range(0, len(batch.tasks), size)]
+    units = []
+    start = 0
     for group in groups:
-        own = sampling
-        if isinstance(sampling, SeededSampling):
-            own = sampling.model_copy(update={"first": sampling.first + first})
-        yield replace(batch, tasks=group, sampling=own)
-        first += len(group)
+        sampling = batch.sampling
+        if isinstance(sampling, SeededSampling):  # random numbers depend on a trajectory's index in the whole batch
+            sampling = sampling.model_copy(update={"first": sampling.first + start})
+        units.append(replace(batch, tasks=group, sampling=sampling))
+        start += len(group)
+    return units
 
 
-async def _answer(asked: Any) -> Any:
+async def _answer(call: Any) -> Any:
     """What a worker answers; None if it is lost."""
     import ray
 
     try:
-        return await asked
+        return await call
     except ray.exceptions.RayError:
         return None

@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
-    """All that an actor needs. `path` is the model's, as the trainer has it."""
+    """All that an actor needs. `path` is that of the model, as the trainer has it."""
 
     config: Config
     path: str
     rollout: bytes
     """The `RolloutSetup`, packed."""
     weights: Any
-    """Those of the trainer's engine, which this one follows."""
+    """The weights of the trainer's engine, which the worker's engine follows."""
     locate: Locate | None = None
     """Where the engine's servers are now."""
 
 
-Rolled = tuple[list[Trajectory], float]
+RolloutResult = tuple[list[Trajectory], float]
 """The trajectories of a call, and CPU time of the line loop over wall time."""
 
 
@@ -69,7 +69,7 @@ class RolloutActor:
             self._rollout = Rollout(engine, rollout.kernels(pool), rollout)
             return None
 
-    async def roll_out(self, batch: RolloutBatch, weights: Any) -> Rolled | Exception | None:
+    async def roll_out(self, batch: RolloutBatch, weights: Any) -> RolloutResult | Exception | None:
         """The batch's trajectories, in the order of the tasks, typed with these weights or later ones, or what was
         raised; None if the actor has not been opened."""
         if self._rollout is None:
@@ -93,7 +93,8 @@ class RolloutActor:
 
     async def _close(self) -> None:
         self._rollout = None
-        stack, self._stack = self._stack, AsyncExitStack()
+        stack = self._stack
+        self._stack = AsyncExitStack()
         await stack.aclose()
 
 
