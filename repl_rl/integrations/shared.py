@@ -3,7 +3,7 @@
 Other trainers construct environments one by one, keep them for hours, and never say that they are done with one. So no
 environment owns the pool, and a session ends when its environment starts the next one or is garbage-collected.
 
-What the code did is data, as in our own rollouts: if it killed the kernel, the answer says so in text, and what is
+What the code did is data, as in our own rollouts: if it killed the kernel, the reply says so in text, and what is
 typed next runs in a fresh interpreter, with a note about the loss. A failure of the machinery is kept in `failure`, so
 that such an episode can be left out of the rewards.
 """
@@ -29,8 +29,8 @@ ANSWERED = "(the answer has been submitted; nothing runs any more)\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """The answer to typed code: a note of ours, usually "", then what its cells did."""
+class Reply:
+    """The reply to typed code: a note of ours, usually "", then what its cells did."""
 
     note: str = ""
     cells: tuple[CellRun, ...] = ()
@@ -68,24 +68,27 @@ class LiveSession:
         self._interpreter = interpreter
         return interpreter
 
-    async def type(self, turn: Turn) -> Answered:
+    async def type(self, turn: Turn) -> Reply:
         """Run the cells that a turn completes."""
         if self.answer is not None:
-            return Answered(ANSWERED)
+            return Reply(ANSWERED)
         try:
             interpreter = self._interpreter or await self._open()
-            note, self._is_lost = STATE_LOST if self._is_lost else "", False
-            ran = await run_turn(interpreter, turn)
+            note = STATE_LOST if self._is_lost else ""
+            self._is_lost = False
+            result = await run_turn(interpreter, turn)
         except KernelError as error:
-            self.failure = self.failure or str(error)
+            if not self.failure:
+                self.failure = str(error)
             self.kinds.append(LineKind.KILLED)
             await self._lose()
-            return Answered(f"(the interpreter failed: {error})\n")
-        self.answer, self.answer_forms = ran.answer, ran.answer_forms
-        if ran.stop is StopReason.KILLED:
+            return Reply(f"(the interpreter failed: {error})\n")
+        self.answer = result.answer
+        self.answer_forms = result.answer_forms
+        if result.stop is StopReason.KILLED:
             await self._lose()
-        self.kinds.append(ran.kind)
-        return Answered(note, ran.cells)
+        self.kinds.append(result.kind)
+        return Reply(note, result.cells)
 
     async def close(self) -> None:
         """Give the interpreter back. A second call does nothing."""
@@ -102,7 +105,7 @@ class SharedKernels:
 
     def __init__(self, config: KernelConfig) -> None:
         self._size = config.size
-        self._taken = 0
+        self._sessions = 0
         self._lock = threading.RLock()  # garbage collection may return a slot while this thread takes one
         self.loop = BackgroundLoop()
         try:
@@ -114,23 +117,23 @@ class SharedKernels:
     def take(self) -> LiveSession:
         """A session of one of the pool's kernels, for one more environment, which gives it back at its end.
 
-        Raises ConfigError if the pool has no kernel left. Waiting would never end, because environments keep theirs.
+        Raises ConfigError if the pool has no kernel left: environments keep theirs, so waiting would never end.
         """
-        if self._taken >= self._size:
+        if self._sessions >= self._size:
             gc.collect()  # unreferenced environments may still be alive in reference cycles
         with self._lock:
-            if self._taken >= self._size:
+            if self._sessions >= self._size:
                 raise ConfigError(
                     f"all {self._size} kernels are held by environments that are alive; set KernelConfig(size=...) to "
                     "the number of rollouts that run at once, in training or evaluation, whichever is more"
                 )
-            self._taken += 1
+            self._sessions += 1
         return LiveSession(self.pool)
 
     def give_back(self, session: LiveSession) -> None:
         """Free the kernel and end the session, without waiting for its end."""
         with self._lock:
-            self._taken -= 1
+            self._sessions -= 1
         if not self.loop.is_closed:
             self.loop.submit(session.close())
 
@@ -161,5 +164,7 @@ def shared_kernels(config: KernelConfig) -> SharedKernels:
 def close_shared_kernels() -> None:
     """End the kernels of this process now; the next environment starts new ones. Called when the process ends."""
     with _shared_lock:
-        for key in [key for key in _shared if key[0] == os.getpid()]:
-            _shared.pop(key).close()
+        for key in list(_shared):
+            process, _ = key
+            if process == os.getpid():  # a fork has a copy of its parent's kernels, which are not its to end
+                _shared.pop(key).close()

@@ -25,7 +25,6 @@ import ast
 import re
 import weakref
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, ClassVar
 
 from repl_rl.config import KernelConfig
@@ -42,9 +41,9 @@ def read_program(code: str) -> Turn:
     tree = parsed(code)
     if tree is None:
         return PythonReader().read(code.encode("utf-8", "surrogatepass"), end_of_input=True)
-    groups = [[statement] for statement in tree.body[:1]]
-    for before, statement in pairwise(tree.body):
-        if _first_line(statement) == before.end_lineno:
+    groups: list[list[ast.stmt]] = []
+    for statement in tree.body:
+        if groups and _first_line(statement) == groups[-1][-1].end_lineno:
             groups[-1].append(statement)
         else:
             groups.append([statement])
@@ -53,10 +52,12 @@ def read_program(code: str) -> Turn:
     for group in groups:
         last = group[-1]
         source = "\n".join(lines[_first_line(group[0]) - 1 : last.end_lineno])
-        opens_block = hasattr(last, "body") or isinstance(last, ast.Match)
+        if hasattr(last, "body") or isinstance(last, ast.Match):
+            source += "\n"  # a terminal runs a block only after an empty line
         kind = LineKind.EXPRESSION if isinstance(last, ast.Expr) else LineKind.STATEMENT
-        cells.append(Cell(f"{source}\n" if opens_block else source, kind))
-    return Turn(code, tuple(cells), LineKind.COMMENT if code.strip() else LineKind.BLANK)
+        cells.append(Cell(source, kind))
+    idle_kind = LineKind.COMMENT if code.strip() else LineKind.BLANK
+    return Turn(code, tuple(cells), idle_kind)
 
 
 def _first_line(statement: ast.stmt) -> int:
@@ -92,8 +93,13 @@ class ReplEnvironment:
         limit = cls.max_output_chars if max_output_chars is None else max_output_chars
         if limit < SMALLEST_LIMIT_CHARS:
             raise ConfigError(f"max_output_chars is {limit}; it has to be at least {SMALLEST_LIMIT_CHARS}")
-        settings = {"kernel_config": kernel or cls.kernel_config, "max_output_chars": limit}
-        return type(cls.__name__, (cls,), {"__doc__": cls.__doc__, "__module__": cls.__module__, **settings})
+        attributes = {
+            "__doc__": cls.__doc__,
+            "__module__": cls.__module__,
+            "kernel_config": kernel or cls.kernel_config,
+            "max_output_chars": limit,
+        }
+        return type(cls.__name__, (cls,), attributes)
 
     def reset(self, **row: Any) -> None:
         """Begin an episode in a fresh interpreter. Raises KernelStartError if it does not start."""
@@ -109,9 +115,9 @@ class ReplEnvironment:
         """
         if not isinstance(code, str):
             raise TypeError(f"code has to be a string, got {type(code).__name__}")
-        answered = self._kernels.loop.run(self._session.type(read_program(code)))
-        shown = answered.note + "".join(cell.text for cell in answered.cells)
-        return truncate_middle(shown, self.max_output_chars)
+        reply = self._kernels.loop.run(self._session.type(read_program(code)))
+        output = reply.note + "".join(cell.text for cell in reply.cells)
+        return truncate_middle(output, self.max_output_chars)
 
     @property
     def answer(self) -> tuple[str, ...] | None:
@@ -134,8 +140,11 @@ def answer_reward(environments: Sequence[ReplEnvironment], answer: Sequence[Any]
 
     None, which TRL leaves out of the loss, if the machinery failed.
     """
-    tasks = [Task("", "", str(expected)) for expected in answer]
-    return [
-        None if environment.failure else grade(task, environment.answer, environment.answer_forms)
-        for environment, task in zip(environments, tasks, strict=True)
-    ]
+    rewards: list[float | None] = []
+    for environment, expected in zip(environments, answer, strict=True):
+        if environment.failure:
+            rewards.append(None)
+        else:
+            task = Task("", "", str(expected))
+            rewards.append(grade(task, environment.answer, environment.answer_forms))
+    return rewards

@@ -65,8 +65,8 @@ class ReplTask(vf.Task[ReplData]):  # type: ignore[misc]
     @vf.reward  # type: ignore[untyped-decorator]
     async def answered(self, trace: vf.Trace) -> float:
         """The grade of the submitted answer: 1.0 only for exactly the right one."""
-        known = {} if self.data.operands is None else {"operands": self.data.operands}
-        task = Task("", "", self.data.answer, self.data.family, known)
+        metadata = {} if self.data.operands is None else {"operands": self.data.operands}
+        task = Task("", "", self.data.answer, self.data.family, metadata)
         info = trace.info.get(INFO, {})
         return grade(task, info.get("answer"), info.get("answer_forms"))
 
@@ -74,7 +74,11 @@ class ReplTask(vf.Task[ReplData]):  # type: ignore[misc]
     async def lines(self, trace: vf.Trace) -> dict[str, float]:
         """How many messages there were, and how many of each kind."""
         kinds: list[str] = trace.info.get(INFO, {}).get("kinds", [])
-        return {"lines": float(len(kinds)), **{f"lines/{kind}": float(Counter(kinds)[kind]) for kind in LineKind}}
+        counts = Counter(kinds)
+        metrics = {"lines": float(len(kinds))}
+        for kind in LineKind:
+            metrics[f"lines/{kind}"] = float(counts[kind])
+        return metrics
 
 
 class ReplTasksetConfig(vf.TasksetConfig):  # type: ignore[misc]
@@ -149,11 +153,16 @@ class ReplHarness(vf.Harness[ReplHarnessConfig]):  # type: ignore[misc]
         """
         dialect = make_dialect(self.config.dialect)
         kernels = shared_kernels(self.config.kernel)
-        session, reader, refusal = LiveSession(kernels.pool), dialect.reader(), ""
+        session = LiveSession(kernels.pool)
+        reader = dialect.reader()
+        refusal = ""
         system, question = self.resolve_text_prompt(data)
         chat = dialect.chat_prompt(question or "")
-        own = {"role": "system", "content": system} if system is not None else chat.messages[0]
-        messages = [own, {"role": "user", "content": f"{question}\n\n{chat.prefill}"}]
+        system_message = chat.messages[0]
+        if system is not None:
+            system_message = {"role": "system", "content": system}
+        # The dialect has the assistant's turn begin with `prefill`. An endpoint for chats can't do that.
+        messages = [system_message, {"role": "user", "content": f"{question}\n\n{chat.prefill}"}]
         headers = {"Authorization": f"Bearer {secret}"}
         try:
             async with httpx.AsyncClient(base_url=endpoint, headers=headers, timeout=None) as client:
@@ -162,16 +171,20 @@ class ReplHarness(vf.Harness[ReplHarnessConfig]):  # type: ignore[misc]
                     if response.is_error:
                         refusal = response.text
                         break
-                    typed = response.json()["choices"][0]["message"]["content"] or ""
-                    line = typed if typed.endswith("\n") else typed + "\n"
+                    content = response.json()["choices"][0]["message"]["content"] or ""
+                    # A provider leaves out the newline at which it stopped.
+                    line = content if content.endswith("\n") else content + "\n"
                     turn = reader.read(line.encode("utf-8", "surrogatepass"))
-                    answered = await asyncio.wrap_future(kernels.loop.submit(session.type(turn)))
+                    reply = await asyncio.wrap_future(kernels.loop.submit(session.type(turn)))
                     if session.failure is not None:
                         raise vf.SandboxError(session.failure)
                     if session.answer is not None:
                         break
-                    shown = answered.note + "".join(part.text for part in reader.show(answered.cells, goes_on=True))
-                    messages += [{"role": "assistant", "content": typed}, {"role": "user", "content": shown}]
+                    output = reply.note
+                    for part in reader.show(reply.cells, goes_on=True):
+                        output += part.text
+                    messages.append({"role": "assistant", "content": content})
+                    messages.append({"role": "user", "content": output})
         finally:
             await asyncio.wrap_future(kernels.loop.submit(session.close()))
             trace.info[INFO] = {"answer": session.answer, "kinds": [str(kind) for kind in session.kinds]}
@@ -233,7 +246,8 @@ def read_problems(path: Path) -> list[Task]:
     """The problems of a file, in order. Raises ConfigError, naming the file and the line that is not a problem."""
     problems = []
     for number, (where, row) in enumerate(rows_of([path]), 1):
-        if missing := [name for name in ("question", "answer") if name not in row]:
-            raise ConfigError(f"{where}: a problem has question and answer, and there is no {missing[0]!r}")
+        for name in ("question", "answer"):
+            if name not in row:
+                raise ConfigError(f"{where}: a problem has question and answer, and there is no {name!r}")
         problems.append(Task(str(row.get("id", number)), str(row["question"]), str(row["answer"])))
     return problems
