@@ -208,7 +208,7 @@ async def fork_session(
             raise KernelDiedError("the session ended, or did not answer in time, as it was to be forked")
         if reply.get("refused") is not None:
             raise ForkRefusedError(f"the session can't be forked: {str(reply['refused'])[:_REASON_CHARS]}")
-        for child in children[len(started()) :]:
+        for child in children[len(forks()) :]:
             child.channel.close()  # the session is done, so nobody will ever speak there: waiting for it is in vain
         send_signal(pidfd, signal.SIGSTOP)
 
