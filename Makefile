@@ -47,9 +47,10 @@ test-gpu: $(STAMP) ## the checks of tests/gpu at full size, where there is a GPU
 test-soak: $(STAMP) ## what takes hours: a million messages, 100,000 sessions in each sandbox, 10,000 forks, an hour of hostile ones, sympy's own tests
 	@SOAK=1 $(PYTEST) -m slow tests/kernel/test_border.py tests/kernel/test_cpython.py tests/kernel/test_forks.py tests/kernel/test_soak.py tests/rollout/test_hostile_sessions.py tests/run/test_fuzzed_folders.py $(ARGS)
 
-lint: $(STAMP) ## ruff and mypy
+lint: $(STAMP) ## ruff, mypy, and lines that fold too much
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
+	@$(BIN)/python tests/folded_lines.py repl_rl kernels
 	@$(BIN)/mypy
 
 bench: $(STAMP) ## kernels beside stock Jupyter kernels, rollouts beside plain generation, steps beside TRL's

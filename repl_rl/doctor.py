@@ -120,9 +120,12 @@ def pin_of(distribution: str) -> Requirement | None:
         pins = importlib.metadata.requires("repl-rl") or []
     except importlib.metadata.PackageNotFoundError:
         file = CHECKOUT / "pyproject.toml"
-        project = tomllib.loads(file.read_text(encoding="utf-8"))["project"] if file.is_file() else {}
-        optional = project.get("optional-dependencies", {}).values()
-        pins = [*project.get("dependencies", ()), *(pin for several in optional for pin in several)]
+        project = {}
+        if file.is_file():
+            project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
+        pins = list(project.get("dependencies", ()))
+        for optional in project.get("optional-dependencies", {}).values():
+            pins += optional
     return next((pin for pin in map(Requirement, pins) if pin.name == distribution), None)
 
 

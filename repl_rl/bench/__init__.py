@@ -71,9 +71,12 @@ def table(title: str, report: dict[str, Any]) -> Table:
         if isinstance(value, dict):
             for part, figure in value.items():
                 shown.add_row(f"{name}.{part}", _figure(figure))
-        else:
-            others = [peer[name] for peer in peers.values() if name in peer]
-            shown.add_row(name, *map(_figure, value if isinstance(value, list) else [value, *others]))
+            continue
+        figures = value
+        if not isinstance(value, list):
+            figures = [value]
+            figures += [peer[name] for peer in peers.values() if name in peer]
+        shown.add_row(name, *map(_figure, figures))
     return shown
 
 

@@ -99,9 +99,12 @@ class Config(Section):
             self.credit.estimator,
             self.train.mask.function,
         ]
-        listed = [*self.tools.functions, *self.guests, *(self.tasks.families or ())]
-        named = [*single, *listed, *self.rewards.model_dump(mode="json")["functions"]]
-        return [value for value in named if value is not None and ":" in value]
+        names = [name for name in single if name is not None]
+        names += self.tools.functions
+        names += self.guests
+        names += self.tasks.families or ()
+        names += self.rewards.model_dump(mode="json")["functions"]
+        return [name for name in names if ":" in name]
 
     @property
     def eval_sampling(self) -> SamplingConfig:

@@ -253,8 +253,13 @@ class RewardsConfig(Section):
     @property
     def least(self) -> float:
         """The least that anything is paid, as far as the file says; 0 if nothing is charged."""
-        charges = [rule.reward for rule in self.rules] + ([-self.length.most] if self.length else [])
-        return min(0.0, self.outcome, *self.kinds.values(), *self.exceptions.values(), *charges)
+        amounts = [0.0, self.outcome]
+        amounts += self.kinds.values()
+        amounts += self.exceptions.values()
+        amounts += [rule.reward for rule in self.rules]
+        if self.length:
+            amounts.append(-self.length.most)
+        return min(amounts)
 
     def __getstate__(self) -> dict[Any, Any]:
         """A pickle holds the functions' import paths, as JSON does: checkpoints hold the run's arguments, and lambdas

@@ -122,8 +122,13 @@ def batch_line_advantages(
         estimated = _over_batch(groups, estimated, config, gather)
     elif config.estimator in ESTIMATORS and config.scale not in ("none", "group"):
         estimated = _scaled(groups, rewards, outcomes, estimated, config, gather, abs(unit) or 1.0)
-    bound = float("inf") if config.clip is None else config.clip
-    return [[[max(-bound, min(bound, value)) for value in of_one] for of_one in group] for group in estimated]
+    if config.clip is None:
+        return estimated
+    return [[_clipped(of_one, config.clip) for of_one in group] for group in estimated]
+
+
+def _clipped(advantages: Sequence[float], bound: float) -> list[float]:
+    return [max(-bound, min(bound, advantage)) for advantage in advantages]
 
 
 def is_without_variance(

@@ -133,8 +133,12 @@ def _standardised(differences: Sequence[Sequence[float]]) -> list[list[float]]:
 def _baselines(values: Sequence[Sequence[float]], baseline: Baseline) -> list[float]:
     if baseline == "none":
         return [0.0] * len(values)
-    sums, counts = [math.fsum(of_one) for of_one in values], [len(of_one) for of_one in values]
+    sums = [math.fsum(of_one) for of_one in values]
+    count = sum(map(len, values))
     if baseline == "mean":
-        return [math.fsum(sums) / sum(counts)] * len(values)
-    others = [math.fsum(sums[:index] + sums[index + 1 :]) for index in range(len(sums))]
-    return [total / (sum(counts) - own) for total, own in zip(others, counts, strict=True)]
+        return [math.fsum(sums) / count] * len(values)
+    means_of_others = []
+    for index, of_one in enumerate(values):
+        total = math.fsum(sums[:index] + sums[index + 1 :])
+        means_of_others.append(total / (count - len(of_one)))
+    return means_of_others

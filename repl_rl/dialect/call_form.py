@@ -262,14 +262,19 @@ def written_call(name: str, arguments: Mapping[str, Any], form: CallForm, templa
 
 def _otherwise_written(text: str, form: CallForm) -> tuple[list[str], str]:
     """The calls in a text without the template's marks, and the prose around them. JSON has the template's keys."""
-    calls, prose, position = list[str](), "", 0
+    calls: list[str] = []
+    prose = ""
+    position = 0
     for mark in _OTHER_MARKS.finditer(text):
-        found = _marked_calls(mark, form)
-        if found:
-            own, rest = _bare_calls(text[position : mark.start()], form)
-            calls, prose, position = [*calls, *own, *found], prose + rest, mark.end()
-    own, rest = _bare_calls(text[position:], form)
-    return calls + own, prose + rest
+        marked_calls = _marked_calls(mark, form)
+        if marked_calls:
+            calls_before, prose_before = _bare_calls(text[position : mark.start()], form)
+            calls += calls_before
+            calls += marked_calls
+            prose += prose_before
+            position = mark.end()
+    last_calls, last_prose = _bare_calls(text[position:], form)
+    return calls + last_calls, prose + last_prose
 
 
 def _marked_calls(mark: re.Match[str], form: CallForm) -> list[str]:

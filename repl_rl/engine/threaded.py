@@ -239,8 +239,9 @@ class ThreadedEngine(ABC, Generic[SequenceT]):
     def _shut(self, error: EngineError) -> None:
         with self._lock:
             self._down = self._down or error
-            waiting = [done for _, done in self._requests if done is not None]
-            for done in (*waiting, *(slot.done for slot in self._running.values())):
+            callbacks = [done for _, done in self._requests if done is not None]
+            callbacks += [slot.done for slot in self._running.values()]
+            for done in callbacks:
                 done(self._down)
             self._requests.clear()
             self._running.clear()

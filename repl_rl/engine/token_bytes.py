@@ -16,10 +16,11 @@ from typing import Any
 from repl_rl.errors import ModelError
 
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
-_PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_PRINTABLE = tuple(byte for byte in range(0x21, 0x100) if not 0x7F <= byte < 0xA1 and byte != 0xAD)
 _OTHERS = tuple(byte for byte in range(0x100) if byte not in _PRINTABLE)
-_BYTE_OF = {**{byte: byte for byte in _PRINTABLE}, **{0x100 + rank: byte for rank, byte in enumerate(_OTHERS)}}
+_BYTE_OF = {byte: byte for byte in _PRINTABLE}
 """GPT-2's map from code points to bytes (`bytes_to_unicode` in its encoder.py, inverted)."""
+_BYTE_OF.update({0x100 + rank: byte for rank, byte in enumerate(_OTHERS)})
 _IN_MAP = re.compile("[{}]*".format("".join(re.escape(chr(point)) for point in _BYTE_OF)))
 _IDS_PER_TOKEN, _MORE_IDS = 16, 1 << 16
 _MOST_SPELLED_BYTES = 256 << 20

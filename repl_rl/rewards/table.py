@@ -147,7 +147,7 @@ class RewardTable:
         self._gamma = gamma
         self._exceptions = {reported_name(name): reward for name, reward in config.exceptions.items()}
         self._looks_back = config.shaping.looks_back or any(rule.looks_back for rule in config.rules)
-        self._functions = [load_function(function) for function in [*config.functions, *functions]]
+        self._functions = list(map(load_function, [*config.functions, *functions]))
         duplicates = repeated(self.component_names)
         if duplicates:
             raise ConfigError(f"rewards.functions: two components of one name: {', '.join(duplicates)}")

@@ -78,7 +78,8 @@ class Compactor(Guest):
             summary = self._dialect.summary(cut_middle(_summary(first, names), _SUMMARY_CHARS, " ... "))
             tail = session.lines[first:]
             tail_ids = transcript.completion_ids[tail[0].start :]
-            ids = (*session.prompt.ids, *session.setup.vocabulary.encode_output(summary), *tail_ids)
+            summary_ids = session.setup.vocabulary.encode_output(summary)
+            ids = tuple(session.prompt.ids) + tuple(summary_ids) + tuple(tail_ids)
             most_ids = self._limit - 1 if len(tail) == 1 else (len(session.prompt.ids) + self._limit) // 2
             if len(ids) <= most_ids:
                 tail_text = "".join(line.text + line.output for line in tail)

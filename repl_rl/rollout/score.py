@@ -66,7 +66,8 @@ def score(
     pairs = list(zip(tasks, trajectories, strict=True))
     asked = [(task, trajectory) for task, trajectory in pairs if _known_verdict(trajectory) is None]
     if grader is grade:
-        answers, forms = [each.answer for _, each in asked], [each.answer_forms for _, each in asked]
+        answers = [trajectory.answer for _, trajectory in asked]
+        forms = [trajectory.answer_forms for _, trajectory in asked]
         found = iter(judge_many([task for task, _ in asked], answers, forms))
     else:
         found = iter([graded_by(grader, task, trajectory) for task, trajectory in asked])

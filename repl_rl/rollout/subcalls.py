@@ -372,16 +372,20 @@ class SubCalls:
 
 def _answered(prompt: str, session: Trajectory) -> SubCall:
     """The answer of a session. Its own calls are recorded beside it, so its lines are stored without them."""
-    own = replace(session, lines=tuple(replace(line, subcalls=()) for line in session.lines))
+    without_calls = replace(session, lines=tuple(replace(line, subcalls=()) for line in session.lines))
+    error_name = None
     if session.answer is not None:
-        texts = [(string_of(written), written) for written in session.answer]
-        # None if it was cut, or is another value than a string, or prose.
-        text, error_name = ", ".join(written if text is None else text for text, written in texts), None
+        values = []
+        for written in session.answer:
+            string = string_of(written)  # None if it was cut, or is another value than a string, or prose
+            values.append(written if string is None else string)
+        text = ", ".join(values)
     else:
-        why = session.error or f"the session ended without one, {session.stop_reason}"
-        text, error_name = f"[no answer: {why}]", session.stop_reason.value
+        reason = session.error or f"the session ended without one, {session.stop_reason}"
+        text = f"[no answer: {reason}]"
+        error_name = session.stop_reason.value
     call = SubCall(prompt, text, len(session.prompt_ids), session.sampled_tokens, lines=len(session.lines))
-    return replace(call, error_name=error_name, trajectory=own)
+    return replace(call, error_name=error_name, trajectory=without_calls)
 
 
 def _cut(text: str) -> str:

@@ -52,10 +52,13 @@ def run(options: argparse.Namespace, console: Console) -> int:
     if options.dry_run:
         from repl_rl.run.dryrun import dry_run, print_dry_run
 
+        arguments = ["train"]
+        if options.config:
+            arguments.append(options.config)
+        arguments += [f"--set={override}" for override in options.set]
         flags = {"resume": options.resume, "cluster": options.cluster, "runs": options.runs}
-        given = [f"--{name}={value}" for name, value in flags.items() if value not in (None, _RUNS)]
-        given = ["train", *filter(None, [options.config]), *(f"--set={override}" for override in options.set), *given]
-        print_dry_run(console, dry_run(config, options.runs, options.resume, overrides, shlex.join(given)))
+        arguments += [f"--{name}={value}" for name, value in flags.items() if value not in (None, _RUNS)]
+        print_dry_run(console, dry_run(config, options.runs, options.resume, overrides, shlex.join(arguments)))
         return 0
     from repl_rl.run.progress import Progress
     from repl_rl.run.training import choose_run, prepare, train

@@ -411,29 +411,42 @@ def _kernels(config: Config) -> str:
 
 def rewards_in_words(config: RewardsConfig, graded_by: str | None = None) -> str:
     """What a session earns, and how that is limited. `graded_by` decides what it is worth, instead of its answer."""
-    kinds = [f"{reward:+g} {kind}" for kind, reward in config.kinds.items() if reward]
-    classes = [f"{reward:+g} {name}" for name, reward in config.exceptions.items()]
-    rules = [f"{rule.reward:+g} {rule.name}" for rule in config.rules]
-    paid = [*kinds, *classes, *rules, *map(str, config.model_dump(mode="json")["functions"])]
-    parts = [
-        f"{config.outcome:+g} for a right answer" if graded_by is None else f"{config.outcome:+g} times {graded_by}"
-    ]
-    parts += [f"down to {-config.length.most:g} for length"] if config.length else []
-    if paid:
-        shaping, caps = config.shaping, config.shaping.caps
-        parts.append(f"a line: {', '.join(paid)}")
-        parts += ["as a potential of the state"] * (shaping.mode == "potential")
-        parts += ["no gain for what changes and shows nothing new"] * shaping.novelty
-        parts += [f"gains times {shaping.decay:g} at each repetition"] * (shaping.decay < 1)
-        parts += [] if shaping.clip is None else [f"within {list(shaping.clip)} a line"]
-        parts += [] if caps.gain is None else [f"gains of a session at most {caps.gain:g}"]
-        parts += [] if caps.loss is None else [f"losses at most {caps.loss:g}"]
-        weight = shaping.weight
-        if weight.end is not None:
-            parts.append(f"times {weight.start:g}, falling to {weight.end:g} in {weight.steps} steps")
-        elif weight.start != 1:
-            parts.append(f"times {weight.start:g}")
+    if graded_by is None:
+        parts = [f"{config.outcome:+g} for a right answer"]
+    else:
+        parts = [f"{config.outcome:+g} times {graded_by}"]
+    if config.length:
+        parts.append(f"down to {-config.length.most:g} for length")
+    line_rewards = [f"{reward:+g} {kind}" for kind, reward in config.kinds.items() if reward]
+    line_rewards += [f"{reward:+g} {name}" for name, reward in config.exceptions.items()]
+    line_rewards += [f"{rule.reward:+g} {rule.name}" for rule in config.rules]
+    line_rewards += map(str, config.model_dump(mode="json")["functions"])
+    if line_rewards:
+        parts.append(f"a line: {', '.join(line_rewards)}")
+        parts += _shaping_in_words(config.shaping)
     return "; ".join(parts)
+
+
+def _shaping_in_words(shaping: ShapingConfig) -> list[str]:
+    parts = []
+    if shaping.mode == "potential":
+        parts.append("as a potential of the state")
+    if shaping.novelty:
+        parts.append("no gain for what changes and shows nothing new")
+    if shaping.decay < 1:
+        parts.append(f"gains times {shaping.decay:g} at each repetition")
+    if shaping.clip is not None:
+        parts.append(f"within {list(shaping.clip)} a line")
+    if shaping.caps.gain is not None:
+        parts.append(f"gains of a session at most {shaping.caps.gain:g}")
+    if shaping.caps.loss is not None:
+        parts.append(f"losses at most {shaping.caps.loss:g}")
+    weight = shaping.weight
+    if weight.end is not None:
+        parts.append(f"times {weight.start:g}, falling to {weight.end:g} in {weight.steps} steps")
+    elif weight.start != 1:
+        parts.append(f"times {weight.start:g}")
+    return parts
 
 
 def credit_in_words(config: CreditConfig) -> str:

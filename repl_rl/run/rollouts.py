@@ -94,7 +94,9 @@ def run(options: argparse.Namespace, console: Console) -> int:
                 service.generate(tasks, sampling, on_end=keep)
     except (KeyboardInterrupt, ReplRLError) as error:
         failure = error
-    trajectories, tasks = [ended[index] for index in sorted(ended)], [tasks[index] for index in sorted(ended)]
+    order = sorted(ended)
+    trajectories = [ended[index] for index in order]
+    tasks = [tasks[index] for index in order]
     if failure and all(trajectory.is_void for trajectory in trajectories):
         raise failure
     if tasks[0].answer:

@@ -20,7 +20,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
@@ -195,10 +194,19 @@ def messages(trajectory: Trajectory) -> list[dict[str, str]]:
     """The session as a conversation: the prompt, then what was typed and what the interpreter answered."""
     turns = [(("assistant", line.text), ("tool", line.output)) for line in trajectory.lines]
     kept = excerpt(turns, LINES)
-    gap = [("system", f"[{kept.left_out:,} lines left out]")] if kept.left_out else []
-    said = [("user", trajectory.prompt), *chain(*kept.head), *gap, *chain(*kept.tail)]
-    shown = [(role, shortened(visible(text), MESSAGE_CHARACTERS)) for role, text in said]
-    return [{"role": role, "content": text} for role, text in shown if text]
+    parts = [("user", trajectory.prompt)]
+    for turn in kept.head:
+        parts += turn
+    if kept.left_out:
+        parts.append(("system", f"[{kept.left_out:,} lines left out]"))
+    for turn in kept.tail:
+        parts += turn
+    made = []
+    for role, text in parts:
+        content = shortened(visible(text), MESSAGE_CHARACTERS)
+        if content:
+            made.append({"role": role, "content": content})
+    return made
 
 
 def spread(items: Sequence[Any], count: int) -> list[Any]:

@@ -90,14 +90,22 @@ class Trial:
 def configs(config: str | None, model: str | None, overrides: Sequence[str]) -> list[Config]:
     """The trials of this machine: with a config its own; without, a small model with each engine and type of number
     that can be had here. Raises ConfigError."""
-    named = (f"model.path={model}",) if model else ()
+    chosen_model = [f"model.path={model}"] if model else []
     if config is not None:
-        return [load_config(config, (*named, *_SHORT.split(), *overrides))]
-    engines = ["vllm"] * (importlib.util.find_spec("vllm") is not None) + ["transformers"]
-    dtypes = ("bfloat16", "float32") if has_gpu_driver() else ("float32",)
-    each = [(f"engine.backend={engine}", f"model.dtype={dtype}") for engine in engines for dtype in dtypes]
-    made = [load_config("quickstart", (*_SMALL.split(), *named, *_SHORT.split(), *own, *overrides)) for own in each]
-    return [config for number, config in enumerate(made) if config not in made[:number]]
+        return [load_config(config, tuple(chosen_model + _SHORT.split() + list(overrides)))]
+    engines = ["transformers"]
+    if importlib.util.find_spec("vllm") is not None:
+        engines.insert(0, "vllm")
+    dtypes = ["bfloat16", "float32"] if has_gpu_driver() else ["float32"]
+    trials: list[Config] = []
+    for engine in engines:
+        for dtype in dtypes:
+            kind = [f"engine.backend={engine}", f"model.dtype={dtype}"]
+            settings = _SMALL.split() + chosen_model + _SHORT.split() + kind + list(overrides)
+            trial = load_config("quickstart", tuple(settings))
+            if trial not in trials:  # where `overrides` name the engine or the type, several are the same
+                trials.append(trial)
+    return trials
 
 
 def run_trials(configs: Sequence[Config], console: Console) -> bool:

@@ -188,10 +188,11 @@ def _refuse(rows: Sequence[tuple[str, str]], of: int | None = None, ways: str = 
         return
     if len(rows) == 1:
         raise ConfigError(f"{rows[0][0]}: {rows[0][1]}; {ways.format('it')}")
-    left = [f"and {len(rows) - _MOST_LISTED} more"] if len(rows) > _MOST_LISTED else []
-    listed = "\n  ".join([*(f"{where}: {why}" for where, why in rows[:_MOST_LISTED]), *left])
+    listed = [f"{where}: {reason}" for where, reason in rows[:_MOST_LISTED]]
+    if len(rows) > _MOST_LISTED:
+        listed.append(f"and {len(rows) - _MOST_LISTED} more")
     counted = f"{len(rows)}{'' if of is None else f' of {of}'} problems can't be graded"
-    raise ConfigError(f"{counted}; {ways.format('them')}:\n  {listed}")
+    raise ConfigError("\n  ".join([f"{counted}; {ways.format('them')}:", *listed]))
 
 
 def _problems_of(config: TasksConfig, wanted: Split) -> list[tuple[Problem, Task]]:
@@ -327,8 +328,10 @@ def _found(name: str, yaml_folder: Path | None) -> Path:
     """A file or folder that is there. Raises ConfigError."""
     path = Path(os.path.expanduser(name))  # Path.expanduser raises for an unknown user's home
     if not os.path.exists(path):
-        what = "file" if path.name.lower().endswith((*DATA_FILES, *OTHER_FILES)) else "folder"
-        beside = "" if yaml_folder is None or path.is_absolute() else f", and that of the YAML file is {yaml_folder}"
+        what = "file" if path.name.lower().endswith(DATA_FILES + OTHER_FILES) else "folder"
+        beside = ""
+        if yaml_folder is not None and not path.is_absolute():
+            beside = f", and that of the YAML file is {yaml_folder}"
         raise ConfigError(
             f"there is no {what} {name!r} to read problems from; the working directory is {Path.cwd()}{beside}"
         )
@@ -406,9 +409,16 @@ def _stem(file: Path) -> str:
 def _words(file: Path, path: Path) -> set[str]:
     """What its name and those of its folders in `path` say: "held_out-1.jsonl" says held, out, 1 and heldout; a folder
     is one word."""
-    said, folders = re.findall(r"[a-z]+|\d+", _stem(file).lower()), file.parts[len(path.parts) : -1]
-    words = {*said, *map("".join, pairwise(said)), *(re.sub(r"[\W_]", "", folder.lower()) for folder in folders)}
-    return words | {word.removesuffix("set") for word in words} | {_stem(file), *folders}
+    parts = re.findall(r"[a-z]+|\d+", _stem(file).lower())
+    folders = file.parts[len(path.parts) : -1]
+    words = set(parts)
+    words.update(map("".join, pairwise(parts)))
+    for folder in folders:
+        words.add(re.sub(r"[\W_]", "", folder.lower()))
+    words.update([word.removesuffix("set") for word in words])
+    words.add(_stem(file))
+    words.update(folders)
+    return words
 
 
 def _split_of(file: Path, path: Path) -> str | None:

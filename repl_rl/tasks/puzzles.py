@@ -263,7 +263,8 @@ _KINDS = {kind.name: kind for kind in (QuantumLock, Jugs, TowerOfHanoi, Sokoban,
 def made(name: str, number: int, length: int) -> Entry:
     """The first puzzle from this number on that can be solved in fewer than `length` moves, but not in fewer than the
     next smaller one of `LENGTHS`. Raises DependencyError if reasoning-gym is missing."""
-    kind, least = _KINDS[name], max([1, *(each for each in LENGTHS if each < length)])
+    kind = _KINDS[name]
+    least = max((smaller for smaller in LENGTHS if smaller < length), default=1)
     entries = map(data_set(name, **kind.arguments[length]).__getitem__, count(number))
     return next(entry for entry in entries if least <= kind.needs(entry) < length)
 

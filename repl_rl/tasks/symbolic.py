@@ -31,8 +31,15 @@ def _draw_fractions(rng: Random) -> Operands:
     """Two different fractions in lowest terms."""
     return drawn(
         lambda: (rng.randint(-20, 20), rng.randint(2, 9), rng.randint(-20, 20), rng.randint(1, 9)),
-        lambda made: math.gcd(*made[:2]) == math.gcd(*made[2:]) == 1 and made[0] * made[3] != made[2] * made[1],
+        _are_different_in_lowest_terms,
     )
+
+
+def _are_different_in_lowest_terms(operands: Operands) -> bool:
+    first, first_divisor, second, second_divisor = operands
+    if math.gcd(first, first_divisor) != 1 or math.gcd(second, second_divisor) != 1:
+        return False
+    return bool(first * second_divisor != second * first_divisor)
 
 
 def _draw_radicals(rng: Random) -> Operands:
@@ -88,12 +95,20 @@ def _matrix(entries: Operands) -> Any:
 
 
 def _draw_linear(rng: Random, size: int) -> Operands:
-    matrix = drawn(lambda: tuple(_some(rng, 9) for _ in range(size * size)), lambda made: _matrix(made).det() != 0)
-    return (*matrix, *(rng.randint(-12, 12) for _ in range(size)))
+    matrix = drawn(
+        lambda: tuple(_some(rng, 9) for _ in range(size * size)),
+        lambda entries: _matrix(entries).det() != 0,
+    )
+    return tuple(matrix) + _integers(rng, size, 12)
+
+
+def _integers(rng: Random, count: int, largest: int) -> Operands:
+    return tuple(rng.randint(-largest, largest) for _ in range(count))
 
 
 def _equations(size: int, operands: Operands) -> tuple[Any, ...]:
-    matrix, solution = _matrix(operands[: size * size]), sympy.Matrix(operands[size * size :])
+    matrix = _matrix(operands[: size * size])
+    solution = sympy.Matrix(operands[size * size :])
     left = matrix * sympy.Matrix(sympy.symbols("x y z")[:size])
     return tuple(part for pair in zip(left, matrix * solution, strict=True) for part in pair)
 
@@ -302,9 +317,7 @@ def _regular(name: str, size: int, solve: Any, phrasings: tuple[str, ...]) -> Fa
     """The entries are those of a matrix that is not singular and whose determinant is not 1 or -1."""
 
     def draw(rng: Random) -> Operands:
-        return drawn(
-            lambda: tuple(rng.randint(-9, 9) for _ in range(size * size)), lambda made: abs(_matrix(made).det()) > 1
-        )
+        return drawn(lambda: _integers(rng, size * size, 9), lambda entries: abs(_matrix(entries).det()) > 1)
 
     return Family(name, draw, solve, phrasings, lambda *entries: (_matrix(entries).tolist(),))
 
@@ -323,7 +336,7 @@ _MATRICES = (
     ),
     Family(
         "eigenvalues-2",
-        lambda rng: (*rng.sample(range(-9, 10), 3), *(rng.randint(-5, 5) for _ in range(3))),
+        lambda rng: tuple(rng.sample(range(-9, 10), 3)) + _integers(rng, 3, 5),
         lambda first, second, third, *_: sympy.FiniteSet(first, second, third),
         _EIGENVALUES,
         _similar_triple,
@@ -336,8 +349,14 @@ _PRIMES = tuple(n for n in range(101, 1000) if all(n % divisor for divisor in ra
 
 def _draw_congruences(rng: Random, count: int) -> Operands:
     """Remainders and moduli in turn. The moduli are pairwise coprime."""
-    moduli = drawn(lambda: sorted(rng.sample(range(5, 40), count)), lambda made: math.lcm(*made) == math.prod(made))
-    return tuple(part for modulus in moduli for part in (rng.randint(1, modulus - 1), modulus))
+    moduli = drawn(
+        lambda: sorted(rng.sample(range(5, 40), count)),
+        lambda moduli: math.lcm(*moduli) == math.prod(moduli),
+    )
+    operands = []
+    for modulus in moduli:
+        operands += [rng.randint(1, modulus - 1), modulus]
+    return tuple(operands)
 
 
 def _remainder(*operands: int) -> int:
@@ -410,6 +429,6 @@ _NUMBER_THEORY = (
     ),
 )
 
-_ALL = (*_EQUATIONS, *_SYSTEMS, *_INTEGRALS, *_LIMITS, *_MATRICES, *_NUMBER_THEORY)
+_ALL = _EQUATIONS + _SYSTEMS + _INTEGRALS + _LIMITS + _MATRICES + _NUMBER_THEORY
 SYMBOLIC_FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
 """All symbolic families by name."""

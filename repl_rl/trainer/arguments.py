@@ -161,16 +161,17 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
             "chat_template_kwargs": config.model.chat_template_kwargs or None,
         }
         sections = {name: getattr(config, name) for name in SECTIONS}
-        known = [each.name for each in fields(cls)]
-        unknown = [
-            f"train.trl.{name}: TRL has no such argument; {nearest(name, known)}"
-            for name in plan.trl
-            if name not in known
-        ]
-        if refused := [*unknown, *_without_effect(plan.trl)]:
-            raise ConfigError("\n".join(refused))
+        known = [field.name for field in fields(cls)]
+        refusals = []
+        for name in plan.trl:
+            if name not in known:
+                refusals.append(f"train.trl.{name}: TRL has no such argument; {nearest(name, known)}")
+        refusals += _without_effect(plan.trl)
+        if refusals:
+            raise ConfigError("\n".join(refusals))
+        arguments = arguments | sections | {"config": config} | plan.trl | extra
         try:
-            return cls(**{**arguments, **sections, "config": config, **plan.trl, **extra})
+            return cls(**arguments)
         except ConfigError:
             raise
         except (TypeError, ValueError) as error:

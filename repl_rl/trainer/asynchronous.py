@@ -156,7 +156,9 @@ class GroupQueue:
     def position(self) -> tuple[int, list[int]]:
         """The next number of the order, and what was begun before it and has not been trained on."""
         with self._changed:
-            return self._next, sorted([*self._again, *(each.number for each in self._begun)])
+            numbers = list(self._again)
+            numbers += [each.number for each in self._begun]
+            return self._next, sorted(numbers)
 
     def close(self) -> None:
         """End what is under way. A second call does nothing."""

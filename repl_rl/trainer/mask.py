@@ -83,11 +83,14 @@ def covarying(
 
     Cui et al. 2025, The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models (Clip-Cov).
     """
-    (low, high, share), is_typed = band, typed.bool()
+    low, high, share = band
+    is_typed = typed.bool()
     sums = [values[is_typed].double().sum().item() for values in (typed, logprobs, advantages)]
-    count, *totals = (sum(each) for each in zip(*gather([sums]), strict=True))
-    logprob, advantage = (total / max(count, 1) for total in totals)
-    covariance = (logprobs.double() - logprob) * (advantages.double() - advantage)
+    # Each process gathers the three sums of all.
+    count, logprob_total, advantage_total = map(sum, zip(*gather([sums]), strict=True))
+    mean_logprob = logprob_total / max(count, 1)
+    mean_advantage = advantage_total / max(count, 1)
+    covariance = (logprobs.double() - mean_logprob) * (advantages.double() - mean_advantage)
     at = ((covariance > low) & (covariance < high) & is_typed).nonzero()
     found = gather([len(at)])
     before, drawn = sum(found[: process_rank()]), min(max(1, int(share * count)), sum(found))

@@ -228,7 +228,9 @@ def all_weights(given: Sequence[float] | None, own: Sequence[str], extra: int) -
     """
     if given is None:
         return None
-    weights = [*[1.0] * len(own), *given] if len(given) == extra else list(given)
+    weights = list(given)
+    if len(given) == extra:
+        weights = [1.0] * len(own) + weights
     if len(weights) != len(own) + extra or any(weight != 1 for weight in weights[: len(own)]):
         raise ConfigError(
             f"reward_weights={list(given)} of TRL's arguments: give one for each of the {extra} functions in "

@@ -187,7 +187,7 @@ def rows_of(trajectories: Sequence[Trajectory], subcalls: bool = False) -> list[
                 sessions += 1
     if not subcalls:
         asked = []
-    return [*first, *later, *asked]
+    return first + later + asked
 
 
 def row_lists(rows: Sequence[Row], size: int, pad_id: int) -> list[dict[str, Any]]:

@@ -78,7 +78,7 @@ class StepLog:
         # zeros for the stops and errors that a batch doesn't have, because TRL averages only the given values
         logged = self._metrics
         batches = len(logged["time/loop_share"])
-        names = [name for name in {*logged, *values} if name.startswith(("stops/", "errors/"))]
+        names = [name for name in logged.keys() | values.keys() if name.startswith(("stops/", "errors/"))]
         for name in names:
             logged[name] += [0.0] * (batches - len(logged[name]))
         self.values(dict.fromkeys(names, 0.0) | values)

@@ -77,7 +77,7 @@ def _public(values: Mapping[str, Any], section: str) -> dict[str, Any]:
 
 def _is_public(value: Any, is_text: bool) -> bool:
     if isinstance(value, Mapping):
-        return all(_is_public(each, is_text) for each in (*value, *value.values()))
+        return _is_public(list(value), is_text) and _is_public(list(value.values()), is_text)
     if isinstance(value, list):
         return all(_is_public(each, is_text) for each in value)
     return not isinstance(value, str) or is_text or _NAME.fullmatch(value) is not None

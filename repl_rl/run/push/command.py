@@ -159,7 +159,8 @@ def _make(source: Path, config: Config, folder: Path, to: str, with_rollouts: bo
     (model / "run_config.yaml").write_text(write_yaml(view.config), encoding="utf-8")
     text = card.model_card(view, config, dataset.sample(source), has_adapter, published)
     (model / "README.md").write_text(text, encoding="utf-8")
-    return [*notes, *(f"{count:,} rollouts in split {split}" for split, count in rows.items())]
+    notes += [f"{count:,} rollouts in split {split}" for split, count in rows.items()]
+    return notes
 
 
 def _copy(path: Path, target: Path, source: Path, config: Config) -> None:

@@ -93,8 +93,11 @@ def _judge_pairs(pairs: Sequence[tuple[Task, Sequence[str] | None, Forms]]) -> l
     search = [home()] if any(KNOWN[family].needs_gym for family in families) else []
     if any(":" in family for family in families):  # families by import path are found where this process finds them
         search += [str(Path(folder).resolve()) for folder in sys.path]
-    answered = ask([_call(*item) for item in open_], search) if open_ else []
-    fresh = {item: _verdict_of(item, *each) for item, each in zip(open_, answered, strict=True)}
+    fresh = {}
+    if open_:
+        replies = ask([_call(*item) for item in open_], search)
+        for item, reply in zip(open_, replies, strict=True):
+            fresh[item] = _verdict_of(item, *reply)
     known |= fresh
     verdicts = [item if isinstance(item, Verdict) else known[item] for item in first]
     if len(_verdicts) > _REMEMBERED:

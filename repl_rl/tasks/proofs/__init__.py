@@ -8,5 +8,5 @@ it must not. There are many right answers, so nothing is compared: a confined pr
 from repl_rl.tasks.families import Family
 from repl_rl.tasks.proofs import examples, invariant
 
-PROOF_FAMILIES: dict[str, Family] = {family.name: family for family in (*examples.FAMILIES, *invariant.FAMILIES)}
+PROOF_FAMILIES: dict[str, Family] = {family.name: family for family in examples.FAMILIES + invariant.FAMILIES}
 """All of them by name."""

@@ -155,6 +155,22 @@ def _first_failure(*coins: int) -> int | None:
     return next((n for n in range(1, 2 * ordered[0]) if _greedy(ordered, n) > _fewest(ordered, n)), None)
 
 
+def _draw_coins(rng: Random) -> Operands:
+    """Three coins besides that of 1, for which the greedy way is not always best."""
+    return drawn(
+        lambda: tuple(sorted(rng.sample(range(4, 60), 3))),
+        lambda coins: _first_failure(*coins),
+    )
+
+
+def _draw_composite(rng: Random) -> Operands:
+    number = drawn(
+        lambda: rng.randint(100, 20_000),
+        lambda number: not _is_prime(number),
+    )
+    return (number,)
+
+
 def _greedy_fails(submitted: Sequence[str], *coins: int) -> bool:
     [amount] = integers(submitted)
     ordered = sorted((1, *coins), reverse=True)
@@ -220,7 +236,7 @@ FAMILIES = (
     ),
     Family(
         "counterexample-2",
-        lambda rng: (drawn(lambda: rng.randint(100, 20_000), lambda number: not _is_prime(number)),),
+        _draw_composite,
         lambda number: (_smallest_factor(number), number // _smallest_factor(number)),
         (
             "Claim: if {0} divides x*y, it divides x or y. Submit integers (x, y) for which this is false.",
@@ -241,7 +257,7 @@ FAMILIES = (
     ),
     Family(
         "counterexample-4",
-        lambda rng: drawn(lambda: tuple(sorted(rng.sample(range(4, 60), 3))), lambda coins: _first_failure(*coins)),
+        _draw_coins,
         _first_failure,
         (
             "There are coins of 1, {0}, {1} and {2}. Claim: taking the largest coin that fits, again and again, always "

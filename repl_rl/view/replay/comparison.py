@@ -293,7 +293,9 @@ def _handed(nodes: Iterable[ast.AST]) -> Iterator[str]:
     for node in nodes:
         targets: list[ast.expr] = []
         if isinstance(node, ast.Call):
-            targets = [*node.args, node.func.value] if isinstance(node.func, ast.Attribute) else [*node.args]
+            targets = list(node.args)
+            if isinstance(node.func, ast.Attribute):
+                targets.append(node.func.value)
         elif isinstance(node, ast.Subscript | ast.Attribute) and isinstance(node.ctx, ast.Store):
             targets = [node.value]
         yield from (target.id for target in targets if isinstance(target, ast.Name))

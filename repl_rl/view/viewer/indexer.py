@@ -231,7 +231,7 @@ def _add(connection: sqlite3.Connection, file: StepFile, position: int, start: i
     if not model and target.folder:
         model = _model_of_run(target.folder)
     sampled_by = (shown_name(target.name), shown_name(model), shown_name(trajectory.dialect or ""))
-    connection.execute(_INSERT, (*place, *columns(trajectory), digest, *sampled_by))
+    connection.execute(_INSERT, place + tuple(columns(trajectory)) + (digest,) + sampled_by)
     names = error_names(trajectory)
     connection.executemany("INSERT INTO error VALUES (?, ?)", ((name, id) for name in names))
 

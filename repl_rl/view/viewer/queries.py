@@ -181,10 +181,12 @@ def steps(connection: sqlite3.Connection, split: str) -> list[int]:
 def outcomes(connection: sqlite3.Connection) -> list[str]:
     """How many are solved, in a sentence for each model and dialect of an evaluation of several, or in one."""
     counts = "count(*), sum(status = 'solved'), sum(status IN ('solved', 'not solved'))"
-    found = connection.execute(f"SELECT model, dialect, {counts} FROM trajectory GROUP BY model, dialect")
-    return [outcome(f"{model}, {dialect}" if model else "", *row) for model, dialect, *row in found] or [
-        "0 trajectories"
-    ]
+    rows = connection.execute(f"SELECT model, dialect, {counts} FROM trajectory GROUP BY model, dialect")
+    sentences = []
+    for model, dialect, *row in rows:
+        name = f"{model}, {dialect}" if model else ""
+        sentences.append(outcome(name, *row))
+    return sentences or ["0 trajectories"]
 
 
 def choices(connection: sqlite3.Connection) -> dict[str, Any]:
