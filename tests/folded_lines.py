@@ -39,9 +39,7 @@ def folded_lines(source: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _assigns_several(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple)
-    )
+    return isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple)
 
 
 def main(folders: list[str]) -> int:
