@@ -87,15 +87,20 @@ def critic_advantages(
 
 def states_of(trajectory: Trajectory, shown: Sequence[bool] | None = None) -> list[list[float]]:
     """x(s) of the state before each line."""
-    found, names, was_shown = [], set[str](), False
+    states = []
+    names: set[str] = set()
+    was_shown = False
     for index, line in enumerate(trajectory.lines):
-        last = [0.0] * len(_KINDS)
+        kind_before = [0.0] * len(_KINDS)
         if index:
-            last[_KINDS[trajectory.lines[index - 1].kind]] = 1.0
-        found.append([1.0, index / 10, math.log1p(index), math.log1p(len(names)), float(was_shown), *last])
-        names |= {name for cell in line.cells or () for name in assigned(cell.source)}
-        was_shown = was_shown or (shown is not None and shown[index])
-    return found
+            kind_before[_KINDS[trajectory.lines[index - 1].kind]] = 1.0
+        state = [1.0, index / 10, math.log1p(index), math.log1p(len(names)), float(was_shown)]
+        states.append(state + kind_before)
+        for cell in line.cells or ():
+            names.update(assigned(cell.source))
+        if shown is not None and shown[index]:
+            was_shown = True
+    return states
 
 
 @lru_cache(_REMEMBERED_SOURCES)

@@ -27,14 +27,14 @@ from repl_rl.trajectory import Trajectory
 
 def turn(group: Sequence[Trajectory], rewards: Sequence[Sequence[float]], config: CreditConfig) -> list[list[float]]:
     """Per-line advantages from per-line rewards of one group."""
-    intermediate: list[list[float]] = [[] for _ in rewards]
+    of_turns: list[list[float]] = [[] for _ in rewards]
     for line in range(max(map(len, rewards)) - 1):
+        # Sessions that have this line, and another one after it: the last is compared among the last ones.
         present = [index for index, values in enumerate(rewards) if line < len(values) - 1]
         compared = relative([[rewards[index][line]] for index in present], "mean", config.scale)
         for index, (advantage,) in zip(present, compared, strict=True):
-            intermediate[index].append(advantage)
-    outcomes = relative([[values[-1]] for values in rewards], "mean", config.scale)
-    return [
-        discounted_returns([*before, last], config.gamma)
-        for before, (last,) in zip(intermediate, outcomes, strict=True)
-    ]
+            of_turns[index].append(advantage)
+    compared = relative([[values[-1]] for values in rewards], "mean", config.scale)
+    for advantages, (advantage,) in zip(of_turns, compared, strict=True):
+        advantages.append(advantage)
+    return [discounted_returns(advantages, config.gamma) for advantages in of_turns]

@@ -64,24 +64,24 @@ def score(
     `Grader` says.
     """
     pairs = list(zip(tasks, trajectories, strict=True))
-    asked = [(task, trajectory) for task, trajectory in pairs if _known_verdict(trajectory) is None]
+    ungraded = [(task, trajectory) for task, trajectory in pairs if _known_verdict(trajectory) is None]
     if grader is grade:
-        answers = [trajectory.answer for _, trajectory in asked]
-        forms = [trajectory.answer_forms for _, trajectory in asked]
-        found = iter(judge_many([task for task, _ in asked], answers, forms))
+        answers = [trajectory.answer for _, trajectory in ungraded]
+        forms = [trajectory.answer_forms for _, trajectory in ungraded]
+        verdicts = iter(judge_many([task for task, _ in ungraded], answers, forms))
     else:
-        found = iter([graded_by(grader, task, trajectory) for task, trajectory in asked])
+        verdicts = iter([graded_by(grader, task, trajectory) for task, trajectory in ungraded])
     size = group_size or len(trajectories)
     scored = []
     for index, (task, trajectory) in enumerate(pairs):
-        verdict = _known_verdict(trajectory) or next(found)
-        group = trajectories[index - index % size : index - index % size + size]
+        verdict = _known_verdict(trajectory) or next(verdicts)
+        first = index - index % size
+        session = _scored(trajectory, trajectories[first : first + size], verdict.grade, table, step)
         right = {reference.strip() for reference in task.references} - {""}
         shown = tuple(line.shown.strip() in right for line in trajectory.lines)
-        item = _scored(trajectory, group, verdict.grade, table, step)
         reference = " or ".join(task.references) or None
-        told = replace(item.trajectory, reference=reference, grade_reason=verdict.reason or None)
-        scored.append(replace(item, trajectory=told, shown=shown))
+        recorded = replace(session.trajectory, reference=reference, grade_reason=verdict.reason or None)
+        scored.append(replace(session, trajectory=recorded, shown=shown))
     return scored
 
 

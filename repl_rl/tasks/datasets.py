@@ -363,8 +363,9 @@ def _splits_in(path: Path, subset: str | None) -> Collection[str]:
 
 def _files_by_split(path: Path, subset: str | None) -> dict[str, list[Path]]:
     """A folder's files, or the one file. Names say which split a file is; without one in them it belongs to `train`."""
-    files = [file for file in ([path] if path.is_file() else sorted(path.rglob("*"))) if _is_data(file)]
-    if not (files := [file for file in files if file.is_file()]):
+    candidates = [path] if path.is_file() else sorted(path.rglob("*"))
+    files = [file for file in candidates if _is_data(file) and file.is_file()]
+    if not files:
         raise ConfigError(f"{path} holds no file that ends in {', '.join(DATA_FILES)}")
     of_subset = [file for file in files if file != path and subset in file.relative_to(path).parts]
     splits: dict[str, list[Path]] = {}

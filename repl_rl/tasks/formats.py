@@ -135,13 +135,18 @@ def _three_digits(value: Any, row: Row) -> str:
 
 
 def _list_of_answers(value: Any, row: Row) -> str:
-    values = value if isinstance(value, list) else [value]
-    answers = [re.sub(r"(?<!\\)\$", "", _text(each)).strip() for each in values if each is not None]
+    answers = []
+    for part in value if isinstance(value, list) else [value]:
+        if part is not None:
+            answers.append(re.sub(r"(?<!\\)\$", "", _text(part)).strip())
     if not answers or not all(answers):
         raise ValueError("it holds no final answer: a problem to prove is not for this grader")
     if row.get("is_multiple_answer"):  # "100,200" are two
         return re.sub(r",\s*", ", ", ", ".join(answers))
-    return ", ".join(each.replace(",", "") if _THOUSANDS.fullmatch(each) else each for each in answers)
+    for index, answer in enumerate(answers):
+        if _THOUSANDS.fullmatch(answer):
+            answers[index] = answer.replace(",", "")
+    return ", ".join(answers)
 
 
 def _theorem(value: Any, row: Row) -> str:

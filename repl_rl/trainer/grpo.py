@@ -299,9 +299,11 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         has_environments = self._extensions.environment is not None and not self.queue.is_open
         prompts = [row["prompt"] for row in sessions.rows]
         pad_id = self.service.vocabulary.pad_id
-        ids = [row.lists(pad_id) for row in rows_of(sessions.trajectories)[: len(sessions.scored)]]
+        first_rows = rows_of(sessions.trajectories)[: len(sessions.scored)]  # what came after a compaction is behind
+        ids = [row.lists(pad_id) for row in first_rows]
+        prompt_ids = [row["prompt_ids"] for row in ids]
         completion_ids = [row["completion_ids"] for row in ids]
-        completions = completions_of(self.processing_class, prompts, [row["prompt_ids"] for row in ids], completion_ids)
+        completions = completions_of(self.processing_class, prompts, prompt_ids, completion_ids)
         columns = reward_columns(sessions, has_environments)
         rewards: torch.Tensor = self._calculate_rewards(columns, prompts, completions, completion_ids)  # of all
         group_size = self.num_generations if self.model.training else self.num_generations_eval

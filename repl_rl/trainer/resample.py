@@ -41,14 +41,28 @@ def kept_of(group: Sequence[ScoredTrajectory], size: int, random: Random) -> lis
     """The places of the `size` rollouts of a group that stay, in order. Void ones stay only where others lack."""
     order = list(range(len(group)))
     random.shuffle(order)
-    void = [index for index in order if group[index].trajectory.is_void]
-    right = [index for index in order if index not in void and (group[index].trajectory.outcome_reward or 0.0) > 0]
-    wrong = [index for index in order if index not in void and index not in right]
-    wanted = right_kept(len(right), len(wrong), size)
+    right: list[int] = []
+    wrong: list[int] = []
+    void: list[int] = []
+    for index in order:
+        trajectory = group[index].trajectory
+        if trajectory.is_void:
+            void.append(index)
+        elif (trajectory.outcome_reward or 0.0) > 0:
+            right.append(index)
+        else:
+            wrong.append(index)
+
+    def weighted_draw(index: int) -> float:
+        exponent = error_share(group[index].trajectory) + _CLEAN
+        return float(random.random() ** exponent)
+
     # Efraimidis and Spirakis 2006: the largest u^p are a weighted sample without replacement
-    right.sort(key=lambda index: random.random() ** (error_share(group[index].trajectory) + _CLEAN), reverse=True)
-    chosen = [*right[:wanted], *wrong[: size - wanted]]
-    return sorted([*chosen, *void[: size - len(chosen)]])
+    right.sort(key=weighted_draw, reverse=True)
+    right_count = right_kept(len(right), len(wrong), size)
+    chosen = right[:right_count] + wrong[: size - right_count]
+    chosen += void[: size - len(chosen)]
+    return sorted(chosen)
 
 
 def right_kept(right: int, wrong: int, size: int) -> int:

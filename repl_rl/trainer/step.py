@@ -235,7 +235,8 @@ def roll_out(rows: Sequence[DataRow], parts: StepParts) -> Sessions:
 def sampled_and_scored(tasks: Sequence[Task], parts: StepParts) -> list[ScoredTrajectory]:
     """A session for each task, or in training `oversample` of them. A training batch may have trees; an evaluation has
     neither."""
-    branch, factor = (parts.args.branch, parts.args.oversample) if parts.is_training else (None, 1)
+    branch = parts.args.branch if parts.is_training else None
+    factor = parts.args.oversample if parts.is_training else 1
     asked = [task for task in tasks for _ in range(factor)]
     batch = RolloutBatch(asked, parts.sampling(len(asked)), branch)
     ended: dict[int, Trajectory] = {}

@@ -248,10 +248,13 @@ class RowBatch:
         pending = [sequence.ids[sequence.cached :] for sequence in sequences]
         logits = self._model.next_logits(first_row, pending, [sequence.cached for sequence in sequences])
         for row, sequence in enumerate(sequences):
-            if (penalty := sequence.sampling.repetition_penalty) != 1:
+            penalty = sequence.sampling.repetition_penalty
+            if penalty != 1:
                 seen = torch.tensor([sequence.ids], device=logits.device)
                 logits[row : row + 1] = RepetitionPenaltyLogitsProcessor(penalty)(seen, logits[row : row + 1])
-        tokens, logprobs = sample_tokens(logits, [s.sampling for s in sequences], [s.draws.random() for s in sequences])
+        samplings = [sequence.sampling for sequence in sequences]
+        draws = [sequence.draws.random() for sequence in sequences]
+        tokens, logprobs = sample_tokens(logits, samplings, draws)
         for sequence, token, logprob in zip(sequences, tokens, logprobs, strict=True):
             if not math.isfinite(logprob):
                 raise EngineError(f"a token was sampled with log-probability {logprob}: the weights are broken")

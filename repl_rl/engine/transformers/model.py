@@ -71,10 +71,13 @@ class KVRows(Cache):  # type: ignore[misc]
         """Make room for this many rows and columns at least; what is stored stays."""
         if row_count <= self.row_count and width <= self.width:
             return
-        self.row_count, self.width = max(row_count, self.row_count), max(width, self.width)
+        self.row_count = max(row_count, self.row_count)
+        self.width = max(width, self.width)
         for name, part in self._stored.items():
-            self._stored[name] = part.new_zeros(self.row_count, self.width + 1, *part.shape[2:])
-            self._stored[name][: part.shape[0], : part.shape[1] - 1] = part[:, :-1]
+            rows, columns = part.shape[:2]
+            larger = part.new_zeros(self.row_count, self.width + 1, *part.shape[2:])
+            larger[:rows, : columns - 1] = part[:, :-1]
+            self._stored[name] = larger
 
     def aim(self, rows: slice, positions: torch.Tensor) -> None:
         """The next forward pass runs over `rows`, its tokens at `positions` (B, Q); -1 is padding."""

@@ -361,9 +361,9 @@ def _same_solutions(reference: Value, submitted: Value) -> bool:
 
 def _same_sets(reference: Any, submitted: Any) -> bool:
     if isinstance(reference, sympy.Interval) and isinstance(submitted, sympy.Interval):
-        return (reference.left_open, reference.right_open) == (submitted.left_open, submitted.right_open) and all(
-            map(_same_expr, (reference.start, reference.end), (submitted.start, submitted.end))
-        )
+        if reference.left_open != submitted.left_open or reference.right_open != submitted.right_open:
+            return False
+        return _same_expr(reference.start, submitted.start) and _same_expr(reference.end, submitted.end)
     if isinstance(reference, sympy.Union | sympy.FiniteSet) and reference.func == submitted.func:
         return _without_order(reference.args, submitted.args)
     return bool(reference == submitted or reference.symmetric_difference(submitted) == sympy.S.EmptySet)

@@ -10,7 +10,7 @@ import math
 import re
 import unicodedata
 from fractions import Fraction
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Any
 
 import sympy
@@ -342,18 +342,23 @@ def _flat(items: list[Value]) -> list[Value]:
 def _side_by_side(items: list[Value], is_either: bool) -> Value:
     items = _flat(items)
     are_relations = all(isinstance(item, Relational | sympy.And) for item in items)
-    are_equations = [isinstance(item, sympy.Eq) for item in items]
-    if is_either and are_relations and not all(are_equations):
+    equations = sum(isinstance(item, sympy.Eq) for item in items)
+    if is_either and are_relations and equations < len(items):
         return sympy.Or(*items, evaluate=False)
-    if are_relations and not any(are_equations):
-        links = [item.args if isinstance(item, sympy.And) else (item,) for item in items]
-        return sympy.And(*chain.from_iterable(links), evaluate=False)
-    if is_either and not any(isinstance(item, sympy.Eq) for item in items) and any(map(_may_be_set, items)):
+    if are_relations and not equations:
+        links: list[Any] = []
+        for item in items:
+            links += item.args if isinstance(item, sympy.And) else [item]
+        return sympy.And(*links, evaluate=False)
+    if is_either and not equations and any(map(_may_be_set, items)):
         return Union(tuple(items))
-    if is_either and len({_exactly(item) for item in items}) == 1 and is_plain(items[0]):
+    if is_either and len(set(map(_exactly, items))) == 1 and is_plain(items[0]):
         return items[0]  # one number in two notations
-    total = _in_first_unit(items) if all(isinstance(item, Quantity) for item in items) else None
-    return Collection(tuple(items), "") if total is None else total
+    if all(isinstance(item, Quantity) for item in items):
+        total = _in_first_unit(items)
+        if total is not None:
+            return total
+    return Collection(tuple(items), "")
 
 
 def _in_first_unit(quantities: list[Quantity]) -> Quantity | None:

@@ -67,9 +67,10 @@ def _clauses(number: int) -> tuple[tuple[int, int, int], ...]:
     planted = [rng.random() < 0.5 for _ in range(_VARIABLES)]
     clauses: list[tuple[int, int, int]] = []
     while len(clauses) < _CLAUSES:
-        literals = [variable * rng.choice((1, -1)) for variable in rng.sample(range(1, _VARIABLES + 1), 3)]
-        if any(planted[abs(literal) - 1] == (literal > 0) for literal in literals):
-            clauses.append((literals[0], literals[1], literals[2]))
+        first, second, third = [variable * rng.choice((1, -1)) for variable in rng.sample(range(1, _VARIABLES + 1), 3)]
+        clause = (first, second, third)
+        if any(planted[abs(literal) - 1] == (literal > 0) for literal in clause):
+            clauses.append(clause)
     return tuple(clauses)
 
 

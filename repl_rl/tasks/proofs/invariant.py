@@ -37,14 +37,19 @@ def _of(name: str, loop: Callable[..., Loop], draw: Any, solve: Callable[..., st
 
     def accepts(submitted: Sequence[str], *operands: int) -> bool:
         start, step = loop(*operands)
-        found = polynomial(submitted, list(start))
-        if found.is_zero or (must_have and found.degree(found.gens[list(start).index(must_have)]) < 1):
+        names = list(start)
+        invariant = polynomial(submitted, names)
+        if invariant.is_zero:
             return False
-        if found.eval(tuple(start.values())) != 0:
+        if must_have and invariant.degree(invariant.gens[names.index(must_have)]) < 1:
             return False
-        after = {symbol: polynomial([step[str(symbol)]], list(start)).as_expr() for symbol in found.gens}
-        moved = found.as_expr().subs(after, simultaneous=True)
-        return bool(sympy.reduced(moved, [found.as_expr()], *found.gens, domain="QQ")[1] == 0)
+        if invariant.eval(tuple(start.values())) != 0:
+            return False
+        # A step leaves it zero wherever it is zero, if what it becomes is a multiple of it.
+        values_after = {symbol: polynomial([step[str(symbol)]], names).as_expr() for symbol in invariant.gens}
+        after = invariant.as_expr().subs(values_after, simultaneous=True)
+        _, remainder = sympy.reduced(after, [invariant.as_expr()], *invariant.gens, domain="QQ")
+        return bool(remainder == 0)
 
     condition = f", in which {must_have} occurs," if must_have else ""
     return Family(

@@ -47,12 +47,16 @@ def application(api: RunApi, poke: Callable[[], None]) -> web.Application:
     app = web.Application(middlewares=[_guarded(poke)])
     app.router.add_get("/", _asset)
     app.router.add_get("/assets/{name}", _asset)
-    app.router.add_get("/api/run", _answering(lambda request: api.run()))
-    app.router.add_get("/api/trajectories", _answering(lambda request: api.rows(dict(request.query))))
-    app.router.add_get("/api/trajectory/{id}", _answering(lambda request: _trajectory(api, request)))
-    app.router.add_get("/api/tokens/{id}", _answering(lambda request: _tokens(api, request)))
-    app.router.add_get("/api/group/{id}", _answering(lambda request: api.group(request.match_info["id"])))
-    app.router.add_get("/api/task/{id}", _answering(lambda request: api.task(request.match_info["id"])))
+    answers = {
+        "run": lambda request: api.run(),
+        "trajectories": lambda request: api.rows(dict(request.query)),
+        "trajectory/{id}": lambda request: _trajectory(api, request),
+        "tokens/{id}": lambda request: _tokens(api, request),
+        "group/{id}": lambda request: api.group(request.match_info["id"]),
+        "task/{id}": lambda request: api.task(request.match_info["id"]),
+    }
+    for path, answer in answers.items():
+        app.router.add_get(f"/api/{path}", _answering(answer))
     return app
 
 
