@@ -2,7 +2,8 @@
 
 - A step, from rows of the data set to the tensors of the loss, is `repl_rl.trainer.step`. Rollouts come from the line
   loop, with a live interpreter for every session; advantages are of lines, (B, T).
-- The loss is `repl_rl.trainer.loss`; the interpreter's tokens are masked in all of it.
+- The loss is `repl_rl.trainer.loss`; the interpreter's tokens are masked in all of it but the loss on the output
+  (`output_loss`), which is off by default.
 - Forward passes see rows without padding, and the head typed tokens only (`repl_rl.trainer.typed_tokens`).
 - The engine is ours, in a dtype of its own; TRL's weight sync, or its iteration over the weights, updates it.
 
@@ -261,7 +262,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
             is_training=is_training,
             group_size=self.num_generations if is_training else self.num_generations_eval,
             updates=self.state.global_step,
-            number=self._step,
+            batch_number=self._step,
             process=accelerator.process_index,
             processes=accelerator.num_processes,
             dataset=self.train_dataset,

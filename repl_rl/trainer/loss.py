@@ -6,29 +6,32 @@ from top to bottom in this order:
 1. DPPO takes the advantages of tokens that have moved too far;
 2. the ratio of the policy to the one before the update, of tokens or of sequences;
 3. the policy's term of one of eight losses (`LOSS_TYPES`), per token, times three weights: whether the row has drifted,
-   whether the token's entropy is high enough, and the sampler's weight;
+   whether the token's entropy is high enough, and the sampler's weight, which VESPO has in a weight of its own;
 4. plus the KL term to the reference model;
 5. divided by what the loss type divides by;
 6. plus an entropy bonus, a router's loss, and the loss on the interpreter's output.
 
-What is out of which term. Prompts, the interpreter's output, padding and sessions that are left out have `loss_mask` 0,
-which is out of all of them but the loss on the output.
+Which tokens are out of which term:
 
 | | policy | KL | entropy bonus | divisor |
 |---|---|---|---|---|
-| `loss_mask` 0 | out | out | out | out |
+| `loss_mask` 0: the interpreter's output, padding, sessions that are left out | out | out | out | out |
 | entropy below `entropy_threshold` | out | in | out | in |
 | row that has drifted (`off_policy_threshold`) | out | in | in | in |
-| DPPO (`divergence`), Clip-Cov | out | in | in | in |
+| DPPO (`divergence`); Clip-Cov, which sets advantages to 0 before they come here | out | in | in | in |
+| the sampler's weight 0 (`SamplerCorrection.drops`); not with VESPO | out | in | in | in |
+
+The loss on the output is over the tokens that `output_weights` weighs, and over no others.
 
 The losses are TRL's; the tests hold values and gradients to those of its `_compute_loss`. They differ where a paper has
-one advantage for a sequence, and lines have several: the ratio of a sequence (`_log_weights`), drifted rows
+one advantage for a sequence, and lines have several: the ratio of a sequence (`_log_ratio`), drifted rows
 (`_near_policy`) and VESPO's weights (`_vespo_weights`); and a mean over rows leaves out rows that are not in the loss
 (`_divided`). A row is a sequence. A session that was compacted is several.
 
 What only all processes together know comes in as a number (`entropy_threshold`, `tokens_of_update`, `row_share`). What
 is logged goes out as sums and counts, which the caller adds up over processes.
 
+What is sampled at once is split into several batches, B rows each; an update takes `accumulated` of them.
 A batch may be too large for one forward pass. Then `loss` is called after each pass with the whole batch, where rows of
 other passes are numbers without a gradient: counts and means are the batch's each time, and the gradients add up to the
 batch's (`repl_rl.trainer.typed_tokens`).
@@ -71,7 +74,7 @@ class LossSettings:
 
     loss_type: str
     level: Level
-    """Of the ratio to the policy before the update (`importance_sampling_level`), see `_log_weights`."""
+    """Of the ratio to the policy before the update (`importance_sampling_level`), see `_log_ratio`."""
     beta: float
     """Weight of the KL term."""
     corrects_kl: bool
@@ -81,7 +84,7 @@ class LossSettings:
     epsilon_high: float
     """How far the ratio may lie below 1, and above it. For cispo, `epsilon_high` bounds the ratio itself."""
     delta: float | None
-    """Bound on a ratio whose advantage is negative (two-sided clipping)."""
+    """Bound on the ratio (two-sided clipping). From 1 + `epsilon_high` on, it changes negative advantages alone."""
     correction: SamplerCorrection | None
     """(`vllm_importance_sampling_correction`)"""
     off_policy_threshold: float | None
@@ -96,8 +99,8 @@ class LossSettings:
     """lambda, likewise."""
     most_tokens: int
     """Dr. GRPO divides by it: the longest completion that is allowed (`max_completion_length`)."""
-    output_loss: float
-    """Weight of the cross-entropy of the interpreter's output."""
+    output_coefficient: float
+    """Weight of the cross-entropy of the interpreter's output (our `output_loss`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +116,17 @@ class LossInputs:
     advantages: torch.Tensor
     """One per token, which is that of its line, or (B, 1)."""
     old_logprobs: torch.Tensor | None
-    """Of the policy before the batch's first update. None for a batch of one update: then they are `logprobs`, which
-    this very pass has computed."""
+    """Of the policy before the batch's first update. None for a batch of one update, unless a mask has asked for them:
+    then they are `logprobs`, which this very pass has computed."""
     sampler_logprobs: torch.Tensor | None
     reference_logprobs: torch.Tensor | None
     sampler_weights: torch.Tensor | None
-    """(B, T) or (B, 1), where they are known from before; None where the correction computes them."""
+    """(B, T) or (B, 1), where they are known from before. If None, `LossSettings.correction` computes them, if any."""
     output_weights: torch.Tensor | None
     """Weights of the interpreter's output tokens."""
     entropy_threshold: torch.Tensor | None
-    """Tokens of a lower entropy are not in the policy's term (`top_entropy_quantile`). None takes all."""
+    """Tokens of a lower entropy are neither in the policy's term nor in the bonus (`top_entropy_quantile`). None takes
+    all."""
     entropy_coefficient: float | None
     """Of the entropy bonus; None pays none, and asks for no count."""
     router_loss: torch.Tensor | None
@@ -153,7 +157,8 @@ class LossOutputs:
     loss: torch.Tensor
     """A scalar, to go backward from."""
     policy_loss: torch.Tensor
-    """Of the policy's and the KL term alone, before it is divided by `accumulated`."""
+    """The policy's and the KL term alone: the mean of this batch, or with dapo, cispo and vespo its part of the
+    update."""
     means: dict[str, Mean]
     """By name, as TRL logs them."""
     per_row: dict[str, torch.Tensor]
@@ -173,13 +178,10 @@ class LossOutputs:
 def loss(inputs: LossInputs, settings: LossSettings) -> LossOutputs:
     """The loss of a batch, see the module."""
     mask = inputs.loss_mask
-    output_loss = None
-    if inputs.output_weights is not None:
-        output_loss = -(inputs.logprobs * inputs.output_weights).sum()
     logprobs = inputs.logprobs * mask
     now = logprobs.detach()
     old = now if inputs.old_logprobs is None else inputs.old_logprobs * mask
-    advantages = inputs.advantages
+    advantages = inputs.advantages  # those of `inputs` say on which side a whole row is, whatever DPPO takes out of it
     diverged = None
     if settings.divergence is not None and inputs.is_training:
         diverged = _diverged(now, inputs, settings.divergence)
@@ -188,14 +190,7 @@ def loss(inputs: LossInputs, settings: LossSettings) -> LossOutputs:
     if sampler_weights is None and settings.correction is not None and inputs.sampler_logprobs is not None:
         sampler_weights = weights_of_sampler(old, inputs.sampler_logprobs, mask, settings.correction)
 
-    ratio = _log_weights(logprobs, old, mask, settings.level).exp()
-    kl = None
-    if settings.beta != 0.0:
-        assert inputs.reference_logprobs is not None
-        kl = _kl(logprobs, inputs.reference_logprobs * mask)
-        if settings.corrects_kl:
-            kl = kl * ratio
-
+    ratio = _log_ratio(logprobs, old, mask, settings.level).exp()
     means: dict[str, Mean] = {}
     per_row: dict[str, torch.Tensor] = {}
     if settings.loss_type in CLIPPED:
@@ -227,7 +222,11 @@ def loss(inputs: LossInputs, settings: LossSettings) -> LossOutputs:
         per_token = per_token * high_entropy
     if sampler_weights is not None and settings.loss_type != "vespo":  # VESPO has them in its own weights
         per_token = per_token * sampler_weights
-    if kl is not None:
+    if settings.beta != 0.0:
+        assert inputs.reference_logprobs is not None
+        kl = _kl(logprobs, inputs.reference_logprobs * mask)
+        if settings.corrects_kl:
+            kl = kl * ratio
         per_token = per_token + settings.beta * kl
         means["kl"] = mean_of(kl.detach(), mask)
     means["entropy"] = mean_of(inputs.entropies.detach(), mask)
@@ -243,8 +242,10 @@ def loss(inputs: LossInputs, settings: LossSettings) -> LossOutputs:
         entropy_bonus = replace(entropy_bonus, total=entropy_bonus.total.detach())
     if inputs.router_loss is not None:
         total = total + inputs.router_coefficient * inputs.router_loss / inputs.accumulated
-    if output_loss is not None:
-        total = total + settings.output_loss * output_loss / inputs.accumulated
+    output_loss = None
+    if inputs.output_weights is not None:
+        output_loss = -(inputs.logprobs * inputs.output_weights).sum()
+        total = total + settings.output_coefficient * output_loss / inputs.accumulated
         output_loss = output_loss.detach()
     return LossOutputs(
         loss=total,
@@ -270,12 +271,12 @@ def weights_of_sampler(
     log_ratio = ((old_logprobs - sampler_logprobs) * loss_mask).nan_to_num(nan=0.0)
     if correction.level == "sequence":
         log_ratio = log_ratio.sum(-1, keepdim=True)
-    ratio = log_ratio.exp()
+    weights = log_ratio.exp()
     if correction.least is None and correction.most is None:
-        return ratio
-    bounded = ratio.clamp(min=correction.least, max=correction.most)
+        return weights
+    bounded = weights.clamp(min=correction.least, max=correction.most)
     if correction.drops:
-        return torch.where(bounded == ratio, ratio, 0.0)
+        return torch.where(bounded == weights, weights, 0.0)
     return bounded
 
 
@@ -284,7 +285,7 @@ def mean_of(values: torch.Tensor, loss_mask: torch.Tensor) -> Mean:
     return Mean((values * loss_mask).sum(), loss_mask.sum().float())
 
 
-def _log_weights(logprobs: torch.Tensor, old: torch.Tensor, loss_mask: torch.Tensor, level: Level) -> torch.Tensor:
+def _log_ratio(logprobs: torch.Tensor, old: torch.Tensor, loss_mask: torch.Tensor, level: Level) -> torch.Tensor:
     """The logarithm of the ratio of the policy to the one before the update, per token, (B, T).
 
     For sequences, each token has the ratio of its sequence, and a gradient of its own:
@@ -357,8 +358,8 @@ def _vespo_weights(
 def _near_policy(
     now: torch.Tensor, sampled: torch.Tensor, advantages: torch.Tensor, loss_mask: torch.Tensor, threshold: float
 ) -> torch.Tensor:
-    """Which sequences are in the loss, (B, 1): not those whose advantage is negative and that the policy has drifted
-    away from. A sequence is dropped whole, or not at all, by the sign of the mean of its tokens' advantages.
+    """Which sequences are in the policy's term, (B, 1): not those whose advantage is negative and that the policy has
+    drifted away from. A sequence is in it whole, or not at all, by the sign of the mean of its tokens' advantages.
 
     DeepSeek-AI 2025, DeepSeek-V3.2, where a sequence has one advantage. A token whose probability the sampler did not
     give (NaN) says nothing about the drift.
@@ -381,8 +382,8 @@ def _diverged(now: torch.Tensor, inputs: LossInputs, bound: float) -> torch.Tens
 
 
 def _divided(per_token: torch.Tensor, inputs: LossInputs, settings: LossSettings) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sum over the tokens of the loss by what the loss type divides by: as a mean of this batch, and as its part of
-    the update, which has `accumulated` batches.
+    """The sum over the tokens of the loss by what the loss type divides by: what is logged, and the batch's part of the
+    update, which has `accumulated` batches. For means over the batch, the first is the mean.
 
     A mean over rows is over those that have a token in the loss, in the step as a whole: `row_share` of them.
     """
@@ -390,7 +391,7 @@ def _divided(per_token: torch.Tensor, inputs: LossInputs, settings: LossSettings
     summed = per_token * loss_mask
     if settings.loss_type in ("cispo", "dapo", "vespo"):
         value = summed.sum() / inputs.tokens_of_update
-        return value, value  # an update's tokens are divided by, so the batches of the update add up
+        return value, value  # the divisor is the update's, so its batches add up
     if settings.loss_type == "bnpo":
         value = summed.sum() / loss_mask.sum().clamp(min=1.0)
         return value, value / inputs.accumulated

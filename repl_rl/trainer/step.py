@@ -4,27 +4,34 @@
     2  roll out     a session in a live interpreter for each row, graded, with a reward for each line; groups that teach
                     nothing are rolled out anew with other rows (`redraws`)
     3  reward       TRL's reward functions, which see whole sessions
-    4  credit       an advantage for each line: its return less a baseline, within its group (`repl_rl.credit`)
+    4  credit       what they gave is added to the last line; then an advantage for each line: its return less a
+                    baseline, within its group (`repl_rl.credit`)
     5  lay out      rows of tensors; a line's advantage goes to each of its tokens (`token_advantages`)
     6  look back    log-probabilities before the update, of the policy and of the reference model, where a loss asks
     7  leave out    what masks (`train.mask`) keep out of the loss
-    8  weigh        the sampler's weights, tokens that Clip-Cov draws, the interpreter's output
+    8  weigh        the sampler's weights, the share of rows, tokens that Clip-Cov draws, the interpreter's output
+
+What is sampled at once is a batch here. TRL splits it into `steps_per_generation` batches, which are those that the
+loss sees; an update takes `gradient_accumulation_steps` of these.
 
 `make_batch` takes them in turn. No function here takes a trainer: what a step needs of one stands in `StepParts`, so
 other trainers can fill it in.
 
-A session that failed (`is_void`) has a reward of 0, is in no baseline, and is one token outside the loss. Where the
+A session whose machinery failed (`is_void`) has a reward of 0, is in no baseline, and is one token outside the loss
+(`Row.lists`). A session that a mask leaves out has its part in the baseline, because credit comes first. Where the
 outcome alone is paid, a group whose outcomes are equal has advantages of 0; its tokens still count in what losses
 divide by, and in the KL term. A session that was compacted is a row for each of its parts, and what a session asked in
-sub-calls are further rows (`subcalls.train`); an evaluation has the first part alone.
+sub-calls are further rows (`subcalls.train`), each a row in means over rows; an evaluation has the first part alone.
 
-B rows of the batch, T completion tokens, N sessions of this process.
+B rows of the batch, T completion tokens, N sessions of this process. The first N rows are those of the sessions, in
+their order.
 """
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from math import ceil
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -49,13 +56,14 @@ from repl_rl.trainer.run_files import kept_on_failure
 from repl_rl.trainer.step_log import StepLog
 from repl_rl.trainer.trainer_queue import TrainerQueue
 from repl_rl.trajectory import Task, Trajectory, whole_session, write_jsonl
-from repl_rl.utils.distributed import gather
+from repl_rl.utils.distributed import gather as gather_objects
 
 DataRow = dict[str, Any]
 """A row of the data set."""
 Tensors = dict[str, torch.Tensor]
-"""A batch by TRL's names: `prompt_ids`, `prompt_mask`, `completion_ids`, `completion_mask`, `tool_mask` (1 where the
-model typed the token), `advantages`, `sampling_per_token_logps`, ... each with B rows; and numbers of the step."""
+"""A batch by TRL's names: `prompt_ids`, `prompt_mask`, `completion_ids`, `completion_mask` (0 on padding), `tool_mask`
+(0 where the interpreter wrote the token or it is left out of the loss), `advantages`, `sampling_per_token_logps`, ...
+each with B rows; and numbers of the batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,24 +74,24 @@ class StepParts:
     is_training: bool
     group_size: int
     updates: int
-    """How many the policy has had. Schedules of rewards go by it."""
-    number: int
-    """Of the batch within the run, for what is drawn at random."""
+    """How many updates the policy has had. Schedules of rewards go by it."""
+    batch_number: int
+    """The place of the batch within the run, for what is drawn at random."""
     process: int
     processes: int
 
     dataset: Any
     """The rows that others are drawn from: an index gives a row."""
     task_ids: Sequence[str]
-    """Of each row, where problems are drawn by their pass rates."""
+    """The task of each row, where problems are drawn by their pass rates."""
     pass_rates: PassRates
     queue: TrainerQueue
-    """Of groups that are rolled out ahead, with `asynchronous`."""
+    """The groups that are rolled out ahead, with `asynchronous`."""
     service: RolloutService
     sampling: Callable[[int], SamplingConfig]
-    """Of the next so many sessions."""
+    """Takes a number of sessions, and says how the next so many are sampled."""
     after_rollouts: Callable[[], None]
-    """The engine may give its memory to the trainer."""
+    """Called when all sessions have ended: the engine may give its memory to the trainer."""
     last_rollouts_at: float | None
     """When the rollouts of the step before were complete, by `time.perf_counter`."""
     tools: Sequence[str] | None
@@ -102,7 +110,7 @@ class StepParts:
     """None where no KL term asks for them."""
     correction: SamplerCorrection | None
     is_left_out: Callable[[Trajectory], bool]
-    """By what became of it (`train.mask`)."""
+    """Whether a whole session is left out of the loss for what became of it (`train.mask`)."""
 
     gather: Callable[[torch.Tensor], torch.Tensor]
     """The tensors of all processes, one after another."""
@@ -134,7 +142,7 @@ class Layout:
 
     rows: list[Row]
     size: int
-    """Of the batch. Rows beyond `rows` are void."""
+    """The rows of the batch. Those beyond `rows` are filler: one token outside the loss."""
 
 
 def make_batch(inputs: Sequence[DataRow], parts: StepParts) -> tuple[Tensors, Sessions]:
@@ -147,18 +155,19 @@ def make_batch(inputs: Sequence[DataRow], parts: StepParts) -> tuple[Tensors, Se
         credited = credit_lines(sessions, rewards, parts)
         layout = lay_out(sessions.trajectories, parts)
         batch = tensors_of(layout, credited, parts)
-        outputs = batch["completion_mask"] - loss_mask_of(batch)  # (B, T), before anything is left out
+        # 1 on the interpreter's tokens, (B, T): what is not typed, as long as nothing is left out.
+        output_mask = batch["completion_mask"] - loss_mask_of(batch)
         batch |= looked_back(batch, parts)
         if parts.is_training and parts.args.mask != MaskConfig():
             changed, kept = leave_out(batch, layout, sessions.trajectories, parts)
             batch |= changed
-            outputs = outputs * kept
+            output_mask = output_mask * kept
         count = len(sessions.scored)
         parts.log.sessions(sessions.trajectories)
         parts.log.advantages(batch["advantages"][:count], loss_mask_of(batch)[:count])
-        batch |= weights_of(batch, outputs, parts)
+        batch |= weights_of(batch, output_mask, parts)
     if parts.is_training and parts.stores_rollouts:
-        trajectories = gather([session.trajectory for session in credited])
+        trajectories = gather_objects([session.trajectory for session in credited])
         if parts.rollouts_path is not None:
             write_jsonl(parts.rollouts_path, trajectories)
     return batch, sessions
@@ -173,7 +182,7 @@ def draw(inputs: Sequence[DataRow], parts: StepParts) -> list[DataRow]:
     if not _draws_by_rate(parts):
         return list(inputs)
     groups = len(inputs) // parts.group_size
-    random = Random(f"{parts.args.seed}/pass_rate/{parts.number}")
+    random = Random(f"{parts.args.seed}/pass_rate/{parts.batch_number}")
     drawn = parts.pass_rates.draw(parts.task_ids, groups * parts.processes, random)
     ours = drawn[parts.process * groups : (parts.process + 1) * groups]
     return [dict(parts.dataset[index]) for index in ours for _ in range(parts.group_size)]
@@ -199,9 +208,10 @@ def roll_out(rows: Sequence[DataRow], parts: StepParts) -> Sessions:
         sampled.extend(more)
         if not parts.is_training or args.oversample == 1:
             return more
-        return resampled(more, parts.group_size, args.oversample, f"{args.seed}/{parts.number}")
+        return resampled(more, parts.group_size, args.oversample, f"{args.seed}/{parts.batch_number}")
 
     if parts.is_training and args.asynchronous is not None:
+        # Neither `redraws` nor `oversample` nor draws by pass rates go with the queue, and the config refuses them.
         taken, rows = parts.queue.take()
         log.values(taken.metrics(parts.queue.version))
         trajectories = [trajectory for _, group in taken.groups for trajectory in group]
@@ -214,15 +224,16 @@ def roll_out(rows: Sequence[DataRow], parts: StepParts) -> Sessions:
             scored = sample([task_of(row) for row in rows])
     if parts.is_training and args.redraws:
         with kept_on_failure(parts.rollouts_path, [session.trajectory for session in scored]):
-            taken_ids = set(gather([task_of(row).id for row in rows]))
-            further = further_rows(parts.dataset, taken_ids, args.seed, parts.number)
+            taken_ids = set(gather_objects([task_of(row).id for row in rows]))
+            further = further_rows(parts.dataset, taken_ids, args.seed, parts.batch_number)
             ours = islice(further, parts.process, None, parts.processes)
+            # It changes `rows` and `scored` in place.
             count = redraw(rows, scored, parts.group_size, ours, sample, args.credit, args.redraws)
-            log.values({"credit/redrawn_groups": float(sum(gather([count])))})
+            log.values({"credit/redrawn_groups": float(sum(gather_objects([count])))})
     if _draws_by_rate(parts):
         size = parts.group_size * args.oversample
         groups = [sampled[start : start + size] for start in range(0, len(sampled), size)]
-        parts.pass_rates.learn(gather([right_share(group) for group in groups]))
+        parts.pass_rates.learn(gather_objects([right_share(group) for group in groups]))
         log.values(parts.pass_rates.numbers(len(parts.dataset)))
     ended_at = time.perf_counter()
     log.batch([session.trajectory for session in sampled], ended_at - since, parts.service, parts.tools)
@@ -258,7 +269,7 @@ def _scored(
 
 def reward_columns(sessions: Sessions, has_environments: bool) -> list[DataRow]:
     """What TRL's reward functions get of each session besides prompt and completion: the columns of its row, `scored`,
-    and `environments` where they are in this process."""
+    and `environments` where they are in this process. Whoever fills in `StepParts.reward` hands them on."""
     columns = []
     for row, session in zip(sessions.rows, sessions.scored, strict=True):
         of_session = {**row, "scored": session}
@@ -292,15 +303,16 @@ def lay_out(trajectories: Sequence[Trajectory], parts: StepParts) -> Layout:
     processes."""
     args = parts.args
     trains_subcalls = parts.is_training and args.subcalls.train
-    rows, size = rows_of(trajectories, trains_subcalls), len(trajectories)
+    rows = rows_of(trajectories, trains_subcalls)
+    size = len(trajectories)
     if not parts.is_training:
         del rows[size:]
     elif trains_subcalls or args.budget.compact_at is not None:
-        steps = args.steps_per_generation
-        size = -(-max(gather([len(rows)])) // steps) * steps
+        largest = max(gather_objects([len(rows)]))
+        size = ceil(largest / args.steps_per_generation) * args.steps_per_generation
     if trains_subcalls:
         asked = len(rows) - len(rows_of(trajectories))
-        parts.log.values({"subcalls/rows": float(sum(gather([asked])))})
+        parts.log.values({"subcalls/rows": float(sum(gather_objects([asked])))})
     return Layout(rows, size)
 
 
@@ -312,15 +324,16 @@ def tensors_of(layout: Layout, credited: Sequence[CreditedTrajectory], parts: St
     lists = row_lists(layout.rows, layout.size, pad_id)
 
     def padded(name: str, value: float, side: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-        columns = [torch.tensor(row[name], dtype=dtype) for row in lists]
-        joined: torch.Tensor = pad(columns, padding_value=value, padding_side=side, pad_to_multiple_of=multiple)
+        column = [torch.tensor(lists_of_row[name], dtype=dtype) for lists_of_row in lists]
+        joined: torch.Tensor = pad(column, padding_value=value, padding_side=side, pad_to_multiple_of=multiple)
         return joined.to(parts.device)
 
-    for row in lists:
-        row["prompt_mask"] = [1] * len(row["prompt_ids"])
-        row["completion_mask"] = [1] * len(row["completion_ids"])
+    for lists_of_row in lists:
+        lists_of_row["prompt_mask"] = [1] * len(lists_of_row["prompt_ids"])
+        lists_of_row["completion_mask"] = [1] * len(lists_of_row["completion_ids"])
         # a sampler that could not score a token says None, which becomes NaN, and weighs nothing
-        row["logprobs"] = [float("nan") if logprob is None else logprob for logprob in row["logprobs"]]
+        logprobs = lists_of_row["logprobs"]
+        lists_of_row["logprobs"] = [float("nan") if logprob is None else logprob for logprob in logprobs]
     batch = {
         "prompt_ids": padded("prompt_ids", pad_id, "left", torch.long),
         "prompt_mask": padded("prompt_mask", 0, "left", torch.long),
@@ -338,17 +351,17 @@ def token_advantages(
     rows: Sequence[Row], credited: Sequence[CreditedTrajectory], completion_ids: torch.Tensor
 ) -> torch.Tensor:
     """(B, T), from the advantage of each line; 0 on outputs, padding and void rows. `rows` are the first ones of the
-    batch."""
+    batch. The lines of a sub-call have the advantage of the line that asked (`Row.lines`)."""
     advantages = torch.zeros(completion_ids.shape, dtype=torch.float32, device=completion_ids.device)
     for index, row in enumerate(rows):
         lines = credited[row.owner].trajectory.lines
-        for part_line, number in zip(row.part.lines, row.lines, strict=False):
+        for part_line, number in zip(row.part.lines, row.lines, strict=False):  # a void row names no lines
             advantages[index, part_line.start : part_line.end] = lines[number].advantage or 0.0
     return advantages
 
 
 def loss_mask_of(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """1 for each token that was typed and is in the loss, (B, T)."""
+    """1 for each token that was typed and is in the loss, (B, T). Before `leave_out`, all typed tokens are."""
     return batch["completion_mask"] * batch["tool_mask"]
 
 
@@ -364,10 +377,12 @@ def looked_back(batch: Tensors, parts: StepParts) -> Tensors:
     """
     logprobs: Tensors = {}
     if not parts.args.updates_once or parts.args.mask.needs_ratios:
-        old, sampled, loss_mask = parts.policy_logprobs(batch), batch["sampling_per_token_logps"], loss_mask_of(batch)
+        old = parts.policy_logprobs(batch)
         logprobs["old_per_token_logps"] = old
+        sampled = batch["sampling_per_token_logps"]
+        loss_mask = loss_mask_of(batch)
         weights = None
-        if parts.correction is not None:
+        if parts.correction is not None:  # to be logged, of all tokens; the loss has those of `weights_of`
             weights = weights_of_sampler(old, sampled, loss_mask, parts.correction)
         parts.log.drift(old, sampled, loss_mask, weights)
     if parts.reference_logprobs is not None:
@@ -381,16 +396,13 @@ def looked_back(batch: Tensors, parts: StepParts) -> Tensors:
 def leave_out(
     batch: Tensors, layout: Layout, trajectories: Sequence[Trajectory], parts: StepParts
 ) -> tuple[Tensors, torch.Tensor]:
-    """The batch without what the mask leaves out: a session with the sub-calls that it made is then in no sum, count or
-    mean of the loss. And 1 for each token that stays, (B, T), the interpreter's with those around them."""
-    args, group_size = parts.args, parts.group_size
-    kept, left_out = kept_tokens(batch, layout.rows, trajectories, args.mask, parts.is_left_out, group_size)
+    """The batch without the sessions that the mask leaves out, which are then in no sum, count or mean of the loss. And
+    1 for each token that stays, (B, T), the interpreter's with those around them."""
+    mask, group_size = parts.args.mask, parts.group_size
+    kept, left_out = kept_tokens(batch, layout.rows, trajectories, mask, parts.is_left_out, group_size)
     changed = {"tool_mask": batch["tool_mask"] * kept.to(batch["tool_mask"])}
-    for name in ("old_per_token_logps", "ref_per_token_logps"):
-        if name in batch:
-            changed[name] = batch[name] * changed["tool_mask"]
     changed["num_items_in_batch"] = parts.gather(loss_mask_of(batch | changed).sum()).sum()
-    of_all = gather(left_out)
+    of_all = gather_objects(left_out)
     parts.log.values({"credit/masked_share": sum(of_all) / max(1, len(of_all))})
     return changed, kept
 
@@ -403,26 +415,26 @@ def kept_tokens(
     is_out: Callable[[Trajectory], bool],
     group_size: int,
 ) -> tuple[torch.Tensor, list[bool]]:
-    """1 for each token that stays in the loss, (B, T), and whether each session that is not void is left out; void ones
-    are in no loss, and nobody is asked about them.
+    """1 for each token that stays in the loss, (B, T), and of each session that is not void, whether it is left out.
+    Void ones are in no loss anyway.
 
-    A session (`Row.session`) stays or goes with all its rows; sub-calls are sessions of their own, which go with the
-    one that asked (`Row.owner`). A branch is judged as the whole session, and lines that it shares with others stay if
-    one of those stays.
+    A session (`Row.session`) stays or goes with all its rows. Sub-calls are sessions of their own: they go if the one
+    that asked (`Row.owner`) goes for what became of it; masks by ratios judge each session by its own tokens. A branch
+    is judged as the whole session, and lines that it shares with others stay if one of those stays.
     """
     loss_mask = loss_mask_of(batch)
-    left_out = _left_out(trajectories, is_out, group_size)
+    out_by_end = _out_by_end(trajectories, is_out, group_size)
     stays: dict[int, bool] = {}  # by session
     for row in rows:
         is_overlong_subcall = row.session != row.owner and mask.overlong and row.part.is_overlong
-        is_in = not left_out[row.owner] and not is_overlong_subcall
+        is_in = not out_by_end[row.owner] and not is_overlong_subcall
         stays[row.session] = stays.get(row.session, True) and is_in
     if mask.needs_ratios:
         log_ratios = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"]) * loss_mask
         log_ratios = log_ratios.nan_to_num(nan=0.0)  # where the sampler gave no probability
         for session, places in _places(rows, trajectories, group_size).items():
-            of_session = torch.cat([log_ratios[row, :end] for row, end in places])
-            were_typed = torch.cat([loss_mask[row, :end] for row, end in places])
+            of_session = torch.cat([log_ratios[index, :end] for index, end in places])
+            were_typed = torch.cat([loss_mask[index, :end] for index, end in places])
             stays[session] &= bool(within_ratios(mask, of_session[None], were_typed[None]))
     kept = torch.zeros_like(loss_mask)
     for index, row in enumerate(rows):
@@ -432,8 +444,10 @@ def kept_tokens(
     return kept, [not stays[index] for index, trajectory in enumerate(trajectories) if not trajectory.is_void]
 
 
-def _left_out(trajectories: Sequence[Trajectory], is_out: Callable[[Trajectory], bool], group_size: int) -> list[bool]:
-    """Whether each trajectory is left out by what became of it."""
+def _out_by_end(
+    trajectories: Sequence[Trajectory], is_out: Callable[[Trajectory], bool], group_size: int
+) -> list[bool]:
+    """Whether each trajectory is left out for what became of it."""
     out = []
     for index, trajectory in enumerate(trajectories):
         start = index - index % group_size
@@ -479,10 +493,10 @@ def _shared_ends(trajectories: Sequence[Trajectory], stays: Mapping[int, bool], 
 # 8. Weigh
 
 
-def weights_of(batch: Tensors, outputs: torch.Tensor, parts: StepParts) -> Tensors:
+def weights_of(batch: Tensors, output_mask: torch.Tensor, parts: StepParts) -> Tensors:
     """What the loss weighs tokens and rows by, of what is in it: the sampler's weights where the policy's
     log-probabilities before the update are known, the share of rows, advantages without those that Clip-Cov draws, and
-    weights of `outputs`, which are the interpreter's tokens, (B, T)."""
+    weights of the interpreter's tokens, where `output_mask` is 1, (B, T)."""
     args, loss_mask = parts.args, loss_mask_of(batch)
     weights: Tensors = {}
     is_in_loss = loss_mask.any(dim=1).float()  # (B,)
@@ -492,12 +506,16 @@ def weights_of(batch: Tensors, outputs: torch.Tensor, parts: StepParts) -> Tenso
         sampled = batch["sampling_per_token_logps"]
         weights["importance_sampling_ratio"] = weights_of_sampler(old, sampled, loss_mask, parts.correction)
     if parts.is_training and args.mask.covariance is not None:
-        random = Random(f"{args.seed}/covariance/{parts.number}")
-        out = covarying(args.mask.covariance, batch["old_per_token_logps"], batch["advantages"], loss_mask, random)
-        weights["advantages"] = batch["advantages"].masked_fill(out, 0.0)
-        parts.log.share("credit/covariance_share", out, loss_mask)
+        random = Random(f"{args.seed}/covariance/{parts.batch_number}")
+        old = batch["old_per_token_logps"]  # `needs_ratios` is true of this mask too
+        drawn = covarying(args.mask.covariance, old, batch["advantages"], loss_mask, random)
+        weights["advantages"] = batch["advantages"].masked_fill(drawn, 0.0)
+        parts.log.share("credit/covariance_share", drawn, loss_mask)
     if parts.is_training and args.output_loss:
-        in_rows = outputs * loss_mask.any(dim=1, keepdim=True)
+        # Filler and void rows have a token that was not typed, and is not the interpreter's either.
+        in_rows = output_mask * loss_mask.any(dim=1, keepdim=True)
         count = parts.gather(in_rows.sum()).sum().clamp(min=1)
+        # The loss divides by the batches of an update, and gradients are averaged over processes: with these weights,
+        # an update has the mean over the output of the whole batch, of all processes.
         weights["output_weights"] = in_rows * (parts.processes * args.steps_per_generation / count)
     return weights

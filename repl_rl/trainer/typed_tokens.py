@@ -149,7 +149,8 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         typed, is_training = loss_mask_of(inputs), bool(self.model.training)
         accumulated = int(values.current_gradient_accumulation_steps) if is_training else 1
         tokens = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
-        if is_training:  # it counts what one generation brought, which is taken in several batches
+        if is_training:
+            # What is sampled at once is in `steps_per_generation` batches. They share its tokens evenly, as TRL has it.
             tokens = tokens * accumulated / self.args.steps_per_generation
         threshold = None
         if values.top_entropy_quantile < 1:
@@ -204,7 +205,7 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
             vespo_shapes=(args.vespo_k_pos, args.vespo_k_neg),
             vespo_rates=(args.vespo_lambda_pos, args.vespo_lambda_neg),
             most_tokens=values.max_completion_length,
-            output_loss=self._output_loss,
+            output_coefficient=self._output_loss,
         )
 
     def _entropy_threshold(self, entropies: torch.Tensor, quantile: float) -> torch.Tensor:

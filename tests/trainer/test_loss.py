@@ -49,7 +49,7 @@ PLAIN = LossSettings(
     vespo_shapes=(2.0, 3.0),
     vespo_rates=(3.0, 2.0),
     most_tokens=40,
-    output_loss=0.0,
+    output_coefficient=0.0,
 )
 CORRECTIONS = {
     f"{level}_{'mask' if drops else 'truncate'}": SamplerCorrection(level, drops, 0.8, 1.4)
@@ -326,7 +326,7 @@ def test_a_drifted_sequence_is_dropped_whole_or_not_at_all() -> None:
 def test_the_output_has_a_loss_of_its_own_and_no_other() -> None:
     weights = torch.where(TYPED.bool(), 0.0, 0.25)
     inputs = replace(made_inputs(10), output_weights=weights)
-    settings = replace(PLAIN, output_loss=0.5)
+    settings = replace(PLAIN, output_coefficient=0.5)
     found, without = loss(inputs, settings), loss(replace(inputs, output_weights=None), settings)
     wanted = -(inputs.logprobs * weights).sum()
     torch.testing.assert_close(found.output_loss, wanted.detach())
