@@ -126,7 +126,7 @@ def test_a_process_that_can_draw_none_again_gathers_as_often_as_the_others(
 ) -> None:
     trainer = recorded_trainer(tmp_path, of_their_names, TASKS, task_sampling="pass_rate", redraws=1)
     gathered: list[Sequence[Any]] = []
-    monkeypatch.setattr(step, "gather", lambda values: gathered.append(values) or list(values))
+    monkeypatch.setattr(step, "gather_objects", lambda values: gathered.append(values) or list(values))
     roll_out = trainer.service.roll_out
 
     def rolled_out(*arguments: Any) -> Any:
