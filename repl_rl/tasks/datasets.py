@@ -80,12 +80,12 @@ def load_tasks(config: TasksConfig, split: Split, seed: int, count: int) -> list
     return load_splits(config, (split, seed, count))[0]
 
 
-def load_splits(config: TasksConfig, *asked: tuple[Split, int, int]) -> list[list[Task]]:
+def load_splits(config: TasksConfig, *wanted: tuple[Split, int, int]) -> list[list[Task]]:
     """As `load_tasks` for several (split, seed, count) at once, with one error for all that can't be graded."""
     sets: list[tuple[list[Task], int]] = []
     where: dict[int, str] = {}
     left_out: list[tuple[str, str]] = []
-    for split, seed, count in asked:
+    for split, seed, count in wanted:
         if split == "train" and config.only is not None:
             tasks = _only(config, config.only)
             Random(f"{seed}/{split}").shuffle(tasks)
@@ -100,33 +100,33 @@ def load_splits(config: TasksConfig, *asked: tuple[Split, int, int]) -> list[lis
         sets.append((tasks, count))
     left_out = list(dict.fromkeys(left_out))  # a row that can't be read may be on both sides
     rows = len(left_out)
-    kept: list[list[Task]] = [[] for _ in sets]
+    gradable: list[list[Task]] = [[] for _ in sets]
     taken = [tasks[:count] for tasks, count in sets]
     while any(taken):
         rows += sum(map(len, taken))
-        found = _unreadable(chain(*taken))
+        refused = _unreadable(chain(*taken))
         if config.unreadable != "text":
-            left_out += [(where.get(key, f"task {task.id!r}"), _why(task)) for key, task in found.items()]
-        for (tasks, count), own, new in zip(sets, kept, taken, strict=True):
+            left_out += [(where.get(key, f"task {task.id!r}"), _why(task)) for key, task in refused.items()]
+        for (tasks, count), of_split, new in zip(sets, gradable, taken, strict=True):
             for task in new:
-                if id(task) not in found:
-                    own.append(task)
+                if id(task) not in refused:
+                    of_split.append(task)
                 elif config.unreadable == "text":
-                    own.append(replace(task, metadata={**task.metadata, "graded_as": "text"}))
+                    of_split.append(replace(task, metadata={**task.metadata, "graded_as": "text"}))
             del tasks[: len(new)]
-            new[:] = tasks[: count - len(own)] if config.unreadable == "skip" else []
+            new[:] = tasks[: count - len(of_split)] if config.unreadable == "skip" else []
     left_out.sort(key=_in_order)
     if config.unreadable != "skip":
         _refuse(left_out, rows)
     elif left_out:
         first = ": ".join(left_out[0])
         _log.warning("tasks.unreadable: skip leaves out %d of %d problems, such as %s", len(left_out), rows, first)
-    for (split, _, _), own in zip(asked, kept, strict=True):
-        if not own:
+    for (split, _, _), of_split in zip(wanted, gradable, strict=True):
+        if not of_split:
             raise ConfigError(
                 f"no problem of split {split!r} can be graded; the first of {rows}: {': '.join(left_out[0])}"
             )
-    return kept
+    return gradable
 
 
 def _only(config: TasksConfig, file: str) -> list[Task]:
@@ -172,10 +172,10 @@ def _unreadable(tasks: Iterable[Task]) -> dict[int, Task]:
             alone = replace(task, answer=reference, metadata=metadata)
             owners[id(alone)] = task
             single.append(alone)
-    found: dict[int, Task] = {}
+    first_unreadable: dict[int, Task] = {}
     for alone in unreadable(single):
-        found.setdefault(id(owners[id(alone)]), alone)
-    return found
+        first_unreadable.setdefault(id(owners[id(alone)]), alone)
+    return first_unreadable
 
 
 def _why(task: Task) -> str:

@@ -218,19 +218,22 @@ FORMATS: Mapping[str, Format] = {
 def taken_out(pattern: str | None) -> Callable[[Any, Row], str]:
     """How answers are read under `tasks.answer_pattern`: the last match's group, the last box for `boxed`, or all."""
 
-    def answer(value: Any, row: Row) -> str:
+    def answer_of(value: Any, row: Row) -> str:
         text = _value(value)
-        if pattern == "boxed":
-            found = _boxed(text)
-        elif pattern is not None:
-            found = ([match[1] for match in re.finditer(pattern, text)] or [None])[-1]
+        answer: str | None = None
+        if pattern is None:
+            answer = text
+        elif pattern == "boxed":
+            answer = _boxed(text)
         else:
-            found = text
-        if found is None:
+            for match in re.finditer(pattern, text):
+                answer = match[1]
+        if answer is None:
             raise ValueError(f"tasks.answer_pattern {pattern!r} finds no answer in {text[-200:]!r}")
-        return found.strip().replace(",", "") if _THOUSANDS.fullmatch(found.strip()) else found.strip()
+        answer = answer.strip()
+        return answer.replace(",", "") if _THOUSANDS.fullmatch(answer) else answer
 
-    return answer
+    return answer_of
 
 
 def references_in(value: Any) -> tuple[str, ...]:

@@ -134,10 +134,10 @@ class GroupQueue:
             self._allowed = (1 + self._config.ahead) * self._groups
             while not (taken := self._next_step()):
                 self._changed.wait()
-            self._begun = [each for each in self._begun if each not in taken]
+            self._begun = [group for group in self._begun if group not in taken]
             self._allowed -= self._groups
-            ready = sum(each.done.done() for each in self._begun)
-            return Taken([(each.number, each.done.result()) for each in taken], ready, dict(self._steps))
+            ready = sum(group.done.done() for group in self._begun)
+            return Taken([(group.number, group.done.result()) for group in taken], ready, dict(self._steps))
 
     @contextmanager
     def at_rest(self) -> Iterator[None]:
@@ -157,7 +157,7 @@ class GroupQueue:
         """The next number of the order, and what was begun before it and has not been trained on."""
         with self._changed:
             numbers = list(self._again)
-            numbers += [each.number for each in self._begun]
+            numbers += [group.number for group in self._begun]
             return self._next, sorted(numbers)
 
     def close(self) -> None:
@@ -166,8 +166,8 @@ class GroupQueue:
             self._allowed = 0
             self._failure = self._failure or EngineError("the queue of rollouts is closed")
             self._changed.notify_all()
-            for each in self._begun:
-                each.done.cancel()
+            for group in self._begun:
+                group.done.cancel()
             self._begun = []
 
     def _next_step(self) -> list[_Begun]:
@@ -176,14 +176,16 @@ class GroupQueue:
         self._fill()
         if self._failure is not None:
             raise self._failure
-        ready = [each for each in self._begun if each.done.done()]
-        for each in ready:
-            each.done.result()
-        taken = sorted(ready, key=lambda each: (each.version, each.number))[: self._groups]
-        left = sorted(self._steps_left(each) for each in self._begun if each not in taken)
+        ready = [group for group in self._begun if group.done.done()]
+        for group in ready:
+            group.done.result()
+        taken = sorted(ready, key=lambda group: (group.version, group.number))[: self._groups]
+        left = sorted(self._steps_left(group) for group in self._begun if group not in taken)
         is_in_time = all(steps > place // self._groups for place, steps in enumerate(left))
         is_in_time |= len(ready) == len(self._begun)  # then nothing is left to wait for
-        return sorted(taken, key=lambda each: each.number) if len(taken) == self._groups and is_in_time else []
+        if len(taken) < self._groups or not is_in_time:
+            return []
+        return sorted(taken, key=lambda group: group.number)
 
     def _steps_left(self, begun: _Begun) -> int:
         """How many steps after this one could take it."""

@@ -215,31 +215,31 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         known = gathered[gathered >= 0]  # no entropy is negative
         return torch.quantile(known, quantile) if len(known) else torch.tensor(math.inf, device=entropies.device)
 
-    def _logged(self, inputs: dict[str, Any], found: LossOutputs) -> torch.Tensor:
-        """Log what all processes found, and return the loss. Moves the entropy's coefficient if that is adaptive."""
+    def _logged(self, inputs: dict[str, Any], outputs: LossOutputs) -> torch.Tensor:
+        """Log what all processes outputs, and return the loss. Moves the entropy's coefficient if that is adaptive."""
         accelerator, typed = self.accelerator, loss_mask_of(inputs)
-        totals = torch.stack([torch.stack([mean.total, mean.count]) for mean in found.means.values()])
+        totals = torch.stack([torch.stack([mean.total, mean.count]) for mean in outputs.means.values()])
         totals = accelerator.reduce(totals, reduction="sum")
         means = (totals[:, 0] / totals[:, 1].clamp(min=1.0)).tolist()
-        self.step_log.values(dict(zip(found.means, means, strict=True)))
-        for name, rows in found.per_row.items():
+        self.step_log.values(dict(zip(outputs.means, means, strict=True)))
+        for name, rows in outputs.per_row.items():
             of_all = accelerator.gather(rows)
             end = nanmin if name.endswith("_min") else nanmax
             self.step_log.values({name: end(of_all).item()})
         sampled = inputs.get("sampling_per_token_logps")
         is_first_update = inputs.get("old_per_token_logps") is None
         if is_first_update and sampled is not None:  # else it was logged before the first update
-            self.step_log.drift(found.logprobs, sampled, typed, found.sampler_weights)
-        if found.diverged is not None:
-            self.step_log.share("credit/divergence_share", found.diverged, typed)
-        if found.entropy_bonus is not None:
-            self.step_log.values({"policy_loss": accelerator.gather(found.policy_loss).nanmean().item()})
-            self._follow_entropy(found.entropy_bonus)
-        if found.router_loss is not None:
-            self.step_log.values({"aux_loss": accelerator.gather_for_metrics(found.router_loss).mean().item()})
-        if found.output_loss is not None:
-            self.step_log.values({"output_loss": accelerator.gather(found.output_loss).mean().item()})
-        return found.loss
+            self.step_log.drift(outputs.logprobs, sampled, typed, outputs.sampler_weights)
+        if outputs.diverged is not None:
+            self.step_log.share("credit/divergence_share", outputs.diverged, typed)
+        if outputs.entropy_bonus is not None:
+            self.step_log.values({"policy_loss": accelerator.gather(outputs.policy_loss).nanmean().item()})
+            self._follow_entropy(outputs.entropy_bonus)
+        if outputs.router_loss is not None:
+            self.step_log.values({"aux_loss": accelerator.gather_for_metrics(outputs.router_loss).mean().item()})
+        if outputs.output_loss is not None:
+            self.step_log.values({"output_loss": accelerator.gather(outputs.output_loss).mean().item()})
+        return outputs.loss
 
     def _follow_entropy(self, entropy: Mean) -> None:
         """At the end of an update, move the bonus's coefficient towards the entropy that is wanted (Skywork-OR1), as

@@ -152,18 +152,18 @@ def of_task(connection: sqlite3.Connection, task_id: str, question: str) -> list
 def entry(connection: sqlite3.Connection, id: str) -> Entry:
     """Where the trajectory with this id is. Raises NotFound if the index has none."""
     parts = _ID.fullmatch(id)
-    found = (
-        parts
-        and connection.execute(
+    row = None
+    if parts:
+        number = key(int(parts[1] or 0), parts[2], int(parts[3]), int(parts[4]))
+        row = connection.execute(
             "SELECT trajectory.*, file.path AS path, question.text AS text FROM trajectory "
             "JOIN file USING (number, split, step) JOIN question ON question.id = trajectory.question "
             "WHERE trajectory.id = ?",
-            (key(int(parts[1] or 0), parts[2], int(parts[3]), int(parts[4])),),
+            (number,),
         ).fetchone()
-    )
-    if not found:
+    if row is None:
         raise NotFound(f"there is no trajectory {visible(id)!r} in this run; ids are like train-12-37")
-    return Entry(_row(found), found["number"], found["path"], found["start"], found["length"], found["text"])
+    return Entry(_row(row), row["number"], row["path"], row["start"], row["length"], row["text"])
 
 
 def ids_of_step(connection: sqlite3.Connection, split: str, step: int) -> list[str]:
@@ -174,8 +174,8 @@ def ids_of_step(connection: sqlite3.Connection, split: str, step: int) -> list[s
 
 def steps(connection: sqlite3.Connection, split: str) -> list[int]:
     """The steps of a split that hold trajectories, in order."""
-    found = connection.execute("SELECT DISTINCT step FROM trajectory WHERE split = ? ORDER BY step", (split,))
-    return [row["step"] for row in found]
+    rows = connection.execute("SELECT DISTINCT step FROM trajectory WHERE split = ? ORDER BY step", (split,))
+    return [row["step"] for row in rows]
 
 
 def outcomes(connection: sqlite3.Connection) -> list[str]:
@@ -236,11 +236,15 @@ def notes(connection: sqlite3.Connection, folders: Sequence[str]) -> list[str]:
 
 def _select(connection: sqlite3.Connection, query: Query) -> list[dict[str, Any]]:
     text = f"SELECT * FROM trajectory WHERE {query.where} ORDER BY {query.order} LIMIT ? OFFSET ?"
-    return [_row(found) for found in connection.execute(text, (*query.values, query.limit, query.offset))]
+    return [_row(row) for row in connection.execute(text, (*query.values, query.limit, query.offset))]
 
 
-def _row(found: sqlite3.Row) -> dict[str, Any]:
-    return {"id": _id(found), **{name: found[name] for name in _SHOWN}, "errors": json.loads(found["errors"])}
+def _row(row: sqlite3.Row) -> dict[str, Any]:
+    shown: dict[str, Any] = {"id": _id(row)}
+    for name in _SHOWN:
+        shown[name] = row[name]
+    shown["errors"] = json.loads(row["errors"])
+    return shown
 
 
 def _id(row: sqlite3.Row) -> str:
