@@ -33,7 +33,7 @@ train: $(STAMP) ## train the quickstart: a small model learns to use the interpr
 test: $(STAMP) ## the tests of every room, in five minutes: real vLLM, real kernels, a real training run
 	@$(PYTEST) -m "not slow and not more" $(ARGS)
 
-test-more: $(STAMP) $(VERIFIERS) $(KERNEL_TESTS) ## what a change has to pass besides, in ten minutes
+test-more: $(STAMP) $(VERIFIERS) $(KERNEL_TESTS) ## what a change has to pass besides, in ten to twenty minutes
 	@$(PYTEST) -m "more and not slow" $(ARGS)
 
 test-all: $(STAMP) $(VERIFIERS) $(KERNEL_TESTS) $(DEEPSPEED) $(GYM) $(QWEN) ## every test there is, those that take minutes each included

@@ -43,12 +43,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, console: Console) -> int:
     """Measure, print the table and write the figures. Raises ConfigError for invalid options, before measuring."""
     _, kind = _BENCHES[options.bench]
-    values = {each.name: each.metadata["quick"] for each in fields(kind)} if options.quick else {}
-    for each in fields(kind):
-        if (value := getattr(options, each.name, None)) is not None:
-            if value < (least := each.metadata["least"]):
-                raise ConfigError(f"--{each.name.replace('_', '-')} {value}: give at least {least}")
-            values[each.name] = value
+    values = {}
+    for setting in fields(kind):
+        if options.quick:
+            values[setting.name] = setting.metadata["quick"]
+        value = getattr(options, setting.name, None)
+        if value is None:
+            continue
+        least = setting.metadata["least"]
+        if value < least:
+            raise ConfigError(f"--{setting.name.replace('_', '-')} {value}: give at least {least}")
+        values[setting.name] = value
     settings = kind(**values)
     if options.json:
         require_file("--json", options.json)
@@ -62,8 +67,10 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
 def table(title: str, report: dict[str, Any]) -> Table:
     """All figures by their names. Those of a peer with the same names stand beside ours, as do several of a name."""
-    found = ((name, value) for name, value in report.items() if isinstance(value, dict))
-    peers = {name: value for name, value in found if value.keys() <= report.keys()}
+    peers = {}
+    for name, value in report.items():
+        if isinstance(value, dict) and value.keys() <= report.keys():
+            peers[name] = value
     shown = Table("", "ours", *peers, title=title, title_justify="left", show_header=bool(peers))
     for name, value in report.items():
         if name in peers:

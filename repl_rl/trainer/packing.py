@@ -40,7 +40,7 @@ class Packed:
     @property
     def longest(self) -> int:
         """Tokens of the longest sequence, with what it shares."""
-        return max(len(before) + own for before, own in zip(self.shared, self.lengths, strict=True))
+        return max(self._seen_counts())
 
     @property
     def bounds(self) -> torch.Tensor:
@@ -50,13 +50,19 @@ class Packed:
     @property
     def seen(self) -> torch.Tensor:
         """(M,): where in the row the tokens are that a sequence sees, those before its own first, for all of them."""
-        own = torch.arange(sum(self.lengths), device=self.ids.device).split(self.lengths)
-        return torch.cat([part for both in zip(self.shared, own, strict=True) for part in both])
+        own_tokens = torch.arange(sum(self.lengths), device=self.ids.device).split(self.lengths)
+        parts: list[torch.Tensor] = []
+        for before, own in zip(self.shared, own_tokens, strict=True):
+            parts += [before, own]
+        return torch.cat(parts)
 
     @property
     def seen_bounds(self) -> torch.Tensor:
         """(sequences + 1,), int32: where those that each sees begin in `seen`, and the end."""
-        return self._bounds(len(before) + own for before, own in zip(self.shared, self.lengths, strict=True))
+        return self._bounds(self._seen_counts())
+
+    def _seen_counts(self) -> list[int]:
+        return [len(before) + length for before, length in zip(self.shared, self.lengths, strict=True)]
 
     def _bounds(self, counts: Iterable[int]) -> torch.Tensor:
         ends = torch.tensor((0, *counts), dtype=torch.int32).cumsum(0, dtype=torch.int32)
@@ -94,15 +100,18 @@ def pack(ids: torch.Tensor, attention_mask: torch.Tensor, typed_mask: torch.Tens
     positions = kept.cumsum(dim=1) - 1  # (B, S)
     common, index = _laid_out(rows, ids, shares)
     own = kept & (positions >= common[:, None])
-    lengths = own.sum(dim=1).tolist()
+    lengths = []
+    shared = []
+    for places, count, length in zip(index, common.tolist(), own.sum(dim=1).tolist(), strict=True):
+        if length:
+            lengths.append(length)
+            shared.append(places[:count])
     row, at = typed[:, 1:].nonzero(as_tuple=True)  # the token at `at + 1` is typed
     return Packed(
         ids=ids[own][None],
         positions=positions[own][None],
-        lengths=tuple(length for length in lengths if length),
-        shared=tuple(
-            offsets[:count] for offsets, count, length in zip(index, common.tolist(), lengths, strict=True) if length
-        ),
+        lengths=tuple(lengths),
+        shared=tuple(shared),
         at=index[row, positions[row, at]],
         targets=ids[row, at + 1],
         offsets=row * width + (at + 1 - prompt).clamp(min=0),
@@ -146,9 +155,9 @@ def _laid_out(rows: Sequence[np.ndarray], ids: torch.Tensor, shares: bool) -> tu
         start = int(shared[earlier, number])
         common[number] = start
         index[number, :start] = index[earlier, :start]
-        own = len(row) - start
-        index[number, start : len(row)] = torch.arange(end, end + own)
-        end += own
+        new_end = end + len(row) - start
+        index[number, start : len(row)] = torch.arange(end, new_end)
+        end = new_end
     return common.to(ids.device), index.to(ids.device)
 
 
