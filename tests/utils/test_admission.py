@@ -96,7 +96,7 @@ def test_after_any_sequence_of_requests(capacities: list[int], learns: bool, ste
                 assert room.admitted[each.depth], "one of each depth is admitted at any time"
         if waiting and not learns:
             first = max(waiting, key=lambda each: (each.depth, -came[each.depth].index(each)))
-            assert all(room.taken + first.asked > room.capacity for room in admission.rooms if room.is_open)
+            assert all(room.taken + first.max_cost > room.capacity for room in admission.rooms if room.is_open)
 
     for room in admission.rooms:
         admission.reopen(room)
