@@ -16,11 +16,10 @@ from repl_rl.kernel import ExecStatus, HostCall, HostReply, KernelPool, Limits, 
 from repl_rl.kernel.results import Kernel
 
 
-def test_an_endless_loop_is_interrupted_and_the_state_survives(typed_in_haste: Typed) -> None:
+@in_pool(limits=replace(HASTY, grace_s=60.0))
+def test_an_endless_loop_is_interrupted_and_the_state_survives(typed: Typed) -> None:
     handling = "try:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    'handled'\n"
-    _, stopped, handled, after = typed_in_haste(
-        "x = 5; import time", "print('begun')\nwhile True: pass\n", handling, "x"
-    )
+    _, stopped, handled, after = typed("x = 5; import time", "print('begun')\nwhile True: pass\n", handling, "x")
     assert (stopped.status, stopped.error_name, stopped.state_lost) == (ExecStatus.TIMEOUT, "KeyboardInterrupt", False)
     assert stopped.output.startswith("begun\nTraceback (most recent call last):\n")
     assert stopped.output.endswith('  File "<stdin>", line 2, in <module>\nKeyboardInterrupt\n')
