@@ -215,6 +215,7 @@ async def test_a_fork_that_kept_something_is_found_and_ended(pool: KernelPool, c
         await until(lambda: set(tree(pid)) <= before)
 
 
+@in_pool(limits=replace(LIMITS, start_s=36_000.0))  # what waits in vain for its forks would wait for so long
 @pytest.mark.parametrize("line", CASES["deadly"])
 async def test_a_session_that_does_not_survive_it_was_killed_by_what_it_typed(pool: KernelPool, line: str) -> None:
     async with pool.session() as kernel:
