@@ -1,16 +1,18 @@
 """Reads texts: references, quoted answers, answers in prose; LaTeX, Python and ordinary notation.
 
-What stands around mathematics (brackets and commas, left sides, relations, units, percent signs, words) and matrices
-are read here; single expressions go to Python's parser or to math-verify's. That one reads `25_8` as 25, `1 1/2` as 1,
-`18 19` as 37, `2(3)` as 5, `hello world` as a product of letters, and works out binomials and fractions, which would
-turn a problem into its answer. `texts.yaml` has what is set right before reading.
+This module reads matrices and everything around mathematics: brackets and commas, left sides, relations, units,
+percent signs, words. Single expressions go to Python's parser or to math-verify's. Left alone, math-verify's parser
+would read `25_8` as 25, `1 1/2` as 1, `18 19` as 37, `2(3)` as 5 and `hello world` as a product of letters. It also
+works out binomials and fractions, which would turn a problem into its answer. The corrections that a text gets before
+it is read are in `texts.yaml`.
 """
 
 import math
 import re
 import unicodedata
+from collections.abc import Sequence
 from fractions import Fraction
-from itertools import accumulate
+from itertools import pairwise
 from typing import Any
 
 import sympy
@@ -64,7 +66,8 @@ _MONTH = (
     "(jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?"
     r"|nov(?:ember)?|dec(?:ember)?)\.?"
 )
-_DAY, _YEAR = r"(\d{1,2})(?:st|nd|rd|th)?", r"(?:,? (\d{4}))?"
+_DAY = r"(\d{1,2})(?:st|nd|rd|th)?"
+_YEAR = r"(?:,? (\d{4}))?"
 _MONTH_DAY = re.compile(rf"{_MONTH} {_DAY}{_YEAR}", re.IGNORECASE)
 _DAY_MONTH = re.compile(rf"(?:the )?{_DAY} (?:of )?{_MONTH}{_YEAR}", re.IGNORECASE)
 _ISO_DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)")
@@ -106,19 +109,31 @@ _ANGLES = re.compile(r"(\d+(?:\.\d+)?|(?<![A-Za-z])[a-z]|\\[a-z]+|\))\s*°")
 _ANGLE_FUNCTIONS = re.compile(r"(?<![A-Za-z])(sin|cos|tan|cot|sec|csc|cis)(?![a-z])")
 _UNKNOWN_WORD = re.compile(r"\\text|(?<![\\A-Za-z])(?!sqrt|arc|sinh|cosh|tanh)[a-z]{4,}")
 _OPENING, _CLOSING = "([{⟨⦃", ")]}⟩⦄"
-"""With those of vectors, and of sets, whose braces are not those that group."""
+"""⟨⟩ are the brackets of a vector. ⦃⦄ are the braces of a set, \\{ and \\}; LaTeX groups with plain braces."""
 
 
 def read_text(text: str) -> Value:
     """The value of a text. Raises Unreadable, and what the parsers raise."""
     require_readable(text)
-    text = _SUPERSCRIPT.sub(lambda found: f"^{{{unicodedata.normalize('NFKC', found[0])}}}", text)
-    text = unicodedata.normalize("NFKC", extract_boxed_content(text).translate(_CHARACTERS))
-    text = " ".join(_INVISIBLE.sub("", text).split())
-    text = _COMMAND.sub(lambda found: "\\" + TABLE["commands"].get(found[1], found[1]), text)
+    text = _SUPERSCRIPT.sub(_as_exponent, text)  # first, because NFKC makes x2 of x²
+    text = extract_boxed_content(text).translate(_CHARACTERS)
+    text = unicodedata.normalize("NFKC", text)
+    text = _INVISIBLE.sub("", text)
+    text = " ".join(text.split())
+    text = _COMMAND.sub(_usual_command, text)
     for clean in _CLEAN:
         text = clean(text)
     return _read(text)
+
+
+def _as_exponent(superscript: re.Match[str]) -> str:
+    digits = unicodedata.normalize("NFKC", superscript[0])
+    return f"^{{{digits}}}"
+
+
+def _usual_command(command: re.Match[str]) -> str:
+    name = command[1]
+    return "\\" + TABLE["commands"].get(name, name)
 
 
 def require_readable(text: str) -> None:
@@ -130,46 +145,66 @@ def require_readable(text: str) -> None:
 
 
 def _read(text: str) -> Value:
+    """The value of a text that is clean. The first notation that fits counts: from whole texts to lists, then from the
+    operation that binds least, so that each part is read by the same rules."""
     text = text.strip()
-    bare = re.sub(r"\s+", " ", _TEXT.sub(r"\1", text)).strip()
+    bare = _TEXT.sub(r"\1", text)
+    bare = re.sub(r"\s+", " ", bare).strip()
     if not bare:
         raise Unreadable("nothing")
-    if (synonym := _SYNONYMS.get(bare.casefold(), text)) != text:
+    synonym = _SYNONYMS.get(bare.casefold(), text)
+    if synonym != text:
         return _read(synonym)
-    if (sign := _as_it_stands(bare)) is not None:
-        return sign
-    if environment := _ENVIRONMENT.fullmatch(re.sub(r"^[\[(⦃] ?(?=\\begin)|(?<=\}) ?[\])⦄]$", "", text)):
+    verbatim = _as_it_stands(bare)
+    if verbatim is not None:
+        return verbatim
+    without_brackets = re.sub(r"^[\[(⦃] ?(?=\\begin)|(?<=\}) ?[\])⦄]$", "", text)
+    if environment := _ENVIRONMENT.fullmatch(without_brackets):
         return _environment(*environment.groups())
     if _APART.fullmatch(text) and not _MIXED.fullmatch(text):
-        return Collection(tuple(map(_read, text.split(" "))), "")
+        numbers = [_read(number) for number in text.split(" ")]
+        return Collection(tuple(numbers), "")
     parts, is_either = _parts(bare if _TEXT.fullmatch(text) else text)
     if len(parts) > 1:
-        return _side_by_side([_read(part) for part in parts], is_either)
-    if text[0] in _OPENING and text[-1] in _CLOSING and min(_depths(text)[:-1]) > 0:
-        return _bracketed(text[0] + text[-1], text[1:-1], text)
-    if (words := _words(text, bare)) is not None:
+        items = [_read(part) for part in parts]
+        return _side_by_side(items, is_either)
+    is_bracketed = text[0] in _OPENING and text[-1] in _CLOSING
+    if is_bracketed and min(_depths(text)[:-1]) > 0:  # the first bracket closes with the last one
+        return _bracketed(text)
+    words = _words(text, bare)
+    if words is not None:
         return words
     if re.search(r"\\(pm|mp)(?![a-z])", text):
         return _both_signs(text)
-    if len(sets := re.split(r"\\cup(?![a-z])", text)) > 1:
+    sets = re.split(r"\\cup(?![a-z])", text)
+    if len(sets) > 1:
         return Union(tuple(map(_read, sets)))
-    if len(sides := re.split(r"\\setminus(?![a-z])|\\backslash(?![a-z])", text)) == 2:
-        whole, removed = map(_read, sides)
+    sets = re.split(r"\\setminus(?![a-z])|\\backslash(?![a-z])", text)
+    if len(sets) == 2:
+        whole, removed = map(_read, sets)
         if not isinstance(removed, Collection):
             removed = Collection((removed,), "{}")
         return Without(whole, removed)
     sides = re.split(r"(?<![<>!=:\\])=(?!=)(?![^(]*\))", text)
     if len(sides) == 2:
         left, right = map(str.strip, sides)
-        named = _named(left, right)
-        return sympy.Eq(_expression(left), _expression(right), evaluate=False) if named is None else named
-    if len(sides := _RELATION.split(text)) > 1:
-        return _relation([_expression(side.strip()) for side in sides[::2]], sides[1::2])
+        value = _named(left, right)
+        if value is not None:
+            return value
+        return sympy.Eq(_expression(left), _expression(right), evaluate=False)
+    sides_and_signs = _RELATION.split(text)
+    if len(sides_and_signs) > 1:
+        expressions = [_expression(side.strip()) for side in sides_and_signs[::2]]
+        signs = sides_and_signs[1::2]
+        return _relation(expressions, signs)
     if point := re.fullmatch(r"([A-Z]) ?(\(.*,.*\))", text):
         return Named(point[1], _read(point[2]))
-    if found := _PERCENT.fullmatch(text):
-        return Percent(_read(found[1]))
-    return _expression(text) if (quantity := _quantity(text)) is None else quantity
+    if percent := _PERCENT.fullmatch(text):
+        return Percent(_read(percent[1]))
+    quantity = _quantity(text)
+    if quantity is not None:
+        return quantity
+    return _expression(text)
 
 
 def _both_signs(text: str) -> Value:
@@ -184,11 +219,13 @@ def _both_signs(text: str) -> Value:
 
 def _relation(sides: list[Value], signs: list[str]) -> Value:
     """An inequality, or several in a chain: 1 < x <= 3."""
-    links = [
-        _RELATIONS[sign](left, right, evaluate=False)
-        for left, sign, right in zip(sides[:-1], signs, sides[1:], strict=True)
-    ]
-    return links[0] if len(links) == 1 else sympy.And(*links, evaluate=False)
+    links = []
+    for (left, right), sign in zip(pairwise(sides), signs, strict=True):
+        relation = _RELATIONS[sign]
+        links.append(relation(left, right, evaluate=False))
+    if len(links) == 1:
+        return links[0]
+    return sympy.And(*links, evaluate=False)
 
 
 def _environment(before: str, name: str, rows: str) -> Value:
@@ -200,16 +237,22 @@ def _environment(before: str, name: str, rows: str) -> Value:
         cases = [_case(value, condition) for value, condition in lines]
         return sympy.Piecewise(*cases, evaluate=False)
     if name in ("cases", "aligned", "gathered"):
-        return _side_by_side([_read("".join(line)) for line in lines], is_either=False)
-    cells = [[_read(cell) for cell in line] for line in lines]
-    if all(len(line) == 1 and isinstance(line[0], Relational) for line in cells):
-        return _side_by_side([line[0] for line in cells], is_either=False)
+        items = [_read("".join(line)) for line in lines]  # in `aligned`, & only says where lines are aligned
+        return _side_by_side(items, is_either=False)
+    matrix = []
+    for line in lines:
+        row = [_read(cell) for cell in line]
+        matrix.append(row)
+    if all(len(row) == 1 and isinstance(row[0], Relational) for row in matrix):
+        relations = [row[0] for row in matrix]
+        return _side_by_side(relations, is_either=False)
     factor = _FACTOR.sub("", before.strip())
     if factor:
         number = sympy.Integer(-1) if factor == "-" else _expression(factor)
-        cells = [[_left_to_work_out(number, cell) for cell in line] for line in cells]
-    matrix_rows = tuple(Collection(tuple(line), "[]") for line in cells)
-    return Collection(matrix_rows, "[]")
+        for row in matrix:
+            row[:] = [_left_to_work_out(number, cell) for cell in row]
+    rows_as_lists = [Collection(tuple(row), "[]") for row in matrix]
+    return Collection(tuple(rows_as_lists), "[]")
 
 
 def _left_to_work_out(factor: Any, cell: Value) -> Value:
@@ -230,12 +273,15 @@ def _case(value: str, condition: str) -> tuple[Any, Any]:
 def _as_it_stands(text: str) -> Value | None:
     """Choices by their letters, times, dates, residues, ratios, numbers in other bases, brackets or letters alone."""
     if choice := _LETTER.fullmatch(text):
-        return _choice(next(filter(None, choice.groups())), text)
+        letter = next(group for group in choice.groups() if group)
+        return _choice(letter, text)
     if _LETTERS.fullmatch(text):
         return Collection(tuple(map(Choice, text)), "")
-    if (time := _time(text)) is not None:
+    time = _time(text)
+    if time is not None:
         return time
-    if (date := _date(text)) is not None:
+    date = _date(text)
+    if date is not None:
         return date
     if residue := _RESIDUE.fullmatch(text):
         return Str(f"{residue[1]} mod {residue[2]}")
@@ -243,114 +289,157 @@ def _as_it_stands(text: str) -> Value | None:
         return Str(re.sub(r"\s", "", text))
     if _ONLY_LETTERS.fullmatch(text) and text.lower() != "no" and _NO_WORDS.isdisjoint(text.split(" ")):
         return Letters(text.replace(" ", ""))
-    return Str(re.sub(r"[{}\s]", "", text).lower()) if _VERBATIM.fullmatch(text) else None
+    if _VERBATIM.fullmatch(text):
+        return Str(re.sub(r"[{}\s]", "", text).lower())
+    return None
 
 
 def _time(text: str) -> Value | None:
-    """A time of day as it is said in twelve hours; what no clock shows (13:00 am) equals only itself."""
-    found = _TIME.fullmatch(text)
-    if found is None or not (found[2] or found[4]):
+    """A time of day on a clock of twelve hours. A time that no clock shows (13:00 am) equals only itself."""
+    time = _TIME.fullmatch(text)
+    if time is None:
         return None
-    hour, minutes, seconds = int(found[1]), found[2] or "00", found[3] or ""
-    half = (found[4] or "").lower()
-    is_shown = hour <= 12 if half == "a" else hour <= 23 and not (half == "p" and hour == 0)
+    hours, minutes, seconds, half = time.groups(default="")
+    if not minutes and not half:
+        return None
+    hour = int(hours)
+    minutes = minutes or "00"
+    half = half.lower()
+    if half == "a":
+        is_shown = hour <= 12
+    elif half == "p":
+        is_shown = 1 <= hour <= 23
+    else:
+        is_shown = hour <= 23
     if not is_shown or int(minutes) > 59:
         return Str(text.casefold())
     if hour == 0:
-        hour, half = 12, "a"
+        hour = 12
+        half = "a"
     elif hour > 12:
-        hour, half = hour - 12, "p"
+        hour -= 12
+        half = "p"
     return Str(f"{hour}:{minutes}{seconds} {half}".strip())
 
 
 def _date(text: str) -> Value | None:
     if iso := _ISO_DATE.fullmatch(text):
         return date_of(*map(int, iso.groups()))
-    if found := _MONTH_DAY.fullmatch(text):
-        month, day, year = found.groups()
-    elif found := _DAY_MONTH.fullmatch(text):
-        day, month, year = found.groups()
+    if american := _MONTH_DAY.fullmatch(text):
+        month, day, year = american.groups()
+    elif british := _DAY_MONTH.fullmatch(text):
+        day, month, year = british.groups()
     else:
         return None
-    return date_of(int(year) if year else None, _MONTHS.index(month[:3].lower()) + 1, int(day))
+    month_number = _MONTHS.index(month[:3].lower()) + 1
+    return date_of(int(year) if year else None, month_number, int(day))
 
 
 def _choice(letter: str, text: str) -> Value:
-    """A choice with what stands after its letter; what can't be read says nothing."""
+    """A choice with the value that stands after its letter. A value that can't be read stays a text."""
     stated = re.sub(rf"^.*?{letter}\s*[).:\]]*\s*", "", text, count=1)
+    if not stated:
+        return Choice(letter)
     try:
-        return Choice(letter, _read(stated) if stated else None)
+        return Choice(letter, _read(stated))
     except (Unreadable, TypeError, ValueError, AttributeError, NotImplementedError, IndexError):
         return Choice(letter, Str(stated.casefold()))
 
 
 def _words(text: str, bare: str) -> Value | None:
+    """Words, or letters that are marked as text. None for mathematics."""
     is_marked = bare != text
-    letters = re.findall(r"[^\W\d_]+", bare)
     if _CHINESE.fullmatch(bare):
         return Str(bare)
-    if not _WORDS.fullmatch(bare) or not _NO_WORDS.isdisjoint(letters):
-        return _read(bare) if _TEXT.fullmatch(text) and is_marked else None
+    words = re.findall(r"[^\W\d_]+", bare)
+    if not _WORDS.fullmatch(bare) or not _NO_WORDS.isdisjoint(words):
+        is_all_marked = is_marked and _TEXT.fullmatch(text)
+        return _read(bare) if is_all_marked else None
     if bare.casefold() == "nan":
         raise Unreadable("not a number")
-    longest = max(map(len, letters))
+    longest = max(map(len, words))
+    # Two letters may be a product, `xy`, unless they are marked as text.
     if longest >= 3 or (is_marked and longest == 2) or bare.lower() == "no":
-        return Str(re.sub(r"^(the|an?) ", "", bare.casefold()))
+        without_article = re.sub(r"^(the|an?) ", "", bare.casefold())
+        return Str(without_article)
     return _expression(bare) if is_marked else None
 
 
 def _depths(text: str) -> list[int]:
     """After each character, how many brackets are open."""
-    return list(accumulate((char in _OPENING) - (char in _CLOSING) for char in text))
+    depth = 0
+    depths = []
+    for char in text:
+        if char in _OPENING:
+            depth += 1
+        elif char in _CLOSING:
+            depth -= 1
+        depths.append(depth)
+    return depths
 
 
 def _parts(text: str) -> tuple[list[str], bool]:
-    """The parts between commas that stand in no brackets, and whether "or" is one of what separates them."""
-    inside = text.replace(r"\begin", "(     ").replace(r"\end", ")   ")
-    parts, start, is_either = [], 0, False
-    for at, depth in enumerate(_depths(inside)):
-        if depth == 0 and inside[at] in ",;∨":
-            parts.append(text[start:at])
-            start = at + 1
-            is_either |= inside[at] == "∨"
+    """The parts between commas that stand in no brackets, and whether an "or" separates any of them."""
+    # \begin and \end count as brackets. Their stand-ins are as long as they are, so positions stay the same.
+    bracketed = text.replace(r"\begin", "(     ").replace(r"\end", ")   ")
+    parts = []
+    start = 0
+    is_either = False
+    for position, depth in enumerate(_depths(bracketed)):
+        separator = bracketed[position]
+        if depth == 0 and separator in ",;∨":
+            parts.append(text[start:position])
+            start = position + 1
+            if separator == "∨":
+                is_either = True
     parts.append(text[start:])
-    return [part for part in parts if part.strip()], is_either
+    parts = [part for part in parts if part.strip()]
+    return parts, is_either
 
 
-def _bracketed(brackets: str, inner: str, text: str) -> Value:
-    brackets = brackets.replace("⦃", "{").replace("⦄", "}")
-    if brackets == "{}" and (builder := _BUILDER.fullmatch(inner)):
-        return Union((_read(builder[1]),))
-    if brackets == "{}" and ":" in inner:
-        return _expression(text)
+def _bracketed(text: str) -> Value:
+    """A text in brackets: a set, a point, an interval, or an expression."""
+    brackets = (text[0] + text[-1]).replace("⦃", "{").replace("⦄", "}")
+    inner = text[1:-1]
+    if brackets == "{}":
+        if builder := _BUILDER.fullmatch(inner):
+            return Union((_read(builder[1]),))
+        if ":" in inner:
+            return _expression(text)  # a dict
     parts, _ = _parts(inner)
     if len(parts) == 1 and brackets == "()":
         return _read(inner)
     items = _flat([_read(part) for part in parts])
-    return Collection(tuple(items), brackets.replace("⟨⟩", "()"), len(items) == 2 and brackets not in ("⟨⟩", "{}"))
+    may_be_interval = len(items) == 2 and brackets not in ("⟨⟩", "{}")
+    return Collection(tuple(items), brackets.replace("⟨⟩", "()"), may_be_interval)
 
 
 def _flat(items: list[Value]) -> list[Value]:
-    """What `\\pm` has made two of stands as two."""
-    return [
-        part
-        for item in items
-        for part in (item.items if isinstance(item, Collection) and item.brackets == "" else (item,))
-    ]
+    """The items, with both values of `1 \\pm 2` as items of their own."""
+    flat: list[Value] = []
+    for item in items:
+        if isinstance(item, Collection) and item.brackets == "":
+            flat += item.items
+        else:
+            flat.append(item)
+    return flat
 
 
 def _side_by_side(items: list[Value], is_either: bool) -> Value:
     items = _flat(items)
     are_relations = all(isinstance(item, Relational | sympy.And) for item in items)
-    equations = sum(isinstance(item, sympy.Eq) for item in items)
-    if is_either and are_relations and equations < len(items):
+    equation_count = sum(isinstance(item, sympy.Eq) for item in items)
+    if is_either and are_relations and equation_count < len(items):
         return sympy.Or(*items, evaluate=False)
-    if are_relations and not equations:
+    if are_relations and not equation_count:
         links: list[Any] = []
         for item in items:
-            links += item.args if isinstance(item, sympy.And) else [item]
+            if isinstance(item, sympy.And):
+                links += item.args
+            else:
+                links.append(item)
         return sympy.And(*links, evaluate=False)
-    if is_either and not equations and any(map(_may_be_set, items)):
+    if is_either and not equation_count and any(map(_may_be_set, items)):
         return Union(tuple(items))
     if is_either and len(set(map(_exactly, items))) == 1 and is_plain(items[0]):
         return items[0]  # one number in two notations
@@ -364,30 +453,38 @@ def _side_by_side(items: list[Value], is_either: bool) -> Value:
 def _in_first_unit(quantities: list[Quantity]) -> Quantity | None:
     """2 hours and 30 minutes as 2.5 hours. None for what is a list or a sum: 2 hours and 90 minutes."""
     first, *others = quantities
-    if not is_plain(first.value) or len({quantity.unit for quantity in quantities}) < len(quantities):
+    units = {quantity.unit for quantity in quantities}
+    if not is_plain(first.value) or len(units) < len(quantities):
         return None
-    total, larger = first.value, sympy.Integer(1)
+    total = first.value
+    larger_unit = sympy.Integer(1)
     for quantity in others:
-        one = converted(Quantity(sympy.Integer(1), quantity.unit), first.unit)
-        part = converted(quantity, first.unit)
-        if one is None or part is None or not part.is_number:
+        unit = converted(Quantity(sympy.Integer(1), quantity.unit), first.unit)
+        amount = converted(quantity, first.unit)
+        if unit is None or amount is None or not amount.is_number:
             return None
-        if one >= larger or part < 0 or part >= larger:
+        # Each unit is smaller than the one before it, and its amount does not fill that one.
+        if unit >= larger_unit or amount < 0 or amount >= larger_unit:
             return None
-        total, larger = total + part, one
+        total += amount
+        larger_unit = unit
     return Quantity(total, first.unit)
 
 
 def _exactly(value: Value) -> Value:
-    return sympy.Rational(str(value)) if isinstance(value, sympy.Float) else value
+    if isinstance(value, sympy.Float):
+        return sympy.Rational(str(value))
+    return value
 
 
 def _may_be_set(value: Value) -> bool:
-    return is_set(value) or isinstance(value, Relational) or (isinstance(value, Collection) and value.may_be_interval)
+    if isinstance(value, Collection):
+        return value.may_be_interval
+    return is_set(value) or isinstance(value, Relational)
 
 
 def _named(left: str, right: str) -> Value | None:
-    """A value with a name on its left; None if what is on the left says more than a name."""
+    """The value on the right with the name on the left. None if the left side is more than a name."""
     name = re.sub(r"\\text|[\\{} ]", "", left)
     is_symbol = NAME.fullmatch(name) is not None or re.fullmatch(r"\\[a-z]+(_\{?\w+\}?)?", left)
     tuple_of = re.fullmatch(r"\(([a-zA-Z](?:_\{?\d\}?)?(?:, ?[a-zA-Z](?:_\{?\d\}?)?)+)\)", left)
@@ -398,30 +495,37 @@ def _named(left: str, right: str) -> Value | None:
         names = re.sub(r"[{} ]", "", tuple_of[1]).split(",")
         if not isinstance(value, Collection) or len(value.items) != len(names):
             return value
-        pairs = zip(names, value.items, strict=True)
-        return Collection(tuple(named(name, item) for name, item in pairs), "()")
-    return named(name, value) if is_symbol else Named(name, value)
+        items = [named(name, item) for name, item in zip(names, value.items, strict=True)]
+        return Collection(tuple(items), "()")
+    if is_symbol:
+        return named(name, value)
+    return Named(name, value)
 
 
 def named(name: str, value: Value) -> Value:
-    """A symbol's value as an equation, or what comes next to one; of each, if there are several side by side."""
+    """A symbol's value as an equation, or as `Named` if it is no expression. `x = 1, 2` names both values."""
     if isinstance(value, Collection) and value.brackets == "":
-        return Collection(tuple(named(name, item) for item in value.items), "")
+        items = [named(name, item) for item in value.items]
+        return Collection(tuple(items), "")
     if isinstance(value, sympy.Expr) and not isinstance(value, Percent):
         return sympy.Eq(sympy.Symbol(name), value, evaluate=False)
     return Named(name, value)
 
 
 def _quantity(text: str) -> Value | None:
-    if not (found := _QUANTITY.fullmatch(text)):
+    quantity = _QUANTITY.fullmatch(text)
+    if quantity is None:
         return None
-    amount, space, words = found.groups()
+    amount, space, words = quantity.groups()
     if words.startswith("°") and _ANGLE_FUNCTIONS.search(amount):
-        return None
-    unit = read_unit(words, is_marked=words.startswith(r"\text"), is_apart=bool(space) or words[0] == "(")
+        return None  # the degrees are those of an argument: sin 30°
+    is_marked = words.startswith(r"\text")
+    is_apart = bool(space) or words[0] == "("
+    unit = read_unit(words, is_marked, is_apart)
     if unit is None:
         return None
-    return _read(amount) if unit == "" else Quantity(_read(amount), unit)
+    value = _read(amount)
+    return value if unit == "" else Quantity(value, unit)
 
 
 def _expression(text: str) -> Value:
@@ -431,7 +535,8 @@ def _expression(text: str) -> Value:
             return read_python(text.replace("^", "**"), read_text)
         except (Unreadable, TypeError, ValueError, AttributeError, NotImplementedError, IndexError):
             pass
-    if (fraction := _as_fraction(text)) is not None:
+    fraction = _as_fraction(text)
+    if fraction is not None:
         return fraction
     latex = text
     if _ANGLE_FUNCTIONS.search(latex):
@@ -440,8 +545,9 @@ def _expression(text: str) -> Value:
         latex = spell(latex)
     latex = _MIXED_WITHIN.sub(_mixed_as_fraction, latex)
     latex = _ANY_FRACTION.sub(_unreduced_as_product, latex)
-    if unknown := _UNKNOWN_WORD.search(re.sub(r"\\operatorname\s*\{[a-z]+\}", "", latex)):
-        raise Unreadable(f"words among mathematics, {unknown[0]!r}")
+    without_operators = re.sub(r"\\operatorname\s*\{[a-z]+\}", "", latex)
+    if word := _UNKNOWN_WORD.search(without_operators):
+        raise Unreadable(f"words among mathematics, {word[0]!r}")
     if re.search(r"(?<![\w^_.])(?<!frac )\d[\d.]*\s+\d", latex):
         raise Unreadable("numbers side by side")
     parsed = latex2sympy(
@@ -453,7 +559,8 @@ def _expression(text: str) -> Value:
     )
     if not isinstance(parsed, sympy.Basic):
         raise Unreadable("math-verify's parser finds no single expression")
-    if isinstance(parsed, sympy.Number) and parsed.is_finite and not re.fullmatch(r"[-+\d.,{} ]+", latex):
+    is_numeral = re.fullmatch(r"[-+\d.,{} ]+", latex)
+    if isinstance(parsed, sympy.Number) and parsed.is_finite and not is_numeral:
         return sympy.UnevaluatedExpr(parsed)  # the parser has worked it out
     return parsed
 
@@ -462,38 +569,50 @@ def _in_radians(degrees: re.Match[str]) -> str:
     amount = degrees[1]
     if not amount[0].isdigit():
         return rf"({amount}\cdot\frac{{\pi}}{{180}})"
-    share = Fraction(amount) / 180
-    return rf"({share.numerator}\cdot{share.denominator}^{{-1}}\cdot\pi)"
+    half_turns = Fraction(amount) / 180
+    return rf"({half_turns.numerator}\cdot{half_turns.denominator}^{{-1}}\cdot\pi)"
 
 
 def _mixed_as_fraction(mixed: re.Match[str]) -> str:
     """A mixed number in an expression as a fraction: the parser would multiply its parts."""
-    whole, above, below = (int(part) for part in mixed.groups() if part)
-    if above >= below:
+    whole, numerator, denominator = _integers(mixed.groups())
+    if numerator >= denominator:
         raise Unreadable("a number beside a fraction that is none of a mixed number")
-    return rf"\frac{{{whole * below + above}}}{{{below}}}"
+    return rf"\frac{{{whole * denominator + numerator}}}{{{denominator}}}"
 
 
 def _unreduced_as_product(fraction: re.Match[str]) -> str:
     """A fraction that is not in lowest terms as a product with an inverse: the parser would reduce it."""
-    above, below = (int(part) for part in fraction.groups() if part)
-    return fraction[0] if math.gcd(above, below) == 1 else rf"({above} \cdot {below}^{{-1}})"
+    numerator, denominator = _integers(fraction.groups())
+    if math.gcd(numerator, denominator) == 1:
+        return fraction[0]
+    return rf"({numerator} \cdot {denominator}^{{-1}})"
+
+
+def _integers(groups: Sequence[str | None]) -> list[int]:
+    """The integers that a pattern has found; a pattern has a group for each place where one may stand."""
+    return [int(digits) for digits in groups if digits]
 
 
 def _as_fraction(text: str) -> Value | None:
     r"""What is written as one number: \frac{3}{4}, 1\frac{1}{2}, 0.1\overline{6}, \binom{5}{2}; None if it is none."""
     if repeating := _REPEATING.fullmatch(text):
         whole, fixed, *cycles = repeating.groups()
-        cycle = next(filter(None, cycles))
-        size = int(whole + fixed + cycle) - int(whole + fixed)
-        return sympy.Rational(size, 10 ** len(fixed) * (10 ** len(cycle) - 1))
+        cycle = next(digits for digits in cycles if digits)
+        # 0.1666... is (16 - 1)/90: subtracting what comes before the cycle cancels the endless digits.
+        numerator = int(whole + fixed + cycle) - int(whole + fixed)
+        denominator = 10 ** len(fixed) * (10 ** len(cycle) - 1)
+        return sympy.Rational(numerator, denominator)
     if mixed := _MIXED.fullmatch(text):
-        whole, above, below = (int(part) for part in mixed.groups()[1:] if part)
-        value = as_number(f"{mixed[1]}{whole * below + above}/{below}")
-        is_proper = above < below and sympy.gcd(above, below) == 1
-        return value if is_proper else sympy.UnevaluatedExpr(value)
+        sign, *groups = mixed.groups()
+        whole, numerator, denominator = _integers(groups)
+        value = as_number(f"{sign}{whole * denominator + numerator}/{denominator}")
+        if numerator < denominator and sympy.gcd(numerator, denominator) == 1:
+            return value
+        return sympy.UnevaluatedExpr(value)
     if fraction := _FRACTION.fullmatch(text):
-        sign, *digits = fraction.groups()
-        numerator, denominator = (part for part in digits if part)
-        return as_ratio(as_number(f"{sign}{numerator}".replace("--", "")), as_number(denominator))
+        sign, *groups = fraction.groups()
+        above, below = (digits for digits in groups if digits)
+        signed = f"{sign}{above}".replace("--", "")
+        return as_ratio(as_number(signed), as_number(below))
     return None
