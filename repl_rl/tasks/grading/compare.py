@@ -47,15 +47,18 @@ _DIGITS = 50
 _EXACT = sympy.Float("1e-40", 15)
 _FLOAT_NOISE = sympy.Rational(1, 10**9)
 _SIX_DIGITS = sympy.Rational(1_000_001, 10**12)
-_POINTS, _TRIES = 5, 40
+_POINTS = 5
+"""At how many points two expressions have to agree."""
+_TRIES = 40
+"""How many points are drawn for that; those where the reference is not real do not count."""
 _SEQUENCES = ("()", "[]", "")
 _CONSTANTS = {"E": sympy.E, "I": sympy.I}
-"""What a choice's letter is as a name in sympy."""
+"""What sympy reads some letters of choices as."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A verdict, which is what it is true or false for; `reason` says how both sides were read."""
+    """A verdict: true if both sides are equal. `reason` says how they were read."""
 
     are_equal: bool
     submitted: Value
@@ -81,7 +84,7 @@ def equal(answer: str, submitted: Sequence[str] | None) -> Compared:
 
 @lru_cache(maxsize=100)
 def _read_reference(answer: str) -> Value:
-    """Kept, because a group of sessions has one reference."""
+    """Cached, because all sessions of a group have one reference."""
     return read_text(answer)
 
 
@@ -103,7 +106,9 @@ def read_submission(answer: Sequence[str]) -> Value:
             values.append(read_text(quoted))
         else:
             values.append(read_python(text, read_text))
-    return values[0] if len(values) == 1 else Collection(tuple(values), "")
+    if len(values) == 1:
+        return values[0]
+    return Collection(tuple(values), "")
 
 
 def same(reference: Value, submitted: Value) -> bool:
@@ -111,21 +116,24 @@ def same(reference: Value, submitted: Value) -> bool:
 
     If that can't be decided, raises Unreadable or what sympy raises.
     """
-    reference, submitted = _without_nesting(reference), _without_nesting(submitted)
-    is_single = isinstance(submitted, Collection) and len(submitted.items) == 1 and submitted.brackets in ("[]", "{}")
-    if is_single and same(reference, submitted.items[0]):  # what solvers return: `[3]`, `{(2, 3)}`, `[{x: 2}]`
-        return True
+    reference = _without_nesting(reference)
+    submitted = _without_nesting(submitted)
+    if isinstance(submitted, Collection) and submitted.brackets in ("[]", "{}") and len(submitted.items) == 1:
+        [single] = submitted.items  # solvers return `[3]`, `{(2, 3)}`, `[{x: 2}]`
+        if same(reference, single):
+            return True
     if isinstance(reference, sympy.Eq) and isinstance(submitted, sympy.Eq):
         return _same_equation(reference, submitted)
-    (name, reference), (other, submitted) = _split(reference), _split(submitted)
-    if not _same_name(name, other):
+    reference_name, reference = _split(reference)
+    submitted_name, submitted = _split(submitted)
+    if not _same_name(reference_name, submitted_name):
         return False
     if isinstance(submitted, Quantity) or isinstance(reference, Quantity):
         reference, submitted = _without_units(reference, submitted)
     if isinstance(reference, Choice) or isinstance(submitted, Choice):
         return _same_choice(reference, submitted)
-    if isinstance(reference, Letters) != isinstance(submitted, Letters):
-        reference, submitted = _products(reference, submitted)
+    reference = _as_product(reference, submitted)
+    submitted = _as_product(submitted, reference)
     if isinstance(reference, Mapping) or isinstance(submitted, Mapping):
         return _same_mapping(reference, submitted)
     if isinstance(reference, Str | Letters) or isinstance(submitted, Str | Letters) or submitted is None:
@@ -135,7 +143,8 @@ def same(reference: Value, submitted: Value) -> bool:
     elif isinstance(submitted, sympy.Expr) and isinstance(reference, Collection):
         submitted = _components(submitted, len(reference.items)) or submitted
     elif isinstance(reference, sympy.Expr) and (size := _dimensions(reference)):
-        reference, submitted = _components(reference, size) or reference, _components(submitted, size) or submitted
+        reference = _components(reference, size) or reference
+        submitted = _components(submitted, size) or submitted
     if isinstance(reference, Collection):
         return _same_collection(reference, submitted)
     if is_set(reference):
@@ -148,146 +157,186 @@ def same(reference: Value, submitted: Value) -> bool:
 
 
 def _same_equation(reference: Any, submitted: Any) -> bool:
-    """Equations are equal if one is a multiple of the other. A symbol and its value, x = 3, is solved, and so has to
-    be the submission."""
+    """Equations are equal if one is a multiple of the other. If the reference is solved, x = 3, the submission has to
+    be solved too."""
     solution = bound(reference)
     if solution is None:
-        reference, submitted = worked(reference), worked(submitted)
+        reference = worked(reference)
+        submitted = worked(submitted)
         ratio = sympy.cancel((reference.lhs - reference.rhs) / (submitted.lhs - submitted.rhs))
         return bool(ratio.is_number and ratio != 0 and ratio.is_finite)
-    symbol, value = solution
     submitted_solution = bound(submitted)
     if submitted_solution is None:
         return False
-    other, submitted_value = submitted_solution
-    return _same_name(str(symbol), str(other)) and same(value, submitted_value)
+    symbol, value = solution
+    submitted_symbol, submitted_value = submitted_solution
+    return _same_name(str(symbol), str(submitted_symbol)) and same(value, submitted_value)
 
 
 def _without_units(reference: Value, submitted: Value) -> tuple[Value, Value]:
-    """The two values in the reference's unit; of the submission None if it has none in it."""
+    """Both values in the reference's unit. The submission's is None if it can't be said in that unit."""
     if isinstance(reference, Quantity) and isinstance(submitted, Quantity):
         return reference.value, converted(submitted, reference.unit)
     if isinstance(reference, Quantity):
         return reference.value, submitted
-    return reference, submitted.value if may_be_missing(submitted.unit) else None
+    if may_be_missing(submitted.unit):
+        return reference, submitted.value
+    return reference, None
 
 
 def _same_choice(reference: Value, submitted: Value) -> bool:
-    """Choices by their letters and, where both say it, by what they stand for; what stands for a choice may be said
-    without its letter."""
+    """Choices are compared by their letters and, if both give it, by the value that a letter stands for. The letter
+    or the value alone will do."""
     if not isinstance(submitted, Choice):
-        if submitted in (sympy.Symbol(reference.letter), _CONSTANTS.get(reference.letter)):
+        letter = reference.letter
+        if submitted in (sympy.Symbol(letter), _CONSTANTS.get(letter)):
             return True
         return reference.value is not None and same(reference.value, submitted)
     if not isinstance(reference, Choice):
         return submitted.value is None and same(reference, sympy.Symbol(submitted.letter))
     if reference.letter != submitted.letter:
         return False
-    return reference.value is None or submitted.value is None or same(reference.value, submitted.value)
+    if reference.value is None or submitted.value is None:
+        return True
+    return same(reference.value, submitted.value)
 
 
-def _products(*values: Value) -> tuple[Value, ...]:
-    """Letters as a product, where the other side is an expression."""
-    if not any(isinstance(value, sympy.Expr) and not isinstance(value, Str) for value in values):
-        return values
-    return tuple(value.product if isinstance(value, Letters) else value for value in values)
+def _as_product(letters: Value, other: Value) -> Value:
+    """Letters as a product, if the other side is an expression."""
+    is_expression = isinstance(other, sympy.Expr) and not isinstance(other, Str)
+    if isinstance(letters, Letters) and is_expression:
+        return letters.product
+    return letters
 
 
 def _same_mapping(reference: Value, submitted: Value) -> bool:
-    """Dicts by keys and values. If the reference is none, one of positive integers holds roots and how often they come,
-    as sympy's `roots` returns them."""
-    if isinstance(reference, Mapping) and isinstance(submitted, Mapping):
-        expected, pairs = ([Collection(pair, "()") for pair in side.pairs] for side in (reference, submitted))
-        return _without_order(expected, pairs)
+    """Dicts are compared by keys and values. If only the submission is a dict, it may be what sympy's `roots` returns:
+    each root with its multiplicity."""
     if isinstance(reference, Mapping):
+        if not isinstance(submitted, Mapping):
+            return False
+        expected_pairs = [Collection(pair, "()") for pair in reference.pairs]
+        submitted_pairs = [Collection(pair, "()") for pair in submitted.pairs]
+        return _without_order(expected_pairs, submitted_pairs)
+    roots = []
+    for root, multiplicity in submitted.pairs:
+        if not isinstance(multiplicity, sympy.Integer) or multiplicity <= 0:
+            return False
+        roots.append(root)
+    if not roots:
         return False
-    are_counts = all(isinstance(count, sympy.Integer) and count > 0 for _, count in submitted.pairs)
-    roots = Collection(tuple(key for key, _ in submitted.pairs), "{}")
-    return are_counts and bool(roots.items) and same(reference, roots)
+    return same(reference, Collection(tuple(roots), "{}"))
 
 
 def _without_nesting(value: Value) -> Value:
-    """A column as a list of its entries: lists of one value each within a list or set."""
-    if isinstance(value, Collection) and value.items and value.brackets != "()":
-        rows = [
-            row.items if isinstance(row, Collection) and row.brackets in ("()", "[]") else () for row in value.items
-        ]
-        if all(len(row) == 1 for row in rows):
-            return Collection(tuple(row[0] for row in rows), value.brackets)
-    return value
+    """A column as a list of its entries. It is written as a matrix whose rows hold one value each."""
+    if not isinstance(value, Collection) or value.brackets == "()" or not value.items:
+        return value
+    entries = []
+    for row in value.items:
+        is_row = isinstance(row, Collection) and row.brackets in ("()", "[]")
+        if not is_row or len(row.items) != 1:
+            return value
+        entries += row.items
+    return Collection(tuple(entries), value.brackets)
 
 
 def _split(value: Value) -> tuple[str | None, Value]:
-    """The left side of a value, and the value."""
+    """The name that a value has on its left side, or None, and the value."""
     if isinstance(value, sympy.Eq):
         for symbol, other in ((value.lhs, value.rhs), (value.rhs, value.lhs)):
             if symbol.is_Symbol and not other.has(symbol):
                 return str(symbol), other
-    return (value.name, value.value) if isinstance(value, Named) else (None, value)
+    if isinstance(value, Named):
+        return value.name, value.value
+    return None, value
 
 
 def _same_name(name: str | None, other: str | None) -> bool:
-    """`f(x)` may be called y."""
-    if name is None or other is None or name == other or (len(name) > 2 and name.casefold() == other.casefold()):
+    if name is None or other is None or name == other:
         return True
-    return ("(" in name or "(" in other) and "y" in (name, other)
+    if len(name) > 2 and name.casefold() == other.casefold():
+        return True
+    is_call = "(" in name or "(" in other
+    return is_call and "y" in (name, other)  # f(x) is often called y
 
 
 def _same_time(time: str, other: str) -> bool:
-    """Times of which one does not say which half of the day it means."""
-    (clock, _, half), (other_clock, _, other_half) = time.partition(" "), other.partition(" ")
+    """Whether two times are the same one and one of them leaves out am or pm."""
+    clock, _, half = time.partition(" ")
+    other_clock, _, other_half = other.partition(" ")
     return ":" in clock and clock == other_clock and "" in (half, other_half)
 
 
 def _dimensions(expr: Any) -> int:
-    """Of how many dimensions a vector in i, j and k is; 0 if it can't be one."""
+    """How many dimensions a vector in i, j and k has; 0 if the expression can't be one."""
     names = {symbol.name for symbol in expr.free_symbols}
-    if not names <= set("ijk") or names <= {"i"}:
+    if not names <= set("ijk"):
+        return 0
+    if names <= {"i"}:  # a number, or a complex one
         return 0
     return 3 if "k" in names else 2
 
 
 def _components(expr: Any, size: int) -> Value | None:
-    """A vector that is written with i, j and k as a collection of its coefficients, as they are written; None if it is
-    none."""
+    """The coefficients of a vector that is written with i, j and k, as they are written. None if it is not one."""
     if size not in (2, 3):
         return None
-    terms: dict[str, Any] = dict.fromkeys("ijk"[:size], sympy.Integer(0))
+    coefficients: dict[str, Any] = dict.fromkeys("ijk"[:size], sympy.Integer(0))
     for term in sympy.Add.make_args(expr):
-        factors = sympy.Mul.make_args(term)
-        basis = ["i" if is_imaginary_unit(factor) else str(factor) for factor in factors]
-        names = [name for name in basis if name in terms]
-        if len(names) != 1 or terms[names[0]] != 0:
+        basis_vectors = []
+        factors = []
+        for factor in sympy.Mul.make_args(term):
+            name = "i" if is_imaginary_unit(factor) else str(factor)
+            if name in coefficients:
+                basis_vectors.append(name)
+            else:
+                factors.append(factor)
+        if len(basis_vectors) != 1:
             return None
-        others = [factor for factor, name in zip(factors, basis, strict=True) if name != names[0]]
-        terms[names[0]] = others[0] if len(others) == 1 else sympy.Mul(*others, evaluate=False)
-    if any(coefficient.free_symbols for coefficient in terms.values()):
+        [name] = basis_vectors
+        if coefficients[name] != 0:
+            return None
+        coefficients[name] = factors[0] if len(factors) == 1 else sympy.Mul(*factors, evaluate=False)
+    if any(coefficient.free_symbols for coefficient in coefficients.values()):
         return None
-    return Collection(tuple(terms.values()), "()")
+    return Collection(tuple(coefficients.values()), "()")
 
 
 def _same_collection(reference: Collection, submitted: Value) -> bool:
     if reference.may_be_interval and (is_set(submitted) or isinstance(submitted, Relational | sympy.And)):
-        # (2, 1) is no interval, and so a point
-        return not as_set(reference).is_empty and _same_solutions(reference, submitted)
-    expected, items = reference.items, _items(submitted)
+        interval = as_set(reference)
+        if interval.is_empty:  # (2, 1) is no interval, so it is a point
+            return False
+        return _same_solutions(reference, submitted)
+    expected = reference.items
+    items = _items(submitted)
+    submitted_brackets = _brackets(submitted)
     if items and reference.brackets != "[]":
-        names = [_label(item) for item in expected]
-        given = [_label(item) for item in items]
-        if len(set(names)) == len(names) > 1 and None not in names:  # names give an order to what comes without
-            without_names = isinstance(submitted, Collection) and submitted.brackets in _SEQUENCES
-            if None in given:
-                return without_names and _in_order(expected, items)
-            return _without_order(expected, items)
-        if _brackets(submitted) == "{}" and reference.brackets == "()" and None not in given:
-            return _in_order(expected, [_split(item)[1] for item in items])
+        expected_labels = [_label(item) for item in expected]
+        labels = [_label(item) for item in items]
+        are_distinct = len(set(expected_labels)) == len(expected_labels) > 1
+        if are_distinct and None not in expected_labels:
+            # Labels take the place of an order, x = 1 and y = 2. A submission without them has to keep the order.
+            if None not in labels:
+                return _without_order(expected, items)
+            is_sequence = isinstance(submitted, Collection) and submitted.brackets in _SEQUENCES
+            return is_sequence and _in_order(expected, items)
+        if submitted_brackets == "{}" and reference.brackets == "()" and None not in labels:
+            # A point as {x: 1, y: 2}, which `solve` returns.
+            coordinates = [_split(item)[1] for item in items]
+            return _in_order(expected, coordinates)
     if reference.brackets in ("{}", ""):
         if items is None:
-            items = [submitted] if reference.brackets == "{}" or not expected else []
+            is_single_element = reference.brackets == "{}" or not expected
+            items = [submitted] if is_single_element else []
         return _without_order(expected, items)
-    if items is None or _brackets(submitted) not in ("", reference.brackets):
-        could_differ = items is None or submitted.may_be_interval or reference.brackets != "()"
-        if items is None or _brackets(submitted) not in _SEQUENCES or (reference.may_be_interval and could_differ):
+    if items is None:
+        return False
+    if submitted_brackets not in ("", reference.brackets):
+        # A point (1, 2) may be submitted as a list. But (1, 2) and [1, 2] differ if both are intervals.
+        may_differ = submitted.may_be_interval or reference.brackets != "()"
+        if submitted_brackets not in _SEQUENCES or (reference.may_be_interval and may_differ):
             return False
     return _in_order(expected, items)
 
@@ -297,17 +346,28 @@ def _items(submitted: Value) -> Sequence[Value] | None:
     if isinstance(submitted, Collection):
         return submitted.items
     if isinstance(submitted, sympy.Or):
-        return [_split(part)[1] if isinstance(part, sympy.Eq) else part for part in submitted.args]
-    return () if submitted == sympy.S.EmptySet else None
+        items = []
+        for part in submitted.args:
+            _, solution = _split(part)
+            items.append(solution)
+        return items
+    if submitted == sympy.S.EmptySet:
+        return ()
+    return None
 
 
 def _brackets(value: Value) -> str:
-    return value.brackets if isinstance(value, Collection) else "{}"
+    if isinstance(value, Collection):
+        return value.brackets
+    return "{}"
 
 
 def _label(item: Value) -> Any:
     """The unit or the left side of an item."""
-    return item.unit if isinstance(item, Quantity) else _split(item)[0]
+    if isinstance(item, Quantity):
+        return item.unit
+    name, _ = _split(item)
+    return name
 
 
 def _in_order(expected: Sequence[Value], items: Sequence[Value]) -> bool:
@@ -316,17 +376,19 @@ def _in_order(expected: Sequence[Value], items: Sequence[Value]) -> bool:
 
 def _without_order(expected: Sequence[Value], items: Sequence[Value]) -> bool:
     """Whether items and expected values match one to one. Equality is nearly transitive, so the first match will do."""
-    left = list(items)
+    remaining = list(items)
     for value in expected:
-        found = next((index for index, item in enumerate(left) if same(value, item)), None)
-        if found is None:
+        for index, item in enumerate(remaining):
+            if same(value, item):
+                del remaining[index]
+                break
+        else:
             return False
-        del left[found]
-    return not left
+    return not remaining
 
 
 def _same_relation(reference: Any, submitted: Value) -> bool:
-    """An inequality, or several, beside another one or a set."""
+    """Whether an inequality, or several, say the same as a submitted one or as a set."""
     if isinstance(reference, sympy.Eq):
         return False
     symbols = {symbol.name for symbol in reference.free_symbols}
@@ -335,23 +397,32 @@ def _same_relation(reference: Any, submitted: Value) -> bool:
         return False
     if len(symbols) == 1:
         return _same_solutions(reference, submitted)
-    are_bounds = all(bound(part) for part in _parts(reference))
-    if not is_relation or (are_bounds and not all(_is_bound(part) for part in _parts(submitted))):
+    if not is_relation:
         return False
+    is_reference_solved = all(bound(part) for part in _parts(reference))
+    if is_reference_solved and not all(_is_solved(part) for part in _parts(submitted)):
+        return False
+    # Without a timeout here: the confined process has one.
     return bool(verify(worked(reference), worked(submitted), timeout_seconds=None))
 
 
 def _parts(relation: Any) -> Sequence[Any]:
-    return (relation,) if isinstance(relation, Relational) else relation.args
+    if isinstance(relation, Relational):
+        return (relation,)
+    return relation.args
 
 
-def _is_bound(relation: Any) -> bool:
-    found = bound(relation)
-    return found is not None and is_written_out(found[1])
+def _is_solved(relation: Any) -> bool:
+    solution = bound(relation)
+    if solution is None:
+        return False
+    _, value = solution
+    return is_written_out(value)
 
 
 def _same_solutions(reference: Value, submitted: Value) -> bool:
-    """Two sets of solutions. If the reference names its intervals and points, so has the submission to."""
+    """Whether two sets of solutions are equal. If the reference names its intervals and points, the submission has to
+    name them too."""
     expected = solved_set(reference)
     if expected is None:
         return _same_sets(as_set(reference), as_set(submitted))
@@ -361,12 +432,17 @@ def _same_solutions(reference: Value, submitted: Value) -> bool:
 
 def _same_sets(reference: Any, submitted: Any) -> bool:
     if isinstance(reference, sympy.Interval) and isinstance(submitted, sympy.Interval):
-        if reference.left_open != submitted.left_open or reference.right_open != submitted.right_open:
+        if reference.left_open != submitted.left_open:
+            return False
+        if reference.right_open != submitted.right_open:
             return False
         return _same_expr(reference.start, submitted.start) and _same_expr(reference.end, submitted.end)
     if isinstance(reference, sympy.Union | sympy.FiniteSet) and reference.func == submitted.func:
         return _without_order(reference.args, submitted.args)
-    return bool(reference == submitted or reference.symmetric_difference(submitted) == sympy.S.EmptySet)
+    if reference == submitted:
+        return True
+    difference = reference.symmetric_difference(submitted)
+    return bool(difference == sympy.S.EmptySet)
 
 
 def _same_number(reference: Any, submitted: Any) -> bool:
@@ -377,12 +453,24 @@ def _same_number(reference: Any, submitted: Any) -> bool:
         return False
     if _leaves_calls(reference, submitted):
         return False
-    plain = [worked(side.args[0] if isinstance(side, Percent) else side) for side in (reference, submitted)]
-    if isinstance(submitted, Percent) and not isinstance(reference, Percent):
+    expected_number = worked(_without_percent(reference))
+    submitted_number = worked(_without_percent(submitted))
+    is_expected_percent = isinstance(reference, Percent)
+    is_submitted_percent = isinstance(submitted, Percent)
+    if is_submitted_percent and not is_expected_percent:
         # Without a sign in the reference, the sign means hundredths; nobody writes 5 as 500%.
-        return not (plain[0].is_Integer and plain[0] > 1) and _same_expr(plain[0], worked(submitted))
-    may_be_missing = isinstance(reference, Percent) and not isinstance(submitted, Percent)
-    return _same_expr(*plain) or (may_be_missing and _same_expr(worked(reference), worked(submitted)))
+        if expected_number.is_Integer and expected_number > 1:
+            return False
+        return _same_expr(expected_number, worked(submitted))
+    if _same_expr(expected_number, submitted_number):
+        return True
+    if is_expected_percent and not is_submitted_percent:  # 50% as 0.5
+        return _same_expr(worked(reference), worked(submitted))
+    return False
+
+
+def _without_percent(number: Any) -> Any:
+    return number.args[0] if isinstance(number, Percent) else number
 
 
 def _leaves_work(reference: Any, submitted: Any) -> bool:
@@ -391,7 +479,9 @@ def _leaves_work(reference: Any, submitted: Any) -> bool:
         return True
     if is_written_out(submitted):
         return False
-    return is_written_out(reference) or not _operations(submitted) <= _operations(reference)
+    if is_written_out(reference):
+        return True
+    return not _operations(submitted) <= _operations(reference)
 
 
 def _operations(expr: Any) -> Counter[Any]:
@@ -404,13 +494,15 @@ def _operations(expr: Any) -> Counter[Any]:
 
 
 def _leaves_calls(reference: Any, submitted: Any) -> bool:
-    """Whether the submission has the value of a function in it that is known and not in the reference: sin(pi/4)."""
-    known = {call.func for call in reference.atoms(Application)}
+    """Whether the submission leaves the value of a function to be worked out, sin(pi/4), that the reference does not
+    have."""
+    expected_functions = {call.func for call in reference.atoms(Application)}
     for call in submitted.atoms(Application):
-        if call.func not in known and not call.free_symbols and not isinstance(call, Percent | sympy.exp):
-            value = worked(call)
-            if not isinstance(value, call.func):
-                return True
+        if call.func in expected_functions or call.free_symbols or isinstance(call, Percent | sympy.exp):
+            continue
+        value = worked(call)
+        if not isinstance(value, call.func):
+            return True
     return False
 
 
@@ -419,50 +511,71 @@ def _same_expr(reference: Any, submitted: Any) -> bool:
         return True
     submitted = _imaginary_like(reference, submitted)
     reference = _imaginary_like(submitted, reference)
-    if not reference.free_symbols and not submitted.free_symbols:
-        if reference.is_infinite or submitted.is_infinite or (reference.is_Rational and submitted.is_Rational):
-            return False
-        return _close(reference, submitted, _tolerance(reference, submitted))
-    return reference.free_symbols == submitted.free_symbols and _same_at_points(reference, submitted)
+    if reference.free_symbols != submitted.free_symbols:
+        return False
+    if reference.free_symbols:
+        return _same_at_points(reference, submitted)
+    if reference.is_infinite or submitted.is_infinite:
+        return False
+    if reference.is_Rational and submitted.is_Rational:
+        return False  # equal ones have been found equal above
+    return _close(reference, submitted, _tolerance(reference, submitted))
 
 
 def _imaginary_like(other: Any, expr: Any) -> Any:
     """`expr` with the symbol `i` as the imaginary unit, if the other side has one."""
-    name = sympy.Symbol("i")
-    return expr.xreplace({name: sympy.I}).doit() if other.has(sympy.I) and expr.has(name) else expr
+    letter = sympy.Symbol("i")
+    if other.has(sympy.I) and expr.has(letter):
+        return expr.xreplace({letter: sympy.I}).doit()
+    return expr
 
 
 def _tolerance(reference: Any, submitted: Any) -> Any:
     """The relative error that decimals may have: float noise if the reference is a finite decimal, else six digits."""
     if reference.is_Integer and submitted.is_Float:
         return 0
-    if not (reference.has(sympy.Float) or submitted.has(sympy.Float)):
+    if not reference.has(sympy.Float) and not submitted.has(sympy.Float):
         return _EXACT
-    ends = reference.is_Float or (reference.is_Rational and set(sympy.factorint(reference.q)) <= {2, 5})
-    return _FLOAT_NOISE if ends else _SIX_DIGITS
+    if reference.is_Float:
+        return _FLOAT_NOISE
+    if reference.is_Rational:
+        divisors = set(sympy.factorint(reference.q))
+        if divisors <= {2, 5}:  # it ends as a decimal: 3/8 is 0.375
+            return _FLOAT_NOISE
+    return _SIX_DIGITS
 
 
 def _close(reference: Any, submitted: Any, tolerance: Any) -> bool:
-    expected, got = (
-        side.xreplace({float_: sympy.Rational(str(float_)) for float_ in side.atoms(sympy.Float)}).evalf(_DIGITS)
-        for side in (reference, submitted)
-    )
-    if any(not side.is_number or side.has(sympy.nan, sympy.zoo) for side in (expected, got)):
-        raise Unreadable("not a number")
-    difference = abs(expected - got).evalf(_DIGITS)
+    expected = _decimal(reference)
+    value = _decimal(submitted)
+    difference = abs(expected - value).evalf(_DIGITS)
     return bool(difference == 0 or difference <= tolerance * abs(expected))
 
 
+def _decimal(expr: Any) -> Any:
+    """A constant to as many digits as are compared. Its decimals count as they are written, 0.1 as 1/10."""
+    exact = {decimal: sympy.Rational(str(decimal)) for decimal in expr.atoms(sympy.Float)}
+    value = expr.xreplace(exact).evalf(_DIGITS)
+    if not value.is_number or value.has(sympy.nan, sympy.zoo):
+        raise Unreadable("not a number")
+    return value
+
+
 def _same_at_points(reference: Any, submitted: Any) -> bool:
-    tolerance = _SIX_DIGITS if reference.has(sympy.Float) or submitted.has(sympy.Float) else _EXACT
-    rng, agreed = Random(0), 0
+    has_decimals = reference.has(sympy.Float) or submitted.has(sympy.Float)
+    tolerance = _SIX_DIGITS if has_decimals else _EXACT
+    rng = Random(0)
+    agreed = 0
     symbols = sorted(reference.free_symbols, key=str)
     for _ in range(_TRIES):
         point = {symbol: sympy.Rational(rng.randint(-4000, 4000), 997) for symbol in symbols}
         expected = reference.subs(point).evalf(_DIGITS)
-        if not expected.is_number or not (expected.is_real or reference.has(sympy.I)) or not expected.is_finite:
+        if not expected.is_number or not expected.is_finite:
             continue
-        if not _close(expected, submitted.subs(point).evalf(_DIGITS), tolerance):
+        if not expected.is_real and not reference.has(sympy.I):
+            continue
+        value = submitted.subs(point).evalf(_DIGITS)
+        if not _close(expected, value, tolerance):
             return False
         agreed += 1
         if agreed == _POINTS:
