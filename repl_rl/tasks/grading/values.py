@@ -64,14 +64,14 @@ class Without:
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """A dict whose keys are no names: what comes with each key. Their order says nothing."""
+    """A dict whose keys are not all names. The order of its pairs does not count."""
 
     pairs: tuple[tuple[Value, Value], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of several answers by its letter, and what it stands for, where that is said too."""
+    """One of several answers by its letter, with the value that the letter stands for, if that is given too."""
 
     letter: str
     value: Value | None = None
@@ -86,12 +86,13 @@ class Letters:
     @property
     def product(self) -> Any:
         """The letters as factors; a digit belongs to the letter before it."""
-        return sympy.Mul(*map(sympy.Symbol, re.findall(r"[A-Za-z]\d*", self.text)))
+        names = re.findall(r"[A-Za-z]\d*", self.text)
+        return sympy.Mul(*map(sympy.Symbol, names))
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A value with its left side, `P(A) = 0.3`; where that is a symbol and the value an expression, it is an `Eq`."""
+    """A value with its left side, `P(A) = 0.3`. An expression with a symbol on its left is an `Eq` instead."""
 
     name: str
     value: Value
@@ -106,7 +107,7 @@ class Quantity:
 
 
 class Percent(sympy.Function):  # type: ignore[misc]  # sympy has no types
-    """So many hundredths, with the sign written out."""
+    """A number of hundredths that was written with a percent sign."""
 
 
 Value: TypeAlias = Any
@@ -114,21 +115,26 @@ Value: TypeAlias = Any
 
 
 def written(value: Value) -> str:
-    """A value as it was read, in sympy's notation, with what that has no notation for."""
+    """A value as it was read, in sympy's notation, or in words where sympy has no notation."""
     match value:
         case Collection(items=items, brackets=brackets):
-            return f"{brackets[:1]}{', '.join(map(written, items))}{brackets[1:]}"
+            opening, closing = brackets[:1], brackets[1:]
+            return opening + ", ".join(map(written, items)) + closing
         case Span(start=start, end=end):
-            opening, closing = "[("[value.is_open_at_start], "])"[value.is_open_at_end]
+            opening = "(" if value.is_open_at_start else "["
+            closing = ")" if value.is_open_at_end else "]"
             return f"the interval {opening}{written(start)}, {written(end)}{closing}"
         case Union(parts=parts):
             return f"the union of {' and '.join(map(written, parts))}"
         case Without(whole=whole, removed=removed):
             return f"{written(whole)} without {written(removed)}"
         case Mapping(pairs=pairs):
-            return "{" + ", ".join(f"{written(key)}: {written(item)}" for key, item in pairs) + "}"
+            entries = [f"{written(key)}: {written(item)}" for key, item in pairs]
+            return "{" + ", ".join(entries) + "}"
+        case Choice(letter=letter, value=None):
+            return f"choice {letter}"
         case Choice(letter=letter, value=inner):
-            return f"choice {letter}" if inner is None else f"choice {letter}, {written(inner)}"
+            return f"choice {letter}, {written(inner)}"
         case Letters(text=text):
             return text
         case Named(name=name, value=inner):
@@ -144,11 +150,14 @@ def unit_text(unit: Any) -> str:
     """A unit in words: pint can't print one whose powers are fractions, as all of ours are."""
     if isinstance(unit, tuple):
         return " ".join(unit)
-    return " * ".join(name if power == 1 else f"{name}**{power}" for name, power in unit._units.items())
+    factors = []
+    for name, power in unit._units.items():
+        factors.append(name if power == 1 else f"{name}**{power}")
+    return " * ".join(factors)
 
 
 def is_plain(value: Value) -> bool:
-    """Whether it is written out as a number: 3, -1/2, 0.25, 1.5e3, 2 - i/3. Not 2**10, which is still to be worked out.
+    """Whether a value is written out as a number: 3, -1/2, 0.25, 1.5e3, 2 - i/3. Not 2**10, which is to be worked out.
 
     Powers of ten count with one digit before the point: 1.7 * 10**3 is a number, and 17 * 10**2 a product.
     """
@@ -165,18 +174,22 @@ def is_plain(value: Value) -> bool:
 
 
 def is_written_out(value: Value) -> bool:
-    """Whether no arithmetic of numbers is left in it: 3, x + 1 and sqrt(2) are written out; 2 + 1, 2*3*pi and sqrt(4/2)
-    are not. Of an expression with symbols, whether it is no number."""
+    """Whether a value leaves no arithmetic of numbers: 3, x + 1 and sqrt(2) are written out; 2 + 1, 2*3*pi and
+    sqrt(4/2) are not. An expression with symbols is written out unless it comes to a number."""
     if not isinstance(value, sympy.Expr) or is_plain(value):
         return True
-    number = _exactly_worked(value)
-    if number.is_infinite or number.is_Number:
-        return bool(number.is_infinite)
-    return bool(number.free_symbols - {sympy.Symbol("i")}) or not _leaves_arithmetic(value)
+    result = _exactly_worked(value)
+    if result.is_infinite:
+        return True
+    if result.is_Number:
+        return False
+    if result.free_symbols - {sympy.Symbol("i")}:
+        return True
+    return not _leaves_arithmetic(value)
 
 
 def _leaves_arithmetic(constant: Any) -> bool:
-    """Whether it, or a part of it, has numbers that could be put together, or terms of one kind."""
+    """Whether a constant, or a part of it, has numbers that could be put together, or terms of one kind."""
     if is_plain(constant) or constant.is_Atom:
         return False
     if _exactly_worked(constant).is_Rational:
@@ -190,9 +203,9 @@ def _leaves_arithmetic(constant: Any) -> bool:
             return True
         if numbers and divisors and sympy.gcd(numbers[0], divisors[0]) != 1:
             return True
-        parts = [factor for factor in factors if not (factor.is_Number or _is_divisor(factor))]
+        parts = _without_numbers(factors)
     if isinstance(constant, sympy.Add):
-        kinds = [_without_numbers(term) for term in constant.args]
+        kinds = [_kind(term) for term in constant.args]
         if len(set(kinds)) < len(kinds):
             return True
     return any(map(_leaves_arithmetic, parts))
@@ -200,12 +213,18 @@ def _leaves_arithmetic(constant: Any) -> bool:
 
 def _exactly_worked(expr: Any) -> Any:
     """`worked`, with decimals as fractions: sympy would take sqrt(0.5) for a number."""
-    return worked(expr.xreplace({number: sympy.Rational(str(number)) for number in expr.atoms(sympy.Float)}))
+    exact = {decimal: sympy.Rational(str(decimal)) for decimal in expr.atoms(sympy.Float)}
+    return worked(expr.xreplace(exact))
 
 
-def _without_numbers(term: Any) -> frozenset[Any]:
-    """The factors of a term that are no numbers, and how often each comes: sqrt(3) and pi of 2*sqrt(3)*pi/5."""
-    return frozenset(Counter(f for f in _factors(term) if not (f.is_Number or _is_divisor(f))).items())
+def _kind(term: Any) -> frozenset[Any]:
+    """The factors of a term that are not numbers, and how often each comes: sqrt(3) and pi of 2*sqrt(3)*pi/5."""
+    counts = Counter(_without_numbers(_factors(term)))
+    return frozenset(counts.items())
+
+
+def _without_numbers(factors: list[Any]) -> list[Any]:
+    return [factor for factor in factors if not factor.is_Number and not _is_divisor(factor)]
 
 
 def _is_divisor(factor: Any) -> bool:
@@ -213,8 +232,10 @@ def _is_divisor(factor: Any) -> bool:
 
 
 def is_imaginary_unit(value: Any) -> bool:
-    """Whether it is sympy's I, or the letter i, which means the same in a text."""
-    return value is sympy.I or (isinstance(value, sympy.Symbol) and value.name == "i")
+    """Whether a value is sympy's I, or the letter i, which means the same in a text."""
+    if isinstance(value, sympy.Symbol):
+        return bool(value.name == "i")
+    return value is sympy.I
 
 
 def _factors(product: Any) -> list[Any]:
@@ -228,6 +249,7 @@ def _factors(product: Any) -> list[Any]:
 
 
 def _is_scientific(value: Any) -> bool:
+    """Whether a value is written as 1.7 * 10**3."""
     factors = _factors(value)
     if len(factors) > 2 and factors[0] == -1:
         factors = factors[1:]
@@ -238,24 +260,37 @@ def _is_scientific(value: Any) -> bool:
 
 
 def _is_imaginary(value: Any) -> bool:
-    """Whether it is i with a number written out as its factor, as in -3*i/4."""
-    factors = [factor for factor in _factors(value) if factor != -1]
-    units = [factor for factor in factors if is_imaginary_unit(factor)]
-    numbers = [factor for factor in factors if isinstance(factor, sympy.Number)]
-    divisors = [factor.base for factor in factors if isinstance(factor, sympy.Pow) and factor.exp == -1]
-    if len(units) != 1 or len(numbers) > 1 or len(divisors) > 1 or len(factors) != 1 + len(numbers) + len(divisors):
+    """Whether a value is i with a number written out as its factor, as in -3*i/4."""
+    units = []
+    numbers = []
+    divisors = []
+    for factor in _factors(value):
+        if factor == -1:  # the sign
+            continue
+        if is_imaginary_unit(factor):
+            units.append(factor)
+        elif isinstance(factor, sympy.Number):
+            numbers.append(factor)
+        elif isinstance(factor, sympy.Pow) and factor.exp == -1:
+            divisors.append(factor.base)
+        else:
+            return False
+    if len(units) != 1 or len(numbers) > 1 or len(divisors) > 1:
         return False
     if not divisors:
         return True
     numerator = numbers[0] if numbers else sympy.Integer(1)
-    return bool(numerator.is_Integer and divisors[0].is_Integer and sympy.gcd(numerator, divisors[0]) == 1)
+    [divisor] = divisors
+    if not numerator.is_Integer or not divisor.is_Integer:
+        return False
+    return bool(sympy.gcd(numerator, divisor) == 1)
 
 
 def settled(value: Value) -> Value:
-    """A reference without what it leaves to be worked out in its numbers, 2/4, and in a matrix with a factor."""
+    """A reference with its numbers worked out, 2/4, and those of a matrix with a factor before it."""
     match value:
-        case Collection(items=items, brackets=brackets):
-            return Collection(tuple(map(settled, items)), brackets, value.may_be_interval)
+        case Collection(items=items, brackets=brackets, may_be_interval=may_be_interval):
+            return Collection(tuple(map(settled, items)), brackets, may_be_interval)
         case Named(name=name, value=inner):
             return Named(name, settled(inner))
         case Quantity(value=inner, unit=unit):
@@ -274,46 +309,63 @@ def is_worked_out(expr: Any) -> bool:
 
 def worked(expr: Any) -> Any:
     """An expression in a common form: worked out, with symbols that differ by their names only. Raises Unreadable."""
-    if sum(1 for _ in sympy.preorder_traversal(expr)) > _MAX_NODES:
+    node_count = sum(1 for _ in sympy.preorder_traversal(expr))
+    if node_count > _MAX_NODES:
         raise Unreadable("too large")
     for node in sympy.preorder_traversal(expr):
         _require_bounded(node)
     expr = expr.replace(Percent, lambda number: number / 100)
     expr = expr.xreplace({symbol: _by_name(symbol) for symbol in expr.free_symbols})
-    expr = expr.doit() if is_worked_out(expr) else expr
+    if is_worked_out(expr):
+        expr = expr.doit()
     if expr.has(sympy.nan, sympy.zoo) or expr in (sympy.true, sympy.false):
         raise Unreadable("neither a value nor an equation")
     return expr
 
 
 def _by_name(symbol: Any) -> Any:
-    """A symbol without what is assumed of it; C_1 and C_{1} are C1, as sympy writes it."""
-    return sympy.E if symbol.name == "e" else sympy.Symbol(re.sub(r"_\{?(\w+)\}?$", r"\1", symbol.name))
+    """A symbol without assumptions, such as "real". C_1 and C_{1} are C1, as sympy writes it."""
+    if symbol.name == "e":
+        return sympy.E
+    name = re.sub(r"_\{?(\w+)\}?$", r"\1", symbol.name)
+    return sympy.Symbol(name)
 
 
 def _require_bounded(node: Any) -> None:
     """Raises Unreadable for towers of powers and for large factorials, which would take too long to work out."""
     if isinstance(node, sympy.Pow | sympy.exp):
         base, power = node.as_base_exp() if isinstance(node, sympy.exp) else node.args
-        size = 2.0 ** min(_bits(power), 64.0)
-        is_too_large = power.is_number and size > 2 * _MAX_POWER
-        if not base.free_symbols:
-            is_too_large = max(_bits(base), 1.0) * size > _MAX_BITS and not power.free_symbols
+        greatest_power = _greatest_power(_bits(power))
+        if base.free_symbols:
+            is_too_large = power.is_number and greatest_power > 2 * _MAX_POWER
+        else:
+            result_bits = max(_bits(base), 1.0) * greatest_power
+            is_too_large = result_bits > _MAX_BITS and not power.free_symbols
         if is_too_large:
             raise Unreadable("too large a power")
     is_factorial = isinstance(node, sympy.factorial | sympy.binomial | sympy.gamma)
-    if is_factorial and any(_bits(part) > _MAX_FACTORIAL_BITS for part in node.args):
+    if is_factorial and any(_bits(argument) > _MAX_FACTORIAL_BITS for argument in node.args):
         raise Unreadable("too large a factorial")
 
 
 def _bits(expr: Any) -> float:
     """A rough upper bound on the bits of a closed expression's value; a symbol or named constant counts as 2."""
     if expr.is_Rational:
-        return float(max(abs(int(expr.p)).bit_length(), int(expr.q).bit_length()))
+        numerator_bits = abs(int(expr.p)).bit_length()
+        denominator_bits = int(expr.q).bit_length()
+        return float(max(numerator_bits, denominator_bits))
     if expr.is_Float:
-        return max(0.0, float(expr._mpf_[2] + expr._mpf_[3]))
-    inner = [_bits(part) for part in expr.args]
+        _sign, _mantissa, exponent, mantissa_bits = expr._mpf_
+        return max(0.0, float(exponent + mantissa_bits))
+    bits = [_bits(argument) for argument in expr.args]
+    if expr.func is sympy.exp:
+        bits.insert(0, 2.0)  # exp(x) is E**x
     if expr.is_Pow or expr.func is sympy.exp:
-        base, power = (inner[0], inner[1]) if len(inner) == 2 else (2.0, inner[0])
-        return float(max(base, 1.0) * 2.0 ** min(power, 64.0))
-    return sum(inner) if inner else 2.0
+        base_bits, power_bits = bits
+        return max(base_bits, 1.0) * _greatest_power(power_bits)
+    return sum(bits) if bits else 2.0
+
+
+def _greatest_power(bits: float) -> float:
+    """The greatest number of so many bits. Beyond 64, any power is too large, and 2.0**bits would overflow."""
+    return float(2.0 ** min(bits, 64.0))
