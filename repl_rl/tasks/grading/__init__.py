@@ -2,9 +2,10 @@
 
 Numbers, and texts that equal the reference, are judged at once. Everything else (LaTeX, fractions, sets, tuples,
 intervals, matrices, equations, what sympy prints) is read (`text`, `python_text`) and compared (`compare`) with
-sympy and math-verify, in confined processes, where alone these are loaded; nothing is evaluated. docs/tasks.md says
-what counts as equal. The answers of the number families are always numbers, so they never need those processes.
-Families whose problems have many right answers, or a scorer of their own, decide by `Family.accepts`, confined as well.
+sympy and math-verify. This happens in confined processes, and only there are the two loaded; nothing is evaluated.
+docs/tasks.md says what counts as equal. The answers of the number families are always numbers, so they never need
+those processes. Families whose problems have many right answers, or a scorer of their own, decide by `Family.accepts`,
+confined as well.
 """
 
 import re
@@ -36,7 +37,8 @@ _FLOAT_NOISE = Decimal("1e-9")
 EQUAL = "repl_rl.tasks.grading.compare:equal"
 
 Question = tuple[str, tuple[str, ...], str, tuple[int, ...]]
-"""Reference, what was submitted, and the family and operands of a problem that its family decides."""
+"""What a confined process is asked: the reference, the submitted texts, and, if the problem's family decides, the
+family and the problem's operands."""
 Forms = Sequence[str | None] | None
 
 _verdicts: dict[Question, Verdict] = {}
@@ -67,15 +69,17 @@ def judge_many(
 ) -> list[Verdict]:
     """As `grade_many`, with a sentence on how each side was read and what came of it.
 
-    What equals one of a task's references is right. The verdict is that of the first one that it equals, else that of
-    the first one.
+    An answer is right if it equals one of the task's references. The verdict is that on the first reference that it
+    equals, or on the first reference if it equals none.
     """
-    forms = [None] * len(answers) if forms is None else forms
+    if forms is None:
+        forms = [None] * len(answers)
     pairs: list[tuple[Task, Sequence[str] | None, Forms]] = []
     counts = []
-    for task, answer, form in zip(tasks, answers, forms, strict=True):
+    for task, answer, answer_forms in zip(tasks, answers, forms, strict=True):
         counts.append(len(task.references))
-        pairs += [(replace(task, answer=reference), answer, form) for reference in task.references]
+        for reference in task.references:
+            pairs.append((replace(task, answer=reference), answer, answer_forms))
     remaining = iter(_judge_pairs(pairs))
     verdicts = []
     for count in counts:
@@ -85,55 +89,69 @@ def judge_many(
 
 
 def _judge_pairs(pairs: Sequence[tuple[Task, Sequence[str] | None, Forms]]) -> list[Verdict]:
-    first = [_at_once(*pair) for pair in pairs]
-    questions = [item for item in first if not isinstance(item, Verdict)]
-    known = {item: _verdicts[item] for item in questions if item in _verdicts}
-    open_ = [item for item in dict.fromkeys(questions) if item not in known]
-    families = {family for _, _, family, _ in open_ if family}
-    search = [home()] if any(KNOWN[family].needs_gym for family in families) else []
-    if any(":" in family for family in families):  # families by import path are found where this process finds them
-        search += [str(Path(folder).resolve()) for folder in sys.path]
+    results = [_at_once(*pair) for pair in pairs]
+    questions = [result for result in results if not isinstance(result, Verdict)]
+    known = {question: _verdicts[question] for question in questions if question in _verdicts}
+    open_questions = [question for question in dict.fromkeys(questions) if question not in known]
     fresh = {}
-    if open_:
-        replies = ask([_call(*item) for item in open_], search)
-        for item, reply in zip(open_, replies, strict=True):
-            fresh[item] = _verdict_of(item, *reply)
+    search_paths = _search_paths(open_questions)
+    if open_questions:
+        calls = [_call(*question) for question in open_questions]
+        replies = ask(calls, search_paths)
+        for question, (verdict, reason) in zip(open_questions, replies, strict=True):
+            fresh[question] = _verdict_of(question, verdict, reason)
     known |= fresh
-    verdicts = [item if isinstance(item, Verdict) else known[item] for item in first]
     if len(_verdicts) > _REMEMBERED:
         _verdicts.clear()
     _verdicts.update(fresh)
-    return verdicts
+    return [result if isinstance(result, Verdict) else known[result] for result in results]
+
+
+def _search_paths(questions: Sequence[Question]) -> list[str]:
+    """Folders that a confined process has to import from for the families in these questions."""
+    families = {family for _, _, family, _ in questions if family}
+    paths = []
+    if any(KNOWN[family].needs_gym for family in families):
+        paths.append(home())
+    if any(":" in family for family in families):  # by import path: it is found where this process finds it
+        paths += [str(Path(folder).resolve()) for folder in sys.path]
+    return paths
 
 
 def _verdict_of(question: Question, verdict: bool | None, reason: str) -> Verdict:
-    """From what a confined process said."""
+    """The verdict from a confined process's reply."""
     _, _, family, _ = question
     if verdict is None:
         reason = "judging the answer took too much time or memory"
     elif family and not reason:
-        reason = f"the family {family} {'accepts' if verdict else 'does not accept'} it"
+        decision = "accepts" if verdict else "does not accept"
+        reason = f"the family {family} {decision} it"
     return Verdict(float(verdict or 0), reason)
 
 
 def unreadable(tasks: Iterable[Task]) -> list[Task]:
-    """The tasks whose reference answers can't be read as mathematics or words, and have to be. One pass over them all:
-    some ten milliseconds of a core for each answer that is not a number, and equal answers count once."""
+    """The tasks whose reference answers have to be read as mathematics or words, and can't be.
+
+    Takes some ten milliseconds of a core for each answer that is not a number. Equal answers count once, so one call
+    for all tasks costs least.
+    """
     doubtful: dict[str, list[Task]] = {}
     for task in tasks:
         is_compared = task.metadata.get("graded_as") != "text" and not _decides(task)
-        if is_compared and task.answer not in _readable and not _NUMBER.fullmatch(task.answer.strip()):
+        if not is_compared or task.answer in _readable:
+            continue
+        if not _NUMBER.fullmatch(task.answer.strip()):
             doubtful.setdefault(task.answer, []).append(task)
-    verdicts = ask([(EQUAL, [answer, None]) for answer in doubtful]) if doubtful else []
+    replies = ask([(EQUAL, [answer, None]) for answer in doubtful]) if doubtful else []
     if len(_readable) > _REMEMBERED:
         _readable.clear()
-    found = []
-    for (answer, same), (is_readable, _) in zip(doubtful.items(), verdicts, strict=True):
+    unreadable_tasks = []
+    for (answer, tasks_with_answer), (is_readable, _) in zip(doubtful.items(), replies, strict=True):
         if is_readable:
             _readable.add(answer)
         else:
-            found += same
-    return found
+            unreadable_tasks += tasks_with_answer
+    return unreadable_tasks
 
 
 def _at_once(task: Task, answer: Sequence[str] | None, forms: Forms) -> Verdict | Question:
@@ -147,32 +165,41 @@ def _at_once(task: Task, answer: Sequence[str] | None, forms: Forms) -> Verdict 
     too_long = Verdict(0.0, f"the answer is longer than {most_chars:,} characters")
     is_too_long = sum(map(len, answer)) > most_chars
     if task.metadata.get("graded_as") == "text":
+        return too_long if is_too_long else _judge_text(answer, expected)
+    if _decides(task):
         if is_too_long:
             return too_long
-        text = string_of(answer[0]) if len(answer) == 1 else None
-        if text is None:
-            return Verdict(0.0, "the answer is not a text, and the reference is one")
-        is_same = text.split() == expected.split()
-        return Verdict(float(is_same), reading(text, expected, is_same))
-    if _decides(task):
-        return too_long if is_too_long else ("", tuple(answer), str(task.family), tuple(task.metadata["operands"]))
+        return "", tuple(answer), str(task.family), tuple(task.metadata["operands"])
     if forms is not None and len(forms) == len(answer):
         # Each value is read from its form if it has one, else from its `repr`, and never from both: a session that
         # sends one answer as the form and another one as the `repr` has submitted one of them.
         answer = [text if form is None else form for text, form in zip(answer, forms, strict=True)]
-    verdict = _same_number_or_text(answer[0], expected) if len(answer) == 1 else None
-    if verdict is not None:
-        return Verdict(float(verdict), reading(answer[0], expected, verdict))
+    if len(answer) == 1:
+        [text] = answer
+        is_same = _same_number_or_text(text, expected)
+        if is_same is not None:
+            return Verdict(float(is_same), reading(text, expected, is_same))
     if not expected:
         return Verdict(0.0, "the task has no reference answer")
     is_text = len(answer) == 1 and answer[0][:1] in ("'", '"')
     if task.family in FAMILIES and not is_text:
         return Verdict(0.0, reading(", ".join(answer), expected, False))
-    return too_long if sum(map(len, answer)) > most_chars else (expected, tuple(answer), "", ())
+    is_too_long = sum(map(len, answer)) > most_chars  # now of the forms, which may be longer than the `repr`s
+    return too_long if is_too_long else (expected, tuple(answer), "", ())
+
+
+def _judge_text(answer: Sequence[str], expected: str) -> Verdict:
+    """The verdict on an answer to a task that is graded as text. Spaces and line breaks count as one space."""
+    text = string_of(answer[0]) if len(answer) == 1 else None
+    if text is None:
+        return Verdict(0.0, "the answer is not a text, and the reference is one")
+    is_same = text.split() == expected.split()
+    return Verdict(float(is_same), reading(text, expected, is_same))
 
 
 def _decides(task: Task) -> bool:
-    """Whether the task's family says itself what solves it. A task of one's own may have the family's name."""
+    """Whether the task's family decides what solves it. A user's own task may bear a family's name, and has no
+    operands."""
     family = KNOWN.get(task.family or "")
     return family is not None and family.accepts is not None and "operands" in task.metadata
 
@@ -199,10 +226,14 @@ def _same_number_or_text(submitted: str, expected: str) -> bool | None:
     elif _NO_REPR.match(text):
         return False
     if not _NUMBER.fullmatch(expected):
-        return True if text == expected != "" else None
+        is_same_text = bool(expected) and text == expected
+        return True if is_same_text else None
     if not is_short or not _NUMBER.fullmatch(text):
         return None
-    number, right = Decimal(text), Decimal(expected)  # exact at any length; int() refuses long numbers
-    if number == right or right == right.to_integral_value():
-        return number == right
-    return abs(number - right) <= _FLOAT_NOISE * abs(right)
+    number = Decimal(text)  # exact at any length; int() refuses long numbers
+    expected_number = Decimal(expected)
+    if number == expected_number:
+        return True
+    if expected_number == expected_number.to_integral_value():
+        return False
+    return abs(number - expected_number) <= _FLOAT_NOISE * abs(expected_number)

@@ -1,4 +1,4 @@
-"""Verdicts with their reasons, which are made on both sides of the confined process and load nothing heavy."""
+"""Verdicts with their reasons. This process and the confined one both make them, so nothing heavy is loaded here."""
 
 from typing import NamedTuple
 
@@ -16,5 +16,10 @@ class Verdict(NamedTuple):
 
 def reading(answer: str, reference: str, are_equal: bool) -> str:
     """A verdict's reason: how the two sides were read, and what came of it."""
-    read = [cut_middle(" ".join(text.split()), _READING_CHARS, "…") for text in (answer, reference)]
-    return f"answer read as {read[0]}, reference read as {read[1]}: {'equal' if are_equal else 'not equal'}"
+    verdict = "equal" if are_equal else "not equal"
+    return f"answer read as {_shortened(answer)}, reference read as {_shortened(reference)}: {verdict}"
+
+
+def _shortened(text: str) -> str:
+    one_line = " ".join(text.split())
+    return cut_middle(one_line, _READING_CHARS, "…")

@@ -1,8 +1,8 @@
 """Sets of solutions: intervals, inequalities, unions, sets without some points. Runs in a confined process.
 
-`1 < x <= 3`, `(1, 3]` and `Interval.Lopen(1, 3)` say the same, and `as_set` makes the same set of them. It works out
-whatever it is given, `x**2 < 9` included. `solved_set` takes only what names its intervals and points, and leaves no
-inequality, union or intersection to the grader.
+`1 < x <= 3`, `(1, 3]` and `Interval.Lopen(1, 3)` mean the same, and `as_set` returns the same set for them. It solves
+whatever it is given, `x**2 < 9` included. `solved_set` takes only values that name their intervals and points, and
+leave no inequality, union or intersection to the grader.
 """
 
 from typing import Any, TypeAlias
@@ -42,7 +42,8 @@ def as_set(value: Value) -> Any:
         case Collection(items=items, brackets="{}") | Collection(items=() as items):
             return sympy.FiniteSet(*map(worked, items))
         case Collection(items=(start, end), brackets=brackets, may_be_interval=True):
-            return sympy.Interval(worked(start), worked(end), brackets[0] == "(", brackets[1] == ")")
+            opening, closing = brackets
+            return sympy.Interval(worked(start), worked(end), opening == "(", closing == ")")
         case sympy.And(args=parts):
             return sympy.Intersection(*map(as_set, parts))
         case sympy.Or(args=parts):
@@ -62,12 +63,14 @@ def as_set(value: Value) -> Any:
 def solved_set(value: Value) -> Any | None:
     """The set of a value that names its intervals and points one by one, with ends that are written out; None if work
     is left. Raises Unreadable as `as_set` does."""
-    named = _named_pieces(value)
-    if named is None or not all(is_written_out(end) for piece in named for end in piece):
+    pieces = _named_pieces(value)
+    if pieces is None or not all(is_written_out(end) for piece in pieces for end in piece):
         return None
     solutions = as_set(value)
     count = _count_pieces(solutions)
-    return solutions if count is None or count == len(named) else None
+    if count is not None and count != len(pieces):  # pieces overlap, or are empty
+        return None
+    return solutions
 
 
 def _beyond(relation: Any, symbol: Any, end: Any) -> Any:
@@ -83,22 +86,25 @@ def _beyond(relation: Any, symbol: Any, end: Any) -> Any:
 
 
 def is_set(value: Value) -> bool:
-    """Whether it can be nothing but a set with infinitely many elements or parts."""
+    """Whether a value is certainly a set: an interval, a union, a difference, or a set of sympy's."""
     return isinstance(value, Span | Union | Without | sympy.Set)
 
 
 def bound(relation: Value) -> tuple[Any, Any] | None:
-    """The symbol of a relation that has it alone on one side, and the other side; None if it is to be solved."""
+    """A relation's symbol, if it is alone on one side, and the other side. None if the relation is to be solved."""
     if not isinstance(relation, Relational):
         return None
     for symbol, other in ((relation.lhs, relation.rhs), (relation.rhs, relation.lhs)):
-        if isinstance(symbol, sympy.Symbol) and all(map(is_imaginary_unit, other.free_symbols - {symbol})):
+        if not isinstance(symbol, sympy.Symbol):
+            continue
+        other_symbols = other.free_symbols - {symbol}
+        if all(map(is_imaginary_unit, other_symbols)):
             return None if other.has(symbol) else (symbol, other)
     return None
 
 
 def _named_pieces(value: Value) -> list[_Ends] | None:
-    """The ends of each interval and the points that a value names, as it has written them; points that are taken out
+    """The intervals, by their ends, and the points that a value names, as they are written. Points that are taken out
     count too. None if something is left to solve."""
     match value:
         case Named(value=inner):
@@ -108,14 +114,17 @@ def _named_pieces(value: Value) -> list[_Ends] | None:
         case Collection(items=items, brackets="{}") | Collection(items=() as items):
             return [(item,) for item in items]
         case Union(parts=parts) | sympy.Or(args=parts):
-            return _joined(parts)
+            return _pieces_of_all(parts)
         case Without(whole=whole, removed=Collection(brackets="{}") as removed):
-            return _joined((whole, removed))
+            return _pieces_of_all((whole, removed))
         case sympy.And(args=parts):
             return _between(parts)
         case sympy.Eq():
-            found = bound(value)
-            return None if found is None else [(found[1],)]
+            solution = bound(value)
+            if solution is None:
+                return None
+            _, point = solution
+            return [(point,)]
         case Relational():
             return _between((value,))
         case sympy.Set() if value.is_empty:
@@ -125,31 +134,34 @@ def _named_pieces(value: Value) -> list[_Ends] | None:
     return None
 
 
-def _joined(parts: tuple[Value, ...]) -> list[_Ends] | None:
+def _pieces_of_all(parts: tuple[Value, ...]) -> list[_Ends] | None:
     pieces: list[_Ends] = []
     for part in parts:
-        named = _named_pieces(part)
-        if named is None:
+        part_pieces = _named_pieces(part)
+        if part_pieces is None:
             return None
-        pieces += named
+        pieces += part_pieces
     return pieces
 
 
 def _between(parts: tuple[Value, ...]) -> list[_Ends] | None:
     """One interval from at most one lower and one upper bound of one symbol, and the points that are taken out."""
-    lower, upper, removed, names = [], [], [], set()
+    names = set()
+    lower = []
+    upper = []
+    removed = []
     for part in parts:
-        found = bound(part)
-        if found is None or isinstance(part, sympy.Eq):
+        solution = bound(part)
+        if solution is None or isinstance(part, sympy.Eq):
             return None
-        symbol, other = found
+        symbol, end = solution
         names.add(symbol.name)
         if isinstance(part, sympy.Ne):
-            removed.append((other,))
-        elif part.gts == symbol:
-            lower.append(other)
+            removed.append((end,))
+        elif part.gts == symbol:  # its greater side
+            lower.append(end)
         else:
-            upper.append(other)
+            upper.append(end)
     if len(names) != 1 or len(lower) > 1 or len(upper) > 1:
         return None
     interval = tuple(lower + upper)
@@ -157,12 +169,19 @@ def _between(parts: tuple[Value, ...]) -> list[_Ends] | None:
 
 
 def _count_pieces(solutions: Any) -> int | None:
-    """Of how many intervals and points a set consists; None if it consists of something else."""
+    """How many intervals and points a set consists of; None if it consists of something else."""
     if solutions.is_empty:
         return 0
     if isinstance(solutions, sympy.FiniteSet):
         return len(solutions.args)
     if isinstance(solutions, sympy.Union):
-        counts = [_count_pieces(part) for part in solutions.args]
-        return None if None in counts else sum(filter(None, counts))
-    return 1 if isinstance(solutions, sympy.Interval) or solutions == sympy.S.Reals else None
+        total = 0
+        for part in solutions.args:
+            count = _count_pieces(part)
+            if count is None:
+                return None
+            total += count
+        return total
+    if isinstance(solutions, sympy.Interval) or solutions == sympy.S.Reals:
+        return 1
+    return None

@@ -1,4 +1,4 @@
-"""The table of texts (`texts.yaml`): what is set right before reading, and the words and units that are known."""
+"""The table of texts (`texts.yaml`): corrections that texts get before they are read, and known words and units."""
 
 import re
 from collections.abc import Callable
@@ -12,12 +12,18 @@ TABLE: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "texts.yaml").re
 
 
 def rule(entry: dict[str, Any]) -> Callable[[str], str]:
-    """What an entry of `clean` or `parser` does to a text."""
-    pattern, dropped = re.compile(entry["find"]), str.maketrans("", "", entry.get("drop", ""))
+    """The correction that an entry of `clean` or `parser` describes, as a function of a text."""
+    pattern = re.compile(entry["find"])
+    replacement: str | None = entry.get("to")
+    factors: dict[str, int] | None = entry.get("times")
+    dropped = str.maketrans("", "", entry.get("drop", ""))
 
-    def made(found: re.Match[str]) -> str:
-        if times := entry.get("times"):
-            return f"{(Decimal(found[1]) * times[found[2]]).normalize():f}"
-        return found.expand(entry["to"]) if "to" in entry else found[0].translate(dropped)
+    def corrected(match: re.Match[str]) -> str:
+        if factors:
+            number = Decimal(match[1]) * factors[match[2]]
+            return f"{number.normalize():f}"
+        if replacement is not None:
+            return match.expand(replacement)
+        return match[0].translate(dropped)
 
-    return lambda text: pattern.sub(made, text)
+    return lambda text: pattern.sub(corrected, text)

@@ -1,4 +1,4 @@
-"""Units: which texts are one, and how many of one are in another. Runs in a confined process.
+"""Units: reads them from texts, and converts quantities to other units. Runs in a confined process.
 
 A unit is one of pint's, or a tuple of words that say what is counted, "red apples".
 """
@@ -28,9 +28,9 @@ _WORD = re.compile(r"°?[^\W\d_]+|[$€£¥¢°]")
 
 
 def read_unit(text: str, is_marked: bool, is_apart: bool) -> Any:
-    """The unit that a text is, or the words that say what is counted; None if it is neither, "" if it says nothing.
+    """The unit that a text names, or the words that say what is counted; None if it is neither, "" if it says nothing.
 
-    `is_marked`: it stood within \\text; `is_apart`: after a space. Without these, letters may as well be factors.
+    `is_marked`: the text stood within \\text; `is_apart`: after a space. Letters that are neither may be factors.
     """
     words = _WORD.findall(text.replace(r"\text", ""))
     if any(word.casefold() in _NO_UNITS for word in words):
@@ -59,34 +59,53 @@ def may_be_missing(unit: Any) -> bool:
     """Whether a number says the same without the unit. Words have to name what is counted, in the plural: "42 red
     apples" is 42, and "42 wrong" and "42 thirds" are not."""
     if not isinstance(unit, tuple):
-        return _NO_NOUNS.isdisjoint(f"{name}s" for name in re.findall(r"[a-z]+", unit_text(unit)))
+        names = re.findall(r"[a-z]+", unit_text(unit))
+        return _NO_NOUNS.isdisjoint(f"{name}s" for name in names)
     if not _NO_NOUNS.isdisjoint(unit):
         return False
-    return any(word in _PLURALS or (word.endswith("s") and not word.endswith("ss")) for word in unit)
+    return any(map(_is_plural, unit))
+
+
+def _is_plural(word: str) -> bool:
+    if word in _PLURALS:
+        return True
+    return word.endswith("s") and not word.endswith("ss")
 
 
 def converted(quantity: Quantity, unit: Any) -> Value | None:
-    """The value of a quantity in another unit. None if it has none in it, or if its value is still to be worked out,
-    which a conversion would do."""
+    """The value of a quantity in another unit. None if it can't be given in that unit, or if it is still to be worked
+    out, which a conversion would do."""
     if unit == quantity.unit:
         return quantity.value
     if isinstance(unit, tuple) or isinstance(quantity.unit, tuple):
-        return None if _nouns(unit).isdisjoint(_nouns(quantity.unit)) else quantity.value
-    dimensions = [_REGISTRY.get_dimensionality(side) for side in (unit, quantity.unit)]
-    if dimensions[0] != dimensions[1]:
+        if _nouns(unit).isdisjoint(_nouns(quantity.unit)):
+            return None
+        return quantity.value
+    new_dimensions = _REGISTRY.get_dimensionality(unit)
+    dimensions = _REGISTRY.get_dimensionality(quantity.unit)
+    if new_dimensions != dimensions:
         # "24 square units" does not say which unit of length it counts in.
-        is_one_unnamed = _UNNAMED in dimensions[0] or _UNNAMED in dimensions[1]
-        lengths = [{name.replace(_UNNAMED, "[length]"): power for name, power in each.items()} for each in dimensions]
-        return quantity.value if is_one_unnamed and lengths[0] == lengths[1] else None
+        is_unnamed = _UNNAMED in new_dimensions or _UNNAMED in dimensions
+        if is_unnamed and _with_lengths(new_dimensions) == _with_lengths(dimensions):
+            return quantity.value
+        return None
     if not is_written_out(quantity.value):
         return None
-    if (quantity.unit, unit) == (_RADIAN, _DEGREE):
+    if (quantity.unit, unit) == (_RADIAN, _DEGREE):  # exactly: the conversion below takes pi for a fraction
         return worked(quantity.value * 180 / sympy.pi)
-    zero, one = (_REGISTRY.Quantity(Fraction(amount), quantity.unit).to(unit).magnitude for amount in (0, 1))
-    scale, offset = (sympy.nsimplify(number, rational=True) for number in (one - zero, zero))
+    # A conversion is linear, for temperatures with an offset. Two of its values determine it.
+    zero = _REGISTRY.Quantity(Fraction(0), quantity.unit).to(unit).magnitude
+    one = _REGISTRY.Quantity(Fraction(1), quantity.unit).to(unit).magnitude
+    scale = sympy.nsimplify(one - zero, rational=True)
+    offset = sympy.nsimplify(zero, rational=True)
     return worked(quantity.value * scale + offset)
 
 
+def _with_lengths(dimensions: Any) -> dict[str, Any]:
+    """Dimensions, with the unnamed length as a length."""
+    return {name.replace(_UNNAMED, "[length]"): power for name, power in dimensions.items()}
+
+
 def _nouns(unit: Any) -> set[str]:
-    """The words of a unit in the singular, without what is said of it: "dollars a day" are dollars."""
+    """The words of a unit in the singular: "dollars" and "dollars a day" share "dollar"."""
     return {word.removesuffix("s") for word in unit_text(unit).split()}
