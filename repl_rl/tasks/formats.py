@@ -54,11 +54,11 @@ class Problem:
     period: tuple[datetime.date, datetime.date] | None = None
     """The first and the last day that its date may mean: a year means all of its days."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """What its format, its references and its context put into the task's."""
+    """What the task's metadata get from the format, the references and the context."""
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """The row's other columns, which the task's metadata has too, as plain values."""
+    """The row's other columns as plain values, which the task's metadata get too."""
     error: str | None = None
-    """Why its question, its answer or another column can't be read, and is empty or raw here."""
+    """Why the question, the answer or another column can't be read. It is empty or None here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +100,17 @@ def _value(value: Any) -> str:
     if isinstance(value, bool):
         return str(value)
     if isinstance(value, dict) and "value" in value and set(value) <= {"value", "unit"}:
+        amount = _value(value["value"])
         unit = value.get("unit")
-        return f"{_value(value['value'])} {'' if unit is None else _text(unit)}".strip()
+        return amount if unit is None else f"{amount} {_text(unit)}".strip()
     return _text(value)
 
 
 def _first_name(value: Any) -> str:
     """A name as text; of a list of names, the first."""
-    return _text(value[0] if isinstance(value, list) and value else value)
+    if isinstance(value, list) and value:
+        return _text(value[0])
+    return _text(value)
 
 
 def _after_hashes(value: Any, row: Row) -> str:
@@ -135,45 +138,63 @@ def _three_digits(value: Any, row: Row) -> str:
 
 
 def _list_of_answers(value: Any, row: Row) -> str:
+    parts = value if isinstance(value, list) else [value]
     answers = []
-    for part in value if isinstance(value, list) else [value]:
-        if part is not None:
-            answers.append(re.sub(r"(?<!\\)\$", "", _text(part)).strip())
+    for part in parts:
+        if part is None:
+            continue
+        without_dollars = re.sub(r"(?<!\\)\$", "", _text(part))
+        answers.append(without_dollars.strip())
     if not answers or not all(answers):
         raise ValueError("it holds no final answer: a problem to prove is not for this grader")
     if row.get("is_multiple_answer"):  # "100,200" are two
         return re.sub(r",\s*", ", ", ", ".join(answers))
-    for index, answer in enumerate(answers):
-        if _THOUSANDS.fullmatch(answer):
-            answers[index] = answer.replace(",", "")
-    return ", ".join(answers)
+    return ", ".join(map(_without_thousands_separators, answers))
+
+
+def _without_thousands_separators(number: str) -> str:
+    """14916 for 14,916. Other texts stay as they are."""
+    return number.replace(",", "") if _THOUSANDS.fullmatch(number) else number
 
 
 def _theorem(value: Any, row: Row) -> str:
     """The statement, up to the `:=` before a placeholder for the proof."""
     text = _text(value)
-    head, _, proof = text.rpartition(":=")
-    statement = " ".join((head if re.fullmatch(r"[\s]*(by|begin)?\s*(sorry)?\s*(end)?", proof) else text).split())
-    if not (found := re.search(r"\b(theorem|lemma)\s+\S", statement)):
+    statement, _, proof = text.rpartition(":=")
+    if not re.fullmatch(r"[\s]*(by|begin)?\s*(sorry)?\s*(end)?", proof):  # not a placeholder
+        statement = text
+    statement = " ".join(statement.split())
+    theorem = re.search(r"\b(theorem|lemma)\s+\S", statement)
+    if theorem is None:
         raise ValueError("no theorem is in it")
-    return statement[found.start() :]
+    return statement[theorem.start() :]
 
 
 def _without_images(text: str, row: Row) -> str:
-    context, unit = (str(row.get(name) or "").strip() for name in ("context", "unit"))
-    has_image = any(value for name, value in row.items() if re.fullmatch(r"image_\d+|images?", name))
+    """A question with the context and the unit that its row has. Raises ValueError if it refers to an image."""
+    context = str(row.get("context") or "").strip()
+    unit = str(row.get("unit") or "").strip()
+    has_image = any(value for column, value in row.items() if re.fullmatch(r"image_\d+|images?", column))
     if has_image or re.search(r"<im(age|g)_\d+>", context + text):
         raise ValueError("the question refers to an image, which is not shown in a session")
     if unit:
         unit = unit.replace("$", "")
-        text += "\nGive the answer in " + (f"${unit}$." if re.search(r"[\\^_{]", unit) else f"{unit}.")
-    return f"{context}\n\n{text}" if context else text
+        if re.search(r"[\\^_{]", unit):  # LaTeX
+            unit = f"${unit}$"
+        text += f"\nGive the answer in {unit}."
+    if context:
+        return f"{context}\n\n{text}"
+    return text
 
 
 def _in_lean(text: str, row: Row) -> str:
+    """A question that asks for the statement in Lean, under the name that the answer's column gives it."""
     text = re.sub(r"\A/--|-/\Z", "", text).strip()
-    name = re.search(r"\b(?:theorem|lemma)\s+([^\s:({\[]+)", str(row.get("formal_statement", "")))
-    return f"{text}\nState this in Lean as theorem {name[1]}, without a proof." if name else text
+    statement = str(row.get("formal_statement", ""))
+    theorem = re.search(r"\b(?:theorem|lemma)\s+([^\s:({\[]+)", statement)
+    if theorem is None:
+        return text
+    return f"{text}\nState this in Lean as theorem {theorem[1]}, without a proof."
 
 
 FORMATS: Mapping[str, Format] = {
@@ -230,15 +251,14 @@ def taken_out(pattern: str | None) -> Callable[[Any, Row], str]:
                 answer = match[1]
         if answer is None:
             raise ValueError(f"tasks.answer_pattern {pattern!r} finds no answer in {text[-200:]!r}")
-        answer = answer.strip()
-        return answer.replace(",", "") if _THOUSANDS.fullmatch(answer) else answer
+        return _without_thousands_separators(answer.strip())
 
     return answer_of
 
 
 def references_in(value: Any) -> tuple[str, ...]:
-    """The reference answers in a value that nobody has described: one, or several of which any is right. Of a solution
-    as GSM8K has them, what follows its last `####`. Raises ValueError that says why there is none."""
+    """The reference answers in a value without a format: one, or several of which any is right. If a value is a
+    solution as GSM8K has them, the answer follows its last `####`. Raises ValueError that says why there is none."""
     return _references(_UNDESCRIBED, value, {})
 
 
@@ -260,57 +280,70 @@ def read_problems(
 
     Raises ConfigError naming the first row without a column that is needed.
     """
-    of_form = "" if name is None else f" in format {name}"
+    in_format = "" if name is None else f" in format {name}"
     roles = dict.fromkeys((*form.columns, *columns))
     for where, row in rows:
         values: dict[str, Any] = {"question": "", "answer": ""}
         history: tuple[Message, ...] = ()
         references: tuple[str, ...] = ()
-        taken: set[str] = set()
-        wrong: str | None = None
+        used_columns: set[str] = set()
+        first_error: str | None = None
         for role in roles:
             is_needed = role in ("question", "answer")
             names = (columns[role],) if role in columns else form.columns.get(role, ())
-            found = _column(row, names)
-            if found is None:
+            column_and_value = _column(row, names)
+            if column_and_value is None:
                 if is_needed or role in columns:
+                    wanted = " or ".join(map(repr, names))
+                    present = ", ".join(_column_names(row)) or "none"
                     raise ConfigError(
-                        f"{where}: there is no column {' or '.join(map(repr, names))} for tasks.columns.{role}"
-                        f"{of_form}; it has {', '.join(_names(row)) or 'none'}"
+                        f"{where}: there is no column {wanted} for tasks.columns.{role}{in_format}; it has {present}"
                     )
                 continue
-            column, value = found
-            taken.add(column)
+            column, value = column_and_value
+            used_columns.add(column)
             if value is None and not is_needed:
                 continue
-            read: Callable[[Any], Any] = _READ.get(role, _text)
             try:
                 if role == "answer":
                     references = _references(form, value, row)
                     values[role] = references[0]
                 elif role == "question":
-                    history, question = _asked(value)
+                    history, question = _history_and_question(value)
                     values[role] = form.question(question, row)
+                    if not values[role]:
+                        raise ValueError("it is empty")
                 else:
+                    read: Callable[[Any], Any] = _READERS.get(role, _text)
                     values[role] = read(value)
-                if role == "question" and not values[role]:
-                    raise ValueError("it is empty")
             except ValueError as error:
-                inside = f"; name a column inside it: {', '.join(_names({column: value}))}" if _has_names(value) else ""
-                wrong = wrong or f"column {column}{of_form}: {error}{inside}"
+                hint = ""
+                if _has_columns(value):
+                    hint = f"; name a column inside it: {', '.join(_column_names({column: value}))}"
+                if first_error is None:
+                    first_error = f"column {column}{in_format}: {error}{hint}"
         metadata = dict(form.metadata)
         if "context" in values:
             metadata["context"] = values["context"]
         if len(references) > 1:
             metadata["references"] = references
-        known = values.get("id"), values.get("family"), values.get("date")
-        others = _plain_columns(row, taken)
-        yield Problem(where, values["question"], values["answer"], history, *known, metadata, others, wrong)
+        yield Problem(
+            where=where,
+            question=values["question"],
+            answer=values["answer"],
+            history=history,
+            id=values.get("id"),
+            family=values.get("family"),
+            period=values.get("date"),
+            metadata=metadata,
+            columns=_plain_columns(row, used_columns),
+            error=first_error,
+        )
 
 
 def _column(row: Row, names: Iterable[str]) -> tuple[str, Any] | None:
     """The first of these columns that holds something, else the first that the row has, with its value."""
-    empty: str | None = None
+    first_empty: str | None = None
     for name in names:
         try:
             value = _value_at(row, name)
@@ -318,8 +351,8 @@ def _column(row: Row, names: Iterable[str]) -> tuple[str, Any] | None:
             continue
         if value is not None:
             return name, value
-        empty = empty or name
-    return None if empty is None else (empty, None)
+        first_empty = first_empty or name
+    return None if first_empty is None else (first_empty, None)
 
 
 def _value_at(row: Row, name: str) -> Any:
@@ -327,27 +360,30 @@ def _value_at(row: Row, name: str) -> Any:
     if name in row:
         return row[name]
     outer, _, inner = name.partition(".")
-    within = row[outer]
-    if within is None or not inner:
+    outer_value = row[outer]
+    if outer_value is None or not inner:
         return None
-    if not isinstance(within, dict):
+    if not isinstance(outer_value, dict):
         raise KeyError(name)
-    return _value_at(within, inner)
+    return _value_at(outer_value, inner)
 
 
-def _has_names(value: Any) -> bool:
+def _has_columns(value: Any) -> bool:
     return isinstance(value, dict) and bool(value)
 
 
-def _names(row: Row) -> list[str]:
-    """What columns can be named by: those inside of others as `a.b`."""
+def _column_names(row: Row) -> list[str]:
+    """The names that a config can use for a row's columns: `a.b` for the column b inside the column a."""
     names = []
     for name, value in row.items():
-        names += [f"{name}.{inner}" for inner in value] if _has_names(value) else [str(name)]
+        if _has_columns(value):
+            names += [f"{name}.{inner}" for inner in value]
+        else:
+            names.append(str(name))
     return names
 
 
-def _asked(value: Any) -> tuple[tuple[Message, ...], str]:
+def _history_and_question(value: Any) -> tuple[tuple[Message, ...], str]:
     """The messages before a question, and its text. Raises ValueError."""
     if not is_chat(value):
         return (), _text(value)
@@ -360,25 +396,28 @@ def _references(form: Format, value: Any, row: Row) -> tuple[str, ...]:
     if is_chat(value) and "role" in value[-1]:
         value = last_of_assistant(value)
     has_several = form.has_references and isinstance(value, list) and len(value) > 1
-    answers = [form.answer(each, row) for each in (value if has_several else [value])]
+    references = value if has_several else [value]
+    answers = [form.answer(reference, row) for reference in references]
     if not all(answers):
         raise ValueError("it is empty")
     return tuple(dict.fromkeys(answers))
 
 
-def _plain_columns(row: Row, taken: Collection[str]) -> dict[str, Any]:
-    """The columns of a row that are not taken, as what JSON holds. Those with bytes, such as images, are left out, and
-    so is `operands`, by which the grader would take the problem for a generated one."""
+def _plain_columns(row: Row, used_columns: Collection[str]) -> dict[str, Any]:
+    """A row's other columns as values that JSON can hold. Columns with bytes, such as images, are left out."""
     columns = {}
     for name, value in row.items():
-        if name not in taken and name != "operands":
-            with suppress(ValueError):
-                columns[name] = _plain(value)
+        if name in used_columns:
+            continue
+        if name == "operands":  # the grader would take the problem for a generated one
+            continue
+        with suppress(ValueError):
+            columns[name] = _plain(value)
     return columns
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON holds it, dates and decimal numbers as texts. Raises ValueError for what has no such form."""
+    """A value as JSON holds it, dates and decimal numbers as texts. Raises ValueError for a value of another kind."""
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, list | tuple):
@@ -395,47 +434,58 @@ def _plain(value: Any) -> Any:
 def kind_of(file: Path) -> str:
     """The ending of a data file without its dot, such as csv or jsonl.gz; "" for other files."""
     name = file.name.lower()
-    return next((ending[1:] for ending in DATA_FILES if name.endswith(ending)), "")
+    for ending in DATA_FILES:
+        if name.endswith(ending):
+            return ending[1:]
+    return ""
 
 
 def rows_of(files: Iterable[Path]) -> Iterator[tuple[str, Row]]:
     """The rows of files of the kinds in `DATA_FILES`, each with its file and line. Raises ConfigError naming these."""
     for file in files:
-        number, kind = 0, kind_of(file)
+        kind = kind_of(file)
+        line_number = 0
         try:
             if kind == "parquet":
                 from pyarrow.parquet import ParquetFile
 
-                rows = (row for batch in ParquetFile(file).iter_batches() for row in batch.to_pylist())
-                yield from ((f"{file}, row {number}", row) for number, row in enumerate(rows))
+                row_number = 0
+                for batch in ParquetFile(file).iter_batches():
+                    for row in batch.to_pylist():
+                        yield f"{file}, row {row_number}", row
+                        row_number += 1
                 continue
-            with _opened(file) as lines:
+            with _open_text(file) as lines:
                 if kind.startswith(("csv", "tsv")):
                     csv.field_size_limit(_LONGEST_FIELD_CHARS)
-                    reader = csv.DictReader(lines, strict=True, delimiter="\t" if kind.startswith("tsv") else ",")
+                    delimiter = "\t" if kind.startswith("tsv") else ","
+                    reader = csv.DictReader(lines, strict=True, delimiter=delimiter)
                     for row in reader:
-                        number = reader.line_num
+                        line_number = reader.line_num
+                        # DictReader's marks for fields too many, and for missing ones.
                         if None in row or None in row.values():
-                            raise ValueError(f"it has not {len(reader.fieldnames or ())} fields, as the first line has")
-                        yield f"{file}, line {number}", row
+                            field_count = len(reader.fieldnames or ())
+                            raise ValueError(f"it has not {field_count} fields, as the first line has")
+                        yield f"{file}, line {line_number}", row
                 elif kind in ("json", "json.gz") and not _is_json_lines(content := lines.read()):
                     whole = json.loads(content)
-                    _refuse_columns(whole)
-                    for entry, row in enumerate(whole if isinstance(whole, list) else [whole], 1):
-                        yield f"{file}, entry {entry}", _object(row)
+                    _require_rows(whole)
+                    entries = whole if isinstance(whole, list) else [whole]
+                    for entry_number, entry in enumerate(entries, 1):
+                        yield f"{file}, entry {entry_number}", _require_object(entry)
                 else:
                     lines.seek(0)
-                    for number, line in enumerate(lines, 1):
+                    for line_number, line in enumerate(lines, 1):
                         if line.strip():
-                            yield f"{file}, line {number}", _object(json.loads(line))
+                            yield f"{file}, line {line_number}", _require_object(json.loads(line))
         except (ValueError, RecursionError, OSError, EOFError, zlib.error, csv.Error) as error:
             if isinstance(error, ConfigError):
                 raise
-            last = f", line {number}" if number else ""
-            raise ConfigError(f"{file}{last}: can't be read as {kind}: {error}") from error
+            last_line = f", line {line_number}" if line_number else ""
+            raise ConfigError(f"{file}{last_line}: can't be read as {kind}: {error}") from error
 
 
-def _opened(file: Path) -> TextIO:
+def _open_text(file: Path) -> TextIO:
     if file.name.lower().endswith(".gz"):
         return cast(TextIO, gzip.open(file, "rt", encoding="utf-8-sig", newline=""))
     return file.open(encoding="utf-8-sig", newline="")
@@ -446,24 +496,26 @@ def _is_json_lines(content: str) -> bool:
     return content.startswith("{") and "\n{" in content
 
 
-def _refuse_columns(whole: Any) -> None:
+def _require_rows(whole: Any) -> None:
     """Raises ValueError for one object whose columns hold their rows by number."""
-    if isinstance(whole, dict) and whole and all(_has_names(column) and "0" in column for column in whole.values()):
+    if not isinstance(whole, dict) or not whole:
+        return
+    if all(_has_columns(column) and "0" in column for column in whole.values()):
         raise ValueError(
             "each column holds its rows by number, as pandas' to_json writes them if it is not told otherwise; write "
             'it with to_json(file, orient="records", lines=True)'
         )
 
 
-def _object(value: Any) -> Row:
+def _require_object(value: Any) -> Row:
     if not isinstance(value, dict):
         raise ValueError(f"{value!r:.80} is not an object with a problem's columns")
     return value
 
 
 def row_of(task: Task) -> dict[str, Any]:
-    """A problem as a row of a file that `read_tasks` reads. Raises ConfigError if it would not come back as it is."""
-    with suppress(TypeError, ValueError):  # what JSON can't hold
+    """A problem as a row of a file that `read_tasks` reads. Raises ConfigError if reading it would change it."""
+    with suppress(TypeError, ValueError):  # from values that JSON can't hold
         row: dict[str, Any] = msgspec.to_builtins(task)
         if msgspec.convert(json.loads(json.dumps(row)), Task) == task:
             return row
@@ -471,7 +523,7 @@ def row_of(task: Task) -> dict[str, Any]:
 
 
 def read_tasks(file: Path) -> Iterator[Task]:
-    """The problems of a file of rows of `row_of`; what else a row holds is ignored. Raises ConfigError."""
+    """The problems of a file of rows of `row_of`; other keys of a row are ignored. Raises ConfigError."""
     for where, row in rows_of([file]):
         try:
             yield msgspec.convert(row, Task)
@@ -488,14 +540,17 @@ def period_of(value: Any) -> tuple[datetime.date, datetime.date]:
 
     if isinstance(value, bool) or not isinstance(value, int | float | str | datetime.date):
         raise ValueError(f"{value!r:.80} is not a date")
-    text = str(int(value) if isinstance(value, float) and value.is_integer() else value).strip()
-    if not (found := re.fullmatch(r"(\d{4}(?:-\d{1,2}(?:-\d{1,2})?)?)(?:[T ].*)?", text)):
+    if isinstance(value, float) and value.is_integer():  # pandas reads years as floats if one is missing
+        value = int(value)
+    text = str(value).strip()
+    date = re.fullmatch(r"(\d{4}(?:-\d{1,2}(?:-\d{1,2})?)?)(?:[T ].*)?", text)
+    if date is None:
         raise ValueError(f"{text!r:.80} is not a date such as 2024, 2024-06 or 2024-06-01")
-    period = pandas.Period(found[1])
+    period = pandas.Period(date[1])
     return period.start_time.date(), period.end_time.date()
 
 
-_READ: Mapping[str, Callable[[Any], Any]] = {
+_READERS: Mapping[str, Callable[[Any], Any]] = {
     "date": period_of,
     "family": _first_name,
     "context": lambda value: value,

@@ -94,10 +94,9 @@ def _judge_pairs(pairs: Sequence[tuple[Task, Sequence[str] | None, Forms]]) -> l
     known = {question: _verdicts[question] for question in questions if question in _verdicts}
     open_questions = [question for question in dict.fromkeys(questions) if question not in known]
     fresh = {}
-    search_paths = _search_paths(open_questions)
     if open_questions:
         calls = [_call(*question) for question in open_questions]
-        replies = ask(calls, search_paths)
+        replies = ask(calls, _search_paths(open_questions))
         for question, (verdict, reason) in zip(open_questions, replies, strict=True):
             fresh[question] = _verdict_of(question, verdict, reason)
     known |= fresh
