@@ -11,7 +11,7 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from pathlib import Path
@@ -21,14 +21,15 @@ from typing import Any
 from repl_rl.config.tasks import DATA_FILES, OTHER_FILES, ColumnsConfig, TasksConfig
 from repl_rl.errors import ConfigError
 from repl_rl.tasks.families import FAMILIES
-from repl_rl.tasks.formats import FORMATS, Format, Problem, kind_of, read_problems, read_tasks, rows_of, taken_out
+from repl_rl.tasks.formats import FORMATS, Format, Problem, Row, kind_of, read_problems, read_tasks, rows_of, taken_out
 from repl_rl.tasks.grading import unreadable
 from repl_rl.tasks.identity import Split
 from repl_rl.tasks.make import make_tasks
 from repl_rl.trajectory import Task
 
 _HELDOUT_SHARE = 1 / 8
-_MOST_LISTED, _LISTED_CHARS = 20, 200
+_MOST_LISTED = 20
+_LISTED_CHARS = 200
 _WAYS = (
     "mend or drop {0}, take out the answer with tasks.answer_pattern, or set tasks.unreadable: skip to leave {0} "
     "out, or text to compare answers that can't be read as texts"
@@ -39,12 +40,12 @@ _SPLITS = {
     "test": ("test", "testing", "heldout", "holdout"),
     "validation": ("validation", "valid", "val", "dev", "eval", "evaluation"),
 }
-"""Words for each in names of files and folders. If a path has several, the first split counts."""
+"""The words that mean a split in names of files and folders. If a path has several, the first split counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """What a short name stands for: where a data set is on the hub, and the names of its columns.
+    """The data set that a short name stands for: where it is on the hub, and the names of its columns.
 
     `split` is None if the set has nothing to train on.
     """
@@ -82,7 +83,7 @@ def load_tasks(config: TasksConfig, split: Split, seed: int, count: int) -> list
 
 def load_splits(config: TasksConfig, *wanted: tuple[Split, int, int]) -> list[list[Task]]:
     """As `load_tasks` for several (split, seed, count) at once, with one error for all that can't be graded."""
-    sets: list[tuple[list[Task], int]] = []
+    remaining: list[list[Task]] = []
     where: dict[int, str] = {}
     left_out: list[tuple[str, str]] = []
     for split, seed, count in wanted:
@@ -92,53 +93,62 @@ def load_splits(config: TasksConfig, *wanted: tuple[Split, int, int]) -> list[li
         elif config.is_generated:
             tasks = make_tasks(config.families, count, seed, split)
         else:
-            problems = _problems_of(config, split)
-            left_out += [(problem.where, problem.error) for problem, _ in problems if problem.error is not None]
-            tasks = [task for problem, task in problems if problem.error is None]
-            where |= {id(task): problem.where for problem, task in problems}
+            tasks = []
+            for problem, task in _problems_of(config, split):
+                if problem.error is None:
+                    tasks.append(task)
+                    where[id(task)] = problem.where
+                else:
+                    left_out.append((problem.where, problem.error))
             Random(f"{seed}/{split}").shuffle(tasks)
-        sets.append((tasks, count))
+        remaining.append(tasks)
     left_out = list(dict.fromkeys(left_out))  # a row that can't be read may be on both sides
-    rows = len(left_out)
-    gradable: list[list[Task]] = [[] for _ in sets]
-    taken = [tasks[:count] for tasks, count in sets]
-    while any(taken):
-        rows += sum(map(len, taken))
-        refused = _unreadable(chain(*taken))
+    row_count = len(left_out)
+    counts = [count for _, _, count in wanted]
+    gradable: list[list[Task]] = [[] for _ in wanted]
+    batches = [tasks[:count] for tasks, count in zip(remaining, counts, strict=True)]
+    while any(batches):
+        row_count += sum(map(len, batches))
+        ungradable = _unreadable(chain(*batches))
         if config.unreadable != "text":
-            left_out += [(where.get(key, f"task {task.id!r}"), _why(task)) for key, task in refused.items()]
-        for (tasks, count), of_split, new in zip(sets, gradable, taken, strict=True):
-            for task in new:
-                if id(task) not in refused:
-                    of_split.append(task)
+            for task_key, task in ungradable.items():
+                left_out.append((where.get(task_key, f"task {task.id!r}"), _why(task)))
+        for index, batch in enumerate(batches):
+            for task in batch:
+                if id(task) not in ungradable:
+                    gradable[index].append(task)
                 elif config.unreadable == "text":
-                    of_split.append(replace(task, metadata={**task.metadata, "graded_as": "text"}))
-            del tasks[: len(new)]
-            new[:] = tasks[: count - len(of_split)] if config.unreadable == "skip" else []
+                    metadata = {**task.metadata, "graded_as": "text"}
+                    gradable[index].append(replace(task, metadata=metadata))
+            del remaining[index][: len(batch)]
+            # Further problems take the places of those that are skipped.
+            missing = counts[index] - len(gradable[index]) if config.unreadable == "skip" else 0
+            batches[index] = remaining[index][:missing]
     left_out.sort(key=_in_order)
     if config.unreadable != "skip":
-        _refuse(left_out, rows)
+        _refuse(left_out, row_count)
     elif left_out:
         first = ": ".join(left_out[0])
-        _log.warning("tasks.unreadable: skip leaves out %d of %d problems, such as %s", len(left_out), rows, first)
-    for (split, _, _), of_split in zip(wanted, gradable, strict=True):
-        if not of_split:
-            raise ConfigError(
-                f"no problem of split {split!r} can be graded; the first of {rows}: {': '.join(left_out[0])}"
-            )
+        _log.warning("tasks.unreadable: skip leaves out %d of %d problems, such as %s", len(left_out), row_count, first)
+    for (split, _, _), tasks in zip(wanted, gradable, strict=True):
+        if not tasks:
+            first = ": ".join(left_out[0])
+            raise ConfigError(f"no problem of split {split!r} can be graded; the first of {row_count}: {first}")
     return gradable
 
 
 def _only(config: TasksConfig, file: str) -> list[Task]:
-    """The problems of `tasks.only`, of the config's own families: these grade, and bring environments."""
-    tasks = list(read_tasks(_found(file, config.yaml_folder)))
+    """The problems of `tasks.only`. Generated ones have to be of the config's families, which grade them and bring
+    their environments. Raises ConfigError."""
+    tasks = list(read_tasks(_existing_path(file, config.yaml_folder)))
     if not tasks:
         raise ConfigError(f"tasks.only: {file} holds no problem; keep more with other bounds of repl-rl eval --keep")
     families = set(config.families or FAMILIES) if config.is_generated else set()
-    held = {task.family for task in tasks if config.is_generated or "operands" in task.metadata}
-    if strange := sorted(held - families):
+    families_in_file = {task.family for task in tasks if config.is_generated or "operands" in task.metadata}
+    unknown = sorted(families_in_file - families)
+    if unknown:
         raise ConfigError(
-            f"tasks.only: {file} holds problems of {_listed(strange)}, which this config's tasks.families does not "
+            f"tasks.only: {file} holds problems of {_name_list(unknown)}, which this config's tasks.families does not "
             "name; use the config that the file was made with"
         )
     return tasks
@@ -150,31 +160,36 @@ def require_gradable(tasks: Iterable[Task], unread: Iterable[tuple[str, str]] = 
     `unread` are rows that no task could be made of, each with what errors call it and why; `ways` says what may be done
     about all of them, with `{0}` for "it" or "them". Errors call a task what `metadata["where"]` says, if it is there.
     """
-    refused = list(unread)
+    rows = list(unread)
     for task in _unreadable(tasks).values():
-        refused.append((task.metadata.get("where") or f"task {task.id!r}", _why(task)))
-    _refuse(sorted(refused, key=_in_order), ways=ways)
+        where = task.metadata.get("where") or f"task {task.id!r}"
+        rows.append((where, _why(task)))
+    rows.sort(key=_in_order)
+    _refuse(rows, ways=ways)
 
 
 def _in_order(row: tuple[str, str]) -> list[int | str]:
-    """Row 9 comes before row 10."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", row[0])]
+    """A key for sorting: row 9 comes before row 10."""
+    where, _ = row
+    parts = re.split(r"(\d+)", where)
+    return [int(part) if part.isdigit() else part for part in parts]
 
 
 def _unreadable(tasks: Iterable[Task]) -> dict[int, Task]:
-    """Of the tasks with a reference answer that can't be read and has to be, by their `id()`s: the task with the first
-    such reference as its answer."""
+    """The tasks with a reference answer that has to be read and can't be, by their `id()`s. Each is returned with the
+    first such reference as its answer."""
     owners: dict[int, Task] = {}
-    single: list[Task] = []
+    singles: list[Task] = []
     for task in tasks:
         metadata = {key: value for key, value in task.metadata.items() if key != "references"}
         for reference in task.references:
-            alone = replace(task, answer=reference, metadata=metadata)
-            owners[id(alone)] = task
-            single.append(alone)
+            single = replace(task, answer=reference, metadata=metadata)
+            owners[id(single)] = task
+            singles.append(single)
     first_unreadable: dict[int, Task] = {}
-    for alone in unreadable(single):
-        first_unreadable.setdefault(id(owners[id(alone)]), alone)
+    for single in unreadable(singles):
+        owner = owners[id(single)]
+        first_unreadable.setdefault(id(owner), single)
     return first_unreadable
 
 
@@ -182,101 +197,128 @@ def _why(task: Task) -> str:
     return f"the reference answer {task.answer[:_LISTED_CHARS]!r} can't be read as mathematics or words"
 
 
-def _refuse(rows: Sequence[tuple[str, str]], of: int | None = None, ways: str = _WAYS) -> None:
-    """Raises ConfigError listing problems that can't be graded, each with where it is and why, if there are any."""
+def _refuse(rows: Sequence[tuple[str, str]], total: int | None = None, ways: str = _WAYS) -> None:
+    """Raises ConfigError if there are problems that can't be graded, and lists them by where they are and why."""
     if not rows:
         return
+    lines = [f"{where}: {reason}" for where, reason in rows[:_MOST_LISTED]]
     if len(rows) == 1:
-        raise ConfigError(f"{rows[0][0]}: {rows[0][1]}; {ways.format('it')}")
-    listed = [f"{where}: {reason}" for where, reason in rows[:_MOST_LISTED]]
+        raise ConfigError(f"{lines[0]}; {ways.format('it')}")
     if len(rows) > _MOST_LISTED:
-        listed.append(f"and {len(rows) - _MOST_LISTED} more")
-    counted = f"{len(rows)}{'' if of is None else f' of {of}'} problems can't be graded"
-    raise ConfigError("\n  ".join([f"{counted}; {ways.format('them')}:", *listed]))
+        lines.append(f"and {len(rows) - _MOST_LISTED} more")
+    of_total = "" if total is None else f" of {total}"
+    heading = f"{len(rows)}{of_total} problems can't be graded; {ways.format('them')}:"
+    raise ConfigError("\n  ".join([heading, *lines]))
 
 
 def _problems_of(config: TasksConfig, wanted: Split) -> list[tuple[Problem, Task]]:
-    """All problems of a data set on one side, those that can't be read included."""
+    """All problems of a data set on one side, with their tasks, those that can't be read included."""
     preset = PRESETS.get(config.dataset or "", Preset(config.dataset or "", None, "train", _HELDOUT_SHARE, _PLAIN))
+    path = None if config.path is None else _existing_path(config.path, config.yaml_folder)
     heldout = preset.heldout if config.heldout is None else config.heldout
-    path = None if config.path is None else _found(config.path, config.yaml_folder)
     if config.heldout is None and path is not None and config.dataset not in PRESETS:
-        others = _splits_in(path, config.subset)
-        heldout = next((name for name in ("test", "validation") if name in others and name != config.split), heldout)
+        splits = _splits_in(path, config.subset)
+        candidates = [name for name in ("test", "validation") if name in splits and name != config.split]
+        if candidates:
+            heldout = candidates[0]
     if config.is_split_by_date:  # both sides are of one split
         config = config.model_copy(update={"split": config.split or preset.split or preset.heldout})
         heldout = _HELDOUT_SHARE
-    if wanted == "heldout" and isinstance(heldout, str) and heldout in PRESETS:
-        return _problems_of(TasksConfig(dataset=heldout), "heldout")
-    split = heldout if wanted == "heldout" and isinstance(heldout, str) else config.split or preset.split
+    split = config.split or preset.split
+    if wanted == "heldout" and isinstance(heldout, str):
+        if heldout in PRESETS:
+            return _problems_of(TasksConfig(dataset=heldout), "heldout")
+        split = heldout
     if split is None:
         raise ConfigError(
             f"data set {config.dataset!r} is for evaluation only; train on another (tasks.dataset: math, with "
             f"tasks.heldout: {config.dataset}), or set tasks.split to train on its own problems"
         )
-
-    def is_wanted(problem: Problem) -> bool:
-        if not problem.question:  # it can't be read, which is said of both sides
-            return True
-        if config.is_split_by_date:
-            assert config.before is not None
-            assert config.after is not None
-            if problem.period is None:  # said of both sides
-                return True
-            first, last = problem.period
-            return last < config.before if wanted == "train" else first >= config.after
-        if isinstance(heldout, str):
-            return True
-        # System messages say how to answer: the question is the same one, whatever they are.
-        content = [message.content for message in problem.history if message.role != "system"]
-        content.append(problem.question)
-        if context := problem.metadata.get("context"):
-            content.append(repr(context))
-        digest = hashlib.sha256(" ".join(" ".join(content).split()).encode(errors="surrogatepass")).digest()
-        return (int.from_bytes(digest[:8], "big") < heldout * 2**64) == (wanted == "heldout")
-
-    if config.format is None:
-        named = preset.columns.model_dump(exclude_none=True)
-        pattern = config.answer_pattern or preset.answer_pattern
-        roles = {"id": ("id",)} | {role: (column,) for role, column in named.items()}
-        form = Format(roles, taken_out(pattern), has_references=True)
-    else:
-        form = FORMATS[config.format]
     name = (config.dataset or str(config.folder)).rstrip("/").rpartition("/")[2]
-    name = _stem(Path(name)) if _is_data(Path(name)) else name
-    if path is not None and not _is_saved(path):
-        rows = rows_of(_files_of(path, config.subset or preset.subset, split))
+    if _is_data(Path(name)):
+        name = _stem(Path(name))
+    subset = config.subset or preset.subset
+    rows: Iterable[tuple[str, Row]]
+    if path is None:
+        rows = _numbered(load_hub(preset.hub, subset, split), name, split)
+    elif _is_saved(path):
+        rows = _numbered(_from_disk(path, split), name, split)
     else:
-        made = load_hub(preset.hub, config.subset or preset.subset, split) if path is None else _from_disk(path, split)
-        rows = ((f"data set {name!r}, split {split!r}, row {number}", row) for number, row in enumerate(made))
+        rows = rows_of(_files_of(path, subset, split))
     columns = config.columns.model_dump(exclude_none=True)
     side = split if wanted == "train" or isinstance(heldout, str) else "heldout"
-    given: dict[str, int] = {}
+    id_counts: dict[str, int] = {}
     tasks: list[tuple[Problem, Task]] = []
-    count = 0
-    for number, problem in enumerate(read_problems(rows, form, columns, config.format)):
-        count += 1
-        task_id = distinct_id(problem.id, given) if problem.id else f"{name}-{side}-{number}"
-        if not is_wanted(problem):
+    row_count = 0
+    for number, problem in enumerate(read_problems(rows, _format_of(config, preset), columns, config.format)):
+        row_count += 1
+        # Rows of the other side count too, so that no two problems of the data set have one id.
+        task_id = distinct_id(problem.id, id_counts) if problem.id else f"{name}-{side}-{number}"
+        if not _is_on_side(problem, wanted, config, heldout):
             continue
         if config.is_split_by_date and problem.period is None and problem.error is None:
             problem = replace(problem, error="it has no date for tasks.before and tasks.after; see columns.date")
-        metadata = {**problem.columns, **problem.metadata} | ({"where": problem.where} if config.format else {})
+        metadata = {**problem.columns, **problem.metadata}
+        if config.format:
+            metadata["where"] = problem.where
         family = problem.family or name
         task = Task(task_id, problem.question, problem.answer, family, metadata, problem.history)
         tasks.append((problem, task))
     if not tasks:
         nothing = f"data set {name!r} has no problem in split {split!r}"
-        if not count:
+        if not row_count:
             raise ConfigError(f"{nothing}: it holds no row")
         purpose = "to train on" if wanted == "train" else "to hold out"
         if config.is_split_by_date:
-            raise ConfigError(f"{nothing} {purpose}: of its {count}, tasks.before and tasks.after leave none")
+            raise ConfigError(f"{nothing} {purpose}: of its {row_count}, tasks.before and tasks.after leave none")
         raise ConfigError(
-            f"{nothing} {purpose}: of its {count}, tasks.heldout {heldout} leaves none; take another share, or more "
-            "problems"
+            f"{nothing} {purpose}: of its {row_count}, tasks.heldout {heldout} leaves none; take another share, or "
+            "more problems"
         )
     return tasks
+
+
+def _numbered(dataset: Iterable[Row], name: str, split: str) -> Iterator[tuple[str, Row]]:
+    """The rows of a `datasets.Dataset`, with what errors call them."""
+    for number, row in enumerate(dataset):
+        yield f"data set {name!r}, split {split!r}, row {number}", row
+
+
+def _format_of(config: TasksConfig, preset: Preset) -> Format:
+    """The format that the config names, or one from the names of its columns and its pattern for answers."""
+    if config.format is not None:
+        return FORMATS[config.format]
+    roles = {"id": ("id",)}
+    for role, column in preset.columns.model_dump(exclude_none=True).items():
+        roles[role] = (column,)
+    pattern = config.answer_pattern or preset.answer_pattern
+    return Format(roles, taken_out(pattern), has_references=True)
+
+
+def _is_on_side(problem: Problem, wanted: Split, config: TasksConfig, heldout: str | float) -> bool:
+    """Whether a problem of the split is trained on, or held out. A problem that can't be read is on both sides, so that
+    either reports it."""
+    if not problem.question:
+        return True
+    if config.is_split_by_date:
+        assert config.before is not None
+        assert config.after is not None
+        if problem.period is None:
+            return True
+        first_day, last_day = problem.period
+        return last_day < config.before if wanted == "train" else first_day >= config.after
+    if isinstance(heldout, str):  # the sides are splits of their own
+        return True
+    # System messages say how to answer: the question is the same one, whatever they are.
+    content = [message.content for message in problem.history if message.role != "system"]
+    content.append(problem.question)
+    context = problem.metadata.get("context")
+    if context:
+        content.append(repr(context))
+    words = " ".join(content).split()
+    digest = hashlib.sha256(" ".join(words).encode(errors="surrogatepass")).digest()
+    is_heldout = int.from_bytes(digest[:8], "big") < heldout * 2**64
+    return is_heldout == (wanted == "heldout")
 
 
 def distinct_id(id: str, given: dict[str, int]) -> str:
@@ -294,7 +336,7 @@ def distinct_id(id: str, given: dict[str, int]) -> str:
 
 
 def require_hub_id(name: str) -> None:
-    """Raises ConfigError for what no data set of the hub is called."""
+    """Raises ConfigError for a name that no data set of the hub can have."""
     if name not in PRESETS and not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name, re.ASCII):
         raise ConfigError(
             f"there is no file and no folder {name!r} here, and no data set of the hub is called so; name one that is "
@@ -315,25 +357,25 @@ def load_hub(name: str, subset: str | None, split: str) -> Any:
             f"tasks.split (now {split!r})"
         ) from error
     except Exception as error:  # the hub's client raises errors from many libraries
-        of = f", {subset!r}" if subset else ""
+        arguments = f"{name!r}, {subset!r}" if subset else repr(name)
         raise ConfigError(
             f"data set {name!r} is neither in the cache nor within reach ({type(error).__name__}: "
             f"{_first_line(error)}). "
-            f'Where there is a network, `python -c "from datasets import load_dataset; load_dataset({name!r}{of})"` '
+            f'Where there is a network, `python -c "from datasets import load_dataset; load_dataset({arguments})"` '
             "brings it into the cache (HF_HOME); or put its files into a folder and set tasks.folder"
         ) from error
 
 
-def _found(name: str, yaml_folder: Path | None) -> Path:
+def _existing_path(name: str, yaml_folder: Path | None) -> Path:
     """A file or folder that is there. Raises ConfigError."""
     path = Path(os.path.expanduser(name))  # Path.expanduser raises for an unknown user's home
     if not os.path.exists(path):
-        what = "file" if path.name.lower().endswith(DATA_FILES + OTHER_FILES) else "folder"
-        beside = ""
+        kind = "file" if path.name.lower().endswith(DATA_FILES + OTHER_FILES) else "folder"
+        yaml_hint = ""
         if yaml_folder is not None and not path.is_absolute():
-            beside = f", and that of the YAML file is {yaml_folder}"
+            yaml_hint = f", and that of the YAML file is {yaml_folder}"
         raise ConfigError(
-            f"there is no {what} {name!r} to read problems from; the working directory is {Path.cwd()}{beside}"
+            f"there is no {kind} {name!r} to read problems from; the working directory is {Path.cwd()}{yaml_hint}"
         )
     if path.is_file() and not _is_data(path):
         raise ConfigError(f"{name!r} is not a file of problems: its name has to end in {', '.join(DATA_FILES)}")
@@ -341,10 +383,8 @@ def _found(name: str, yaml_folder: Path | None) -> Path:
 
 
 def _splits_in(path: Path, subset: str | None) -> Collection[str]:
-    """The splits of a folder, by the names in it. Raises ConfigError for a file that is named as one and can't be read.
-
-    One file has none but its own.
-    """
+    """The splits of a folder, by the names in it; none for a file, which is one split itself. Raises ConfigError if the
+    name of a file says that it is a split, and it can't be read."""
     if path.is_file():
         return ()
     if _is_saved(path):
@@ -362,35 +402,41 @@ def _splits_in(path: Path, subset: str | None) -> Collection[str]:
 
 
 def _files_by_split(path: Path, subset: str | None) -> dict[str, list[Path]]:
-    """A folder's files, or the one file. Names say which split a file is; without one in them it belongs to `train`."""
+    """The files of a folder, or the one file, by split. A file without a split in its name belongs to `train`."""
     candidates = [path] if path.is_file() else sorted(path.rglob("*"))
     files = [file for file in candidates if _is_data(file) and file.is_file()]
     if not files:
         raise ConfigError(f"{path} holds no file that ends in {', '.join(DATA_FILES)}")
-    of_subset = [file for file in files if file != path and subset in file.relative_to(path).parts]
+    subset_files = [file for file in files if file != path and subset in file.relative_to(path).parts]
     splits: dict[str, list[Path]] = {}
-    for file in of_subset or files:
-        splits.setdefault(_split_of(file, path) or "train", []).append(file)
+    for file in subset_files or files:
+        split = _split_of(file, path) or "train"
+        splits.setdefault(split, []).append(file)
     return splits
 
 
 def _files_of(path: Path, subset: str | None, split: str) -> list[Path]:
     """A split's files. Raises ConfigError naming the splits that are there."""
     splits = _files_by_split(path, subset)
-    name = next((name for name, words in _SPLITS.items() if split in words), split)
-    chosen = splits.get(name) or [file for file in chain(*splits.values()) if split in _words(file, path)]
-    if not chosen:
-        held = sorted(splits)
+    usual_name = next((name for name, aliases in _SPLITS.items() if split in aliases), split)
+    files = splits.get(usual_name)
+    if not files:
+        files = [file for file in chain(*splits.values()) if split in _words(file, path)]
+    if not files:
+        names = sorted(splits)
         if path.is_file():
-            own = "" if held == ["train"] else f"set tasks.split: {held[0]}, "
+            [name] = names
+            hint = "" if name == "train" else f"set tasks.split: {name}, "
             raise ConfigError(
-                f"{path} is one file, which counts as split {held[0]!r}, and split {split!r} is asked for; {own}set "
+                f"{path} is one file, which counts as split {name!r}, and split {split!r} is asked for; {hint}set "
                 "tasks.heldout to a share such as 0.1, or give a folder with a file for each split"
             )
-        raise ConfigError(f"{path} holds no split {split!r}; it holds {_listed(held)}")
-    if len(kinds := sorted({kind_of(file).replace("jsonl", "json") for file in chosen})) > 1:
-        raise ConfigError(f"{path} holds split {split!r} as {' and '.join(kinds)}; leave one kind of file in it")
-    return chosen
+        raise ConfigError(f"{path} holds no split {split!r}; it holds {_name_list(names)}")
+    kinds = {kind_of(file).replace("jsonl", "json") for file in files}
+    if len(kinds) > 1:
+        listing = " and ".join(sorted(kinds))
+        raise ConfigError(f"{path} holds split {split!r} as {listing}; leave one kind of file in it")
+    return files
 
 
 def _is_saved(path: Path) -> bool:
@@ -403,17 +449,20 @@ def _is_data(file: Path) -> bool:
 
 
 def _stem(file: Path) -> str:
-    """Its name without the ending."""
-    return file.name[: -len(kind_of(file)) - 1] if _is_data(file) else file.stem
+    """A file's name without its ending, which may have two dots: .jsonl.gz."""
+    kind = kind_of(file)
+    if not kind:
+        return file.stem
+    return file.name[: -len("." + kind)]
 
 
 def _words(file: Path, path: Path) -> set[str]:
-    """What its name and those of its folders in `path` say: "held_out-1.jsonl" says held, out, 1 and heldout; a folder
-    is one word."""
+    """The words in a file's name and in those of its folders in `path`: "held_out-1.jsonl" has held, out, 1 and
+    heldout; a folder is one word."""
     parts = re.findall(r"[a-z]+|\d+", _stem(file).lower())
     folders = file.parts[len(path.parts) : -1]
     words = set(parts)
-    words.update(map("".join, pairwise(parts)))
+    words.update(first + second for first, second in pairwise(parts))
     for folder in folders:
         words.add(re.sub(r"[\W_]", "", folder.lower()))
     words.update([word.removesuffix("set") for word in words])
@@ -445,13 +494,17 @@ def _from_disk(path: Path, split: str) -> Any:
             raise ConfigError(f"{path} holds no split {split!r}: it is a set without splits, which counts as 'train'")
         return loaded
     if split not in loaded:
-        raise ConfigError(f"{path} holds no split {split!r}; it holds {_listed(list(loaded))}")
+        raise ConfigError(f"{path} holds no split {split!r}; it holds {_name_list(list(loaded))}")
     return loaded[split]
 
 
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+def _name_list(names: list[str]) -> str:
+    text = ", ".join(names[:8])
+    if len(names) > 8:
+        text += f" and {len(names) - 8} more"
+    return text
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+    lines = str(error).strip().splitlines()
+    return lines[0][:300] if lines else type(error).__name__
