@@ -1,7 +1,7 @@
 """Questions that are chats: lists of messages, as files and data sets for chat models have them.
 
-The question is the user's last message. What stands before it is the problem's history: system messages, which are
-added to the dialect's own, and earlier turns. What the assistant says after it is a solution, which no session is
+The question is the user's last message. The messages before it are the problem's history: system messages, which are
+added to the dialect's own, and earlier turns. The assistant's messages after it are a solution, which no session is
 shown.
 """
 
@@ -19,7 +19,7 @@ class Chat:
     history: tuple[Message, ...]
     question: str
     solution: tuple[Message, ...] = ()
-    """What the assistant says after the question."""
+    """The assistant's messages after the question."""
 
 
 def is_chat(value: Any) -> bool:
@@ -30,18 +30,20 @@ def is_chat(value: Any) -> bool:
 def read_chat(value: Sequence[Any]) -> Chat:
     """The parts of a chat. Raises ValueError that says what is wrong with it."""
     messages = [_message(number, message) for number, message in enumerate(value, 1)]
-    of_user = [number for number, message in enumerate(messages) if message.role == "user"]
-    if not of_user:
+    user_indices = [index for index, message in enumerate(messages) if message.role == "user"]
+    if not user_indices:
         raise ValueError("no message of it is the user's, which would be the question")
-    last = of_user[-1]
-    solution = messages[last + 1 :]
+    question_index = user_indices[-1]
+    history = messages[:question_index]
+    question = messages[question_index]
+    solution = messages[question_index + 1 :]
     if any(message.role == "system" for message in solution):
         raise ValueError("a system message comes after the user's last one, which is the question")
-    return Chat(tuple(messages[:last]), messages[last].content, tuple(solution))
+    return Chat(tuple(history), question.content, tuple(solution))
 
 
 def last_of_assistant(value: Sequence[Any]) -> str:
-    """What the last message says, which has to be the assistant's. Raises ValueError."""
+    """The text of the last message, which has to be the assistant's. Raises ValueError."""
     message = _message(len(value), value[-1])
     if message.role != "assistant":
         raise ValueError(f"its last message is the {message.role}'s, and an answer would be the assistant's")
@@ -49,9 +51,11 @@ def last_of_assistant(value: Sequence[Any]) -> str:
 
 
 def _message(number: int, message: Any) -> Message:
-    if not isinstance(message, dict) or not {"role", "content"} <= set(message):
-        held = ", ".join(map(str, message)) if isinstance(message, dict) else f"{message!r:.80}"
-        raise ValueError(f"message {number} holds {held or 'nothing'}; a message has role and content")
+    if not isinstance(message, dict):
+        raise ValueError(f"message {number} holds {message!r:.80}; a message has role and content")
+    if "role" not in message or "content" not in message:
+        keys = ", ".join(map(str, message)) or "nothing"
+        raise ValueError(f"message {number} holds {keys}; a message has role and content")
     role = message["role"]
     if role not in _ROLES:
         raise ValueError(f"message {number} has the role {role!r:.80}; {', '.join(_ROLES)} are read")
@@ -63,7 +67,8 @@ def _text(number: int, content: Any) -> str:
     if isinstance(content, str):
         return content
     text = ""
-    for part in content if isinstance(content, list) else [content]:
+    parts = content if isinstance(content, list) else [content]
+    for part in parts:
         if not isinstance(part, dict) or not isinstance(part.get("text"), str):
             raise ValueError(f"message {number} holds {part!r:.80}, which is not text")
         text += part["text"]

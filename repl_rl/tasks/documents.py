@@ -1,4 +1,4 @@
-"""Problems about contexts that are too long for a prompt, for `environment: rlm`. The name says how many characters.
+"""Problems about contexts that are too long for a prompt, for `environment: rlm`. Their names end in their sizes.
 
 After the tasks of OOLONG (Bertsch et al., arXiv:2511.02817), from generated text, with exact answers: `needle` hides
 one sentence in a text, `count` asks how many remarks of a list are complaints, and `join` asks what people of a town
@@ -11,7 +11,7 @@ from functools import lru_cache
 from random import Random
 from typing import Any
 
-from repl_rl.tasks.families import Family
+from repl_rl.tasks.families import Family, Operands
 
 SIZES = {"1k": 1_000, "10k": 10_000, "100k": 100_000, "1m": 1_000_000}
 """Characters of a context, about."""
@@ -26,18 +26,24 @@ _REMARKS = ("The {} was sent to {}.", "No {} is made in {} any more.", "Nobody a
 
 @lru_cache(1)
 def needle(number: int, size: int) -> tuple[str, str, int]:
-    """The text, whose code is asked for, and that code."""
+    """The text, the person whose code is asked for, and that code."""
     rng = Random(f"needle/{number}/{size}")
-    name, code = rng.choice(_NAMES), rng.randrange(10_000, 100_000)
+    name = rng.choice(_NAMES)
+    code = rng.randrange(10_000, 100_000)
     sentences: list[str] = []
     chars = 0
     while chars < size - 40:
-        sentence = rng.choice(_REMARKS).format(rng.choice(_THINGS), rng.choice(_TOWNS))
-        if rng.random() < 0.1:  # numbers that nobody asks for
-            sentence = f"The ticket of {rng.choice(_NAMES)} has the number {rng.randrange(10_000, 100_000)}."
+        remark = rng.choice(_REMARKS)
+        thing = rng.choice(_THINGS)
+        town = rng.choice(_TOWNS)
+        sentence = remark.format(thing, town)
+        if rng.random() < 0.1:  # a distractor: a number that nobody asks for
+            ticket_holder = rng.choice(_NAMES)
+            sentence = f"The ticket of {ticket_holder} has the number {rng.randrange(10_000, 100_000)}."
         sentences.append(sentence)
         chars += len(sentence) + 1
-    sentences.insert(rng.randrange(len(sentences) + 1), f"The access code of {name} is {code}.")
+    position = rng.randrange(len(sentences) + 1)
+    sentences.insert(position, f"The access code of {name} is {code}.")
     return " ".join(sentences), name, code
 
 
@@ -45,13 +51,19 @@ def needle(number: int, size: int) -> tuple[str, str, int]:
 def remarks(number: int, size: int) -> tuple[list[str], int]:
     """The remarks, and how many of them are complaints."""
     rng = Random(f"count/{number}/{size}")
-    share, made, complaints, chars = rng.uniform(0.1, 0.5), list[str](), 0, 0
+    complaint_share = rng.uniform(0.1, 0.5)
+    texts: list[str] = []
+    complaint_count = 0
+    chars = 0
     while chars < size:
-        complains = rng.random() < share
-        made.append(rng.choice(_COMPLAINTS if complains else _PRAISE).format(rng.choice(_THINGS)))
-        complaints += complains
-        chars += len(made[-1])
-    return made, complaints
+        templates = _PRAISE
+        if rng.random() < complaint_share:
+            templates = _COMPLAINTS
+            complaint_count += 1
+        text = rng.choice(templates).format(rng.choice(_THINGS))
+        texts.append(text)
+        chars += len(text)
+    return texts, complaint_count
 
 
 def is_complaint(remark: str) -> bool:
@@ -63,18 +75,22 @@ def is_complaint(remark: str) -> bool:
 def purchases(number: int, size: int) -> tuple[list[dict[str, Any]], str, int]:
     """The table, the town that is asked for, and what its people have spent. Rows of both kinds are mixed."""
     rng = Random(f"join/{number}/{size}")
-    people = size // 250
-    towns = [rng.choice(_TOWNS) for _ in range(people)]
-    rows: list[dict[str, Any]] = [
-        {"row": "person", "id": person, "name": rng.choice(_NAMES), "town": town} for person, town in enumerate(towns)
-    ]
-    asked, spent = rng.choice(towns), 0
-    for _ in range(3 * people):
-        person, price = rng.randrange(people), rng.randrange(5, 500)
-        rows.append({"row": "purchase", "person": person, "thing": rng.choice(_THINGS), "price": price})
-        spent += price * (towns[person] == asked)
+    people_count = size // 250
+    towns = [rng.choice(_TOWNS) for _ in range(people_count)]
+    rows: list[dict[str, Any]] = []
+    for person, town in enumerate(towns):
+        rows.append({"row": "person", "id": person, "name": rng.choice(_NAMES), "town": town})
+    question_town = rng.choice(towns)
+    spent = 0
+    for _ in range(3 * people_count):
+        person = rng.randrange(people_count)
+        price = rng.randrange(5, 500)
+        thing = rng.choice(_THINGS)
+        rows.append({"row": "purchase", "person": person, "thing": thing, "price": price})
+        if towns[person] == question_town:
+            spent += price
     rng.shuffle(rows)
-    return rows, asked, spent
+    return rows, question_town, spent
 
 
 _KINDS: dict[str, tuple[Callable[[int, int], tuple[Any, ...]], str]] = {
@@ -82,23 +98,30 @@ _KINDS: dict[str, tuple[Callable[[int, int], tuple[Any, ...]], str]] = {
     "count": (remarks, "How many of these remarks of customers are complaints?"),
     "join": (purchases, "How much have the people of {0} spent together?"),
 }
-"""What makes a context, what its question names, and the answer; and how it is asked."""
+"""By kind: a function that returns the context, the values in the question, and the answer; and the question."""
 
 
 def _family(kind: str, name: str, size: int) -> Family:
     make, question = _KINDS[kind]
-    return Family(
-        f"{kind}-{name}",
-        lambda rng: (rng.randrange(10**9), size),
-        lambda *operands: make(*operands)[-1],
-        (question,),
-        present=lambda *operands: make(*operands)[1:-1],
-        environment="rlm",
-        context=lambda *operands: make(*operands)[0],
-    )
+
+    def draw(rng: Random) -> Operands:
+        return rng.randrange(10**9), size
+
+    def solve(*operands: int) -> Any:
+        *_, answer = make(*operands)
+        return answer
+
+    def present(*operands: int) -> tuple[Any, ...]:
+        _context, *values, _answer = make(*operands)
+        return tuple(values)
+
+    def context(*operands: int) -> Any:
+        return make(*operands)[0]
+
+    return Family(f"{kind}-{name}", draw, solve, (question,), present=present, environment="rlm", context=context)
 
 
 DOCUMENT_FAMILIES: dict[str, Family] = {
     f"{kind}-{name}": _family(kind, name, size) for name, size in SIZES.items() for kind in _KINDS
 }
-"""All of them by name."""
+"""The families of documents by name."""

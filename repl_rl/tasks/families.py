@@ -36,8 +36,9 @@ class Family:
     context: Callable[..., Any] | None = None
     """Makes a problem's context from its operands, for `environment: rlm`. It is made when a session begins."""
     identity: Callable[..., str] | None = None
-    """What two equal problems have in common, from their operands, where more counts than a session is given at first,
-    or less. None: the values in the question, its context, and how the environment begins (`tasks.identity`)."""
+    """Computes from the operands a text that is the same for equal problems, and only for these. None stands for the
+    values in the question, the context, and how the environment begins (`tasks.identity`), which may be too much or
+    too little."""
     accepts: Callable[..., bool] | None = None
     """Says whether the `repr`s that were submitted solve the problem: `accepts(submitted, *operands)`. Called in a
     confined process, in place of a comparison with the answer, on text that nobody has checked."""
@@ -47,14 +48,17 @@ class Family:
 
 def drawn(draw: Callable[[], T], fits: Callable[[T], object]) -> T:
     """The first of several draws that fits."""
-    while not fits(made := draw()):
-        pass
-    return made
+    value = draw()
+    while not fits(value):
+        value = draw()
+    return value
 
 
 def _draw_remainder(rng: Random, divisors: tuple[int, int], quotients: tuple[int, int]) -> Operands:
     divisor = rng.randint(*divisors)
-    return divisor * rng.randint(*quotients) + rng.randint(1, divisor - 1), divisor
+    quotient = rng.randint(*quotients)
+    remainder = rng.randint(1, divisor - 1)
+    return divisor * quotient + remainder, divisor
 
 
 def _draw_multiples(rng: Random, least: int, most: int, bound: int) -> Operands:
@@ -70,9 +74,12 @@ def _draw_range(rng: Random) -> Operands:
 
 
 def _divisor_count(number: int) -> int:
-    """The number of divisors: two for each that lies below the root, and the root."""
-    below = (divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0)
-    return sum(1 if divisor * divisor == number else 2 for divisor in below)
+    """The number of divisors. They come in pairs, except for the square root."""
+    count = 0
+    for divisor in range(1, math.isqrt(number) + 1):
+        if number % divisor == 0:
+            count += 1 if divisor * divisor == number else 2
+    return count
 
 
 _NUMBER_FAMILIES = (

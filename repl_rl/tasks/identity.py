@@ -1,8 +1,9 @@
-"""What two equal problems have in common, and the split that it decides.
+"""The identity of a problem: equal problems have the same one, and it decides the split that a problem belongs to.
 
-A problem is its content: the family, the values in its question, in any order, its context, and what its environment
-shows and gives a session when it begins, with the answer. Not the numbers that it was drawn by: two numbers may make
-one puzzle. All of it is computed from the family, so that no family has to say it, and none can forget it.
+The identity is made from the problem's content: the family, the values in its question, in any order, its context, and
+what its environment shows and gives a session when it begins, with the answer. The numbers that the problem was drawn
+by do not count, because two numbers may make one puzzle. The identity is computed from the family, so that no family
+can forget to state it.
 """
 
 import asyncio
@@ -36,18 +37,22 @@ def identity_of(name: str, family: Family | None, operands: Sequence[int]) -> by
     Raises ConfigError if the family's environment can't be begun here, or begins differently each time, unless all
     operands stand in the question.
     """
-    said: Sequence[Any] = operands
+    values: Sequence[Any] = operands
     if family is not None:
-        said = _asked(family, operands) if family.identity is None else [family.identity(*operands)]
-    parts = [family.name if family else name, *map(_words, sorted(said, key=_order))]
+        values = _question_values(family, operands) if family.identity is None else [family.identity(*operands)]
+    parts = [family.name if family else name]
+    for value in sorted(values, key=_order):
+        parts.append(_words(value))
     if family is not None and family.identity is None:
         if family.context is not None:
             parts.append(_data(family.context(*operands)))
         elif family.environment and ":" in family.environment:
             try:
-                parts += [_SALT, *_beginning(name, family, operands)]
+                beginning = _beginning(name, family, operands)
+                parts += [_SALT, *beginning]
             except ConfigError:
-                if not all(operand in said for operand in operands):
+                is_told_by_question = all(operand in values for operand in operands)
+                if not is_told_by_question:
                     raise
     return hashlib.sha256(" ".join(parts).encode(errors="surrogatepass")).digest()
 
@@ -57,17 +62,22 @@ def split_by(identity: bytes) -> Split:
     return "heldout" if int.from_bytes(identity[:8], "big") % _HELDOUT_ONE_IN == 0 else "train"
 
 
-def _asked(family: Family, operands: Sequence[int]) -> list[Any]:
+def _question_values(family: Family, operands: Sequence[int]) -> list[Any]:
     """The values that stand in the question."""
-    fields = {
-        re.split(r"[.\[]", field)[0] for text in family.phrasings for _, field, *_ in Formatter().parse(text) if field
-    }
+    fields = set()
+    for phrasing in family.phrasings:
+        for _, field, *_ in Formatter().parse(phrasing):
+            if field:
+                number, *_ = re.split(r"[.\[]", field)  # {0[1]} and {0.name} are of value 0
+                fields.add(number)
     return [value for index, value in enumerate(family.present(*operands)) if str(index) in fields]
 
 
 def _order(value: Any) -> tuple[bool, Any]:
-    """Numbers by size, then everything else by its text."""
-    return (False, value) if isinstance(value, int) else (True, _words(value))
+    """A key for sorting: numbers by size, then everything else by its text."""
+    if isinstance(value, int):
+        return False, value
+    return True, _words(value)
 
 
 def _words(value: Any) -> str:
@@ -75,10 +85,12 @@ def _words(value: Any) -> str:
 
 
 def _data(value: Any) -> str:
-    """Plain data as a text. What is no plain data is left out, which can only make more problems equal."""
+    """Plain data as a text. Of other values only the type counts, which can only make more problems equal."""
 
     def plain(other: Any) -> Any:
-        return sorted(map(repr, other)) if isinstance(other, (set, frozenset)) else type(other).__name__
+        if isinstance(other, (set, frozenset)):
+            return sorted(map(repr, other))
+        return type(other).__name__
 
     try:
         return json.dumps(value, sort_keys=True, default=plain)
@@ -87,26 +99,34 @@ def _data(value: Any) -> str:
 
 
 def _beginning(name: str, family: Family, operands: Sequence[int]) -> list[str]:
-    """What a session of the problem begins with, as texts: the answer, what is shown, and the values it is given."""
+    """The beginning of a session of the problem, as texts: the answer, what is shown, and the values it is given."""
     answer = str(family.solve(*operands))
     question = family.phrasings[0].format(*family.present(*operands))
     task = Task(family.name, question, answer, name, {"operands": list(operands)})
-    begun = imported(str(family.environment), "environment", "package.module:Class")
+    class_or_instance = imported(str(family.environment), "environment", "package.module:Class")
 
     async def begin() -> list[str]:
-        environment = begun() if callable(begun) else deepcopy(begun)
+        environment = class_or_instance() if callable(class_or_instance) else deepcopy(class_or_instance)
         try:
-            names = await _awaited(environment.reset(task))
-            shown = await _awaited(environment.observe()) if hasattr(environment, "observe") else None
-            values = {key: value for key, value in sorted((names or {}).items()) if not callable(value)}
-            return [answer, _words(shown or ""), *([_data(values)] if values else [])]
+            names = await _awaited(environment.reset(task)) or {}
+            observation = ""
+            if hasattr(environment, "observe"):
+                observation = await _awaited(environment.observe()) or ""
+            texts = [answer, _words(observation)]
+            values = {name: value for name, value in sorted(names.items()) if not callable(value)}
+            if values:
+                texts.append(_data(values))
+            return texts
         finally:
             if hasattr(environment, "close"):
                 await _awaited(environment.close())
 
+    times = 1 if name in _SEEN else 2
+    beginnings = []
     try:
         with ThreadPoolExecutor(1) as thread:  # a loop may be running in this one
-            begun_twice = [thread.submit(asyncio.run, begin()).result() for _ in range(2 if name not in _SEEN else 1)]
+            for _ in range(times):
+                beginnings.append(thread.submit(asyncio.run, begin()).result())
     except DependencyError:
         raise
     except Exception as error:  # a user's code may raise anything
@@ -114,13 +134,13 @@ def _beginning(name: str, family: Family, operands: Sequence[int]) -> list[str]:
             f"tasks.families: the environment of {name!r} can't be begun to see what its problems are "
             f"({type(error).__name__}: {error}); say it with Family(identity=...), from the operands"
         ) from error
-    if begun_twice[0] != begun_twice[-1]:
+    if beginnings[0] != beginnings[-1]:
         raise ConfigError(
             f"tasks.families: the environment of {name!r} begins differently each time, so its problems can't be told "
             "apart; let everything follow from the task's operands, or say what a problem is with Family(identity=...)"
         )
     _SEEN.add(name)
-    return begun_twice[0]
+    return beginnings[0]
 
 
 async def _awaited(value: Any) -> Any:

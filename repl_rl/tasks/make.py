@@ -1,14 +1,13 @@
 """Task sets: seeded, balanced over families, and split so that no held-out problem is ever trained on.
 
-A problem is its content (`identity`); the phrasing doesn't count. A stable hash of it decides which split the problem
-belongs to, so train and held-out sets are disjoint for any two seeds.
+A problem is its content (`identity`); the phrasing doesn't count. A stable hash of the content decides which split the
+problem belongs to, so train and held-out sets are disjoint for any two seeds.
 
 A family of your own is named by its import path: `package.module:NAME` is a `Family` of that module, and
-`package.module:NAME-10` is what the module's function NAME returns for 10, a `Family` too. Its tasks bear that path as
-their family; its own `name` is in their ids and decides their split.
+`package.module:NAME-10` is the `Family` that the module's function NAME returns for 10. Its tasks bear that path as
+their family; the `name` of the `Family` is in their ids and decides their split.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from random import Random
 from typing import Any, get_args
@@ -30,7 +29,7 @@ KNOWN: dict[str, Family] = (
 )
 """The families that ship, and those that were named by import path in this process."""
 _MAX_DRAWS = 1_000
-"""A family whose next draws, so many of them, bring no new problem has run out of them."""
+"""A family has run out of problems if so many draws in a row bring no new one."""
 
 
 def make_tasks(families: Sequence[str] | str | None, count: int, seed: int, split: Split) -> list[Task]:
@@ -44,29 +43,35 @@ def make_tasks(families: Sequence[str] | str | None, count: int, seed: int, spli
         raise ConfigError(f"empty task set: the number of tasks is {count}, it has to be at least 1")
     if split not in get_args(Split):
         raise ConfigError(f"unknown split {split!r}; the splits are {', '.join(get_args(Split))}")
-    families = [families] if isinstance(families, str) else families
-    names = list(FAMILIES) if families is None else list(dict.fromkeys(families))
+    if families is None:
+        families = list(FAMILIES)
+    elif isinstance(families, str):
+        families = [families]
+    names = list(dict.fromkeys(families))
     if not names:
         raise ConfigError("empty task set: the list of families is empty")
-    left = {name: family_of(name) for name in names}
+    remaining = {name: family_of(name) for name in names}
     rng = Random(f"{seed}/{split}")
     seen: set[bytes] = set()
     tasks: list[Task] = []
-    while left and len(tasks) < count:
-        for name, family in list(left.items())[: count - len(tasks)]:
+    while remaining and len(tasks) < count:
+        turn = list(remaining.items())[: count - len(tasks)]
+        for name, family in turn:
             task = _new_task(name, family, rng, split, seen)
             if task is not None:
                 tasks.append(task)
                 continue
-            made = Counter(task.family for task in tasks)[name]
-            if split == "heldout" or not (tasks or len(left) > 1):
+            is_only_family = not tasks and len(remaining) == 1
+            if split == "heldout" or is_only_family:
+                task_count = sum(task.family == name for task in tasks)
+                setting = "eval.problems" if split == "heldout" else "tasks.train"
+                families_in_turn = f"{len(names)} {'family' if len(names) == 1 else 'families'}"
                 raise ConfigError(
-                    f"family {name!r} has no {split} problem left after {made}; ask for fewer tasks or more families: "
-                    f"{count} were asked for ({'eval.problems' if split == 'heldout' else 'tasks.train'}), of "
-                    f"{len(names)} {'family' if len(names) == 1 else 'families'} in turn, and {_MAX_DRAWS:,} further "
-                    "draws brought no new one"
+                    f"family {name!r} has no {split} problem left after {task_count}; ask for fewer tasks or more "
+                    f"families: {count} were asked for ({setting}), of {families_in_turn} in turn, and {_MAX_DRAWS:,} "
+                    "further draws brought no new one"
                 )
-            del left[name]
+            del remaining[name]
     return tasks
 
 
@@ -87,16 +92,17 @@ def family_of(name: str) -> Family:
 
 def _imported_family(path: str) -> Family:
     base, dash, number = path.rpartition("-")
-    is_made = bool(dash) and number.isdecimal()
-    found: Any = imported(base if is_made else path, "tasks.families:", "package.module:NAME or package.module:NAME-10")
-    if is_made:
+    is_function = bool(dash) and number.isdecimal()
+    import_path = base if is_function else path
+    family: Any = imported(import_path, "tasks.families:", "package.module:NAME or package.module:NAME-10")
+    if is_function:
         try:
-            found = found(int(number))
+            family = family(int(number))
         except Exception as error:  # users' code may raise anything
             raise ConfigError(f"tasks.families: {path!r} raised {type(error).__name__}: {error}") from error
-    if not isinstance(found, Family):
-        raise ConfigError(f"tasks.families: {path!r} is {type(found).__name__}, not a repl_rl.tasks.Family")
-    return found
+    if not isinstance(family, Family):
+        raise ConfigError(f"tasks.families: {path!r} is {type(family).__name__}, not a repl_rl.tasks.Family")
+    return family
 
 
 def environment_of(families: Sequence[str] | None) -> str | None:
@@ -104,13 +110,14 @@ def environment_of(families: Sequence[str] | None) -> str | None:
 
     Raises ConfigError if they need different ones, and for an import path that leads to no family.
     """
-    named = {name: family_of(name).environment for name in families or () if name in KNOWN or ":" in name}
-    if len(set(named.values())) > 1:
-        raise ConfigError(
-            f"tasks.families {list(named)} can't be had together: "
-            + ", ".join(f"{name} needs {needed or 'no environment'}" for name, needed in named.items())
-        )
-    return next(iter(named.values()), None)
+    environments: dict[str, str | None] = {}
+    for name in families or ():
+        if name in KNOWN or ":" in name:
+            environments[name] = family_of(name).environment
+    if len(set(environments.values())) > 1:
+        needs = [f"{name} needs {environment or 'no environment'}" for name, environment in environments.items()]
+        raise ConfigError(f"tasks.families {list(environments)} can't be had together: {', '.join(needs)}")
+    return next(iter(environments.values()), None)
 
 
 def split_of(family: str, operands: Sequence[int]) -> Split:
@@ -119,23 +126,25 @@ def split_of(family: str, operands: Sequence[int]) -> Split:
 
 
 def accepts(family: str, submitted: Sequence[str], operands: Sequence[int]) -> bool:
-    """What the family says of the `repr`s that were submitted for the problem with these operands."""
+    """Whether the family accepts the `repr`s that were submitted for the problem with these operands."""
     decide = family_of(family).accepts
     return decide is not None and decide(submitted, *operands)
 
 
 def _new_task(name: str, family: Family, rng: Random, split: Split, seen: set[bytes]) -> Task | None:
-    """A problem that is new, which adds it to `seen`; None if the family has none left."""
+    """A new problem, whose identity is added to `seen`. None if the family has none left."""
     for _ in range(_MAX_DRAWS):
         operands = family.draw(rng)
         identity = identity_of(name, family, operands)
-        if identity not in seen and split_by(identity) == split:
-            seen.add(identity)
-            return Task(
-                id="-".join([family.name, split, *map(str, operands)]),
-                question=rng.choice(family.phrasings).format(*family.present(*operands)),
-                answer=str(family.solve(*operands)),
-                family=name,
-                metadata={"operands": list(operands)},
-            )
+        if identity in seen or split_by(identity) != split:
+            continue
+        seen.add(identity)
+        phrasing = rng.choice(family.phrasings)
+        return Task(
+            id="-".join([family.name, split, *map(str, operands)]),
+            question=phrasing.format(*family.present(*operands)),
+            answer=str(family.solve(*operands)),
+            family=name,
+            metadata={"operands": list(operands)},
+        )
     return None
