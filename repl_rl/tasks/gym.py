@@ -1,12 +1,13 @@
 """Questions of reasoning-gym: `rg-NAME` is its data set NAME, with its generator, its wording and its scorer.
 
-A problem is a number: the data set's entry of that index, for seed 0. Its own `score_answer` grades, in a confined
-process, and only a full score counts as right: partial scores pay for answers that are near or well formed. Its scorers
-trust what they read. Some hand it to `eval`, by sympy's `parse_expr`, and one takes "nan" for every complex number. So
-each family has a form, which reads a submission as data and writes it anew; what doesn't fit the form is wrong.
+A problem is a number: the data set's entry of that index, for seed 0. The data set's own `score_answer` grades, in a
+confined process, and only a full score counts as right: partial scores pay for answers that are near or well formed.
+The scorers trust what they read. Some hand it to `eval`, by sympy's `parse_expr`, and one takes "nan" for every complex
+number. So each family has a form, which reads a submission as data and writes it anew. A submission that doesn't fit
+the form is wrong.
 
-Left out are data sets without a reference answer, and those that make other problems in another process, because they
-draw from sets (`intermediate_integration`, `polynomial_multiplication`).
+Data sets without a reference answer are left out. So are those that draw from sets, because they make other problems in
+another process (`intermediate_integration`, `polynomial_multiplication`).
 """
 
 import ast
@@ -14,7 +15,6 @@ import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache, partial
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from repl_rl.tasks.families import Family
 from repl_rl.utils.text import string_of
 
 Form = Callable[[list[str]], str]
-"""Takes the texts that were submitted, and returns what the scorer is given. Raises ValueError for what doesn't fit."""
+"""Takes the texts that were submitted, and returns the text for the scorer. Raises ValueError if they don't fit."""
 
 PREFIX = "rg-"
 _FULL = 0.999
@@ -57,10 +57,10 @@ def home() -> str:
 def number(texts: list[str]) -> str:
     """One number: `71`, `71.0`, `Fraction(1, 3)`, `"1/3"`, `"\\frac{1}{3}"`, `np.int64(71)`."""
     text = _only(texts)
-    if found := _FRACTION.fullmatch(text) or _LATEX.fullmatch(text):
-        return f"{found[1]}/{found[2]}"
-    found = _WRAPPED.fullmatch(text)
-    text = found[1] or found[2] if found else text
+    if fraction := _FRACTION.fullmatch(text) or _LATEX.fullmatch(text):
+        return f"{fraction[1]}/{fraction[2]}"
+    if wrapped := _WRAPPED.fullmatch(text):
+        text = wrapped[1] or wrapped[2]
     if not _PLAIN.fullmatch(text):
         raise ValueError(f"{text!r} is not a number")
     return re.sub(r"\.0+\Z", "", text)
@@ -83,12 +83,12 @@ def complex_number(texts: list[str]) -> str:
 def expression(texts: list[str]) -> str:
     """An expression in one-letter symbols and the functions of calculus, with Python's operators."""
     tree = ast.parse(_only(texts), mode="eval")
-    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    function_ids = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     for node in ast.walk(tree):
         match node:
-            case ast.Name(id=name) if id(node) in called and name in _FUNCTIONS:
+            case ast.Name(id=name) if id(node) in function_ids and name in _FUNCTIONS:
                 pass
-            case ast.Name(id=name) if id(node) not in called and (len(name) == 1 or name == "pi") and name.isascii():
+            case ast.Name(id=name) if id(node) not in function_ids and _is_symbol(name):
                 pass
             case ast.Call(func=ast.Name(), args=[_], keywords=[]):
                 pass
@@ -103,19 +103,25 @@ def expression(texts: list[str]) -> str:
     return ast.unparse(tree)
 
 
+def _is_symbol(name: str) -> bool:
+    return name == "pi" or (len(name) == 1 and name.isascii())
+
+
 def arithmetic(texts: list[str]) -> str:
     """An expression of whole numbers with + - * / and brackets. Without symbols: `x - x` would cancel a number."""
     tree = ast.parse(_only(texts), mode="eval")
     for node in ast.walk(tree):
-        whole = isinstance(node, ast.Constant) and type(node.value) is int
-        if not whole and not isinstance(node, (ast.Expression, ast.BinOp, ast.UnaryOp, *_OPERATORS)):
+        is_integer = isinstance(node, ast.Constant) and type(node.value) is int  # and not a bool
+        is_operation = isinstance(node, (ast.Expression, ast.BinOp, ast.UnaryOp, *_OPERATORS))
+        if not is_integer and not is_operation:
             raise ValueError(f"{type(node).__name__} has no place in arithmetic")
     return ast.unparse(tree)
 
 
 def words(texts: list[str]) -> str:
     """A text as it is; several, or a list of them, with spaces between."""
-    text = _only(texts) if len(texts) == 1 and texts[0][:1] not in "[(" else _unbracketed(texts)
+    is_single = len(texts) == 1 and texts[0][:1] not in "[("
+    text = _only(texts) if is_single else _unbracketed(texts)
     if len(text) > _MAX_WORDS_CHARS:
         raise ValueError("too long")
     return text
@@ -123,7 +129,8 @@ def words(texts: list[str]) -> str:
 
 def path(texts: list[str]) -> str:
     """Steps or nodes in order: a list of them, or one text with spaces between."""
-    return " ".join(part.strip().strip("'\"") for part in _unbracketed(texts).replace(",", " ").split())
+    steps = _unbracketed(texts).replace(",", " ").split()
+    return " ".join(step.strip("'\"") for step in steps)
 
 
 def _only(texts: list[str]) -> str:
@@ -141,7 +148,8 @@ def _only(texts: list[str]) -> str:
 
 def _unbracketed(texts: list[str]) -> str:
     text = ", ".join(_only([text]) for text in texts)
-    return text[1:-1] if text[:1] + text[-1:] in ("()", "[]", "{}") else text
+    is_bracketed = text[:1] + text[-1:] in ("()", "[]", "{}")
+    return text[1:-1] if is_bracketed else text
 
 
 _NAMES: Mapping[Form, str] = {
@@ -170,20 +178,24 @@ _ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
 
 @lru_cache(4096)
 def entry(name: str, index: int) -> Mapping[str, Any]:
-    """The first problem from this index on that has an answer which its own scorer takes: question, answer, metadata.
-    (That of `gsm_symbolic` takes no negative one.) Raises DependencyError if reasoning-gym is missing.
+    """The first problem from this index on that has an answer which its own scorer accepts: question, answer, metadata.
+    (The scorer of `gsm_symbolic` accepts no negative one.) Raises DependencyError if reasoning-gym is missing.
     """
     data = data_set(name)
-    entries = (data[each] for each in count(index))
-    return next(each for each in entries if each["answer"] and _takes(name, [repr(str(each["answer"]))], each))
+    while True:
+        problem: Mapping[str, Any] = data[index]
+        answer = problem["answer"]
+        if answer and _is_solved(name, [repr(str(answer))], problem):
+            return problem
+        index += 1
 
 
 def accepts(name: str, submitted: Sequence[str], index: int) -> bool:
     """Whether the package's scorer gives the whole score to the `repr`s that were submitted."""
-    return _takes(name, submitted, entry(name, index))
+    return _is_solved(name, submitted, entry(name, index))
 
 
-def _takes(name: str, submitted: Sequence[str], problem: Mapping[str, Any]) -> bool:
+def _is_solved(name: str, submitted: Sequence[str], problem: Mapping[str, Any]) -> bool:
     try:
         text = FORMS[name](list(submitted))
     except (ValueError, SyntaxError, RecursionError, MemoryError):
@@ -204,9 +216,10 @@ def data_set(name: str, **arguments: Any) -> Any:
 
 
 def _family(name: str) -> Family:
+    size = _ARGUMENTS.get(name, {}).get("size", 10**9)
     return Family(
         PREFIX + name,
-        lambda rng: (rng.randrange(_ARGUMENTS.get(name, {}).get("size", 10**9)),),
+        lambda rng: (rng.randrange(size),),
         lambda index: str(entry(name, index)["answer"]),
         ("{0}",),
         present=lambda index: (entry(name, index)["question"],),
@@ -216,4 +229,4 @@ def _family(name: str) -> Family:
 
 
 GYM_FAMILIES: dict[str, Family] = {PREFIX + name: _family(name) for name in FORMS}
-"""All of them by name."""
+"""The families of reasoning-gym by name."""

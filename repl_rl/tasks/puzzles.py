@@ -1,16 +1,16 @@
 """Puzzles of reasoning-gym, one move after another: its generators, its metadata and its scorers.
 
-There, a puzzle is a question, and the answer the list of all moves. Here each move is a call whose result is shown. At
-the end of a session, reasoning-gym's own `score_answer` scores the moves that were made; some of its puzzles pay less
-for longer ways. The package is imported when the first puzzle is made.
+In reasoning-gym, a puzzle is a question, and the answer lists all moves. Here each move is a call whose result is
+shown. At the end of a session, reasoning-gym's own `score_answer` scores the moves that were made; some of its puzzles
+pay less for longer ways. The package is imported when the first puzzle is made.
 """
 
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Mapping
 from functools import lru_cache
-from itertools import count
 from typing import Any, ClassVar
 
 from repl_rl.tasks.families import Family
@@ -21,23 +21,25 @@ LENGTHS = (3, 10, 20, 40)
 """The numbers in names of families: a puzzle can be solved in fewer moves."""
 
 _PAID_FOR_FORM = 0.05
-"""What its scorers give at most for moves that are written well and solve nothing."""
+"""The most that reasoning-gym's scorers give for moves that are written well and solve nothing."""
 _LARGEST = 10**100
-"""Of the numbers that a session may make, which are shown after each line."""
+"""The largest number that a session may make, because the number is shown after each line."""
+
+_OPERATIONS = {"add": operator.add, "subtract": operator.sub, "multiply": operator.mul}
 
 Entry = Mapping[str, Any]
 """A puzzle of reasoning-gym: question, answer, metadata."""
 
 
 class Puzzle:
-    """The environment: moves are kept, and scored in the end. A subclass knows one kind of puzzle: what it asks, its
-    rules, and how reasoning-gym makes it for each length."""
+    """The environment: collects the moves, which are scored at the end. A subclass knows one kind of puzzle: what it
+    asks, its rules, and how reasoning-gym makes it for each length."""
 
     forks = True
     name: ClassVar[str]
     phrasing: ClassVar[str]
     asked: ClassVar[staticmethod[[Entry], tuple[Any, ...]]] = staticmethod(lambda entry: ())
-    """What the phrasing names."""
+    """The values in the phrasing."""
     needs: ClassVar[staticmethod[[Entry], int]]
     """How many moves its solution has."""
     arguments: ClassVar[Mapping[int, Mapping[str, int]]]
@@ -64,7 +66,8 @@ class Puzzle:
 
     def reward(self, trajectory: Trajectory) -> float:
         """What reasoning-gym gives for the moves; 0 where it pays for their form alone."""
-        score = float(data_set(self.name, **self.arguments[self._length]).score_answer(self.answer(), self._entry))
+        scorer = data_set(self.name, **self.arguments[self._length])
+        score = float(scorer.score_answer(self.answer(), self._entry))
         return score if score > _PAID_FOR_FORM else 0.0
 
 
@@ -82,22 +85,27 @@ class QuantumLock(Puzzle):
     between = " → "
 
     def begin(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
-        self._buttons = {each["name"]: each for each in metadata["buttons"]}
-        self._number, self._is_red = metadata["initial_value"], metadata["initial_state"] == "red"
+        self._buttons = {button["name"]: button for button in metadata["buttons"]}
+        self._number = metadata["initial_value"]
+        self._is_red = metadata["initial_state"] == "red"
         return {"press": self.press}
 
     def press(self, button: str) -> None:
         """Press a button, such as "A"."""
-        pressed = self._buttons.get(button)
-        if pressed is None:
+        rule = self._buttons.get(button)
+        if rule is None:
             raise ValueError(f"there is no button {button!r}")
-        counts, by, number = pressed["active_state"] in ("any", self._light), pressed["value"], self._number
-        if counts:
-            number = {"add": number + by, "subtract": number - by, "multiply": number * by}[pressed["type"]]
+        is_active = rule["active_state"] in ("any", self._light)
+        number = self._number
+        if is_active:
+            operation = _OPERATIONS[rule["type"]]
+            number = operation(number, rule["value"])
         if abs(number) > _LARGEST:
             raise ValueError("the number would get too long")
         self.moves.append(button)
-        self._number, self._is_red = number, self._is_red != counts
+        self._number = number
+        if is_active:
+            self._is_red = not self._is_red
 
     @property
     def _light(self) -> str:
@@ -133,7 +141,9 @@ class Jugs(Puzzle):
 
     def pour(self, jug: str, into: str) -> None:
         """Pour one jug into another one, until the one is empty or the other full."""
-        litres = min(self._litres[self._known(jug)], self._sizes[self._known(into)] - self._litres[into])
+        available = self._litres[self._known(jug)]
+        space = self._sizes[self._known(into)] - self._litres[into]
+        litres = min(available, space)
         if jug == into:
             raise ValueError("a jug can't be poured into itself")
         self._litres[jug] -= litres
@@ -202,8 +212,10 @@ class Sokoban(Puzzle):
     }
 
     def begin(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
-        rows = [list(row) for row in metadata["gamestr"].replace(" ", "").strip().split("\n")]
-        self._game = imported("reasoning_gym.games.contrib.sokoban.src.game").Game(len(rows[0]), len(rows))
+        board = metadata["gamestr"].replace(" ", "").strip()
+        rows = [list(row) for row in board.split("\n")]
+        width, height = len(rows[0]), len(rows)
+        self._game = imported("reasoning_gym.games.contrib.sokoban.src.game").Game(width, height)
         self._game.load_puzzle_matrix(imported("numpy").array(rows))
         return {"go": self.go}
 
@@ -238,7 +250,8 @@ class RushHour(Puzzle):
 
     def slide(self, car: str, cells: int) -> None:
         """Slide a car: right or down by so many cells; left or up if they are negative."""
-        if car not in {*self._board.board_str()} - {".", "x", "\n"} or len(car) != 1:
+        cars = set(self._board.board_str()) - {".", "x", "\n"}
+        if car not in cars or len(car) != 1:
             raise ValueError(f"there is no car {car!r}")
         if not 0 < abs(cells) < 6:
             raise ValueError(f"{cells} cells: the board has 6")
@@ -250,10 +263,10 @@ class RushHour(Puzzle):
 
 
 def _buttons(entry: Entry) -> str:
-    return "; ".join(
-        f"{each['name']}: {each['type']} {each['value']} (light {each['active_state']})"
-        for each in entry["metadata"]["buttons"]
-    )
+    rules = []
+    for button in entry["metadata"]["buttons"]:
+        rules.append(f"{button['name']}: {button['type']} {button['value']} (light {button['active_state']})")
+    return "; ".join(rules)
 
 
 _KINDS = {kind.name: kind for kind in (QuantumLock, Jugs, TowerOfHanoi, Sokoban, RushHour)}
@@ -265,8 +278,13 @@ def made(name: str, number: int, length: int) -> Entry:
     next smaller one of `LENGTHS`. Raises DependencyError if reasoning-gym is missing."""
     kind = _KINDS[name]
     least = max((smaller for smaller in LENGTHS if smaller < length), default=1)
-    entries = map(data_set(name, **kind.arguments[length]).__getitem__, count(number))
-    return next(entry for entry in entries if least <= kind.needs(entry) < length)
+    data = data_set(name, **kind.arguments[length])
+    index = number
+    while True:
+        entry: Entry = data[index]
+        if least <= kind.needs(entry) < length:
+            return entry
+        index += 1
 
 
 def _family(kind: type[Puzzle], length: int) -> Family:
@@ -284,4 +302,4 @@ def _family(kind: type[Puzzle], length: int) -> Family:
 PUZZLE_FAMILIES: dict[str, Family] = {
     f"{name}-{length}": _family(kind, length) for name, kind in _KINDS.items() for length in kind.arguments
 }
-"""All of them by name. The number is the length: a task can be solved in so many lines, the last of which submits."""
+"""The puzzles by name. The number is the length: a task can be solved in so many lines, the last of which submits."""

@@ -15,11 +15,12 @@ sympy = LazyModule("sympy")
 
 
 def _x() -> Any:
+    """A function and not a constant, because a constant would load sympy with this module."""
     return sympy.Symbol("x")
 
 
-def _some(rng: Random, bound: int) -> int:
-    """Not 0, and of at most this size."""
+def _nonzero(rng: Random, bound: int) -> int:
+    """An integer from -bound to bound that is not 0."""
     return rng.choice([n for n in range(-bound, bound + 1) if n])
 
 
@@ -44,7 +45,9 @@ def _are_different_in_lowest_terms(operands: Operands) -> bool:
 
 def _draw_radicals(rng: Random) -> Operands:
     square = _not_square(rng, 40)
-    return rng.randint(-12, 12), rng.randint(-9, 9), square
+    root = rng.randint(-12, 12)
+    middle = rng.randint(-9, 9)
+    return root, middle, square
 
 
 _ROOTS_OF = (
@@ -55,8 +58,12 @@ _ROOTS_OF = (
 
 
 def _polynomial(name: str, draw: Any, solve: Any, left: Any) -> Family:
-    """Where is a polynomial 0?"""
-    return Family(name, draw, solve, _ROOTS_OF, lambda *operands: (sympy.expand(left(*operands)),))
+    """Problems that ask for the roots of a polynomial; `left` makes it from the operands."""
+
+    def present(*operands: int) -> tuple[Any, ...]:
+        return (sympy.expand(left(*operands)),)
+
+    return Family(name, draw, solve, _ROOTS_OF, present)
 
 
 _EQUATIONS = (
@@ -95,11 +102,14 @@ def _matrix(entries: Operands) -> Any:
 
 
 def _draw_linear(rng: Random, size: int) -> Operands:
-    matrix = drawn(
-        lambda: tuple(_some(rng, 9) for _ in range(size * size)),
-        lambda entries: _matrix(entries).det() != 0,
-    )
-    return tuple(matrix) + _integers(rng, size, 12)
+    """The entries of a matrix that is not singular, and the solution."""
+
+    def draw_matrix() -> Operands:
+        return tuple(_nonzero(rng, 9) for _ in range(size * size))
+
+    entries = drawn(draw_matrix, lambda entries: _matrix(entries).det() != 0)
+    solution = _integers(rng, size, 12)
+    return entries + solution
 
 
 def _integers(rng: Random, count: int, largest: int) -> Operands:
@@ -107,15 +117,20 @@ def _integers(rng: Random, count: int, largest: int) -> Operands:
 
 
 def _equations(size: int, operands: Operands) -> tuple[Any, ...]:
+    """The left and the right side of each equation in turn."""
     matrix = _matrix(operands[: size * size])
     solution = sympy.Matrix(operands[size * size :])
-    left = matrix * sympy.Matrix(sympy.symbols("x y z")[:size])
-    return tuple(part for pair in zip(left, matrix * solution, strict=True) for part in pair)
+    unknowns = sympy.Matrix(sympy.symbols("x y z")[:size])
+    sides: list[Any] = []
+    for left, right in zip(matrix * unknowns, matrix * solution, strict=True):
+        sides += [left, right]
+    return tuple(sides)
 
 
 def _draw_sum_and_product(rng: Random) -> Operands:
     square = _not_square(rng, 60)
-    return rng.randint(-15, 15), square
+    middle = rng.randint(-15, 15)
+    return middle, square
 
 
 def _linear(name: str, size: int, *phrasings: str) -> Family:
@@ -159,7 +174,9 @@ _SYSTEMS = (
 
 def _draw_cubic(rng: Random) -> Operands:
     lower = rng.randint(-6, 5)
-    return lower, rng.randint(lower + 1, 7), *(_some(rng, 9) for _ in range(4))
+    upper = rng.randint(lower + 1, 7)
+    coefficients = [_nonzero(rng, 9) for _ in range(4)]
+    return lower, upper, *coefficients
 
 
 def _polynomial_of(coefficients: Operands) -> Any:
@@ -190,8 +207,9 @@ def _integrand(rate: int, *coefficients: int) -> tuple[Any, ...]:
 def _trigonometric(frequency: int, slope: int, offset: int) -> tuple[Any, ...]:
     """The derivative of (slope*x + offset)*cos(frequency*x)."""
     x = _x()
-    along, across = slope * sympy.cos(frequency * x), frequency * (slope * x + offset) * sympy.sin(frequency * x)
-    return (sympy.expand(along - across),)
+    linear = slope * x + offset
+    derivative = slope * sympy.cos(frequency * x) - linear * frequency * sympy.sin(frequency * x)
+    return (sympy.expand(derivative),)
 
 
 _INTEGRALS = (
@@ -208,7 +226,7 @@ _INTEGRALS = (
     ),
     Family(
         "integral-2",
-        lambda rng: (_some(rng, 6), _some(rng, 9), _some(rng, 9), _some(rng, 9)),
+        lambda rng: (_nonzero(rng, 6), _nonzero(rng, 9), _nonzero(rng, 9), _nonzero(rng, 9)),
         _primitive,
         (
             "Find the antiderivative F of {0} with F(0) = 0.",
@@ -219,7 +237,7 @@ _INTEGRALS = (
     ),
     Family(
         "integral-3",
-        lambda rng: (rng.randint(1, 9), _some(rng, 12), rng.randint(-12, 12)),
+        lambda rng: (rng.randint(1, 9), _nonzero(rng, 12), rng.randint(-12, 12)),
         lambda frequency, slope, offset: (-1) ** frequency * (slope * sympy.pi + offset) - offset,
         (
             "Integrate {0} from x = 0 to x = pi. Give the exact value.",
@@ -232,19 +250,25 @@ _INTEGRALS = (
 
 
 def _gap(hole: int, above: int, below: int) -> tuple[Any, ...]:
-    """A fraction whose two sides share the factor x - hole."""
+    """A fraction whose two sides share the factor x - hole. As a text, because sympy would cancel it."""
     x = _x()
-    return f"({sympy.expand((x - hole) * (x - above))})/({sympy.expand((x - hole) * (x - below))})", hole
+    numerator = sympy.expand((x - hole) * (x - above))
+    denominator = sympy.expand((x - hole) * (x - below))
+    return f"({numerator})/({denominator})", hole
 
 
 def _draw_roots(rng: Random) -> Operands:
     first, second = rng.sample(range(-20, 21), 2)
-    return first, rng.randint(1, 30), second, rng.randint(1, 30)
+    constant1 = rng.randint(1, 30)
+    constant2 = rng.randint(1, 30)
+    return first, constant1, second, constant2
 
 
 def _roots(first: int, constant1: int, second: int, constant2: int) -> tuple[Any, ...]:
     x = _x()
-    return f"{sympy.sqrt(x**2 + first * x + constant1)} - {sympy.sqrt(x**2 + second * x + constant2)}", "oo"
+    root1 = sympy.sqrt(x**2 + first * x + constant1)
+    root2 = sympy.sqrt(x**2 + second * x + constant2)
+    return f"{root1} - {root2}", "oo"
 
 
 def _growth(gain: int, times: int, shift: int) -> tuple[Any, ...]:
@@ -270,7 +294,7 @@ _LIMITS = (
     Family("limit-2", _draw_roots, lambda first, _1, second, _2: sympy.Rational(first - second, 2), _LIMIT, _roots),
     Family(
         "limit-3",
-        lambda rng: (_some(rng, 12), _some(rng, 12), rng.randint(-9, 9)),
+        lambda rng: (_nonzero(rng, 12), _nonzero(rng, 12), rng.randint(-9, 9)),
         lambda gain, times, _shift: sympy.exp(gain * times),
         _LIMIT,
         _growth,
@@ -280,20 +304,24 @@ _LIMITS = (
 
 def _draw_pair(rng: Random) -> Operands:
     first, second = rng.sample(range(-12, 13), 2)
-    return first, second, rng.choice([-4, -3, -2, 2, 3, 4]), rng.randint(-4, 4)
+    shear = rng.choice([-4, -3, -2, 2, 3, 4])
+    other = rng.randint(-4, 4)
+    return first, second, shear, other
 
 
 def _similar_pair(first: int, second: int, shear: int, other: int) -> tuple[Any, ...]:
     """A matrix similar to the diagonal one, by a change of basis with determinant 1. A shear of at least 2 keeps its
     columns different."""
     change = sympy.Matrix([[1, shear], [other, 1 + shear * other]])
-    return ((change * sympy.diag(first, second) * change.inv()).tolist(),)
+    similar = change * sympy.diag(first, second) * change.inv()
+    return (similar.tolist(),)
 
 
 def _similar_triple(first: int, second: int, third: int, *above: int) -> tuple[Any, ...]:
     upper = sympy.Matrix([[first, above[0], above[1]], [0, second, above[2]], [0, 0, third]])
     change = sympy.Matrix([[1, 0, 0], [1, 1, 0], [0, 1, 1]])
-    return ((change * upper * change.inv()).tolist(),)
+    similar = change * upper * change.inv()
+    return (similar.tolist(),)
 
 
 _DETERMINANT = (
@@ -314,12 +342,18 @@ _EIGENVALUES = (
 
 
 def _regular(name: str, size: int, solve: Any, phrasings: tuple[str, ...]) -> Family:
-    """The entries are those of a matrix that is not singular and whose determinant is not 1 or -1."""
+    """Problems about a matrix whose determinant is not 0, 1 or -1. The operands are its entries."""
 
     def draw(rng: Random) -> Operands:
-        return drawn(lambda: _integers(rng, size * size, 9), lambda entries: abs(_matrix(entries).det()) > 1)
+        return drawn(
+            lambda: _integers(rng, size * size, 9),
+            lambda entries: abs(_matrix(entries).det()) > 1,
+        )
 
-    return Family(name, draw, solve, phrasings, lambda *entries: (_matrix(entries).tolist(),))
+    def present(*entries: int) -> tuple[Any, ...]:
+        return (_matrix(entries).tolist(),)
+
+    return Family(name, draw, solve, phrasings, present)
 
 
 _MATRICES = (
@@ -360,7 +394,10 @@ def _draw_congruences(rng: Random, count: int) -> Operands:
 
 
 def _remainder(*operands: int) -> int:
-    return int(sympy.ntheory.modular.crt(operands[1::2], operands[::2])[0])
+    remainders = operands[::2]
+    moduli = operands[1::2]
+    solution, _ = sympy.ntheory.modular.crt(moduli, remainders)
+    return int(solution)
 
 
 def _draw_unit(rng: Random) -> Operands:
