@@ -19,17 +19,19 @@ _VARIABLES = 12
 _CLAUSES = 48
 _MOST_N = 10**9
 _FIRST_PRIMES = 4
-"""How many values of a claim about primes are prime at least, so that it looks true."""
+"""How many values of a polynomial are prime at least."""
 _MOST_COINS = 100_000
 
 
 def _draw_difference(rng: Random) -> Operands:
     factor = rng.choice([n for n in range(2, 61) if math.isqrt(n) ** 2 != n])
-    return factor, rng.randint(10, 300) ** 2 - factor * rng.randint(3, _MOST_Y) ** 2
+    x = rng.randint(10, 300)
+    y = rng.randint(3, _MOST_Y)
+    return factor, x**2 - factor * y**2
 
 
 def _difference(factor: int, value: int) -> tuple[int, int]:
-    """The solution of smallest y."""
+    """The solution with the smallest y."""
     for y in range(1, _MOST_Y + 1):
         square = value + factor * y * y
         if square >= 0 and math.isqrt(square) ** 2 == square:
@@ -44,38 +46,59 @@ def _solves_difference(submitted: Sequence[str], factor: int, value: int) -> boo
 
 def _draw_sum(rng: Random) -> Operands:
     numbers = rng.sample(range(1_000, 10_000), 14)
-    return (sum(rng.sample(numbers, rng.randint(5, 9))), *numbers)
+    subset_size = rng.randint(5, 9)
+    subset = rng.sample(numbers, subset_size)
+    return sum(subset), *numbers
 
 
 def _subset(target: int, *numbers: int) -> list[int]:
     """A subset with this sum, found from the sums of all subsets."""
-    found: dict[int, list[int]] = {0: []}
+    subsets: dict[int, list[int]] = {0: []}
     for number in numbers:
-        found = {total + number: [*chosen, number] for total, chosen in found.items()} | found
-    return sorted(found[target])
+        larger = {total + number: [*subset, number] for total, subset in subsets.items()}
+        subsets = larger | subsets
+    return sorted(subsets[target])
 
 
 def _is_subset(submitted: Sequence[str], target: int, *numbers: int) -> bool:
     chosen = integers(submitted)
-    return len(set(chosen)) == len(chosen) > 0 and set(chosen) <= set(numbers) and sum(chosen) == target
+    if not chosen or len(set(chosen)) < len(chosen):
+        return False
+    return set(chosen) <= set(numbers) and sum(chosen) == target
 
 
 @cache
-def _clauses(number: int) -> tuple[tuple[int, int, int], ...]:
-    """Clauses that one assignment, which is not told, satisfies."""
+def _clauses(number: int) -> tuple[tuple[int, ...], ...]:
+    """Clauses that a hidden assignment satisfies, so that there is a solution."""
     rng = Random(f"clauses/{number}")
-    planted = [rng.random() < 0.5 for _ in range(_VARIABLES)]
-    clauses: list[tuple[int, int, int]] = []
+    hidden = [rng.random() < 0.5 for _ in range(_VARIABLES)]
+    clauses: list[tuple[int, ...]] = []
     while len(clauses) < _CLAUSES:
-        first, second, third = [variable * rng.choice((1, -1)) for variable in rng.sample(range(1, _VARIABLES + 1), 3)]
-        clause = (first, second, third)
-        if any(planted[abs(literal) - 1] == (literal > 0) for literal in clause):
+        variables = rng.sample(range(1, _VARIABLES + 1), 3)
+        clause = tuple(variable * rng.choice((1, -1)) for variable in variables)
+        if _holds(clause, hidden):
             clauses.append(clause)
     return tuple(clauses)
 
 
+def _holds(clause: Sequence[int], values: Sequence[int]) -> bool:
+    """Whether one of a clause's literals is true: 3 if variable 3 is true, -3 if it is false."""
+    for literal in clause:
+        value = bool(values[abs(literal) - 1])
+        if value == (literal > 0):
+            return True
+    return False
+
+
 def _satisfies(values: Sequence[int], number: int) -> bool:
-    return all(any((literal > 0) == bool(values[abs(literal) - 1]) for literal in one) for one in _clauses(number))
+    return all(_holds(clause, values) for clause in _clauses(number))
+
+
+def _first_assignment(number: int) -> list[int]:
+    for values in product((0, 1), repeat=_VARIABLES):
+        if _satisfies(values, number):
+            return list(values)
+    raise ValueError(f"no assignment satisfies the clauses of {number}")
 
 
 def _is_assignment(submitted: Sequence[str], number: int) -> bool:
@@ -84,14 +107,23 @@ def _is_assignment(submitted: Sequence[str], number: int) -> bool:
 
 
 def _draw_semiprime(rng: Random) -> Operands:
-    def prime() -> int:
-        return drawn(lambda: rng.randrange(10_001, 100_000, 2), lambda number: _smallest_factor(number) == number)
+    def draw_prime() -> int:
+        return drawn(
+            lambda: rng.randrange(10_001, 100_000, 2),
+            lambda number: _smallest_factor(number) == number,
+        )
 
-    return (prime() * prime(),)
+    first = draw_prime()
+    second = draw_prime()
+    return (first * second,)
 
 
 def _smallest_factor(number: int) -> int:
-    return next((d for d in range(2, math.isqrt(number) + 1) if number % d == 0), number)
+    """The smallest factor that is not 1; of a prime, the prime itself."""
+    for divisor in range(2, math.isqrt(number) + 1):
+        if number % divisor == 0:
+            return divisor
+    return number
 
 
 def _divides(submitted: Sequence[str], number: int) -> bool:
@@ -103,7 +135,19 @@ def _is_prime(number: int) -> bool:
     return bool(sympy.isprime(number))  # exact below 2**64, which all numbers here are
 
 
+def _draw_prime_polynomial(rng: Random) -> Operands:
+    """A polynomial whose first values are prime, so that the claim that all are looks true."""
+
+    def draw() -> tuple[int, int]:
+        slope = rng.randrange(1, 100, 2)
+        start = rng.randrange(101, 3_000, 2)
+        return slope, start
+
+    return drawn(draw, lambda operands: _not_prime(*operands) >= _FIRST_PRIMES)
+
+
 def _not_prime(slope: int, start: int) -> int:
+    """The first n for which the polynomial is not prime. For n = start it is a multiple of start."""
     return next(n for n in range(start + 1) if not _is_prime(n * n + slope * n + start))
 
 
@@ -120,7 +164,10 @@ def _divides_neither(submitted: Sequence[str], number: int) -> bool:
 def _draw_dip(rng: Random) -> Operands:
     """Ten times the ends of the interval where the polynomial is negative, and the place and height of another dip."""
     left = rng.randint(-60, 60)
-    return left, left + rng.randint(1, 3), rng.randint(-6, 6), rng.randint(1, 9)
+    right = left + rng.randint(1, 3)
+    centre = rng.randint(-6, 6)
+    height = rng.randint(1, 9)
+    return left, right, centre, height
 
 
 def _value(x: Any, left: int, right: int, centre: int, height: int) -> Any:
@@ -129,31 +176,44 @@ def _value(x: Any, left: int, right: int, centre: int, height: int) -> Any:
 
 def _quartic(*operands: int) -> tuple[str]:
     """The polynomial with its powers in order, the highest first."""
-    factors = sympy.Poly(_value(sympy.Symbol("x"), *operands)).all_coeffs()
+    polynomial = sympy.Poly(_value(sympy.Symbol("x"), *operands))
     powers = ("*x**4", "*x**3", "*x**2", "*x", "")
-    terms = [f"{int(factor):+d}{power}" for factor, power in zip(factors, powers, strict=True) if factor]
-    return (" ".join(terms).replace("+", "+ ").replace("-", "- ").removeprefix("+ "),)
+    terms = []
+    for coefficient, power in zip(polynomial.all_coeffs(), powers, strict=True):
+        if coefficient:
+            terms.append(f"{int(coefficient):+d}{power}")
+    text = " ".join(terms).replace("+", "+ ").replace("-", "- ")
+    return (text.removeprefix("+ "),)
+
+
+def _is_below_zero(submitted: Sequence[str], *operands: int) -> bool:
+    return bool(_value(rational(submitted), *operands) < 0)
 
 
 def _greedy(coins: Sequence[int], amount: int) -> int:
-    """How many coins the greedy way takes; the coins begin with the largest."""
+    """How many coins it takes to use the largest that fits, again and again. The coins begin with the largest."""
     count = 0
     for coin in coins:
-        count, amount = count + amount // coin, amount % coin
+        times, amount = divmod(amount, coin)
+        count += times
     return count
 
 
 def _fewest(coins: Sequence[int], amount: int) -> int:
+    """How many coins an amount takes at least."""
     fewest = [0] * (amount + 1)
-    for each in range(1, amount + 1):
-        fewest[each] = 1 + min(fewest[each - coin] for coin in coins if coin <= each)
+    for partial in range(1, amount + 1):
+        fewest[partial] = 1 + min(fewest[partial - coin] for coin in coins if coin <= partial)
     return fewest[amount]
 
 
 def _first_failure(*coins: int) -> int | None:
     """The smallest amount for which the greedy way is not best; it lies below the two largest coins' sum."""
     ordered = sorted((1, *coins), reverse=True)
-    return next((n for n in range(1, 2 * ordered[0]) if _greedy(ordered, n) > _fewest(ordered, n)), None)
+    for amount in range(1, 2 * ordered[0]):
+        if _greedy(ordered, amount) > _fewest(ordered, amount):
+            return amount
+    return None
 
 
 def _draw_coins(rng: Random) -> Operands:
@@ -203,7 +263,7 @@ FAMILIES = (
     Family(
         "witness-3",
         lambda rng: (rng.randrange(10**9),),
-        lambda number: next(list(bits) for bits in product((0, 1), repeat=_VARIABLES) if _satisfies(bits, number)),
+        _first_assignment,
         (
             f"Find truth values for the variables 1 to {_VARIABLES} so that each of these clauses holds a true "
             f"literal, where -3 is true if variable 3 is false: {{0}}. Submit a list of {_VARIABLES} values, True or "
@@ -224,10 +284,7 @@ FAMILIES = (
     ),
     Family(
         "counterexample-1",
-        lambda rng: drawn(
-            lambda: (rng.randrange(1, 100, 2), rng.randrange(101, 3_000, 2)),
-            lambda line: _not_prime(*line) >= _FIRST_PRIMES,
-        ),
+        _draw_prime_polynomial,
         _not_prime,
         (
             "Claim: n**2 + {0}*n + {1} is prime for each integer n from 0 on. Submit an n for which it is not.",
@@ -254,7 +311,7 @@ FAMILIES = (
             "Refute that {0} >= 0 for all real x: submit such an x, a fraction or a decimal.",
         ),
         present=_quartic,
-        accepts=lambda submitted, *operands: bool(_value(rational(submitted), *operands) < 0),
+        accepts=_is_below_zero,
     ),
     Family(
         "counterexample-4",

@@ -19,21 +19,24 @@ sympy = LazyModule("sympy")
 _MOST_MODULUS = 10_000
 
 Loop = tuple[dict[str, int], dict[str, str]]
-"""Each variable's first value, and what it becomes in a step, where all change at once."""
+"""The first value of each variable, and its value after a step, as an expression. All variables change at once."""
 
 
 def _nonzero(rng: Random, most: int) -> int:
     return rng.choice((-1, 1)) * rng.randint(1, most)
 
 
-def _of(name: str, loop: Callable[..., Loop], draw: Any, solve: Callable[..., str], must_have: str = "") -> Family:
+def _loop_family(
+    name: str, loop: Callable[..., Loop], draw: Any, solve: Callable[..., str], must_have: str = ""
+) -> Family:
     """The family of a loop, whose invariant has `must_have` in it."""
 
     def present(*operands: int) -> tuple[str, ...]:
         start, step = loop(*operands)
         names = ", ".join(start)
-        first, then = ", ".join(map(str, start.values())), ", ".join(step.values()).replace("+ -", "- ")
-        return f"{names} = {first}", f"{names} = {then}", names
+        start_values = ", ".join(map(str, start.values()))
+        step_values = ", ".join(step.values()).replace("+ -", "- ")
+        return f"{names} = {start_values}", f"{names} = {step_values}", names
 
     def accepts(submitted: Sequence[str], *operands: int) -> bool:
         start, step = loop(*operands)
@@ -41,11 +44,13 @@ def _of(name: str, loop: Callable[..., Loop], draw: Any, solve: Callable[..., st
         invariant = polynomial(submitted, names)
         if invariant.is_zero:
             return False
-        if must_have and invariant.degree(invariant.gens[names.index(must_have)]) < 1:
-            return False
+        if must_have:
+            symbol = invariant.gens[names.index(must_have)]
+            if invariant.degree(symbol) < 1:
+                return False
         if invariant.eval(tuple(start.values())) != 0:
             return False
-        # A step leaves it zero wherever it is zero, if what it becomes is a multiple of it.
+        # If the polynomial after a step is a multiple of the polynomial, a step keeps it zero wherever it is zero.
         values_after = {symbol: polynomial([step[str(symbol)]], names).as_expr() for symbol in invariant.gens}
         after = invariant.as_expr().subs(values_after, simultaneous=True)
         _, remainder = sympy.reduced(after, [invariant.as_expr()], *invariant.gens, domain="QQ")
@@ -70,61 +75,73 @@ def _of(name: str, loop: Callable[..., Loop], draw: Any, solve: Callable[..., st
 
 def _closure(start: int, add: int, times: int, modulus: int) -> set[int]:
     """The residues that can be reached."""
-    reached, open_ = {start % modulus}, [start % modulus]
-    while open_:
-        residue = open_.pop()
-        for after in ((residue + add) % modulus, residue * times % modulus):
-            if after not in reached:
-                reached.add(after)
-                open_.append(after)
+    first = start % modulus
+    reached = {first}
+    frontier = [first]
+    while frontier:
+        residue = frontier.pop()
+        for following in _steps(residue, add, times, modulus):
+            if following not in reached:
+                reached.add(following)
+                frontier.append(following)
     return reached
+
+
+def _steps(residue: int, add: int, times: int, modulus: int) -> tuple[int, int]:
+    return (residue + add) % modulus, residue * times % modulus
 
 
 def _draw_residues(rng: Random) -> Operands:
     while True:
         modulus = rng.randint(5, 31)
-        start, add, times = rng.randint(1, 60), modulus * rng.randint(1, 9), rng.randint(2, 40)
+        start = rng.randint(1, 60)
+        add = modulus * rng.randint(1, 9)
+        times = rng.randint(2, 40)
         reached = _closure(start, add, times, modulus)
-        missed = sorted(set(range(modulus)) - reached)
-        if len(reached) > 1 and missed:
-            return start, add, times, rng.choice(missed) + modulus * rng.randint(20, 400)
+        unreached = sorted(set(range(modulus)) - reached)
+        if len(reached) > 1 and unreached:
+            target = rng.choice(unreached) + modulus * rng.randint(20, 400)
+            return start, add, times, target
 
 
 def _residues(start: int, add: int, times: int, target: int) -> tuple[int, set[int]]:
     for modulus in range(2, 300):
-        if target % modulus not in (reached := _closure(start, add, times, modulus)):
+        reached = _closure(start, add, times, modulus)
+        if target % modulus not in reached:
             return modulus, reached
     raise ValueError(f"no modulus below 300 keeps {start} from {target}")
 
 
 def _keeps_away(submitted: Sequence[str], start: int, add: int, times: int, target: int) -> bool:
-    modulus, kept = number_and_set(submitted)
-    if not 2 <= modulus <= _MOST_MODULUS or not kept <= set(range(modulus)):
+    modulus, residues = number_and_set(submitted)
+    if not 2 <= modulus <= _MOST_MODULUS:
         return False
-    is_closed = all((each + add) % modulus in kept and each * times % modulus in kept for each in kept)
-    return start % modulus in kept and is_closed and target % modulus not in kept
+    if not residues <= set(range(modulus)):
+        return False
+    is_closed = all(residues.issuperset(_steps(residue, add, times, modulus)) for residue in residues)
+    return start % modulus in residues and is_closed and target % modulus not in residues
 
 
 FAMILIES = (
-    _of(
+    _loop_family(
         "invariant-1",
         lambda x, y, dx, dy: ({"x": x, "y": y}, {"x": f"x + {dx}", "y": f"y + {dy}"}),
         lambda rng: (rng.randint(-50, 50), rng.randint(-50, 50), _nonzero(rng, 12), _nonzero(rng, 12)),
         lambda x, y, dx, dy: repr(f"{dy}*(x - ({x})) - ({dx})*(y - ({y}))"),
     ),
-    _of(
+    _loop_family(
         "invariant-2",
         lambda start, slope, offset: ({"n": 0, "s": start}, {"n": "n + 1", "s": f"s + {slope}*n + {offset}"}),
         lambda rng: (rng.randint(-50, 50), _nonzero(rng, 12), rng.randint(-30, 30)),
         lambda start, slope, offset: repr(f"2*s - 2*({start}) - ({slope})*n*(n - 1) - 2*({offset})*n"),
     ),
-    _of(
+    _loop_family(
         "invariant-3",
         lambda x, s, ratio: ({"x": x, "s": s}, {"x": f"{ratio}*x", "s": "s + x"}),
         lambda rng: (_nonzero(rng, 30), rng.randint(-50, 50), rng.randint(2, 12)),
         lambda x, s, ratio: repr(f"{ratio - 1}*(s - ({s})) - (x - ({x}))"),
     ),
-    _of(
+    _loop_family(
         "invariant-4",
         lambda y, s, slope: ({"n": 0, "y": y, "s": s}, {"n": "n + 1", "y": f"y + {slope}", "s": "s + y"}),
         lambda rng: (rng.randint(-40, 40), rng.randint(-50, 50), _nonzero(rng, 12)),

@@ -26,8 +26,10 @@ def integers(texts: Sequence[str], booleans: bool = False) -> list[int]:
     if len(values) == 1 and isinstance(values[0], list | tuple | set):
         values = list(values[0])
     for value in values:
-        is_whole = isinstance(value, int) and (booleans or not isinstance(value, bool))
-        if not is_whole or abs(value) >= 10**_MAX_DIGITS:
+        is_integer = isinstance(value, int)
+        if isinstance(value, bool):  # an int too, in Python
+            is_integer = booleans
+        if not is_integer or abs(value) >= 10**_MAX_DIGITS:
             raise ValueError(f"{value!r:.80} is not an integer of up to {_MAX_DIGITS} digits")
     return [int(value) for value in values]
 
@@ -41,8 +43,9 @@ def number_and_set(texts: Sequence[str]) -> tuple[int, set[int]]:
         texts = [repr(part) for part in pair]
     if len(texts) != 2:
         raise ValueError(f"{len(texts)} values in place of a number and a set")
-    [single] = integers(texts[:1])
-    return single, set(integers(texts[1:]))
+    number_text, set_text = texts
+    [single] = integers([number_text])
+    return single, set(integers([set_text]))
 
 
 def rational(texts: Sequence[str]) -> Fraction:
@@ -50,12 +53,15 @@ def rational(texts: Sequence[str]) -> Fraction:
     text = number(list(texts))
     if len(text) > 2 * _MAX_DIGITS:
         raise ValueError("too long")
-    top, _, bottom = text.partition("/")
+    numerator, _, denominator = text.partition("/")
     if re.search(r"e[+-]?\d{3}", text, re.IGNORECASE):
         raise ValueError("an exponent of three digits")
-    if bottom and not Fraction(bottom):
+    if not denominator:
+        return Fraction(numerator)
+    divisor = Fraction(denominator)
+    if not divisor:
         raise ValueError("a division by zero")
-    return Fraction(top) / Fraction(bottom or 1)
+    return Fraction(numerator) / divisor
 
 
 def polynomial(texts: Sequence[str], names: Sequence[str]) -> Any:
@@ -65,12 +71,15 @@ def polynomial(texts: Sequence[str], names: Sequence[str]) -> Any:
     from repl_rl.tasks.grading.values import worked
 
     [text] = texts
-    text = text.strip()
-    value = read_python(_literal(text) if text[:1] in ("'", '"') else text, str)
+    source = text.strip()
+    if source[:1] in ("'", '"'):
+        source = _literal(source)
+    value = read_python(source, str)
     symbols = sympy.symbols(list(names))
     if value.has(sympy.Float) or not value.free_symbols <= set(symbols):  # as it was written, with `0*z`
         raise ValueError(f"{value!s:.80} is not exact, or has variables besides {', '.join(names)}")
-    value = value.lhs - value.rhs if isinstance(value, sympy.Eq) else value
+    if isinstance(value, sympy.Eq):
+        value = value.lhs - value.rhs
     return sympy.Poly(worked(value), *symbols, domain="QQ")
 
 
