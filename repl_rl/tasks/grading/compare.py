@@ -409,7 +409,8 @@ def _same_relation(reference: Any, submitted: Value) -> bool:
 def _parts(relation: Any) -> Sequence[Any]:
     if isinstance(relation, Relational):
         return (relation,)
-    return relation.args
+    parts: Sequence[Any] = relation.args
+    return parts
 
 
 def _is_solved(relation: Any) -> bool:

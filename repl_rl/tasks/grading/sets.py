@@ -42,8 +42,9 @@ def as_set(value: Value) -> Any:
         case Collection(items=items, brackets="{}") | Collection(items=() as items):
             return sympy.FiniteSet(*map(worked, items))
         case Collection(items=(start, end), brackets=brackets, may_be_interval=True):
-            opening, closing = brackets
-            return sympy.Interval(worked(start), worked(end), opening == "(", closing == ")")
+            is_open_at_start = brackets.startswith("(")
+            is_open_at_end = brackets.endswith(")")
+            return sympy.Interval(worked(start), worked(end), is_open_at_start, is_open_at_end)
         case sympy.And(args=parts):
             return sympy.Intersection(*map(as_set, parts))
         case sympy.Or(args=parts):

@@ -133,7 +133,7 @@ def _as_exponent(superscript: re.Match[str]) -> str:
 
 def _usual_command(command: re.Match[str]) -> str:
     name = command[1]
-    return "\\" + TABLE["commands"].get(name, name)
+    return f"\\{TABLE['commands'].get(name, name)}"
 
 
 def require_readable(text: str) -> None:

@@ -1,7 +1,7 @@
 """Problems like proofs: what is submitted is the evidence, and a checker decides whether it holds.
 
-A witness shows that something exists, a counterexample that a claim is false, an invariant that a loop never reaches
-a state. There are many right answers, so nothing is compared: a confined process reads the submission as data
+A witness shows that something exists, a counterexample that a claim is false, an invariant that a loop never leaves a
+set of states. There are many right answers, so nothing is compared: a confined process reads the submission as data
 (`reading`) and checks it against the problem, exactly. Nothing that is submitted is ever evaluated.
 """
 
