@@ -81,12 +81,12 @@ def load_tasks(config: TasksConfig, split: Split, seed: int, count: int) -> list
     return load_splits(config, (split, seed, count))[0]
 
 
-def load_splits(config: TasksConfig, *wanted: tuple[Split, int, int]) -> list[list[Task]]:
+def load_splits(config: TasksConfig, *requests: tuple[Split, int, int]) -> list[list[Task]]:
     """As `load_tasks` for several (split, seed, count) at once, with one error for all that can't be graded."""
     remaining: list[list[Task]] = []
     where: dict[int, str] = {}
     left_out: list[tuple[str, str]] = []
-    for split, seed, count in wanted:
+    for split, seed, count in requests:
         if split == "train" and config.only is not None:
             tasks = _only(config, config.only)
             Random(f"{seed}/{split}").shuffle(tasks)
@@ -104,8 +104,8 @@ def load_splits(config: TasksConfig, *wanted: tuple[Split, int, int]) -> list[li
         remaining.append(tasks)
     left_out = list(dict.fromkeys(left_out))  # a row that can't be read may be on both sides
     row_count = len(left_out)
-    counts = [count for _, _, count in wanted]
-    gradable: list[list[Task]] = [[] for _ in wanted]
+    counts = [count for _, _, count in requests]
+    gradable: list[list[Task]] = [[] for _ in requests]
     batches = [tasks[:count] for tasks, count in zip(remaining, counts, strict=True)]
     while any(batches):
         row_count += sum(map(len, batches))
@@ -130,7 +130,7 @@ def load_splits(config: TasksConfig, *wanted: tuple[Split, int, int]) -> list[li
     elif left_out:
         first = ": ".join(left_out[0])
         _log.warning("tasks.unreadable: skip leaves out %d of %d problems, such as %s", len(left_out), row_count, first)
-    for (split, _, _), tasks in zip(wanted, gradable, strict=True):
+    for (split, _, _), tasks in zip(requests, gradable, strict=True):
         if not tasks:
             first = ": ".join(left_out[0])
             raise ConfigError(f"no problem of split {split!r} can be graded; the first of {row_count}: {first}")
@@ -211,7 +211,7 @@ def _refuse(rows: Sequence[tuple[str, str]], total: int | None = None, ways: str
     raise ConfigError("\n  ".join([heading, *lines]))
 
 
-def _problems_of(config: TasksConfig, wanted: Split) -> list[tuple[Problem, Task]]:
+def _problems_of(config: TasksConfig, side: Split) -> list[tuple[Problem, Task]]:
     """All problems of a data set on one side, with their tasks, those that can't be read included."""
     preset = PRESETS.get(config.dataset or "", Preset(config.dataset or "", None, "train", _HELDOUT_SHARE, _PLAIN))
     path = None if config.path is None else _existing_path(config.path, config.yaml_folder)
@@ -225,7 +225,7 @@ def _problems_of(config: TasksConfig, wanted: Split) -> list[tuple[Problem, Task
         config = config.model_copy(update={"split": config.split or preset.split or preset.heldout})
         heldout = _HELDOUT_SHARE
     split = config.split or preset.split
-    if wanted == "heldout" and isinstance(heldout, str):
+    if side == "heldout" and isinstance(heldout, str):
         if heldout in PRESETS:
             return _problems_of(TasksConfig(dataset=heldout), "heldout")
         split = heldout
@@ -246,15 +246,15 @@ def _problems_of(config: TasksConfig, wanted: Split) -> list[tuple[Problem, Task
     else:
         rows = rows_of(_files_of(path, subset, split))
     columns = config.columns.model_dump(exclude_none=True)
-    side = split if wanted == "train" or isinstance(heldout, str) else "heldout"
+    id_part = split if side == "train" or isinstance(heldout, str) else "heldout"
     id_counts: dict[str, int] = {}
     tasks: list[tuple[Problem, Task]] = []
     row_count = 0
     for number, problem in enumerate(read_problems(rows, _format_of(config, preset), columns, config.format)):
         row_count += 1
         # Rows of the other side count too, so that no two problems of the data set have one id.
-        task_id = distinct_id(problem.id, id_counts) if problem.id else f"{name}-{side}-{number}"
-        if not _is_on_side(problem, wanted, config, heldout):
+        task_id = distinct_id(problem.id, id_counts) if problem.id else f"{name}-{id_part}-{number}"
+        if not _is_on_side(problem, side, config, heldout):
             continue
         if config.is_split_by_date and problem.period is None and problem.error is None:
             problem = replace(problem, error="it has no date for tasks.before and tasks.after; see columns.date")
@@ -268,7 +268,7 @@ def _problems_of(config: TasksConfig, wanted: Split) -> list[tuple[Problem, Task
         nothing = f"data set {name!r} has no problem in split {split!r}"
         if not row_count:
             raise ConfigError(f"{nothing}: it holds no row")
-        purpose = "to train on" if wanted == "train" else "to hold out"
+        purpose = "to train on" if side == "train" else "to hold out"
         if config.is_split_by_date:
             raise ConfigError(f"{nothing} {purpose}: of its {row_count}, tasks.before and tasks.after leave none")
         raise ConfigError(
@@ -295,7 +295,7 @@ def _format_of(config: TasksConfig, preset: Preset) -> Format:
     return Format(roles, taken_out(pattern), has_references=True)
 
 
-def _is_on_side(problem: Problem, wanted: Split, config: TasksConfig, heldout: str | float) -> bool:
+def _is_on_side(problem: Problem, side: Split, config: TasksConfig, heldout: str | float) -> bool:
     """Whether a problem of the split is trained on, or held out. A problem that can't be read is on both sides, so that
     either reports it."""
     if not problem.question:
@@ -306,7 +306,7 @@ def _is_on_side(problem: Problem, wanted: Split, config: TasksConfig, heldout: s
         if problem.period is None:
             return True
         first_day, last_day = problem.period
-        return last_day < config.before if wanted == "train" else first_day >= config.after
+        return last_day < config.before if side == "train" else first_day >= config.after
     if isinstance(heldout, str):  # the sides are splits of their own
         return True
     # System messages say how to answer: the question is the same one, whatever they are.
@@ -318,7 +318,7 @@ def _is_on_side(problem: Problem, wanted: Split, config: TasksConfig, heldout: s
     words = " ".join(content).split()
     digest = hashlib.sha256(" ".join(words).encode(errors="surrogatepass")).digest()
     is_heldout = int.from_bytes(digest[:8], "big") < heldout * 2**64
-    return is_heldout == (wanted == "heldout")
+    return is_heldout == (side == "heldout")
 
 
 def distinct_id(id: str, given: dict[str, int]) -> str:

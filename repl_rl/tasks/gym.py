@@ -211,8 +211,8 @@ def warm() -> None:
 @cache
 def data_set(name: str, **arguments: Any) -> Any:
     """The package's data set, with these arguments for its generator, or those that it needs here."""
-    given = {"seed": 0, "size": 1, **_ARGUMENTS.get(name, {}), **arguments}
-    return imported("reasoning_gym").create_dataset(name, **given)
+    settings = {"seed": 0, "size": 1, **_ARGUMENTS.get(name, {}), **arguments}
+    return imported("reasoning_gym").create_dataset(name, **settings)
 
 
 def _family(name: str) -> Family:

@@ -38,9 +38,9 @@ class Puzzle:
     forks = True
     name: ClassVar[str]
     phrasing: ClassVar[str]
-    asked: ClassVar[staticmethod[[Entry], tuple[Any, ...]]] = staticmethod(lambda entry: ())
+    question_values: ClassVar[staticmethod[[Entry], tuple[Any, ...]]] = staticmethod(lambda entry: ())
     """The values in the phrasing."""
-    needs: ClassVar[staticmethod[[Entry], int]]
+    solution_length: ClassVar[staticmethod[[Entry], int]]
     """How many moves its solution has."""
     arguments: ClassVar[Mapping[int, Mapping[str, int]]]
     between: ClassVar[str] = ""
@@ -79,8 +79,8 @@ class QuantumLock(Puzzle):
         "Make the number {0}: press(button). A press that counts turns the light from red to green or back. {1}. "
         "Then submit."
     )
-    asked = staticmethod(lambda entry: (entry["metadata"]["target_value"], _buttons(entry)))
-    needs = staticmethod(lambda entry: len(entry["metadata"]["solution_path"]))
+    question_values = staticmethod(lambda entry: (entry["metadata"]["target_value"], _buttons(entry)))
+    solution_length = staticmethod(lambda entry: len(entry["metadata"]["solution_path"]))
     arguments: ClassVar = {10: {"difficulty": 8}, 20: {"difficulty": 25}}
     between = " → "
 
@@ -120,8 +120,8 @@ class Jugs(Puzzle):
 
     name = "jugs"
     phrasing = "Get {0} litres into one of the jugs: fill(jug), empty(jug), pour(jug, into). Then submit."
-    asked = staticmethod(lambda entry: (entry["metadata"]["puzzle"]["target"],))
-    needs = staticmethod(lambda entry: int(entry["metadata"]["puzzle"]["min_moves"]))
+    question_values = staticmethod(lambda entry: (entry["metadata"]["puzzle"]["target"],))
+    solution_length = staticmethod(lambda entry: int(entry["metadata"]["puzzle"]["min_moves"]))
     arguments: ClassVar = {n: {"difficulty": difficulty} for n, difficulty in ((3, 1), (10, 4), (20, 10), (40, 20))}
 
     def begin(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,8 +167,8 @@ class TowerOfHanoi(Puzzle):
 
     name = "tower_of_hanoi"
     phrasing = "Move all disks from peg {0} to peg {1}, none onto a smaller one: move(source, target). Then submit."
-    asked = staticmethod(lambda entry: (entry["metadata"]["start_peg"], entry["metadata"]["target_peg"]))
-    needs = staticmethod(lambda entry: int(entry["metadata"]["solution_length"]))
+    question_values = staticmethod(lambda entry: (entry["metadata"]["start_peg"], entry["metadata"]["target_peg"]))
+    solution_length = staticmethod(lambda entry: int(entry["metadata"]["solution_length"]))
     arguments: ClassVar = {
         length: {"min_disks": disks, "max_disks": disks, "min_pegs": 3, "max_pegs": 3}
         for length, disks in ((3, 1), (10, 3), (20, 4), (40, 5))
@@ -205,7 +205,7 @@ class Sokoban(Puzzle):
         "Push each box (@) onto a goal (X): go(step) with U, D, L or R. * is you (% on a goal), $ a box on a goal, "
         "+ a wall. Then submit."
     )
-    needs = staticmethod(lambda entry: len(entry["answer"]))
+    solution_length = staticmethod(lambda entry: len(entry["answer"]))
     arguments: ClassVar = {
         length: {"min_w": side, "max_w": side, "min_h": side, "max_h": side, "max_boxes": 4}
         for length, side in ((10, 6), (20, 6), (40, 7))
@@ -238,7 +238,7 @@ class RushHour(Puzzle):
         "Bring car A to the right edge: slide(car, cells) moves a car along itself, right or down, or left or up "
         "if cells is negative. x is a wall. Then submit."
     )
-    needs = staticmethod(lambda entry: int(entry["metadata"]["min_moves"]))
+    solution_length = staticmethod(lambda entry: int(entry["metadata"]["min_moves"]))
     arguments: ClassVar = {
         length: {"min_moves": least, "max_moves": length - 1} for length, least in ((10, 4), (20, 10), (40, 20))
     }
@@ -282,7 +282,7 @@ def made(name: str, number: int, length: int) -> Entry:
     index = number
     while True:
         entry: Entry = data[index]
-        if least <= kind.needs(entry) < length:
+        if least <= kind.solution_length(entry) < length:
             return entry
         index += 1
 
@@ -294,7 +294,7 @@ def _family(kind: type[Puzzle], length: int) -> Family:
         lambda rng: (rng.randrange(10**9), length),
         lambda *operands: str(made(name, *operands)["answer"] or ""),  # for rush_hour there is none
         (kind.phrasing,),
-        present=lambda *operands: kind.asked(made(name, *operands)),
+        present=lambda *operands: kind.question_values(made(name, *operands)),
         environment=f"{__name__}:{kind.__name__}",
     )
 

@@ -46,21 +46,27 @@ _MAX_DEPTH = 50
 _NORMALIZED = NormalizationConfig(malformed_operators=True, nits=True, boxed="none")
 _CONVERTED = ConversionConfig(lowercase_symbols=False)
 _CHARACTERS = str.maketrans(TABLE["characters"])
+# Before reading: x², characters without width, commands with another name for the same.
 _SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻]+")
 _INVISIBLE = re.compile("[\u200b-\u200f\u2060\ufeff]")
 _COMMAND = re.compile(r"\\([A-Za-z]+)")
 _CLEAN = [rule(entry) for entry in TABLE["clean"]]
 _FOR_PARSER = [rule(entry) for entry in TABLE["parser"]]
+# Words: synonyms of an answer, left sides such as f(x), names of functions, which are no words.
 _SYNONYMS = {word: text for text, words in TABLE["words"].items() for word in words}
 _SYNONYMS |= {word: str(number) for number, word in enumerate(TABLE["numerals"].split())}
 _NAMES = re.compile("|".join(f"(?:{entry['find']})" for entry in TABLE["names"]))
 _NO_WORDS = frozenset(TABLE["functions_in_texts"].split())
+# \text{no solution}, and words as they are written outside of it.
 _TEXT = re.compile(r"\\text\s*\{([^{}\\]*)\}")
 _WORDS = re.compile(r"[^\W\d_]+(?:[.,'’-]+[^\W\d_]+)*[.,]?(?: [\w.,'’()-]+)*")
+# Choices: (B), and ABD for several.
 _LETTER = re.compile(TABLE["letter"])
 _LETTERS = re.compile(r"(?=[A-J]{2,10}$)A?B?C?D?E?F?G?H?I?J?")
 _CHINESE = re.compile("[\u3040-\u30ff\u4e00-\u9fff]+")
+# 3 \pmod{7}
 _RESIDUE = re.compile(r"(?:[a-z] *\\equiv *)?(-?\d+) *(?:\(?mod *|\\pmod *\{?|\\bmod *|\(?\\mod *)(\d+)\}?\)?")
+# Dates and times: March 3rd, 2024; the 3rd of March; 2024-03-03; 9:30 p.m.
 _MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
 _MONTH = (
     "(jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?"
@@ -72,12 +78,16 @@ _MONTH_DAY = re.compile(rf"{_MONTH} {_DAY}{_YEAR}", re.IGNORECASE)
 _DAY_MONTH = re.compile(rf"(?:the )?{_DAY} (?:of )?{_MONTH}{_YEAR}", re.IGNORECASE)
 _ISO_DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)")
 _TIME = re.compile(r"(\d{1,2})(?::(\d\d))?(?::(\d\d))?\s*(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
+# Compared as they are written: 25_8, 3:4, 0x1F, XIV.
 _VERBATIM = re.compile(r"\d+_(\d+|\{\d+\})|\d+(\s*:\s*\d+)+|[+-]?0[xXbBoO][0-9a-fA-F]+|[IVX]{2,4}")
+# Amounts: 50\%, and 5 \text{ cm}, whose amount ends in a digit, a bracket or pi.
 _PERCENT = re.compile(r"(.*?)\s*(?:\\%|\\text\{ ?percent(?:age)? ?\}|per ?cent(?:age)?|pct)", re.DOTALL)
 _UNIT_CHARS = r"(?:\\text\s*\{[^{}]*\}|[^\W\d_.]|(?<=[^\W\d_])\.|[$€£¥¢°(]|[ /·*)]|(?<=[\w})])\s*\^\s*\{?-?\d\}?)"
 _AMOUNT = r".*?[\d)}\]]|.*?(?:\\|(?<![A-Za-z]))pi(?![A-Za-z])|.+?(?=\s*\\text)"
 _QUANTITY = re.compile(rf"({_AMOUNT})(\s*)(?!pi(?![A-Za-z]))((?=\\text|[^\W\d_]|[$€£¥¢°(]){_UNIT_CHARS}+)", re.DOTALL)
+# Within the braces of a set: x \mid 1 < x.
 _BUILDER = re.compile(r"\s*[a-z]\s*(?:\\in.*?)?(?:\\mid(?![a-z])|\||:)\s*(.*(?:[<>]|\\(?:le|ge|ne)(?![a-z])).*)")
+# Numbers: 0.1\overline{6}, \frac{3}{4}, fractions within an expression, 1\frac{1}{2} or 1 1/2, and 18 19.
 _REPEATING = re.compile(r"([+-]?\d+)\.(\d*?)(?:\\overline\s*\{(\d+)\}|\\dot\s*\{?(\d)\}?)")
 _FRACTION = re.compile(r"([+-]?)\s*\\frac\s*(?:\{([+-]?\d+)\}|(\d))\s*(?:\{([+-]?\d+)\}|(\d))")
 _ANY_FRACTION = re.compile(
@@ -86,6 +96,7 @@ _ANY_FRACTION = re.compile(
 _MIXED_WITHIN = re.compile(r"(?<![\w^_.}])(\d+) ?\\frac\s*(?:\{(\d+)\}|(\d))\s*(?:\{(\d+)\}|(\d))")
 _MIXED = re.compile(r"([+-]?)\s*(\d+) ?(?:\\frac\s*\{?(\d+?)\}?\s*\{?(\d+)\}?|(?<= )(\d+) ?/ ?(\d+))")
 _APART = re.compile(r"[+-]?\d[\d.]*(?: [+-]?\d[\d.]*)+")
+# A sign between two sides, but not that of := or ==.
 _RELATION = re.compile(r"(?<![<>=!:])(<=|>=|!=|<|>|\\(?:le|ge|ne)(?![a-z]))(?!=)")
 _RELATIONS = {
     "<": sympy.StrictLessThan,
@@ -97,16 +108,20 @@ _RELATIONS = {
     r"\ge": sympy.GreaterThan,
     r"\ne": sympy.Ne,
 }
+# A matrix, with a factor before it, or lines below each other.
 _ENVIRONMENT = re.compile(
     r"(.*?)\\begin\s*\{(array|cases|[pbBvV]?matrix|smallmatrix|aligned|gathered)\}(?:\s*\{[lcr|\s]*\})?(.*)\\end\s*\{\2\}",
     re.DOTALL,
 )
 _FACTOR = re.compile(r"\s*(?:\\cdot|\\times|\*)$")
 """What stands between a matrix and the factor before it."""
+# Words or orders of letters, B A C; sequences of brackets, (()).
 _ONLY_LETTERS = re.compile(r"[A-Za-z]{1,2}\d?(?: [A-Za-z]{1,2}\d?)+|[A-Za-z]{2}")
 _ONLY_BRACKETS = re.compile(r"[()\[\]{}<>⦃⦄\s]{3,}|\(\)")
+# sin 30°: the angle, and the functions that take one.
 _ANGLES = re.compile(r"(\d+(?:\.\d+)?|(?<![A-Za-z])[a-z]|\\[a-z]+|\))\s*°")
 _ANGLE_FUNCTIONS = re.compile(r"(?<![A-Za-z])(sin|cos|tan|cot|sec|csc|cis)(?![a-z])")
+# What math-verify's parser would take for a product of letters.
 _UNKNOWN_WORD = re.compile(r"\\text|(?<![\\A-Za-z])(?!sqrt|arc|sinh|cosh|tanh)[a-z]{4,}")
 _OPENING, _CLOSING = "([{⟨⦃", ")]}⟩⦄"
 """⟨⟩ are the brackets of a vector. ⦃⦄ are the braces of a set, \\{ and \\}; LaTeX groups with plain braces."""
