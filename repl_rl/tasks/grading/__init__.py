@@ -29,8 +29,10 @@ _MAX_CHARS = 2_000
 """How much longer a submission may be than four times its reference."""
 _MAX_VALUES = 100
 _REMEMBERED = 10_000
+"""Entries that a cache may have before it is emptied."""
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?(e[+-]?[0-9]{1,3})?")
 _NO_REPR = re.compile(r"[+-]?0[0-9]")
+"""A leading zero, which the `repr` of no number has."""
 _EXTRA_CHARS = 40
 """How much longer than the expected answer a number may be: sign, quotes, ".0", an exponent, a float's digits."""
 _FLOAT_NOISE = Decimal("1e-9")

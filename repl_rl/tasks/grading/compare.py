@@ -46,6 +46,7 @@ from repl_rl.tasks.grading.values import (
 _DIGITS = 50
 _EXACT = sympy.Float("1e-40", 15)
 _FLOAT_NOISE = sympy.Rational(1, 10**9)
+# One millionth, with a little room at the bound.
 _SIX_DIGITS = sympy.Rational(1_000_001, 10**12)
 _POINTS = 5
 """At how many points two expressions have to agree."""
@@ -138,6 +139,7 @@ def same(reference: Value, submitted: Value) -> bool:
         return _same_mapping(reference, submitted)
     if isinstance(reference, Str | Letters) or isinstance(submitted, Str | Letters) or submitted is None:
         return bool(reference == submitted) or _same_time(str(reference), str(submitted))
+    # A vector in i, j and k may be compared with a tuple, or with another vector.
     if isinstance(reference, sympy.Expr) and isinstance(submitted, Collection):
         reference = _components(reference, len(submitted.items)) or reference
     elif isinstance(submitted, sympy.Expr) and isinstance(reference, Collection):

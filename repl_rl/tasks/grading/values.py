@@ -14,9 +14,12 @@ from typing import Any, TypeAlias
 import sympy
 
 _MAX_BITS = 20_000
+"""Bits of the value of a power: some 6,000 decimal digits."""
 _MAX_POWER = 200
+"""The largest power of an expression with symbols, about."""
 _MAX_NODES = 2_000
 _MAX_FACTORIAL_BITS = 12
+"""Bits of an argument of a factorial or a binomial."""
 _UNFINISHED = (sympy.Integral, sympy.Limit, sympy.Derivative, sympy.Sum, sympy.Product)
 
 
@@ -337,6 +340,7 @@ def _require_bounded(node: Any) -> None:
         base, power = node.as_base_exp() if isinstance(node, sympy.exp) else node.args
         greatest_power = _greatest_power(_bits(power))
         if base.free_symbols:
+            # A number of n bits may be half of the greatest one, hence the 2.
             is_too_large = power.is_number and greatest_power > 2 * _MAX_POWER
         else:
             result_bits = max(_bits(base), 1.0) * greatest_power
