@@ -118,7 +118,15 @@ def _family(kind: str, name: str, size: int) -> Family:
     def context(*operands: int) -> Any:
         return make(*operands)[0]
 
-    return Family(f"{kind}-{name}", draw, solve, (question,), present=present, environment="rlm", context=context)
+    return Family(
+        f"{kind}-{name}",
+        draw=draw,
+        solve=solve,
+        phrasings=(question,),
+        present=present,
+        environment="rlm",
+        context=context,
+    )
 
 
 DOCUMENT_FAMILIES: dict[str, Family] = {

@@ -85,15 +85,20 @@ def _divisor_count(number: int) -> int:
 _NUMBER_FAMILIES = (
     Family(
         "product",
-        lambda rng: (rng.randint(101, 9999), rng.randint(101, 9999)),
-        operator.mul,
-        ("What is {0} * {1}?", "Multiply {0} by {1}.", "Compute the product of {0} and {1}.", "{0} times {1} is what?"),
+        draw=lambda rng: (rng.randint(101, 9999), rng.randint(101, 9999)),
+        solve=operator.mul,
+        phrasings=(
+            "What is {0} * {1}?",
+            "Multiply {0} by {1}.",
+            "Compute the product of {0} and {1}.",
+            "{0} times {1} is what?",
+        ),
     ),
     Family(
         "remainder",
-        lambda rng: _draw_remainder(rng, (101, 997), (101, 999)),
-        operator.mod,
-        (
+        draw=lambda rng: _draw_remainder(rng, (101, 997), (101, 999)),
+        solve=operator.mod,
+        phrasings=(
             "What is the remainder of {0} divided by {1}?",
             "Find the remainder when {0} is divided by {1}.",
             "Compute {0} mod {1}.",
@@ -101,9 +106,9 @@ _NUMBER_FAMILIES = (
     ),
     Family(
         "modpow",
-        lambda rng: (rng.randint(3, 99), rng.randint(101, 999), rng.randint(101, 997)),
-        pow,
-        (
+        draw=lambda rng: (rng.randint(3, 99), rng.randint(101, 999), rng.randint(101, 997)),
+        solve=pow,
+        phrasings=(
             "Find the remainder of {0}**{1} divided by {2}.",
             "What is {0} to the power {1} modulo {2}?",
             "Compute {0}**{1} mod {2}.",
@@ -111,9 +116,9 @@ _NUMBER_FAMILIES = (
     ),
     Family(
         "gcd",
-        lambda rng: _draw_multiples(rng, 12, 99, 120),
-        math.gcd,
-        (
+        draw=lambda rng: _draw_multiples(rng, 12, 99, 120),
+        solve=math.gcd,
+        phrasings=(
             "What is the greatest common divisor of {0} and {1}?",
             "Find the gcd of {0} and {1}.",
             "Which is the largest number that divides both {0} and {1}?",
@@ -121,9 +126,9 @@ _NUMBER_FAMILIES = (
     ),
     Family(
         "lcm",
-        lambda rng: _draw_multiples(rng, 2, 19, 60),
-        math.lcm,
-        (
+        draw=lambda rng: _draw_multiples(rng, 2, 19, 60),
+        solve=math.lcm,
+        phrasings=(
             "What is the least common multiple of {0} and {1}?",
             "Find the lcm of {0} and {1}.",
             "Which is the smallest number that both {0} and {1} divide?",
@@ -131,21 +136,21 @@ _NUMBER_FAMILIES = (
     ),
     Family(
         "digit_sum",
-        lambda rng: (rng.randint(10**6, 10**9 - 1),),
-        lambda number: sum(map(int, str(number))),
-        ("What is the sum of the digits of {0}?", "Add up the digits of {0}.", "Find the digit sum of {0}."),
+        draw=lambda rng: (rng.randint(10**6, 10**9 - 1),),
+        solve=lambda number: sum(map(int, str(number))),
+        phrasings=("What is the sum of the digits of {0}?", "Add up the digits of {0}.", "Find the digit sum of {0}."),
     ),
     Family(
         "divisors",
-        lambda rng: (rng.randint(101, 999) * rng.randint(6, 60),),
-        _divisor_count,
-        ("How many divisors does {0} have?", "Count the divisors of {0}.", "How many numbers divide {0}?"),
+        draw=lambda rng: (rng.randint(101, 999) * rng.randint(6, 60),),
+        solve=_divisor_count,
+        phrasings=("How many divisors does {0} have?", "Count the divisors of {0}.", "How many numbers divide {0}?"),
     ),
     Family(
         "binomial",
-        lambda rng: (rng.randint(101, 4999), rng.randint(2, 4)),
-        math.comb,
-        (
+        draw=lambda rng: (rng.randint(101, 4999), rng.randint(2, 4)),
+        solve=math.comb,
+        phrasings=(
             "In how many ways can {1} of {0} be chosen?",
             "What is {0} choose {1}?",
             "Compute the binomial coefficient of {0} over {1}.",
@@ -153,9 +158,9 @@ _NUMBER_FAMILIES = (
     ),
     Family(
         "range_sum",
-        _draw_range,
-        lambda first, last: (first + last) * (last - first + 1) // 2,
-        (
+        draw=_draw_range,
+        solve=lambda first, last: (first + last) * (last - first + 1) // 2,
+        phrasings=(
             "What is the sum of the numbers from {0} to {1}?",
             "Add up all integers from {0} to {1}.",
             "Find the total of {0} up to {1}.",
@@ -163,9 +168,9 @@ _NUMBER_FAMILIES = (
     ),
     Family(
         "square_sum",
-        _draw_range,
-        lambda first, last: sum(number * number for number in range(first, last + 1)),
-        (
+        draw=_draw_range,
+        solve=lambda first, last: sum(number * number for number in range(first, last + 1)),
+        phrasings=(
             "What is the sum of the squares from {0} to {1}?",
             "Add up the squares of all integers from {0} to {1}.",
             "Find the total of n squared for n from {0} to {1}.",
@@ -179,27 +184,27 @@ FAMILIES: dict[str, Family] = {family.name: family for family in _NUMBER_FAMILIE
 _EASY_FAMILIES = (
     Family(
         "small_sum",
-        lambda rng: (rng.randint(101, 999), rng.randint(101, 999)),
-        operator.add,
-        ("What is {0} + {1}?", "Add {0} and {1}.", "What is the sum of {0} and {1}?"),
+        draw=lambda rng: (rng.randint(101, 999), rng.randint(101, 999)),
+        solve=operator.add,
+        phrasings=("What is {0} + {1}?", "Add {0} and {1}.", "What is the sum of {0} and {1}?"),
     ),
     Family(
         "small_difference",
-        lambda rng: tuple(sorted(rng.sample(range(11, 999), 2), reverse=True)),
-        operator.sub,
-        ("What is {0} - {1}?", "Subtract {1} from {0}.", "What is {0} minus {1}?"),
+        draw=lambda rng: tuple(sorted(rng.sample(range(11, 999), 2), reverse=True)),
+        solve=operator.sub,
+        phrasings=("What is {0} - {1}?", "Subtract {1} from {0}.", "What is {0} minus {1}?"),
     ),
     Family(
         "small_product",
-        lambda rng: (rng.randint(11, 99), rng.randint(11, 99)),
-        operator.mul,
-        ("What is {0} * {1}?", "Multiply {0} by {1}.", "What is {0} times {1}?"),
+        draw=lambda rng: (rng.randint(11, 99), rng.randint(11, 99)),
+        solve=operator.mul,
+        phrasings=("What is {0} * {1}?", "Multiply {0} by {1}.", "What is {0} times {1}?"),
     ),
     Family(
         "small_remainder",
-        lambda rng: _draw_remainder(rng, (3, 29), (11, 99)),
-        operator.mod,
-        (
+        draw=lambda rng: _draw_remainder(rng, (3, 29), (11, 99)),
+        solve=operator.mod,
+        phrasings=(
             "What is {0} % {1}?",
             "What is the remainder of {0} divided by {1}?",
             "Find the remainder when {0} is divided by {1}.",

@@ -447,13 +447,7 @@ def rows_of(files: Iterable[Path]) -> Iterator[tuple[str, Row]]:
         line_number = 0
         try:
             if kind == "parquet":
-                from pyarrow.parquet import ParquetFile
-
-                row_number = 0
-                for batch in ParquetFile(file).iter_batches():
-                    for row in batch.to_pylist():
-                        yield f"{file}, row {row_number}", row
-                        row_number += 1
+                yield from _parquet_rows(file)
                 continue
             with _open_text(file) as lines:
                 if kind.startswith(("csv", "tsv")):
@@ -483,6 +477,16 @@ def rows_of(files: Iterable[Path]) -> Iterator[tuple[str, Row]]:
                 raise
             last_line = f", line {line_number}" if line_number else ""
             raise ConfigError(f"{file}{last_line}: can't be read as {kind}: {error}") from error
+
+
+def _parquet_rows(file: Path) -> Iterator[tuple[str, Row]]:
+    from pyarrow.parquet import ParquetFile
+
+    row_number = 0
+    for batch in ParquetFile(file).iter_batches():
+        for row in batch.to_pylist():
+            yield f"{file}, row {row_number}", row
+            row_number += 1
 
 
 def _open_text(file: Path) -> TextIO:

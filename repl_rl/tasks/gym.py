@@ -219,9 +219,9 @@ def _family(name: str) -> Family:
     size = _ARGUMENTS.get(name, {}).get("size", 10**9)
     return Family(
         PREFIX + name,
-        lambda rng: (rng.randrange(size),),
-        lambda index: str(entry(name, index)["answer"]),
-        ("{0}",),
+        draw=lambda rng: (rng.randrange(size),),
+        solve=lambda index: str(entry(name, index)["answer"]),
+        phrasings=("{0}",),
         present=lambda index: (entry(name, index)["question"],),
         accepts=partial(accepts, name),
         needs_gym=True,

@@ -291,9 +291,9 @@ def _family(kind: type[Puzzle], length: int) -> Family:
     name = kind.name
     return Family(
         f"{name}-{length}",
-        lambda rng: (rng.randrange(10**9), length),
-        lambda *operands: str(made(name, *operands)["answer"] or ""),  # for rush_hour there is none
-        (kind.phrasing,),
+        draw=lambda rng: (rng.randrange(10**9), length),
+        solve=lambda *operands: str(made(name, *operands)["answer"] or ""),  # for rush_hour there is none
+        phrasings=(kind.phrasing,),
         present=lambda *operands: kind.question_values(made(name, *operands)),
         environment=f"{__name__}:{kind.__name__}",
     )

@@ -63,34 +63,42 @@ def _polynomial(name: str, draw: Any, solve: Any, left: Any) -> Family:
     def present(*operands: int) -> tuple[Any, ...]:
         return (sympy.expand(left(*operands)),)
 
-    return Family(name, draw, solve, _ROOTS_OF, present)
+    return Family(name, draw=draw, solve=solve, phrasings=_ROOTS_OF, present=present)
 
 
 _EQUATIONS = (
     _polynomial(
         "equation-1",
-        lambda rng: tuple(sorted(rng.sample([root for root in range(-60, 61) if root], 2))),
-        lambda first, second: sympy.FiniteSet(first, second),
-        lambda first, second: (_x() - first) * (_x() - second),
+        draw=lambda rng: tuple(sorted(rng.sample([root for root in range(-60, 61) if root], 2))),
+        solve=lambda first, second: sympy.FiniteSet(first, second),
+        left=lambda first, second: (_x() - first) * (_x() - second),
     ),
     _polynomial(
         "equation-2",
-        _draw_fractions,
-        lambda top1, below1, top2, below2: sympy.FiniteSet(sympy.Rational(top1, below1), sympy.Rational(top2, below2)),
-        lambda top1, below1, top2, below2: (below1 * _x() - top1) * (below2 * _x() - top2),
+        draw=_draw_fractions,
+        solve=lambda top1, below1, top2, below2: sympy.FiniteSet(
+            sympy.Rational(top1, below1), sympy.Rational(top2, below2)
+        ),
+        left=lambda top1, below1, top2, below2: (below1 * _x() - top1) * (below2 * _x() - top2),
     ),
     _polynomial(
         "equation-3",
-        _draw_radicals,
-        lambda root, middle, square: sympy.FiniteSet(root, middle - sympy.sqrt(square), middle + sympy.sqrt(square)),
-        lambda root, middle, square: (_x() - root) * ((_x() - middle) ** 2 - square),
+        draw=_draw_radicals,
+        solve=lambda root, middle, square: sympy.FiniteSet(
+            root, middle - sympy.sqrt(square), middle + sympy.sqrt(square)
+        ),
+        left=lambda root, middle, square: (_x() - root) * ((_x() - middle) ** 2 - square),
     ),
     Family(
         "equation-4",
-        lambda rng: (rng.randint(2, 12), rng.randint(2, 12), rng.randint(2, 60)),
-        lambda _factor, rate, ratio: sympy.log(ratio) / rate,
-        ("Solve {0} = {1} for the real x.", "Which real x makes {0} equal to {1}?", "Find the real x with {0} = {1}."),
-        lambda factor, rate, ratio: (factor * sympy.exp(rate * _x()), factor * ratio),
+        draw=lambda rng: (rng.randint(2, 12), rng.randint(2, 12), rng.randint(2, 60)),
+        solve=lambda _factor, rate, ratio: sympy.log(ratio) / rate,
+        phrasings=(
+            "Solve {0} = {1} for the real x.",
+            "Which real x makes {0} equal to {1}?",
+            "Find the real x with {0} = {1}.",
+        ),
+        present=lambda factor, rate, ratio: (factor * sympy.exp(rate * _x()), factor * ratio),
     ),
 )
 
@@ -136,10 +144,10 @@ def _draw_sum_and_product(rng: Random) -> Operands:
 def _linear(name: str, size: int, *phrasings: str) -> Family:
     return Family(
         name,
-        lambda rng: _draw_linear(rng, size),
-        lambda *operands: operands[size * size :],
-        phrasings,
-        lambda *operands: _equations(size, operands),
+        draw=lambda rng: _draw_linear(rng, size),
+        solve=lambda *operands: operands[size * size :],
+        phrasings=phrasings,
+        present=lambda *operands: _equations(size, operands),
     )
 
 
@@ -160,14 +168,14 @@ _SYSTEMS = (
     ),
     Family(
         "system-3",
-        _draw_sum_and_product,
-        lambda middle, square: sympy.Tuple(middle - sympy.sqrt(square), middle + sympy.sqrt(square)),
-        (
+        draw=_draw_sum_and_product,
+        solve=lambda middle, square: sympy.Tuple(middle - sympy.sqrt(square), middle + sympy.sqrt(square)),
+        phrasings=(
             "Two numbers x < y have the sum {0} and the product {1}. Give (x, y).",
             "Find (x, y) with x + y = {0}, x*y = {1} and x < y.",
             "Solve the system x + y = {0}, x*y = {1} with x < y. Give (x, y).",
         ),
-        lambda middle, square: (2 * middle, middle**2 - square),
+        present=lambda middle, square: (2 * middle, middle**2 - square),
     ),
 )
 
@@ -215,36 +223,36 @@ def _trigonometric(frequency: int, slope: int, offset: int) -> tuple[Any, ...]:
 _INTEGRALS = (
     Family(
         "integral-1",
-        _draw_cubic,
-        _cubic_area,
-        (
+        draw=_draw_cubic,
+        solve=_cubic_area,
+        phrasings=(
             "Integrate {0} from x = {1} to x = {2}. Give the exact value.",
             "What is the definite integral of {0} over [{1}, {2}]? Give the exact value.",
             "Compute the integral of {0} with respect to x between {1} and {2} exactly.",
         ),
-        _cubic,
+        present=_cubic,
     ),
     Family(
         "integral-2",
-        lambda rng: (_nonzero(rng, 6), _nonzero(rng, 9), _nonzero(rng, 9), _nonzero(rng, 9)),
-        _primitive,
-        (
+        draw=lambda rng: (_nonzero(rng, 6), _nonzero(rng, 9), _nonzero(rng, 9), _nonzero(rng, 9)),
+        solve=_primitive,
+        phrasings=(
             "Find the antiderivative F of {0} with F(0) = 0.",
             "Which function F of x has the derivative {0} and F(0) = 0?",
             "Integrate {0} with respect to x; choose the constant so that the result is 0 at x = 0.",
         ),
-        _integrand,
+        present=_integrand,
     ),
     Family(
         "integral-3",
-        lambda rng: (rng.randint(1, 9), _nonzero(rng, 12), rng.randint(-12, 12)),
-        lambda frequency, slope, offset: (-1) ** frequency * (slope * sympy.pi + offset) - offset,
-        (
+        draw=lambda rng: (rng.randint(1, 9), _nonzero(rng, 12), rng.randint(-12, 12)),
+        solve=lambda frequency, slope, offset: (-1) ** frequency * (slope * sympy.pi + offset) - offset,
+        phrasings=(
             "Integrate {0} from x = 0 to x = pi. Give the exact value.",
             "What is the definite integral of {0} over [0, pi]? Give the exact value.",
             "Compute the integral of {0} with respect to x between 0 and pi exactly.",
         ),
-        _trigonometric,
+        present=_trigonometric,
     ),
 )
 
@@ -286,18 +294,24 @@ _LIMIT = (
 _LIMITS = (
     Family(
         "limit-1",
-        lambda rng: tuple(rng.sample(range(-15, 16), 3)),
-        lambda hole, above, below: sympy.Rational(hole - above, hole - below),
-        _LIMIT,
-        _gap,
+        draw=lambda rng: tuple(rng.sample(range(-15, 16), 3)),
+        solve=lambda hole, above, below: sympy.Rational(hole - above, hole - below),
+        phrasings=_LIMIT,
+        present=_gap,
     ),
-    Family("limit-2", _draw_roots, lambda first, _1, second, _2: sympy.Rational(first - second, 2), _LIMIT, _roots),
+    Family(
+        "limit-2",
+        draw=_draw_roots,
+        solve=lambda first, _1, second, _2: sympy.Rational(first - second, 2),
+        phrasings=_LIMIT,
+        present=_roots,
+    ),
     Family(
         "limit-3",
-        lambda rng: (_nonzero(rng, 12), _nonzero(rng, 12), rng.randint(-9, 9)),
-        lambda gain, times, _shift: sympy.exp(gain * times),
-        _LIMIT,
-        _growth,
+        draw=lambda rng: (_nonzero(rng, 12), _nonzero(rng, 12), rng.randint(-9, 9)),
+        solve=lambda gain, times, _shift: sympy.exp(gain * times),
+        phrasings=_LIMIT,
+        present=_growth,
     ),
 )
 
@@ -353,7 +367,7 @@ def _regular(name: str, size: int, solve: Any, phrasings: tuple[str, ...]) -> Fa
     def present(*entries: int) -> tuple[Any, ...]:
         return (_matrix(entries).tolist(),)
 
-    return Family(name, draw, solve, phrasings, present)
+    return Family(name, draw=draw, solve=solve, phrasings=phrasings, present=present)
 
 
 _MATRICES = (
@@ -363,17 +377,17 @@ _MATRICES = (
     _regular("inverse-2", 3, lambda *entries: _matrix(entries).inv(), _INVERSE),
     Family(
         "eigenvalues-1",
-        _draw_pair,
-        lambda first, second, *_: sympy.FiniteSet(first, second),
-        _EIGENVALUES,
-        _similar_pair,
+        draw=_draw_pair,
+        solve=lambda first, second, *_: sympy.FiniteSet(first, second),
+        phrasings=_EIGENVALUES,
+        present=_similar_pair,
     ),
     Family(
         "eigenvalues-2",
-        lambda rng: tuple(rng.sample(range(-9, 10), 3)) + _integers(rng, 3, 5),
-        lambda first, second, third, *_: sympy.FiniteSet(first, second, third),
-        _EIGENVALUES,
-        _similar_triple,
+        draw=lambda rng: tuple(rng.sample(range(-9, 10), 3)) + _integers(rng, 3, 5),
+        solve=lambda first, second, third, *_: sympy.FiniteSet(first, second, third),
+        phrasings=_EIGENVALUES,
+        present=_similar_triple,
     ),
 )
 
@@ -416,9 +430,9 @@ def _draw_order(rng: Random) -> Operands:
 _NUMBER_THEORY = (
     Family(
         "congruence-1",
-        lambda rng: _draw_congruences(rng, 2),
-        _remainder,
-        (
+        draw=lambda rng: _draw_congruences(rng, 2),
+        solve=_remainder,
+        phrasings=(
             "What is the smallest positive number that leaves {0} when divided by {1} and {2} when divided by {3}?",
             "Find the smallest positive n with n = {0} mod {1} and n = {2} mod {3}.",
             "Solve n = {0} (mod {1}), n = {2} (mod {3}) for the smallest positive n.",
@@ -426,9 +440,9 @@ _NUMBER_THEORY = (
     ),
     Family(
         "congruence-2",
-        lambda rng: _draw_congruences(rng, 3),
-        _remainder,
-        (
+        draw=lambda rng: _draw_congruences(rng, 3),
+        solve=_remainder,
+        phrasings=(
             "Find the smallest positive n with n = {0} mod {1}, n = {2} mod {3} and n = {4} mod {5}.",
             "Solve n = {0} (mod {1}), n = {2} (mod {3}), n = {4} (mod {5}) for the smallest positive n.",
             "Which smallest positive number leaves {0}, {2} and {4} when divided by {1}, {3} and {5}?",
@@ -436,9 +450,9 @@ _NUMBER_THEORY = (
     ),
     Family(
         "modular-inverse-1",
-        _draw_unit,
-        lambda unit, modulus: int(sympy.mod_inverse(unit, modulus)),
-        (
+        draw=_draw_unit,
+        solve=lambda unit, modulus: int(sympy.mod_inverse(unit, modulus)),
+        phrasings=(
             "Find the inverse of {0} modulo {1}, between 1 and the modulus.",
             "Which positive n, smaller than the modulus, solves {0}*n = 1 (mod {1})?",
             "Compute the smallest positive multiplicative inverse of {0} mod {1}.",
@@ -446,9 +460,9 @@ _NUMBER_THEORY = (
     ),
     Family(
         "totient-1",
-        lambda rng: (rng.randint(2, 99) * rng.randint(11, 99),),
-        lambda number: int(sympy.totient(number)),
-        (
+        draw=lambda rng: (rng.randint(2, 99) * rng.randint(11, 99),),
+        solve=lambda number: int(sympy.totient(number)),
+        phrasings=(
             "What is Euler's totient of {0}?",
             "How many of the numbers up to {0} share no divisor with it?",
             "Compute phi({0}), Euler's function.",
@@ -456,9 +470,9 @@ _NUMBER_THEORY = (
     ),
     Family(
         "order-1",
-        _draw_order,
-        lambda base, prime: int(sympy.n_order(base, prime)),
-        (
+        draw=_draw_order,
+        solve=lambda base, prime: int(sympy.n_order(base, prime)),
+        phrasings=(
             "What is the multiplicative order of {0} modulo {1}?",
             "Find the smallest positive k with {0}**k = 1 (mod {1}).",
             "Which is the least k > 0 for which {1} divides {0}**k - 1?",

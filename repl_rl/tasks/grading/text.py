@@ -170,7 +170,7 @@ def _read(text: str) -> Value:
     synonym = _SYNONYMS.get(bare.casefold(), text)
     if synonym != text:
         return _read(synonym)
-    verbatim = _as_it_stands(bare)
+    verbatim = _verbatim(bare)
     if verbatim is not None:
         return verbatim
     without_brackets = re.sub(r"^[\[(⦃] ?(?=\\begin)|(?<=\}) ?[\])⦄]$", "", text)
@@ -285,7 +285,7 @@ def _case(value: str, condition: str) -> tuple[Any, Any]:
     return _read(value), _read(condition)
 
 
-def _as_it_stands(text: str) -> Value | None:
+def _verbatim(text: str) -> Value | None:
     """Choices by their letters, times, dates, residues, ratios, numbers in other bases, brackets or letters alone."""
     if choice := _LETTER.fullmatch(text):
         letter = next(group for group in choice.groups() if group)
@@ -502,12 +502,12 @@ def _named(left: str, right: str) -> Value | None:
     """The value on the right with the name on the left. None if the left side is more than a name."""
     name = re.sub(r"\\text|[\\{} ]", "", left)
     is_symbol = NAME.fullmatch(name) is not None or re.fullmatch(r"\\[a-z]+(_\{?\w+\}?)?", left)
-    tuple_of = re.fullmatch(r"\(([a-zA-Z](?:_\{?\d\}?)?(?:, ?[a-zA-Z](?:_\{?\d\}?)?)+)\)", left)
-    if not is_symbol and not tuple_of and not _NAMES.fullmatch(left):
+    names_in_brackets = re.fullmatch(r"\(([a-zA-Z](?:_\{?\d\}?)?(?:, ?[a-zA-Z](?:_\{?\d\}?)?)+)\)", left)
+    if not is_symbol and not names_in_brackets and not _NAMES.fullmatch(left):
         return None
     value = _read(right)
-    if tuple_of:
-        names = re.sub(r"[{} ]", "", tuple_of[1]).split(",")
+    if names_in_brackets:
+        names = re.sub(r"[{} ]", "", names_in_brackets[1]).split(",")
         if not isinstance(value, Collection) or len(value.items) != len(names):
             return value
         items = [named(name, item) for name, item in zip(names, value.items, strict=True)]

@@ -241,9 +241,9 @@ def _greedy_fails(submitted: Sequence[str], *coins: int) -> bool:
 FAMILIES = (
     Family(
         "witness-1",
-        _draw_difference,
-        _difference,
-        (
+        draw=_draw_difference,
+        solve=_difference,
+        phrasings=(
             "Find integers x and y, with y not 0, for which x**2 - {0}*y**2 = {1}. Submit (x, y).",
             "Show that x**2 - {0}*y**2 takes the value {1} for integers x and y, where y is not 0: submit (x, y).",
         ),
@@ -251,9 +251,9 @@ FAMILIES = (
     ),
     Family(
         "witness-2",
-        _draw_sum,
-        _subset,
-        (
+        draw=_draw_sum,
+        solve=_subset,
+        phrasings=(
             "Which of the numbers {1} have the sum {0}? Each may be used once. Submit a list of them.",
             "Show that some of {1} add up to {0}, each used at most once: submit them as a list.",
         ),
@@ -262,9 +262,9 @@ FAMILIES = (
     ),
     Family(
         "witness-3",
-        lambda rng: (rng.randrange(10**9),),
-        _first_assignment,
-        (
+        draw=lambda rng: (rng.randrange(10**9),),
+        solve=_first_assignment,
+        phrasings=(
             f"Find truth values for the variables 1 to {_VARIABLES} so that each of these clauses holds a true "
             f"literal, where -3 is true if variable 3 is false: {{0}}. Submit a list of {_VARIABLES} values, True or "
             "False.",
@@ -274,9 +274,9 @@ FAMILIES = (
     ),
     Family(
         "witness-4",
-        _draw_semiprime,
-        _smallest_factor,
-        (
+        draw=_draw_semiprime,
+        solve=_smallest_factor,
+        phrasings=(
             "Show that {0} is not prime: submit a divisor other than 1 and itself.",
             "Find a number between 1 and {0}, ends left out, that divides {0}.",
         ),
@@ -284,9 +284,9 @@ FAMILIES = (
     ),
     Family(
         "counterexample-1",
-        _draw_prime_polynomial,
-        _not_prime,
-        (
+        draw=_draw_prime_polynomial,
+        solve=_not_prime,
+        phrasings=(
             "Claim: n**2 + {0}*n + {1} is prime for each integer n from 0 on. Submit an n for which it is not.",
             "Refute that n**2 + {0}*n + {1} is prime for all n = 0, 1, 2, ...: submit such an n.",
         ),
@@ -294,9 +294,9 @@ FAMILIES = (
     ),
     Family(
         "counterexample-2",
-        _draw_composite,
-        lambda number: (_smallest_factor(number), number // _smallest_factor(number)),
-        (
+        draw=_draw_composite,
+        solve=lambda number: (_smallest_factor(number), number // _smallest_factor(number)),
+        phrasings=(
             "Claim: if {0} divides x*y, it divides x or y. Submit integers (x, y) for which this is false.",
             "Refute that {0} divides x or y whenever it divides x*y: submit such a pair (x, y).",
         ),
@@ -304,9 +304,9 @@ FAMILIES = (
     ),
     Family(
         "counterexample-3",
-        _draw_dip,
-        lambda left, right, *_: repr(Fraction(left + right, 20)),
-        (
+        draw=_draw_dip,
+        solve=lambda left, right, *_: repr(Fraction(left + right, 20)),
+        phrasings=(
             "Claim: {0} is never below 0 for real x. Submit an x for which it is, as a fraction or a decimal.",
             "Refute that {0} >= 0 for all real x: submit such an x, a fraction or a decimal.",
         ),
@@ -315,9 +315,9 @@ FAMILIES = (
     ),
     Family(
         "counterexample-4",
-        _draw_coins,
-        _first_failure,
-        (
+        draw=_draw_coins,
+        solve=_first_failure,
+        phrasings=(
             "There are coins of 1, {0}, {1} and {2}. Claim: taking the largest coin that fits, again and again, always "
             "takes the fewest coins. Submit an amount for which it does not.",
             "For which amount, in coins of 1, {0}, {1} and {2}, does always taking the largest that fits need more "

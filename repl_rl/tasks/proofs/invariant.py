@@ -59,9 +59,9 @@ def _loop_family(
     condition = f", in which {must_have} occurs," if must_have else ""
     return Family(
         name,
-        draw,
-        solve,
-        (
+        draw=draw,
+        solve=solve,
+        phrasings=(
             f"Start with {{0}}, then repeat {{1}}. Find a polynomial in {{2}}{condition} that is 0 at the start and "
             "after each step, though it is not 0 itself: it has to be a factor of what a step makes of it. Submit it "
             "as a text.",
@@ -125,34 +125,34 @@ def _keeps_away(submitted: Sequence[str], start: int, add: int, times: int, targ
 FAMILIES = (
     _loop_family(
         "invariant-1",
-        lambda x, y, dx, dy: ({"x": x, "y": y}, {"x": f"x + {dx}", "y": f"y + {dy}"}),
-        lambda rng: (rng.randint(-50, 50), rng.randint(-50, 50), _nonzero(rng, 12), _nonzero(rng, 12)),
-        lambda x, y, dx, dy: repr(f"{dy}*(x - ({x})) - ({dx})*(y - ({y}))"),
+        loop=lambda x, y, dx, dy: ({"x": x, "y": y}, {"x": f"x + {dx}", "y": f"y + {dy}"}),
+        draw=lambda rng: (rng.randint(-50, 50), rng.randint(-50, 50), _nonzero(rng, 12), _nonzero(rng, 12)),
+        solve=lambda x, y, dx, dy: repr(f"{dy}*(x - ({x})) - ({dx})*(y - ({y}))"),
     ),
     _loop_family(
         "invariant-2",
-        lambda start, slope, offset: ({"n": 0, "s": start}, {"n": "n + 1", "s": f"s + {slope}*n + {offset}"}),
-        lambda rng: (rng.randint(-50, 50), _nonzero(rng, 12), rng.randint(-30, 30)),
-        lambda start, slope, offset: repr(f"2*s - 2*({start}) - ({slope})*n*(n - 1) - 2*({offset})*n"),
+        loop=lambda start, slope, offset: ({"n": 0, "s": start}, {"n": "n + 1", "s": f"s + {slope}*n + {offset}"}),
+        draw=lambda rng: (rng.randint(-50, 50), _nonzero(rng, 12), rng.randint(-30, 30)),
+        solve=lambda start, slope, offset: repr(f"2*s - 2*({start}) - ({slope})*n*(n - 1) - 2*({offset})*n"),
     ),
     _loop_family(
         "invariant-3",
-        lambda x, s, ratio: ({"x": x, "s": s}, {"x": f"{ratio}*x", "s": "s + x"}),
-        lambda rng: (_nonzero(rng, 30), rng.randint(-50, 50), rng.randint(2, 12)),
-        lambda x, s, ratio: repr(f"{ratio - 1}*(s - ({s})) - (x - ({x}))"),
+        loop=lambda x, s, ratio: ({"x": x, "s": s}, {"x": f"{ratio}*x", "s": "s + x"}),
+        draw=lambda rng: (_nonzero(rng, 30), rng.randint(-50, 50), rng.randint(2, 12)),
+        solve=lambda x, s, ratio: repr(f"{ratio - 1}*(s - ({s})) - (x - ({x}))"),
     ),
     _loop_family(
         "invariant-4",
-        lambda y, s, slope: ({"n": 0, "y": y, "s": s}, {"n": "n + 1", "y": f"y + {slope}", "s": "s + y"}),
-        lambda rng: (rng.randint(-40, 40), rng.randint(-50, 50), _nonzero(rng, 12)),
-        lambda y, s, slope: repr(f"2*({slope})*(s - ({s})) - (y**2 - ({slope})*y) + {y * y - slope * y}"),
+        loop=lambda y, s, slope: ({"n": 0, "y": y, "s": s}, {"n": "n + 1", "y": f"y + {slope}", "s": "s + y"}),
+        draw=lambda rng: (rng.randint(-40, 40), rng.randint(-50, 50), _nonzero(rng, 12)),
+        solve=lambda y, s, slope: repr(f"2*({slope})*(s - ({s})) - (y**2 - ({slope})*y) + {y * y - slope * y}"),
         must_have="s",
     ),
     Family(
         "invariant-5",
-        _draw_residues,
-        _residues,
-        (
+        draw=_draw_residues,
+        solve=_residues,
+        phrasings=(
             "Start with {0}. A step adds {1} or multiplies by {2}. Show that {3} is never reached: submit (m, "
             "residues), where the residues modulo m include that of the start, are closed under both steps, and lack "
             "that of {3}.",
