@@ -407,7 +407,10 @@ def _files_by_split(path: Path, subset: str | None) -> dict[str, list[Path]]:
     files = [file for file in candidates if _is_data(file) and file.is_file()]
     if not files:
         raise ConfigError(f"{path} holds no file that ends in {', '.join(DATA_FILES)}")
-    subset_files = [file for file in files if file != path and subset in file.relative_to(path).parts]
+    subset_files = []
+    for file in files:
+        if file != path and subset in file.relative_to(path).parts:
+            subset_files.append(file)
     splits: dict[str, list[Path]] = {}
     for file in subset_files or files:
         split = _split_of(file, path) or "train"

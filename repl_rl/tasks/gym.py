@@ -111,9 +111,9 @@ def arithmetic(texts: list[str]) -> str:
     """An expression of whole numbers with + - * / and brackets. Without symbols: `x - x` would cancel a number."""
     tree = ast.parse(_only(texts), mode="eval")
     for node in ast.walk(tree):
-        is_integer = isinstance(node, ast.Constant) and type(node.value) is int  # and not a bool
-        is_operation = isinstance(node, (ast.Expression, ast.BinOp, ast.UnaryOp, *_OPERATORS))
-        if not is_integer and not is_operation:
+        if isinstance(node, ast.Constant) and type(node.value) is int:  # and not a bool
+            continue
+        if not isinstance(node, (ast.Expression, ast.BinOp, ast.UnaryOp, *_OPERATORS)):
             raise ValueError(f"{type(node).__name__} has no place in arithmetic")
     return ast.unparse(tree)
 

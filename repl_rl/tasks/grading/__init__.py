@@ -93,8 +93,13 @@ def judge_many(
 def _judge_pairs(pairs: Sequence[tuple[Task, Sequence[str] | None, Forms]]) -> list[Verdict]:
     results = [_at_once(*pair) for pair in pairs]
     questions = [result for result in results if not isinstance(result, Verdict)]
-    known = {question: _verdicts[question] for question in questions if question in _verdicts}
-    open_questions = [question for question in dict.fromkeys(questions) if question not in known]
+    known = {}
+    open_questions = []
+    for question in dict.fromkeys(questions):  # each once
+        if question in _verdicts:
+            known[question] = _verdicts[question]
+        else:
+            open_questions.append(question)
     fresh = {}
     if open_questions:
         calls = [_call(*question) for question in open_questions]

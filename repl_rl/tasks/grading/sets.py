@@ -81,9 +81,9 @@ def _beyond(relation: Any, symbol: Any, end: Any) -> Any:
     if isinstance(relation, sympy.Ne):
         return sympy.Complement(sympy.S.Reals, sympy.FiniteSet(end))
     is_open = isinstance(relation, sympy.StrictGreaterThan | sympy.StrictLessThan)
-    if relation.gts == symbol:
-        return sympy.Interval(end, sympy.oo, is_open, True)
-    return sympy.Interval(-sympy.oo, end, True, is_open)
+    if relation.gts == symbol:  # its greater side
+        return sympy.Interval(end, sympy.oo, left_open=is_open, right_open=True)
+    return sympy.Interval(-sympy.oo, end, left_open=True, right_open=is_open)
 
 
 def is_set(value: Value) -> bool:

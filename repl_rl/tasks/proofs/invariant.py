@@ -118,8 +118,9 @@ def _keeps_away(submitted: Sequence[str], start: int, add: int, times: int, targ
         return False
     if not residues <= set(range(modulus)):
         return False
-    is_closed = all(residues.issuperset(_steps(residue, add, times, modulus)) for residue in residues)
-    return start % modulus in residues and is_closed and target % modulus not in residues
+    if start % modulus not in residues or target % modulus in residues:
+        return False
+    return all(residues.issuperset(_steps(residue, add, times, modulus)) for residue in residues)
 
 
 FAMILIES = (
