@@ -21,9 +21,10 @@ Operands = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One kind of problem. `phrasings` hold {0}, {1}, ... for the operands that `draw` returns and `solve` takes.
+    """One kind of problem. `draw` returns operands, and `solve` computes the answer from them.
 
-    If `present` is given, they hold what it returns for the operands.
+    The question is one of the `phrasings`, in which {0}, {1}, ... stand for the values that `present` returns for the
+    operands: the operands themselves, if it is not given.
     """
 
     name: str

@@ -9,7 +9,7 @@ is written:
     olympiadbench   a list of final answers, in any order, as in OpenBMB's files and in copies of them on the hub
     minif2f         the statement of a theorem, without its proof; graded as text, since nothing here checks proofs
 
-Rows are checked when they are read. A problem whose question or answer doesn't fit says why, and where it is.
+Rows are checked when they are read. If a question or an answer doesn't fit, the problem says why, and where it is.
 """
 
 import csv

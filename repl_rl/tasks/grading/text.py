@@ -466,7 +466,7 @@ def _side_by_side(items: list[Value], is_either: bool) -> Value:
 
 
 def _in_first_unit(quantities: list[Quantity]) -> Quantity | None:
-    """2 hours and 30 minutes as 2.5 hours. None for what is a list or a sum: 2 hours and 90 minutes."""
+    """2 hours and 30 minutes as 2.5 hours. None for quantities that are a list or a sum: 2 hours and 90 minutes."""
     first, *others = quantities
     units = {quantity.unit for quantity in quantities}
     if not is_plain(first.value) or len(units) < len(quantities):

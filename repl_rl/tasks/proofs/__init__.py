@@ -1,4 +1,4 @@
-"""Problems like proofs: what is submitted is the evidence, and a checker decides whether it holds.
+"""Problems like proofs: the submission is the evidence, and a checker decides whether it holds.
 
 A witness shows that something exists, a counterexample that a claim is false, an invariant that a loop never leaves a
 set of states. There are many right answers, so nothing is compared: a confined process reads the submission as data

@@ -1,4 +1,4 @@
-"""`witness-*`: something exists; `counterexample-*`: a claim is false. What is submitted is an example of it."""
+"""`witness-*`: something exists; `counterexample-*`: a claim is false. The submission is an example that shows it."""
 
 import math
 from collections.abc import Sequence

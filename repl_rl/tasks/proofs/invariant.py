@@ -1,9 +1,9 @@
-"""`invariant-*`: a loop never leaves a set of states, and what is submitted describes one that shows it.
+"""`invariant-*`: problems about loops. The submission describes a set of states that the loop never leaves.
 
-A polynomial p is accepted if it is not 0 itself, is 0 at the start, and is carried over by a step: p after a step is a
-multiple of p, so it stays 0 however long the loop runs. This is checked by sympy's division, exactly. An invariant that
-holds only together with another one is refused. A set of residues is accepted if it holds the start, is closed under
-the steps, and lacks the state that must not be reached.
+A polynomial p is accepted if it is not 0 itself, is 0 at the start, and becomes a multiple of p in a step, so that it
+stays 0 however long the loop runs. This is checked by sympy's division, exactly. An invariant that holds only together
+with another one is refused. A set of residues is accepted if it contains the start, is closed under the steps, and
+lacks the state that must not be reached.
 """
 
 from collections.abc import Callable, Sequence
