@@ -38,8 +38,10 @@ def identity_of(name: str, family: Family | None, operands: Sequence[int]) -> by
     operands stand in the question.
     """
     values: Sequence[Any] = operands
-    if family is not None:
-        values = _question_values(family, operands) if family.identity is None else [family.identity(*operands)]
+    if family is not None and family.identity is not None:
+        values = [family.identity(*operands)]
+    elif family is not None:
+        values = _question_values(family, operands)
     parts = [family.name if family else name]
     for value in sorted(values, key=_order):
         parts.append(_words(value))

@@ -28,6 +28,11 @@ def _not_square(rng: Random, bound: int) -> int:
     return rng.choice([n for n in range(2, bound) if math.isqrt(n) ** 2 != n])
 
 
+def _draw_two_roots(rng: Random) -> Operands:
+    candidates = [root for root in range(-60, 61) if root]
+    return tuple(sorted(rng.sample(candidates, 2)))
+
+
 def _draw_fractions(rng: Random) -> Operands:
     """Two different fractions in lowest terms."""
     return drawn(
@@ -69,7 +74,7 @@ def _polynomial(name: str, draw: Any, solve: Any, left: Any) -> Family:
 _EQUATIONS = (
     _polynomial(
         "equation-1",
-        draw=lambda rng: tuple(sorted(rng.sample([root for root in range(-60, 61) if root], 2))),
+        draw=_draw_two_roots,
         solve=lambda first, second: sympy.FiniteSet(first, second),
         left=lambda first, second: (_x() - first) * (_x() - second),
     ),

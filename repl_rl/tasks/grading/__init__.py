@@ -148,7 +148,8 @@ def unreadable(tasks: Iterable[Task]) -> list[Task]:
             continue
         if not _NUMBER.fullmatch(task.answer.strip()):
             doubtful.setdefault(task.answer, []).append(task)
-    replies = ask([(EQUAL, [answer, None]) for answer in doubtful]) if doubtful else []
+    calls: list[Call] = [(EQUAL, [answer, None]) for answer in doubtful]
+    replies = ask(calls) if calls else []
     if len(_readable) > _REMEMBERED:
         _readable.clear()
     unreadable_tasks = []

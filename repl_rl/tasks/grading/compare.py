@@ -299,7 +299,10 @@ def _components(expr: Any, size: int) -> Value | None:
         [name] = basis_vectors
         if coefficients[name] != 0:
             return None
-        coefficients[name] = factors[0] if len(factors) == 1 else sympy.Mul(*factors, evaluate=False)
+        if len(factors) == 1:
+            coefficients[name] = factors[0]
+        else:
+            coefficients[name] = sympy.Mul(*factors, evaluate=False)
     if any(coefficient.free_symbols for coefficient in coefficients.values()):
         return None
     return Collection(tuple(coefficients.values()), "()")
