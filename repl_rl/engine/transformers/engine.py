@@ -17,6 +17,7 @@ import random
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import torch
 from transformers.generation import RepetitionPenaltyLogitsProcessor
@@ -73,16 +74,16 @@ class TransformersEngine(ThreadedEngine[RowSequence]):
         self._numbers = itertools.count()
         most_rows = capacity_tokens // config.context_tokens
         most_lines = min(config.places, most_rows)
-        super().__init__(
-            RowBatch(self._model, vocabulary, most_lines, most_rows, reuses_prefixes=not config.deterministic),
-            "the transformers engine",
-            Admission(Room(capacity_tokens)),
-            config.context_tokens,
-            engine_threads(self._model.parameter_count) if self._model.device.type == "cpu" else None,
-        )
+        batch = RowBatch(self._model, vocabulary, most_lines, most_rows, reuses_prefixes=not config.deterministic)
+        threads = None
+        if self._model.device.type == "cpu":
+            threads = engine_threads(self._model.parameter_count)
+        admission = Admission(Room(capacity_tokens))
+        super().__init__(batch, "the transformers engine", admission, config.context_tokens, threads)
 
     def make_sequence(self, tokens: int) -> RowSequence:
-        return RowSequence(random.Random(f"{self._seed}:{next(self._numbers)}"), tokens)
+        number = next(self._numbers)
+        return RowSequence(random.Random(f"{self._seed}:{number}"), tokens)
 
     def reserved_tokens(self, tokens: int) -> int:
         """A whole row."""
@@ -111,7 +112,8 @@ def _capacity_tokens(model: RowModel, config: EngineConfig) -> int:
         cache_bytes = int(config.gpu_memory_utilization * total) - model.weight_bytes
         key = f"engine.gpu_memory_utilization {config.gpu_memory_utilization}"
     else:
-        cache_bytes, key = config.kv_cache_gib * _GIB, f"engine.kv_cache_gib {config.kv_cache_gib}"
+        cache_bytes = config.kv_cache_gib * _GIB
+        key = f"engine.kv_cache_gib {config.kv_cache_gib}"
     tokens = cache_bytes // model.bytes_per_token
     if tokens < config.context_tokens:
         raise ConfigError(
@@ -131,14 +133,15 @@ class RowBatch:
     values. With `reuses_prefixes=False`, each line computes its whole prefix, because keys and values from a batch of
     another shape differ in their last bits.
 
-    Each sequence keeps a row until it leaves. If all `most_rows`, of which there are `most_lines` at least, are taken,
-    one that starts takes that of a stopped one, which then reads its whole text again.
+    Each sequence keeps a row until it leaves. There are `most_rows`, at least `most_lines`. If all are taken, a
+    sequence that starts takes the row of a stopped one, which then reads its whole text again.
     """
 
     def __init__(
         self, model: RowModel, vocabulary: Vocabulary, most_lines: int, most_rows: int, reuses_prefixes: bool = True
     ) -> None:
         self._model = model
+        # Why a line ends with a token, by its id; other tokens end none.
         self._finishes = dict.fromkeys(vocabulary.stop_ids, Finish.NEWLINE)
         self._finishes |= dict.fromkeys(vocabulary.eos_ids, Finish.EOS)
         self._most_lines = most_lines
@@ -147,14 +150,22 @@ class RowBatch:
         self._version = 0
         self._waiting: deque[RowSequence] = deque()
         self._rows: list[RowSequence | None] = []
+        """The sequence that holds each row."""
         self._running_count = 0
+        """How many rows, from the first on, have a running sequence."""
 
     def add(self, sequence: RowSequence, ids: list[int], max_tokens: int, sampling: SamplingConfig) -> None:
-        """At least one token is fed again, to see what comes after it."""
-        sequence.cached = _common_length(sequence.ids[: sequence.cached], ids[:-1]) if self._reuses_prefixes else 0
+        if self._reuses_prefixes:
+            stored_ids = sequence.ids[: sequence.cached]
+            # Without the last token: a token has to be fed to see what comes after it.
+            sequence.cached = _common_length(stored_ids, ids[:-1])
+        else:
+            sequence.cached = 0
         if isinstance(sampling, SeededSampling):
             sequence.draws = random.Random(sampling.line_seed(len(ids)))
-        sequence.ids, sequence.max_tokens, sequence.sampling = ids, max_tokens, sampling
+        sequence.ids = ids
+        sequence.max_tokens = max_tokens
+        sequence.sampling = sampling
         sequence.width = max(sequence.width, len(ids) + max_tokens)
         sequence.logprobs = []
         sequence.versions = ((0, self._version),)
@@ -167,21 +178,30 @@ class RowBatch:
         """
         while self._waiting and self._running_count < self._most_lines:
             self._start(self._waiting.popleft())
-        left_out = self._share_prompts() if self._reuses_prefixes else set()
-        ordered = sorted(self._running, key=lambda sequence: (sequence in left_out, sequence.pending))
-        for row, sequence in enumerate(ordered):
+
+        left_out: set[RowSequence] = set()
+        if self._reuses_prefixes:
+            left_out = self._share_prompts()
+        fed = [sequence for sequence in self._running if sequence not in left_out]
+        others = [sequence for sequence in self._running if sequence in left_out]
+        # The first rows, in the order of what they have pending, so that a pass is over neighbours of similar length.
+        fed.sort(key=attrgetter("pending"))
+        others.sort(key=attrgetter("pending"))
+        for row, sequence in enumerate(fed + others):
             self._move(sequence, row)
-        grown = ordered[: len(ordered) - len(left_out)]
-        for first, last in fed_together([sequence.pending for sequence in grown], _MOST_FED_TOKENS):
-            self._feed(first, grown[first:last])
-        for sequence in grown:
+
+        pending_counts = [sequence.pending for sequence in fed]
+        for first, end in fed_together(pending_counts, _MOST_FED_TOKENS):
+            self._feed(first, fed[first:end])
+
+        for sequence in fed:
             finish = self._finishes.get(sequence.ids[-1])
             if finish is None and len(sequence.logprobs) == sequence.max_tokens:
                 finish = Finish.LENGTH
             if finish is not None:
                 self._stop(sequence)
-                ids = sequence.ids[-len(sequence.logprobs) :]
-                yield sequence, SampledLine(tuple(ids), tuple(sequence.logprobs), finish, sequence.versions)
+                line_ids = sequence.ids[-len(sequence.logprobs) :]
+                yield sequence, SampledLine(tuple(line_ids), tuple(sequence.logprobs), finish, sequence.versions)
 
     def abort(self, sequence: RowSequence) -> None:
         if sequence in self._waiting:
@@ -210,11 +230,14 @@ class RowBatch:
         if sequence.row is None:
             if None not in self._rows and len(self._rows) < self._most_rows:
                 self._rows.append(None)
-            if None not in self._rows and (last := self._rows[-1]) is not None:  # running ones have the first rows
+            last = self._rows[-1]
+            if None not in self._rows and last is not None:
+                # The last row's sequence is a stopped one: running ones have the first rows, and are fewer.
                 self.leave(last)
                 last.cached = 0
             sequence.row = self._rows.index(None)
             self._rows[sequence.row] = sequence
+        # A power of two, since each enlargement copies what is stored.
         row_count = 1 << (len(self._rows) - 1).bit_length()
         self._model.rows.reserve(min(row_count, self._most_rows), sequence.width)
         self._move(sequence, self._running_count)
@@ -227,31 +250,42 @@ class RowBatch:
 
     def _share_prompts(self) -> set[RowSequence]:
         """Copy to new sequences what others have cached of their ids; returns those that wait for more."""
-        holders = [(row, holder) for row, holder in enumerate(self._rows) if holder is not None and holder.cached]
+        holders: list[tuple[int, RowSequence]] = []
+        for row, holder in enumerate(self._rows):
+            if holder is not None and holder.cached:
+                holders.append((row, holder))
         readers: list[RowSequence] = []
         left_out = set()
         for row, sequence in enumerate(self._running):
-            if not sequence.cached:
-                known = sequence.ids[:-1]
-                common = [_common_length(known, holder.ids[: holder.cached]) for _, holder in holders]
-                sequence.cached = max(common, default=0)
-                if sequence.cached:
-                    self._model.rows.copy(holders[common.index(sequence.cached)][0], row, sequence.cached)
-                worth = sequence.cached + _LEAST_SHARED_TOKENS
-                if any(_common_length(known, reader.ids) >= worth for reader in readers):
-                    left_out.add(sequence)
-                else:
-                    readers.append(sequence)
+            if sequence.cached:
+                continue
+            prefix = sequence.ids[:-1]  # its last token is fed in any case
+            source_row = row
+            for holder_row, holder in holders:
+                shared = _common_length(prefix, holder.ids[: holder.cached])
+                if shared > sequence.cached:
+                    sequence.cached = shared
+                    source_row = holder_row
+            if sequence.cached:
+                self._model.rows.copy(source_row, row, sequence.cached)
+            worth_waiting = sequence.cached + _LEAST_SHARED_TOKENS
+            if any(_common_length(prefix, reader.ids) >= worth_waiting for reader in readers):
+                left_out.add(sequence)
+            else:
+                readers.append(sequence)
         return left_out
 
     def _feed(self, first_row: int, sequences: Sequence[RowSequence]) -> None:
+        """Compute what neighbouring rows have pending, in one pass, and sample a token for each."""
         pending = [sequence.ids[sequence.cached :] for sequence in sequences]
-        logits = self._model.next_logits(first_row, pending, [sequence.cached for sequence in sequences])
+        lengths = [sequence.cached for sequence in sequences]
+        logits = self._model.next_logits(first_row, pending, lengths)  # (B, V)
         for row, sequence in enumerate(sequences):
             penalty = sequence.sampling.repetition_penalty
             if penalty != 1:
+                penalize = RepetitionPenaltyLogitsProcessor(penalty)
                 seen = torch.tensor([sequence.ids], device=logits.device)
-                logits[row : row + 1] = RepetitionPenaltyLogitsProcessor(penalty)(seen, logits[row : row + 1])
+                logits[row : row + 1] = penalize(seen, logits[row : row + 1])
         samplings = [sequence.sampling for sequence in sequences]
         draws = [sequence.draws.random() for sequence in sequences]
         tokens, logprobs = sample_tokens(logits, samplings, draws)
@@ -264,15 +298,18 @@ class RowBatch:
 
     def _move(self, sequence: RowSequence, row: int) -> None:
         """Swap rows with whatever is in `row`."""
-        other, own = self._rows[row], sequence.row
-        if own is None or own == row:
+        old_row = sequence.row
+        if old_row is None or old_row == row:
             return
-        length = max(sequence.cached, 0 if other is None else other.cached)
-        self._model.rows.swap(own, row, length)
-        self._rows[own], self._rows[row] = other, sequence
-        sequence.row = row
+        other = self._rows[row]
+        length = sequence.cached
         if other is not None:
-            other.row = own
+            length = max(length, other.cached)
+            other.row = old_row
+        self._model.rows.swap(old_row, row, length)
+        self._rows[old_row] = other
+        self._rows[row] = sequence
+        sequence.row = row
 
 
 def fed_together(pending: Sequence[int], most_tokens: int) -> Iterator[tuple[int, int]]:
@@ -282,8 +319,14 @@ def fed_together(pending: Sequence[int], most_tokens: int) -> Iterator[tuple[int
     """
     first = 0
     for index, count in enumerate(pending):
-        too_many = (index + 1 - first) * count > most_tokens
-        if index > first and (too_many or (count > 1) != (pending[first] > 1) or count > 2 * pending[first] + 16):
+        if index == first:
+            continue
+        least = pending[first]
+        has_too_many = (index + 1 - first) * count > most_tokens
+        is_much_longer = count > 2 * least + 16
+        # Rows in the middle of a line have one token pending. They are fed without padding, and so without the others.
+        would_pad_single_tokens = least <= 1 < count
+        if has_too_many or is_much_longer or would_pad_single_tokens:
             yield first, index
             first = index
     if pending:
@@ -292,5 +335,7 @@ def fed_together(pending: Sequence[int], most_tokens: int) -> Iterator[tuple[int
 
 def _common_length(ids: Sequence[int], others: Sequence[int]) -> int:
     """Length of the common beginning."""
-    pairs = enumerate(zip(ids, others, strict=False))
-    return next((index for index, (one, other) in pairs if one != other), min(len(ids), len(others)))
+    for index, (token, other_token) in enumerate(zip(ids, others, strict=False)):
+        if token != other_token:
+            return index
+    return min(len(ids), len(others))

@@ -65,7 +65,7 @@ class KVRows(Cache):  # type: ignore[misc]
     @property
     def bytes_per_token(self) -> int:
         """Of all layers that forward passes have gone through so far."""
-        return sum(part[0, 0].nbytes for part in self._stored.values())
+        return sum(states[0, 0].nbytes for states in self._stored.values())
 
     def reserve(self, row_count: int, width: int) -> None:
         """Make room for this many rows and columns at least; what is stored stays."""
@@ -73,10 +73,11 @@ class KVRows(Cache):  # type: ignore[misc]
             return
         self.row_count = max(row_count, self.row_count)
         self.width = max(width, self.width)
-        for name, part in self._stored.items():
-            rows, columns = part.shape[:2]
-            larger = part.new_zeros(self.row_count, self.width + 1, *part.shape[2:])
-            larger[:rows, : columns - 1] = part[:, :-1]
+        for name, states in self._stored.items():
+            old_row_count, old_columns, heads, head_size = states.shape
+            old_width = old_columns - 1  # without the column of the padding, which nobody reads
+            larger = states.new_zeros(self.row_count, self.width + 1, heads, head_size)
+            larger[:old_row_count, :old_width] = states[:, :old_width]
             self._stored[name] = larger
 
     def aim(self, rows: slice, positions: torch.Tensor) -> None:
@@ -89,19 +90,21 @@ class KVRows(Cache):  # type: ignore[misc]
 
     def swap(self, row: int, other: int, length: int) -> None:
         """Exchange the first `length` columns of two rows."""
-        for part in self._stored.values():
-            part[[row, other], :length] = part[[other, row], :length]
+        for states in self._stored.values():
+            states[[row, other], :length] = states[[other, row], :length]
 
     def copy(self, row: int, other: int, length: int) -> None:
         """Write the first `length` columns of `row` into `other` as well."""
-        for part in self._stored.values():
-            part[other, :length] = part[row, :length]
+        for states in self._stored.values():
+            states[other, :length] = states[row, :length]
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store new states (B, H, Q, D); returns all states of the rows (B, H, K, D), K up to the longest row."""
-        return self._put((layer_idx, "keys"), key_states), self._put((layer_idx, "values"), value_states)
+        keys = self._put((layer_idx, "keys"), key_states)
+        values = self._put((layer_idx, "values"), value_states)
+        return keys, values
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._length
@@ -117,8 +120,9 @@ class KVRows(Cache):  # type: ignore[misc]
         return len(self._stored) // 2
 
     def _put(self, name: tuple[int, str], states: torch.Tensor) -> torch.Tensor:
-        if name not in self._stored:  # zeros, not whatever memory holds: a masked NaN would still spoil a sum
+        if name not in self._stored:
             _, heads, _, head_size = states.shape
+            # Zeros, not whatever memory holds: a masked NaN would still spoil a sum.
             self._stored[name] = states.new_zeros(self.row_count, self.width + 1, heads, head_size)
         rows = self._stored[name][self._rows]  # (B, C + 1, H, D)
         rows[self._row_index, self._columns] = states.transpose(1, 2)
@@ -135,10 +139,11 @@ def _row_mask(
     **_: Any,
 ) -> torch.Tensor:
     """Which columns each query sees (B, 1, Q, K), by transformers' predicate at the positions `q_offset` (B, Q)."""
-    batch = torch.arange(batch_size, device=device).view(-1, 1, 1, 1)
+    batch = torch.arange(batch_size, device=device).view(-1, 1, 1, 1)  # (B, 1, 1, 1)
     head = torch.zeros(1, 1, 1, 1, dtype=torch.int64, device=device)
-    columns = torch.arange(kv_length, device=device).view(1, 1, 1, -1)
-    mask = mask_function(batch, head, q_offset.view(batch_size, 1, q_length, 1), columns)
+    positions = q_offset.view(batch_size, 1, q_length, 1)  # (B, 1, Q, 1)
+    columns = torch.arange(kv_length, device=device).view(1, 1, 1, -1)  # (1, 1, 1, K)
+    mask = mask_function(batch, head, positions, columns)
     return mask.expand(batch_size, 1, q_length, kv_length)
 
 
@@ -151,9 +156,11 @@ class RowModel:
 
     def __init__(self, path: str, dtype: str) -> None:
         """Raises ModelError if the checkpoint can't be loaded, or does not work row by row."""
-        cuda = torch.cuda.is_available()
-        self.device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
-        torch.backends.cuda.enable_cudnn_sdp(False)  # see TypedTokenTrainer
+        if torch.cuda.is_available():
+            self.device = torch.device("cuda", torch.cuda.current_device())
+        else:
+            self.device = torch.device("cpu")
+        torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN would plan attention anew for each length
         self.rows = KVRows()
         with loading(f"the transformers engine can't run {path!r}"):
             with whole_weights():
@@ -165,21 +172,23 @@ class RowModel:
         self.weight_bytes = int(self._model.get_memory_footprint())
         text_config = self._model.config.get_text_config()
         self.most_positions: int | None = getattr(text_config, "max_position_embeddings", None)
-        """Longest sequence that the model was made for, where it says so."""
+        """The longest sequence that the model was made for; None if its config does not say."""
 
     def next_logits(self, first_row: int, pending: Sequence[Sequence[int]], lengths: Sequence[int]) -> torch.Tensor:
         """Feed `pending[b]` to row `first_row + b`, after its first `lengths[b]` tokens; returns logits (B, V)."""
-        longest = max(map(len, pending))
-        padding = [longest - len(ids) for ids in pending]
-        ids = [[0] * pad + list(new) for pad, new in zip(padding, pending, strict=True)]
-        positions = [
-            [-1] * pad + list(range(length, length + longest - pad))
-            for pad, length in zip(padding, lengths, strict=True)
-        ]
-        self.rows.aim(slice(first_row, first_row + len(ids)), torch.tensor(positions, device=self.device))
+        longest = max(len(new_ids) for new_ids in pending)
+        input_ids = []
+        positions = []
+        # Padding goes to the left, so that the last column has the last token of each row, whose logits are wanted.
+        for new_ids, length in zip(pending, lengths, strict=True):
+            padding = longest - len(new_ids)
+            input_ids.append([0] * padding + list(new_ids))
+            positions.append([-1] * padding + list(range(length, length + len(new_ids))))
+        rows = slice(first_row, first_row + len(pending))
+        self.rows.aim(rows, torch.tensor(positions, device=self.device))
         with torch.no_grad():
             output = self._model(
-                input_ids=torch.tensor(ids, device=self.device),
+                input_ids=torch.tensor(input_ids, device=self.device),
                 position_ids=self.rows.get_query_offset(),
                 past_key_values=self.rows,
                 use_cache=True,
@@ -191,16 +200,20 @@ class RowModel:
     def load_weights(self, named_weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Copy weights in, by the parameter's name. Raises EngineError for a name or shape that is not the model's."""
         for name, weight in named_weights:
-            own = self._parameters.get(name)
-            if own is None or own.shape != weight.shape:
-                found = "there is none of that name" if own is None else f"the engine's is {tuple(own.shape)}"
-                raise EngineError(f"can't load the weight {name!r} of shape {tuple(weight.shape)}: {found}")
+            parameter = self._parameters.get(name)
+            if parameter is None or parameter.shape != weight.shape:
+                reason = "there is none of that name"
+                if parameter is not None:
+                    reason = f"the engine's is {tuple(parameter.shape)}"
+                raise EngineError(f"can't load the weight {name!r} of shape {tuple(weight.shape)}: {reason}")
             with torch.no_grad():
-                own.copy_(weight)
+                parameter.copy_(weight)
 
     def close(self) -> None:
         """Release weights and rows; no pass runs after it. A second call does nothing."""
-        self._model, self._parameters, self.rows = None, {}, KVRows()
+        self._model = None
+        self._parameters = {}
+        self.rows = KVRows()
 
     def _prove(self, tolerance: float) -> int:
         """Check the rows against plain forward passes; returns the bytes per token.
@@ -213,17 +226,26 @@ class RowModel:
         if config._attn_implementation != "sdpa":
             raise ValueError(f"it needs {config._attn_implementation!r} attention, and rows need 'sdpa'")
         vocabulary_size = config.get_text_config().vocab_size
-        sequences = [[(7 * n) % vocabulary_size for n in range(length)] for length in _PROBE_LENGTHS]
-        with torch.no_grad():  # of the longer one, which begins with the other
-            logits = self._model(input_ids=torch.tensor(sequences[-1:], device=self.device), use_cache=False).logits[0]
-        expected = logits[[length - 1 for length in _PROBE_LENGTHS]]
+        longest = [(7 * position) % vocabulary_size for position in range(max(_PROBE_LENGTHS))]
+        sequences = [longest[:length] for length in _PROBE_LENGTHS]
+        last_positions = [length - 1 for length in _PROBE_LENGTHS]
+        # One plain pass is enough: the shorter sequence is the beginning of the longest.
+        with torch.no_grad():
+            output = self._model(input_ids=torch.tensor([longest], device=self.device), use_cache=False)
+        expected = output.logits[0][last_positions].float().log_softmax(-1)  # (B, V)
+
         self._model.set_attn_implementation(ROWS_ATTENTION)
-        self.rows.reserve(len(sequences), max(_PROBE_LENGTHS))
-        self.next_logits(0, [ids[: len(ids) // 2] for ids in sequences], [0] * len(sequences))
-        rest = [ids[len(ids) // 2 :] for ids in sequences]
-        found = self.next_logits(0, rest, [len(ids) // 2 for ids in sequences])
-        difference = (found.float().log_softmax(-1) - expected.float().log_softmax(-1)).abs().max().item()
-        if not difference <= tolerance:
+        self.rows.reserve(len(sequences), len(longest))
+        first_lengths = [length // 2 for length in _PROBE_LENGTHS]
+        first_parts = []
+        second_parts = []
+        for sequence, first_length in zip(sequences, first_lengths, strict=True):
+            first_parts.append(sequence[:first_length])
+            second_parts.append(sequence[first_length:])
+        self.next_logits(0, first_parts, [0] * len(sequences))
+        logits = self.next_logits(0, second_parts, first_lengths)  # (B, V)
+        difference = (logits.float().log_softmax(-1) - expected).abs().max().item()
+        if not difference <= tolerance:  # so that a NaN is refused as well
             raise ValueError(f"log-probabilities from its cached rows are off by {difference:.3g}")
         bytes_per_token = self.rows.bytes_per_token
         self.rows = KVRows()
@@ -238,29 +260,37 @@ def sample_tokens(
     Row b's token is the first whose cumulative probability exceeds `uniforms[b]`; a greedy row's is the likeliest.
     A row of non-finite logits comes back with a non-finite log-probability.
     """
-    rows: dict[tuple[float, float, int, float], list[int]] = {}
+    rows_of_settings: dict[tuple[float, float, int, float], list[int]] = {}
     for row, setting in enumerate(settings):
-        rows.setdefault((setting.temperature, setting.min_p, setting.top_k, setting.top_p), []).append(row)
-    logits, greedy = logits.float(), torch.zeros(len(settings), 1, dtype=torch.bool, device=logits.device)
+        key = (setting.temperature, setting.min_p, setting.top_k, setting.top_p)
+        rows_of_settings.setdefault(key, []).append(row)
+
+    device = logits.device
+    logits = logits.float()
     likeliest = logits.argmax(dim=-1, keepdim=True)  # (B, 1)
-    for (temperature, min_p, top_k, top_p), own in rows.items():
-        greedy[own] = temperature == 0
+    is_greedy = torch.zeros(len(settings), 1, dtype=torch.bool, device=device)  # (B, 1)
+    for (temperature, min_p, top_k, top_p), rows in rows_of_settings.items():
+        is_greedy[rows] = temperature == 0
         warpers = _warpers(temperature, min_p, top_k, top_p)
-        if len(rows) == 1:
+        if len(rows_of_settings) == 1:
             logits = warpers(None, logits)
         elif warpers:
-            logits = logits.index_copy(0, torch.tensor(own, device=logits.device), warpers(None, logits[own]))
+            warped = warpers(None, logits[rows])
+            logits = logits.index_copy(0, torch.tensor(rows, device=device), warped)
     logps = torch.log_softmax(logits, dim=-1)  # (B, V)
-    # By inverting the cumulative sum. In single precision, it would lose a large vocabulary's small probabilities.
+
+    # Draws by inverting the cumulative sum. In single precision, a large vocabulary's small probabilities would be lost
+    # in it. It does not end at exactly 1, so the draws are scaled to where it ends.
     cumulative = logps.exp().cumsum(dim=-1, dtype=torch.float64)  # (B, V)
-    targets = torch.tensor(uniforms, dtype=torch.float64, device=logits.device).unsqueeze(1) * cumulative[:, -1:]
-    drawn = torch.searchsorted(cumulative, targets, right=True).clamp(max=logps.shape[1] - 1)  # (B, 1)
-    ids = torch.where(greedy, likeliest, drawn)
+    draws = torch.tensor(uniforms, dtype=torch.float64, device=device).unsqueeze(1)  # (B, 1)
+    sampled = torch.searchsorted(cumulative, draws * cumulative[:, -1:], right=True)  # (B, 1)
+    sampled = sampled.clamp(max=logps.shape[1] - 1)
+    ids = torch.where(is_greedy, likeliest, sampled)  # (B, 1)
     return ids.squeeze(1).tolist(), logps.gather(1, ids).squeeze(1).tolist()
 
 
 def _warpers(temperature: float, min_p: float, top_k: int, top_p: float) -> LogitsProcessorList:
-    """transformers' own, in vLLM's order, none for greedy rows: tokens as likely as the k-th stay, one at least."""
+    """transformers' warpers in vLLM's order; none for greedy rows. Tokens as likely as the k-th stay, at least one."""
     warpers = LogitsProcessorList()
     if temperature == 0:
         return warpers
