@@ -1,5 +1,7 @@
-"""Conversations of all shapes in a stranger's chat template, as transformers renders them. Loads transformers, and is
-called in a confined process alone (`repl_rl.engine.strangers`)."""
+"""Conversations of all shapes in a stranger's chat template, as transformers renders them.
+
+It loads transformers, and is only called in a confined process (`repl_rl.engine.strangers`).
+"""
 
 from itertools import product
 from typing import Any
@@ -29,12 +31,14 @@ _CONVERSATIONS: tuple[list[dict[str, Any]], ...] = (
 
 
 def render(template: str, named: dict[str, Any]) -> None:
-    """Render them all, with `named` (special tokens, arguments of a user). What the template refuses is not told: no
-    rollout gets that."""
+    """Render all conversations, with and without tools. `named` are special tokens and a user's template arguments.
+
+    A conversation that the template refuses is passed over: no rollout would get to render it.
+    """
     for conversation, tools, opens in product(_CONVERSATIONS, (None, [_TOOL]), (True, False)):
         try:
             render_jinja_template([conversation], tools, None, template, False, False, opens, **named)
-        except MemoryError:
+        except MemoryError:  # the process's limit, which fails the trial
             raise
         except Exception:  # noqa: BLE001 - templates raise all sorts
             continue

@@ -17,12 +17,14 @@ from repl_rl.errors import ModelError
 
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 _PRINTABLE = tuple(byte for byte in range(0x21, 0x100) if not 0x7F <= byte < 0xA1 and byte != 0xAD)
-_OTHERS = tuple(byte for byte in range(0x100) if byte not in _PRINTABLE)
+_UNPRINTABLE = tuple(byte for byte in range(0x100) if byte not in _PRINTABLE)
 _BYTE_OF = {byte: byte for byte in _PRINTABLE}
 """GPT-2's map from code points to bytes (`bytes_to_unicode` in its encoder.py, inverted)."""
-_BYTE_OF.update({0x100 + rank: byte for rank, byte in enumerate(_OTHERS)})
-_IN_MAP = re.compile("[{}]*".format("".join(re.escape(chr(point)) for point in _BYTE_OF)))
-_IDS_PER_TOKEN, _MORE_IDS = 16, 1 << 16
+_BYTE_OF.update({0x100 + rank: byte for rank, byte in enumerate(_UNPRINTABLE)})
+_MAPPED_CHARACTERS = "".join(re.escape(chr(point)) for point in _BYTE_OF)
+_IN_MAP = re.compile(f"[{_MAPPED_CHARACTERS}]*")
+_IDS_PER_TOKEN = 16
+_MORE_IDS = 1 << 16
 _MOST_SPELLED_BYTES = 256 << 20
 
 
@@ -35,47 +37,64 @@ def bytes_of_tokens(tokenizer: Any) -> tuple[bytes, ...]:
     count = max(ids.values(), default=-1) + 1
     if count > _IDS_PER_TOKEN * len(ids) + _MORE_IDS:
         raise ModelError(f"the tokenizer has {len(ids):,} tokens, and ids up to {count - 1:,}; take another checkpoint")
-    spell, room_bytes = _speller(tokenizer), _MOST_SPELLED_BYTES
-    found = [b""] * count
+    spell = _speller(tokenizer)
+    token_bytes = [b""] * count
+    room_bytes = _MOST_SPELLED_BYTES
     for token, index in ids.items():
-        found[index] = spell(token, index)
-        if (room_bytes := room_bytes - len(found[index])) < 0:
+        spelling = spell(token, index)
+        token_bytes[index] = spelling
+        room_bytes -= len(spelling)
+        if room_bytes < 0:
             raise ModelError(f"the tokenizer's tokens stand for more than {_MOST_SPELLED_BYTES >> 20} MiB of text")
-    return tuple(found)
+    return tuple(token_bytes)
 
 
 def _speller(tokenizer: Any) -> Callable[[str, int], bytes]:
+    """A function that gives a token's bytes by its name and id, as this tokenizer's decoder spells them."""
     added: Mapping[int, Any] = tokenizer.added_tokens_decoder
-    kinds: set[str] = set()
-    replaced: dict[str, str] = {}
     decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
-    parts = [] if decoder is None else [json.loads(decoder.__getstate__())]
+    kinds: set[str] = set()
+    replacements: dict[str, str] = {}
+    parts = []
+    if decoder is not None:
+        parts.append(json.loads(decoder.__getstate__()))
     while parts:  # the decoder's parts as its JSON writes them, in order
         part = parts.pop(0)
-        parts = [*part.get("decoders", []), *parts]
+        parts = part.get("decoders", []) + parts
         kinds.add(part["type"])
         if part["type"] == "Replace" and "String" in part["pattern"]:
-            replaced[part["pattern"]["String"]] = part["content"]
+            replacements[part["pattern"]["String"]] = part["content"]
         elif part["type"] == "Metaspace":
-            replaced[part["replacement"]] = " "
+            replacements[part["replacement"]] = " "
+
     if "ByteLevel" in kinds:
-        beside = {index for index in added if tokenizer.backend_tokenizer.model.id_to_token(index) is None}
-        return lambda token, index: token.encode() if index in beside else _from_byte_level(token)
-    if kinds & {"ByteFallback", "Metaspace"} or "▁" in replaced:
+        model = tokenizer.backend_tokenizer.model
+        beside_model = {index for index in added if model.id_to_token(index) is None}
+
+        def from_byte_level(token: str, index: int) -> bytes:
+            if index not in beside_model and _IN_MAP.fullmatch(token):
+                return token.translate(_BYTE_OF).encode("latin-1")
+            return token.encode()
+
+        return from_byte_level
+
+    if "ByteFallback" in kinds or "Metaspace" in kinds or "▁" in replacements:
         special = {index for index, token in added.items() if token.special}
-        return lambda token, index: token.encode() if index in special else _from_pieces(token, replaced)
-    return lambda _, index: tokenizer.decode(
-        [index], skip_special_tokens=False, clean_up_tokenization_spaces=False
-    ).encode()
 
+        def from_pieces(token: str, index: int) -> bytes:
+            if index in special:
+                return token.encode()
+            byte = _BYTE_TOKEN.fullmatch(token)
+            if byte is not None:
+                return bytes.fromhex(byte[1])
+            for pattern, content in replacements.items():
+                token = token.replace(pattern, content)
+            return token.encode()
 
-def _from_byte_level(token: str) -> bytes:
-    return token.translate(_BYTE_OF).encode("latin-1") if _IN_MAP.fullmatch(token) else token.encode()
+        return from_pieces
 
+    def decoded(token: str, index: int) -> bytes:
+        text: str = tokenizer.decode([index], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text.encode()
 
-def _from_pieces(token: str, replaced: Mapping[str, str]) -> bytes:
-    if byte := _BYTE_TOKEN.fullmatch(token):
-        return bytes.fromhex(byte[1])
-    for pattern, content in replaced.items():
-        token = token.replace(pattern, content)
-    return token.encode()
+    return decoded

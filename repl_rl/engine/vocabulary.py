@@ -47,8 +47,9 @@ class Vocabulary:
                     "leave it out"
                 )
         self.stops = stops
-        own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-        self.eos_ids = frozenset([*own, *eos_ids])
+        self.eos_ids = frozenset(eos_ids)
+        if tokenizer.eos_token_id is not None:
+            self.eos_ids |= {tokenizer.eos_token_id}
         if not self.newline_ids:
             raise ModelError("no token of this tokenizer holds a newline, so no line would ever end; use another model")
         if self.decode(self.encode_output(_NEWLINE_PROBE)) != _NEWLINE_PROBE:
@@ -72,13 +73,19 @@ class Vocabulary:
         return self.newline_ids if self.stops == b"\n" else self._holding(self.stops)
 
     def _holding(self, wanted: bytes) -> frozenset[int]:
-        found = set(wanted)
-        return frozenset(index for index, data in enumerate(self.token_bytes) if found & set(data)) - self.eos_ids
+        """Ids of the tokens that hold one of these bytes, without `eos_ids`."""
+        wanted_bytes = set(wanted)
+        ids = set()
+        for index, token in enumerate(self.token_bytes):
+            if not wanted_bytes.isdisjoint(token):
+                ids.add(index)
+        return frozenset(ids - self.eos_ids)
 
     @cached_property
     def digest(self) -> str:
         """Tells whether another process has the same `stop_ids` and `eos_ids`."""
-        return hashlib.sha256(json.dumps([sorted(self.stop_ids), sorted(self.eos_ids)]).encode()).hexdigest()[:16]
+        ends = json.dumps([sorted(self.stop_ids), sorted(self.eos_ids)])
+        return hashlib.sha256(ends.encode()).hexdigest()[:16]
 
     @property
     def pad_id(self) -> int:
@@ -87,15 +94,28 @@ class Vocabulary:
         return min(self.eos_ids) if pad is None else pad
 
     def held_as_text(self, text: str) -> str:
-        """A text from outside, such as a question, in which the names of special tokens are to stay text. Until
-        `encode_prompt` or `encode_chat` encodes what it became a part of, a stand-in holds the place of each name."""
-        added = self._special_tokens
-        return self._special_names.sub(lambda name: f"reprl_special_{added[name[0]]}_", text) if added else text
+        """A text from outside, such as a question, in which the names of special tokens are to stay text.
+
+        A stand-in takes the place of each name, until `encode_prompt` or `encode_chat` encodes the prompt or chat that
+        the text became a part of.
+        """
+        special_ids = self._special_tokens
+        if not special_ids:  # the pattern of no names would match everywhere
+            return text
+
+        def stand_in(name: re.Match[str]) -> str:
+            return f"reprl_special_{special_ids[name[0]]}_"
+
+        return self._special_names.sub(stand_in, text)
 
     def released(self, text: str) -> str:
         """The text with the names again in the places of their stand-ins."""
-        names = {str(index): name for name, index in self._special_tokens.items()}
-        return _STAND_IN.sub(lambda held: names.get(held[1], held[0]), text)
+        names = self._names_by_digits
+
+        def name_of(stand_in: re.Match[str]) -> str:
+            return names.get(stand_in[1], stand_in[0])
+
+        return _STAND_IN.sub(name_of, text)
 
     @cached_property
     def _special_tokens(self) -> dict[str, int]:
@@ -103,21 +123,30 @@ class Vocabulary:
         added: Mapping[int, Any] = self.tokenizer.added_tokens_decoder
         return {token.content: index for index, token in added.items() if token.special and token.content}
 
+    @property
+    def _names_by_digits(self) -> dict[str, str]:
+        """The names of special tokens by their ids, as these are written in stand-ins."""
+        return {str(index): name for name, index in self._special_tokens.items()}
+
     @cached_property
     def _special_names(self) -> re.Pattern[str]:
+        """Matches the name of any special token."""
+        # An alternation takes the first name that matches, and names may begin with one another.
         longest_first = sorted(self._special_tokens, key=len, reverse=True)
         return re.compile("|".join(map(re.escape, longest_first)))
 
     def _encode_around_stand_ins(self, text: str, begins_with_special: bool) -> tuple[int, ...]:
         """Ids of a text. The names in the places of stand-ins are encoded as text, by themselves."""
-        names = {str(index): name for name, index in self._special_tokens.items()}
+        names = self._names_by_digits
         ids: list[int] = []
+        # A split at a pattern with one group gives, in turn, the text between two matches and the digits of a match.
         for place, piece in enumerate(_STAND_IN.split(text)):
+            is_first = place == 0
             is_stand_in = place % 2 == 1
             if is_stand_in:
                 ids += self.encode_output(names.get(piece, piece))
-            elif piece or place == 0:
-                ids += self.tokenizer.encode(piece, add_special_tokens=begins_with_special and place == 0)
+            elif piece or is_first:
+                ids += self.tokenizer.encode(piece, add_special_tokens=begins_with_special and is_first)
         return tuple(ids)
 
     def encode_prompt(self, text: str) -> tuple[int, ...]:
@@ -137,7 +166,8 @@ class Vocabulary:
 
     def template_names(self, argument: str) -> bool:
         """Whether the chat template mentions an argument of this name."""
-        return bool(re.search(rf"\b{re.escape(argument)}\b", str(self.tokenizer.chat_template or "")))
+        template = str(self.tokenizer.chat_template or "")
+        return re.search(rf"\b{re.escape(argument)}\b", template) is not None
 
     def with_template_kwargs(self, arguments: Mapping[str, Any]) -> Vocabulary:
         """The same vocabulary, whose chat template gets these arguments besides."""
@@ -147,15 +177,19 @@ class Vocabulary:
 
     @cached_property
     def has_system_role(self) -> bool:
-        """Whether the chat template shows a system message. Those of Gemma 1 and 2 and of the first Mistral 7B raise an
-        error instead, and others leave it out. A template that refuses even a question is said to have the role."""
+        """Whether the chat template shows a system message.
+
+        The templates of Gemma 1 and 2 and of the first Mistral 7B raise an error instead, and others leave the message
+        out. A template that refuses even a question counts as one with the role.
+        """
+        system = {"role": "system", "content": _SYSTEM_PROBE}
         question = {"role": "user", "content": "?"}
         try:
-            self._rendered([question], (), True)
+            self._rendered([question], tools=(), opens=True)
         except ModelError:
             return True
         try:
-            text = self._rendered([{"role": "system", "content": _SYSTEM_PROBE}, question], (), True)
+            text = self._rendered([system, question], tools=(), opens=True)
         except ModelError:
             return False
         return _SYSTEM_PROBE in text
@@ -194,8 +228,8 @@ class Vocabulary:
 
     def bytes_of(self, ids: Sequence[int]) -> bytes:
         """The bytes of `ids`. An id that the tokenizer does not know (a padding row) has none."""
-        known = self.token_bytes
-        return b"".join(known[index] for index in ids if index < len(known))
+        token_bytes = self.token_bytes
+        return b"".join(token_bytes[index] for index in ids if index < len(token_bytes))
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids` on their own: U+FFFD for bytes that are not UTF-8, halves of characters included."""
@@ -203,38 +237,51 @@ class Vocabulary:
 
 
 def _system_in_question(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The messages without system messages, whose text is put before that of the first message of the user's."""
-    system = [str(message["content"]) for message in messages if message["role"] == "system"]
-    others = [message for message in messages if message["role"] != "system"]
-    for index, message in enumerate(others):
+    """The messages without system messages, whose text goes to the head of the user's first message."""
+    system_texts: list[str] = []
+    conversation: list[Mapping[str, Any]] = []
+    for message in messages:
+        if message["role"] == "system":
+            system_texts.append(str(message["content"]))
+        else:
+            conversation.append(message)
+    for index, message in enumerate(conversation):
         if message["role"] == "user":
-            others[index] = {**message, "content": "\n\n".join([*system, str(message["content"])])}
-            return others
-    return [{"role": "user", "content": "\n\n".join(system)}, *others]
+            text = "\n\n".join([*system_texts, str(message["content"])])
+            conversation[index] = {**message, "content": text}
+            return conversation
+    question = {"role": "user", "content": "\n\n".join(system_texts)}
+    return [question, *conversation]
 
 
 def load_vocabulary(
     path: str, stops: bytes = b"\n", template_kwargs: Mapping[str, Any] | None = None, is_tried: bool = False
 ) -> Vocabulary:
-    """The vocabulary of a checkpoint folder or hub id, turns ending at `stops`. Raises ModelError naming the path, and
-    ConfigError for `template_kwargs` that its chat template does not name. With `is_tried`, whoever asks has loaded it
-    before."""
-    if path in map(str, SHIPPED.values()):  # AutoTokenizer would take this class too, after seconds for loading torch
+    """The vocabulary of a checkpoint folder or hub id, turns ending at `stops`.
+
+    `is_tried` says that the caller has tried the tokenizer before (`require_tame`). Raises ModelError naming the path,
+    and ConfigError for `template_kwargs` that the chat template does not name.
+    """
+    is_shipped = path in [str(folder) for folder in SHIPPED.values()]
+    if is_shipped:  # AutoTokenizer would take this class too, after seconds for loading torch
         from transformers import PreTrainedTokenizerFast as Tokenizer
     else:
         from transformers import AutoTokenizer as Tokenizer
 
     with loading(f"no tokenizer at {path!r}"):
         tokenizer = Tokenizer.from_pretrained(path)
-        if not is_tried and path not in map(str, SHIPPED.values()):
+        if not is_tried and not is_shipped:
             require_tame(tokenizer, template_kwargs)
-        return Vocabulary(tokenizer, _ends(path), stops, template_kwargs)
+        return Vocabulary(tokenizer, _eos_ids(path), stops, template_kwargs)
 
 
-def _ends(path: str) -> list[int]:
-    """The end-of-text ids that the checkpoint's generation settings name."""
-    eos = generation_settings(path).get("eos_token_id")
-    ends = [eos] if isinstance(eos, int) else list(eos or [])
-    if not all(isinstance(each, int) for each in ends):
-        raise ValueError(f"eos_token_id of its generation settings is {eos!r}, which are not ids")
-    return ends
+def _eos_ids(path: str) -> list[int]:
+    """The end-of-text ids that the checkpoint's generation settings name: one id, a list, or none."""
+    setting = generation_settings(path).get("eos_token_id")
+    if isinstance(setting, int):
+        return [setting]
+    ids = list(setting or [])
+    for index in ids:
+        if not isinstance(index, int):
+            raise ValueError(f"eos_token_id of its generation settings is {setting!r}, which are not ids")
+    return ids
