@@ -55,22 +55,23 @@ class VLLMEngine(LocalLLM, ThreadedEngine[LineSlot]):
         LocalLLM.__init__(self, path, model, config, seed)
         self.leader = Leader(self.llm)
         self.stepper = LineStepper(self, vocabulary, is_deterministic=config.deterministic)
-        self._names = itertools.count()
-        vllm_config, scheduler = self.llm.llm_engine.vllm_config, self.stepper.scheduler
-        sequences = get_max_concurrency_for_kv_cache_config(vllm_config, scheduler.kv_cache_config)
-        capacity_tokens = int(sequences * vllm_config.model_config.max_model_len)
+        self._slot_numbers = itertools.count()
+        vllm_config = self.llm.llm_engine.vllm_config
+        cache_config = self.stepper.scheduler.kv_cache_config
+        longest_sequences = get_max_concurrency_for_kv_cache_config(vllm_config, cache_config)
+        capacity_tokens = int(longest_sequences * vllm_config.model_config.max_model_len)
         admission = Admission(Room(capacity_tokens), learns=True)
         ThreadedEngine.__init__(self, self.stepper, "vLLM", admission, config.context_tokens, self.threads)
 
     def make_sequence(self, tokens: int) -> LineSlot:
-        return LineSlot(f"slot-{next(self._names)}")
+        return LineSlot(f"slot-{next(self._slot_numbers)}")
 
     @property
     def prompt_tokens(self) -> tuple[int, int]:
         """Since its start: the tokens that lines were to continue, and how many of these the model was given to
         compute. The others were there from earlier lines, of this trajectory or of one that began alike."""
-        stepper = self.stepper
-        return stepper.asked_tokens, stepper.scheduler.computed_tokens - stepper.decoded_tokens
+        computed_tokens = self.stepper.scheduler.computed_tokens - self.stepper.decoded_tokens
+        return self.stepper.asked_tokens, computed_tokens
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -92,7 +93,7 @@ class LineStepper:
     first, as if each were one long sequence. With each line's own arrival time, all trajectories would advance together
     and end at the same time, each holding its kernel until then.
 
-    Lines follow their seeds, if they have any. If it `is_deterministic`, each line computes its whole prefix, whatever
+    Lines follow their seeds, if they have any. With `is_deterministic`, each line computes its whole prefix, whatever
     was computed before: keys and values from a batch of another shape differ in their last bits on some processors.
 
     Apart from copying ids, the cost of a line does not grow with its transcript.
@@ -117,12 +118,15 @@ class LineStepper:
         """Sampled tokens that were given to the model again, to sample the next one of their line."""
 
     def add(self, slot: LineSlot, ids: list[int], max_tokens: int, sampling: SamplingConfig) -> None:
-        params = _params(max_tokens, *(getattr(sampling, name) for name in SAMPLING))
-        seed = sampling.line_seed(len(ids)) if isinstance(sampling, SeededSampling) else None
-        if seed is None and self._engine.leader.has_others:
+        settings = [getattr(sampling, name) for name in SAMPLING]
+        params = _params(max_tokens, *settings)
+        seed = None
+        if isinstance(sampling, SeededSampling):
+            seed = sampling.line_seed(len(ids))
+        elif self._engine.leader.has_others:
             seed = secrets.randbits(63)  # each shard draws for itself, and all have to draw the same
         if seed is not None:
-            params = params.clone()
+            params = params.clone()  # `_params` gives other lines the same object
             params.seed = seed
         self.asked_tokens += len(ids)
         if slot.arrival is None:
@@ -139,16 +143,22 @@ class LineStepper:
             if output.finish_reason is None:
                 continue
             del self._running[output.request_id]
-            request, reason = slot.request, str(output.finish_reason)
-            ids = tuple(request.output_token_ids)
+            request = slot.request
             self._count(request)
+            reason = str(output.finish_reason)
+            ids = tuple(request.output_token_ids)
             if reason in ("stop", "length"):
                 if not all(map(math.isfinite, slot.logprobs)):
                     raise EngineError(
                         f"a token was sampled with log-probability {slot.logprobs}: the weights are broken"
                     )
-                finish = Finish.LENGTH if reason == "length" else Finish.EOS
-                finish = Finish.NEWLINE if ids[-1] in self._stop_ids else finish
+
+                if ids[-1] in self._stop_ids:
+                    finish = Finish.NEWLINE
+                elif reason == "length":
+                    finish = Finish.LENGTH
+                else:
+                    finish = Finish.EOS
                 yield slot, SampledLine(ids, tuple(slot.logprobs), finish, slot.versions)
             elif slot.attempt < _ATTEMPTS:
                 self._ask(slot, request.prompt_token_ids, request.sampling_params, slot.attempt + 1)
@@ -166,7 +176,8 @@ class LineStepper:
         self.scheduler.release(slot.name)
 
     def _count(self, request: LineRequest) -> None:
-        """Of a line that ends. If a step is in flight on a GPU, it was given the last token too."""
+        """Count the decoded tokens of a line that ends. If a step is in flight on a GPU, it was given the last token
+        too."""
         self.decoded_tokens += max(0, request.num_computed_tokens - request.num_prompt_tokens)
 
     def update(self, version: int) -> None:
@@ -175,8 +186,10 @@ class LineStepper:
         # Running lines compute their keys and values again.
         self._engine.llm.reset_prefix_cache(reset_running_requests=True)
         for slot in self._running.values():
-            slot.request.cache_salt, slot.request.block_hashes = self._salt, []
-            slot.request.update_block_hashes()
+            request = slot.request
+            request.cache_salt = self._salt
+            request.block_hashes = []
+            request.update_block_hashes()
 
     @property
     def _salt(self) -> str:
@@ -190,14 +203,19 @@ class LineStepper:
         request = LineRequest(
             name, ids, params, None, arrival_time=slot.arrival, cache_salt=self._salt, lora_request=self._engine.adapter
         )
-        past = slot.request
-        if past and past.cache_salt == request.cache_salt and ids[: past.num_tokens] == past._all_token_ids:
-            request.block_hashes = past.block_hashes
+        last = slot.request
+        has_same_weights = last is not None and last.cache_salt == request.cache_salt
+        if has_same_weights and ids[: last.num_tokens] == last._all_token_ids:
+            request.block_hashes = last.block_hashes  # only new blocks are hashed
         else:
-            self.scheduler.release(name)
+            self.scheduler.release(name)  # a parked line has other tokens then, or was computed with other weights
+        # Set after the hashes: with a hasher, `Request` would hash the whole transcript when it is made.
         request._block_hasher = self._core.request_block_hasher
         request.update_block_hashes()
-        slot.request, slot.attempt, slot.versions, slot.logprobs = request, attempt, ((0, self._engine.version),), []
+        slot.request = request
+        slot.attempt = attempt
+        slot.versions = ((0, self._engine.version),)
+        slot.logprobs = []
         self._running[name] = slot
         self.scheduler.add_line(request)
 

@@ -28,7 +28,7 @@ _CPU_BLOCK_TOKENS = 32
 
 
 class LocalLLM:
-    """What engines with a `vllm.LLM` are made of. They have `paused` and `update`, as a `ThreadedEngine` does.
+    """The base of engines with a `vllm.LLM`. They have `paused` and `update`, as a `ThreadedEngine` does.
 
     Raises ModelError or ConfigError if the checkpoint can't be served as asked.
     """
@@ -40,9 +40,11 @@ class LocalLLM:
         """Whether vLLM was started with `enable_lora`."""
         self.adapter: LoRARequest | None = None
         """What lines are sampled with, beside the weights."""
-        (parameters,) = self.llm.apply_model(lambda model: sum(weights.numel() for weights in model.parameters()))
-        self.threads = None if torch.cuda.is_available() else engine_threads(parameters)
+        self.threads: int | None = None
         """The OpenMP threads to compute with; None: one per core, or a GPU."""
+        (parameter_count,) = self.llm.apply_model(_count_parameters)
+        if not torch.cuda.is_available():
+            self.threads = engine_threads(parameter_count)
         _open.add(self)
 
     def load_weights(self, named_weights: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -52,6 +54,7 @@ class LocalLLM:
 
     @contextmanager
     def _change(self: Any) -> Iterator[None]:
+        """Weights are replaced inside the block. A sleeping engine is woken for them, and gets its cache after them."""
         with self.paused():
             if self._sleeps:
                 self.llm.wake_up(tags=["weights"])
@@ -78,10 +81,11 @@ class LocalLLM:
         Raises EngineError for a name or shape that vLLM's model does not have; a layer that had not all of its weights
         by then keeps those from before.
         """
-        own = ((name, weight.clone()) for name, weight in named_weights)
+        # vLLM gets copies: it keeps them, and a weight that the trainer gathers is only there until the next is read.
+        copies = ((name, weight.clone()) for name, weight in named_weights)
         worker = self.llm.llm_engine.model_executor.driver_worker
         try:
-            worker.reload_weights(weights_iterator=own)
+            worker.reload_weights(weights_iterator=copies)
         except BaseException as error:
             _end_reload(worker.get_model(), worker.model_config)
             if not isinstance(error, ValueError | KeyError | AssertionError):
@@ -125,6 +129,10 @@ _open: WeakSet[LocalLLM] = WeakSet()
 """Those of this process that are not shut down."""
 
 
+def _count_parameters(model: Any) -> int:
+    return sum(weights.numel() for weights in model.parameters())
+
+
 def _end_reload(model: Any, config: Any) -> None:
     """Put back the tensors that vLLM took out of a model before it began to load others.
 
@@ -152,10 +160,13 @@ def load_llm(path: str, dtype: str, config: EngineConfig, seed: int) -> LLM:
         # The sampler's few compiled functions need a C++ compiler and a cache that all processes of a user share; two
         # installations of torch that fill it at once corrupt it. Eager functions cost nothing here.
         type(current_platform).simple_compile_backend = "eager"
-    device: dict[str, Any] = {"gpu_memory_utilization": config.gpu_memory_utilization}
+    device: dict[str, Any] = {}
     if on_cpu:
-        device = {"block_size": _CPU_BLOCK_TOKENS}
-    if process_count() > 1:  # this process has its own GPU (LOCAL_RANK) and whole engine; vLLM would take the first GPU
+        device["block_size"] = _CPU_BLOCK_TOKENS
+    else:
+        device["gpu_memory_utilization"] = config.gpu_memory_utilization
+    if process_count() > 1:
+        # Each process has its own GPU (LOCAL_RANK) and a whole engine. Otherwise, all would take the first GPU.
         device["distributed_executor_backend"] = "external_launcher"
     arguments: dict[str, Any] = {
         "model": path,

@@ -15,6 +15,7 @@ tokenizer. A request asks for it by `extra_args: {"repl_rl_line": [stops, digest
 
 import functools
 import logging
+import math
 from enum import IntEnum
 from typing import Any
 
@@ -41,9 +42,10 @@ class Ends(IntEnum):
 def stop_table(vocabulary: Vocabulary, size: int) -> bytes:
     """One `Ends` per id. `size` is the model's vocabulary size, which may exceed the tokenizer's."""
     table = bytearray(max(size, 1 + max(vocabulary.stop_ids | vocabulary.eos_ids)))
-    for ids, ends in ((vocabulary.stop_ids, Ends.LINE), (vocabulary.eos_ids, Ends.TEXT)):
-        for index in ids:
-            table[index] = ends
+    for index in vocabulary.stop_ids:
+        table[index] = Ends.LINE
+    for index in vocabulary.eos_ids:
+        table[index] = Ends.TEXT
     return bytes(table)
 
 
@@ -55,21 +57,22 @@ class TableScheduler(Scheduler):  # type: ignore[misc]
     """Stops the requests that `table_of` has a table for; others are handled as in vLLM."""
 
     def table_of(self, request: Request) -> tuple[bytes, str | None] | None:
-        """One `Ends` per row of the model's vocabulary, and what to give as the reason to stop instead of the token."""
+        """One `Ends` per row of the model's vocabulary, and the reason to stop if it is not to be the token."""
         raise NotImplementedError
 
     def _update_request_with_output(
         self, request: Request, new_token_ids: list[int], is_stale: bool = False
     ) -> tuple[list[int], bool]:
-        found = self.table_of(request)
-        if found is None:
+        table_and_reason = self.table_of(request)
+        if table_and_reason is None:
             outcome: tuple[list[int], bool] = super()._update_request_with_output(request, new_token_ids, is_stale)
             return outcome
-        table, reason = found
+        table, reason = table_and_reason
         for position, token in enumerate(new_token_ids, 1):
             request.append_output_token_ids(token)
-            if table[token]:
-                request.status, request.stop_reason = RequestStatus.FINISHED_STOPPED, reason or token
+            if table[token]:  # it ends a line or the text
+                request.status = RequestStatus.FINISHED_STOPPED
+                request.stop_reason = reason or token
             elif request.num_output_tokens >= request.max_tokens or request.num_tokens >= self.max_model_len:
                 request.status = RequestStatus.FINISHED_LENGTH_CAPPED
             else:
@@ -92,45 +95,57 @@ class LineScheduler(TableScheduler):
         """By request id: the last line of a slot whose next one has not come yet."""
         self.computed_tokens = 0
         """What the model was given to compute so far, not what was found in blocks and caches."""
-        self._spare_blocks = self.max_num_running_reqs + -(-self.max_model_len // self.block_size)
+        blocks_of_longest = math.ceil(self.max_model_len / self.block_size)
+        self._spare_blocks = self.max_num_running_reqs + blocks_of_longest
+        """Blocks to keep free: the next one of each running request, and all of one more request."""
 
     def add_line(self, request: LineRequest) -> None:
         """Add a slot's next line. If its last one is parked, `request` has to continue all of that one's ids."""
-        past = self.parked.pop(request.request_id, None)
-        if past is not None:
-            request.num_computed_tokens = past.num_computed_tokens
+        last = self.parked.pop(request.request_id, None)
+        if last is not None:
+            request.num_computed_tokens = last.num_computed_tokens  # in the blocks that are under its request id
         self.add_request(request)
 
     def release(self, request_id: str) -> None:
         """Give back the blocks of a parked line, if there is one."""
-        past = self.parked.pop(request_id, None)
-        if past is not None:
-            super()._free_request_blocks(past)
+        line = self.parked.pop(request_id, None)
+        if line is not None:
+            super()._free_request_blocks(line)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        for request_id in list(self.parked) if reset_running_requests else ():
-            self.release(request_id)
-        for request in list(self.kv_holding_waiting) if reset_running_requests else ():
-            self._wait_without_blocks(request)
-        done: bool = super().reset_prefix_cache(reset_running_requests, reset_connector)
-        return done
+        if reset_running_requests:
+            for request_id in list(self.parked):
+                self.release(request_id)
+            for request in list(self.kv_holding_waiting):
+                self._wait_without_blocks(request)
+        is_reset: bool = super().reset_prefix_cache(reset_running_requests, reset_connector)
+        return is_reset
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
-        while self.parked and self.kv_cache_manager.block_pool.get_num_free_blocks() < self._spare_blocks:
-            self.release(next(iter(self.parked)))
-        self._break_the_tie()
+        while self.parked and self._is_short_of_blocks():
+            first_parked = next(iter(self.parked))
+            self.release(first_parked)
+        if not self.running:
+            self._break_the_tie()
         scheduled = super().schedule(throttle_prefills)
         self.computed_tokens += scheduled.total_num_scheduled_tokens
         return scheduled
 
+    def _is_short_of_blocks(self) -> bool:
+        free: int = self.kv_cache_manager.block_pool.get_num_free_blocks()
+        return free < self._spare_blocks
+
     def _break_the_tie(self) -> None:
-        """If nothing runs and waiting requests hold blocks that the first of them lacks, free those of the others."""
-        for request in list(self.kv_holding_waiting)[:0:-1] if not self.running else ():
-            if self.kv_cache_manager.block_pool.get_num_free_blocks() >= self._spare_blocks:
+        """Nothing runs, and the first waiting request may lack blocks that later ones hold: free these, the last
+        request's first, until there are enough."""
+        later_requests = list(self.kv_holding_waiting)[1:]
+        for request in reversed(later_requests):
+            if not self._is_short_of_blocks():
                 return
             self._wait_without_blocks(request)
 
     def _wait_without_blocks(self, request: Request) -> None:
+        """Let a waiting request compute from its beginning when its turn comes."""
         self.kv_holding_waiting.remove_requests([request])
         super()._free_request_blocks(request)
         request.num_computed_tokens = 0
@@ -140,11 +155,13 @@ class LineScheduler(TableScheduler):
         return (self.stop_table, None) if isinstance(request, LineRequest) else None
 
     def _free_request_blocks(self, request: Request) -> None:
-        ended_a_line = request.status == RequestStatus.FINISHED_STOPPED and isinstance(request, LineRequest)
-        if ended_a_line and self.parks_blocks and self.stop_table[request.all_token_ids[-1]] == Ends.LINE:
-            self.parked[request.request_id] = request
-        else:
-            super()._free_request_blocks(request)
+        has_stopped = request.status == RequestStatus.FINISHED_STOPPED
+        if self.parks_blocks and has_stopped and isinstance(request, LineRequest):
+            last_token = request.all_token_ids[-1]
+            if self.stop_table[last_token] == Ends.LINE:  # no line follows the end of a text
+                self.parked[request.request_id] = request
+                return
+        super()._free_request_blocks(request)
 
 
 class AsyncLineScheduler(AsyncScheduler, LineScheduler):  # type: ignore[misc]
@@ -160,24 +177,22 @@ class AsyncLineScheduler(AsyncScheduler, LineScheduler):  # type: ignore[misc]
 class _ServerScheduler(TableScheduler):
     """Stops by a table the requests that ask for it, and parks nothing: a server's lines come from many trajectories.
 
-    What they ask for is `[stops, digest]`, see `Vocabulary.digest`. With another digest than that of this server's own
-    table, a request ends after one token, and its stop reason is the digest, or why there is no table.
-
-    It is made in vLLM's engine process, which would outlive a server that is killed, and keep its memory.
+    A request asks by `[stops, digest]`, see `Vocabulary.digest`. If this server's table has another digest, the request
+    ends after one token, and its stop reason is the table's digest, or why there is no table.
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        end_with_parent()
-        self._own: dict[str, tuple[str, bytes]] = {}
+        end_with_parent()  # vLLM's engine process would outlive a server that is killed, and keep its memory
+        self._tables: dict[str, tuple[str, bytes]] = {}
         """By the bytes that end a turn: the digest and the table."""
         self._size: int = self.vllm_config.model_config.get_vocab_size()
         self._every_token = bytes([Ends.TEXT]) * self._size
 
     def add_request(self, request: Request) -> None:
-        """Without our worker extension, a CPU's worker would end over a seed (`allow_seeds_on_cpu`)."""
-        is_allowed = not current_platform.is_cpu() or self.vllm_config.parallel_config.worker_extension_cls
-        if request.sampling_params is not None and not is_allowed:
+        has_extension = bool(self.vllm_config.parallel_config.worker_extension_cls)
+        if current_platform.is_cpu() and not has_extension and request.sampling_params is not None:
+            # Without our worker extension, a CPU's worker would end over a seed (`allow_seeds_on_cpu`).
             request.sampling_params.seed = None
         super().add_request(request)
 
@@ -185,20 +200,23 @@ class _ServerScheduler(TableScheduler):
         extra = request.sampling_params and request.sampling_params.extra_args
         if not extra or LINE_KEY not in extra:
             return None
-        stops, wanted = extra[LINE_KEY]
-        digest, table = self._own_table(stops)
-        return (table, None) if digest == wanted else (self._every_token, digest)
+        stops, requested_digest = extra[LINE_KEY]
+        if stops not in self._tables:
+            self._tables[stops] = self._make_table(stops)
+        digest, table = self._tables[stops]
+        if digest != requested_digest:
+            return self._every_token, digest
+        return table, None
 
-    def _own_table(self, stops: str) -> tuple[str, bytes]:
-        if stops not in self._own:
-            try:
-                path = self.vllm_config.model_config.model  # which the trainer that asks has tried
-                vocabulary = load_vocabulary(path, stops.encode("ascii"), is_tried=True)
-                self._own[stops] = vocabulary.digest, stop_table(vocabulary, self._size)
-            except Exception as error:  # noqa: BLE001 - the trainer has to hear of it, and the server keeps running
-                _log.exception("no table of the tokens that end a line")
-                self._own[stops] = f"none: {error}", self._every_token
-        return self._own[stops]
+    def _make_table(self, stops: str) -> tuple[str, bytes]:
+        """The digest and the table; in place of the digest, why there is no table."""
+        try:
+            path = self.vllm_config.model_config.model  # which the trainer that asks has tried
+            vocabulary = load_vocabulary(path, stops.encode("ascii"), is_tried=True)
+            return vocabulary.digest, stop_table(vocabulary, self._size)
+        except Exception as error:  # noqa: BLE001 - the trainer has to hear of it, and the server keeps running
+            _log.exception("no table of the tokens that end a line")
+            return f"none: {error}", self._every_token
 
 
 class _AsyncServerScheduler(AsyncScheduler, _ServerScheduler):  # type: ignore[misc]
@@ -206,9 +224,11 @@ class _AsyncServerScheduler(AsyncScheduler, _ServerScheduler):  # type: ignore[m
 
 
 def allow_seeds_on_cpu() -> None:
-    """Let requests with seeds have prompts that don't fit into one step, of which vLLM throws away what it samples.
+    """Let requests with seeds have prompts that don't fit into one step.
 
-    It then sets their generators back by an offset, which a CPU's generators don't have. They begin again instead.
+    vLLM throws away the token that it samples after a part of a prompt, and then sets the request's generator back by
+    an offset. A CPU's generators have none, so here they are kept from vLLM for such a step, and begin again at their
+    seed.
     """
     bookkeeping: Any = GPUModelRunner._bookkeeping_sync
     if getattr(bookkeeping, "takes_seeds", False):
@@ -217,33 +237,40 @@ def allow_seeds_on_cpu() -> None:
     @functools.wraps(bookkeeping)
     def with_seeds(runner: Any, *arguments: Any, **named: Any) -> Any:
         batch = runner.input_batch
-        partial = runner.discard_request_mask.np[: batch.num_reqs].nonzero()[0].tolist()
-        unfinished = {index: batch.generators.pop(index) for index in partial if index in batch.generators}
+        is_discarded = runner.discard_request_mask.np[: batch.num_reqs]
+        withheld = {}
+        for index in is_discarded.nonzero()[0].tolist():
+            if index in batch.generators:
+                withheld[index] = batch.generators.pop(index)
         try:
             return bookkeeping(runner, *arguments, **named)
         finally:
-            for index, generator in unfinished.items():
-                if not runner.requests[batch.req_ids[index]].output_token_ids:
+            for index, generator in withheld.items():
+                request = runner.requests[batch.req_ids[index]]
+                if not request.output_token_ids:
                     generator.manual_seed(generator.initial_seed())
-            batch.generators.update(unfinished)
+            batch.generators.update(withheld)
 
     with_seeds.takes_seeds = True  # type: ignore[attr-defined]
     GPUModelRunner._bookkeeping_sync = with_seeds
 
 
 def repack_experts_on_cpu() -> None:
-    """Let experts follow a reload of weights. vLLM packs them for the CPU's kernel when it makes that, and leaves them
-    unpacked when it finds it made. Now it is made anew."""
+    """Let experts follow a reload of weights.
+
+    vLLM packs experts for the CPU's kernel when it makes the kernel. At a reload it finds the kernel made, and would
+    leave the new experts unpacked. So the kernel is made again.
+    """
     from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
     setup: Any = UnquantizedFusedMoEMethod._setup_kernel
 
     @functools.wraps(setup)
-    def anew(method: Any, *arguments: Any, **named: Any) -> None:
+    def setup_again(method: Any, *arguments: Any, **named: Any) -> None:
         method.moe_kernel = None
         setup(method, *arguments, **named)
 
-    UnquantizedFusedMoEMethod._setup_kernel = anew
+    UnquantizedFusedMoEMethod._setup_kernel = setup_again
 
 
 if current_platform.is_cpu():

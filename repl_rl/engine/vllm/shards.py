@@ -1,10 +1,11 @@
 """A model that several trainer processes hold together, each a shard of every weight (tensor parallelism).
 
-vLLM's external launcher takes each process for one that schedules the same requests alike. Ours can't: lines come one
-by one, as interpreters answer. So the first of the processes schedules for all, and what it asks of its shard, by its
-executor's `collective_rpc`, the others do with theirs. They have an `Engine` that samples nothing (`VLLMShard`).
+vLLM's external launcher expects every process to schedule the same requests in the same order. Ours can't: lines come
+one by one, as interpreters answer. So the first process schedules for all. Each call that it makes of its shard, by its
+executor's `collective_rpc`, is sent to the others, which make it of theirs. They have an `Engine` that samples nothing
+(`VLLMShard`).
 
-All of them take part in a change of weights, each with its own shard: inside of `paused`, nobody is asked for anything.
+All processes take part in a change of weights, each with its own shard: no call is sent inside of `paused`.
 """
 
 import logging
@@ -29,29 +30,33 @@ from repl_rl.errors import EngineError
 _log = logging.getLogger(__name__)
 
 _HOLD = "hold"
+"""Sent in place of a call: wait for this process's own `paused`."""
 _CLOSE_S = 60.0
 
 
 class Leader:
-    """Passes on what the executor of this process is asked. With the whole model in this process, it does nothing."""
+    """Sends the calls of this process's executor to the other shards. With the whole model in this process, it does
+    nothing."""
 
     def __init__(self, llm: LLM) -> None:
         executor = llm.llm_engine.model_executor
         self._queue: Any = get_tp_group().mq_broadcaster
-        self._own: Callable[..., Any] = executor.collective_rpc
+        self._call_shard: Callable[..., Any] = executor.collective_rpc
         self._is_held = False
         self.has_others = self._queue is not None
         if self.has_others:
-            executor.collective_rpc = self._on_all
+            executor.collective_rpc = self._call_all
 
-    def _on_all(self, method: Any, timeout: float | None = None, args: Any = (), kwargs: Any = None, **how: Any) -> Any:
+    def _call_all(
+        self, method: Any, timeout: float | None = None, args: Any = (), kwargs: Any = None, **options: Any
+    ) -> Any:
         if not self._is_held:
             self._queue.enqueue((method, args, kwargs or {}))
-        return self._own(method, timeout, args, kwargs, **how)
+        return self._call_shard(method, timeout, args, kwargs, **options)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """The other shards are asked for nothing inside the block. They wait for the blocks of their own `paused`."""
+        """No call is sent to the other shards inside the block. They wait for the blocks of their own `paused`."""
         if self.has_others:
             self._queue.enqueue(_HOLD)
         self._is_held = True
@@ -75,7 +80,10 @@ class VLLMShard(LocalLLM):
         super().__init__(path, model, config, seed)
         self.version = 0
         self._gpu = torch.cuda.current_device() if torch.cuda.is_available() else None
-        self._is_held, self._may_go_on = threading.Event(), threading.Event()
+        self._is_held = threading.Event()
+        """Set when the first process has reached its `paused`."""
+        self._may_go_on = threading.Event()
+        """Set when this process has left its own."""
         self._thread = threading.Thread(target=self._follow, name="vLLM", daemon=True)
         self._thread.start()
 
@@ -84,7 +92,7 @@ class VLLMShard(LocalLLM):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Nothing is asked of this shard inside the block. Waits for the first process to come to its own."""
+        """No call runs on this shard inside the block. Waits until the first process has entered its own `paused`."""
         self._is_held.wait()
         self._is_held.clear()
         try:
@@ -103,6 +111,7 @@ class VLLMShard(LocalLLM):
             self.shut_down()
 
     def _follow(self) -> None:
+        """Make the calls that the first process sends, until it closes its engine."""
         try:
             if self.threads is not None:
                 limit_openmp(self.threads)
@@ -110,13 +119,16 @@ class VLLMShard(LocalLLM):
                 torch.cuda.set_device(self._gpu)  # a new thread begins on the first one
             queue: Any = get_tp_group().mq_broadcaster
             worker = self.llm.llm_engine.model_executor.driver_worker
-            while (asked := queue.dequeue(indefinite=True)) is not None:
-                if asked == _HOLD:
+            while True:
+                call = queue.dequeue(indefinite=True)
+                if call is None:
+                    return
+                if call == _HOLD:
                     self._is_held.set()
                     self._may_go_on.wait()
                     self._may_go_on.clear()
                 else:
-                    method, args, kwargs = asked
+                    method, args, kwargs = call
                     run_method(worker, method, args, kwargs)
         except BaseException:  # noqa: BLE001
             _log.exception("a shard of the model failed, and the first process would wait for it for ever")
