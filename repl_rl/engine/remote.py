@@ -1,8 +1,8 @@
 """Slots of an engine in another process, over a socket: ids go there, sampled lines come back.
 
-`RemoteEngine` is the side that takes slots. On the engine's side, a `SlotHost` keeps track of what the process at the
-other end has taken and asked for. The thread of a `ThreadedEngine` reads and writes its sockets itself; `EngineHost`
-serves any other `Engine` on an event loop.
+`RemoteEngine` is the side that takes slots. On the engine's side, a `SlotHost` keeps track of the slots and lines of
+the process at the other end. The thread of a `ThreadedEngine` reads and writes its sockets itself; `EngineHost` serves
+any other `Engine` on an event loop.
 
 Slots are numbered by the side that takes them. Of a transcript, only the ids that the engine does not have yet are
 sent.
@@ -62,7 +62,7 @@ class LeaveSlot(NamedTuple):  # the trajectory is over
 # From the engine.
 
 
-class Answer(NamedTuple):  # to what was asked for by this number, 0 being the slot itself
+class Answer(NamedTuple):  # to the request of this number, 0 being the slot itself
     slot: int
     number: int
     result: SampledLine | ReplRLError | None = None  # a line, which both sides have from now on; None: there is room
@@ -77,7 +77,7 @@ class RemoteEngine:
         self._gone: EngineError | None = None
         self._numbers = itertools.count()
         self._waiting: dict[tuple[int, int], asyncio.Future[Any]] = {}
-        """By slot and number: who waits for an answer."""
+        """The answers that are waited for, by slot and number."""
 
     @classmethod
     async def open(cls, end: socket.socket) -> RemoteEngine:
@@ -119,8 +119,8 @@ class RemoteEngine:
 
     def _on_end(self) -> None:
         self._gone = EngineError("the engine is gone: the process that it ran in has closed the connection")
-        for waiting in self._waiting.values():
-            settle(waiting, self._gone)
+        for future in self._waiting.values():
+            settle(future, self._gone)
 
 
 class RemoteSlot:
@@ -128,30 +128,35 @@ class RemoteSlot:
 
     def __init__(self, engine: RemoteEngine, number: int) -> None:
         self._engine = engine
-        self._number = number
-        self._asked = 0
-        self._theirs: list[int] = []
-        """The ids that the other side has."""
+        self._slot = number
+        self._line_number = 0
+        self._remote_ids: list[int] = []
+        """The ids that the other side has, as far as is known."""
         self._sampling: SamplingConfig | None = None
 
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
-        self._asked += 1
-        whole = list(ids)
-        keep = len(self._theirs) if whole[: len(self._theirs)] == self._theirs else 0
-        told = None if sampling is self._sampling else sampling
-        self._sampling, self._theirs = sampling, []
-        request = AskLine(self._number, self._asked, keep, tuple(whole[keep:]), max_tokens, told)
+        self._line_number += 1
+        transcript = list(ids)
+        keep = len(self._remote_ids)
+        if transcript[:keep] != self._remote_ids:
+            keep = 0
+        new_ids = tuple(transcript[keep:])
+        new_sampling = None if sampling is self._sampling else sampling
+        self._sampling = sampling
+        # Until the line is here: if it is cancelled, the other side may have its ids or not.
+        self._remote_ids = []
+        request = AskLine(self._slot, self._line_number, keep, new_ids, max_tokens, new_sampling)
         try:
             line: SampledLine = await self._engine.ask(request)
         except asyncio.CancelledError:
-            self._engine.send(CancelLine(self._number, self._asked))
+            self._engine.send(CancelLine(self._slot, self._line_number))
             raise
-        self._theirs = [*whole, *line.ids]
+        self._remote_ids = [*transcript, *line.ids]
         return line
 
 
 def settle(future: asyncio.Future[Any] | Future[Any] | None, result: object) -> None:
-    """Give whoever waits a result or an error, unless nobody does any more."""
+    """Give a future its result or error, unless it has one or was cancelled."""
     if future is None or future.done():
         return
     if isinstance(result, Exception):
@@ -175,11 +180,13 @@ class HeldSlot(Protocol):
 
 @dataclass(slots=True)
 class _HostedSlot:
-    held: HeldSlot
+    """A slot, and what the other end has sent for it."""
+
+    slot: HeldSlot
     ids: list[int] = field(default_factory=list)
     sampling: SamplingConfig | None = None
-    under_way: int | None = None
-    """The number of the line that is being sampled."""
+    line_number: int | None = None
+    """Of the line that is being sampled."""
 
 
 class SlotHost:
@@ -195,43 +202,44 @@ class SlotHost:
 
     def on_message(self, message: TakeSlot | AskLine | CancelLine | LeaveSlot) -> None:
         if isinstance(message, AskLine):
-            slot = self._slots[message.slot]
-            slot.ids[message.keep :] = message.ids
-            slot.sampling = message.sampling or slot.sampling  # sent once, even if that line was cancelled
-            assert slot.sampling is not None
-            slot.under_way = message.number
-            done = partial(self._on_line, slot, message)
-            slot.held.begin(slot.ids.copy(), message.max_tokens, slot.sampling, done)
+            hosted = self._slots[message.slot]
+            hosted.ids[message.keep :] = message.ids
+            hosted.sampling = message.sampling or hosted.sampling  # sent once, even if that line was cancelled
+            assert hosted.sampling is not None
+            hosted.line_number = message.number
+            done = partial(self._on_line, hosted, message)
+            hosted.slot.begin(hosted.ids.copy(), message.max_tokens, hosted.sampling, done)
         elif isinstance(message, TakeSlot):
-
-            def taken(error: ReplRLError | None) -> None:
-                self._send(Answer(message.slot, message.number, error))
-
+            taken = partial(self._answer, message)
             try:
                 self._slots[message.slot] = _HostedSlot(self._take(message.tokens, message.depth, taken))
             except ReplRLError as error:
                 taken(error)
         elif isinstance(message, CancelLine):
-            slot = self._slots[message.slot]
-            if slot.under_way == message.number:
-                slot.under_way = None
-                slot.held.drop()
+            hosted = self._slots[message.slot]
+            if hosted.line_number == message.number:
+                hosted.line_number = None
+                hosted.slot.drop()
         elif message.slot in self._slots:  # otherwise it was refused
-            slot = self._slots.pop(message.slot)
-            slot.under_way = None
-            slot.held.leave()
+            hosted = self._slots.pop(message.slot)
+            hosted.line_number = None
+            hosted.slot.leave()
 
     def leave_all(self) -> None:
         """The other end is gone: give back all slots."""
         for number in list(self._slots):
             self.on_message(LeaveSlot(number))
 
-    def _on_line(self, slot: _HostedSlot, asked: AskLine, result: SampledLine | ReplRLError) -> None:
-        if slot.under_way == asked.number:
-            slot.under_way = None
-            if isinstance(result, SampledLine):
-                slot.ids.extend(result.ids)
-            self._send(Answer(asked.slot, asked.number, result))
+    def _on_line(self, hosted: _HostedSlot, request: AskLine, result: SampledLine | ReplRLError) -> None:
+        if hosted.line_number != request.number:  # nobody waits for it any more
+            return
+        hosted.line_number = None
+        if isinstance(result, SampledLine):
+            hosted.ids.extend(result.ids)
+        self._answer(request, result)
+
+    def _answer(self, request: TakeSlot | AskLine, result: SampledLine | ReplRLError | None) -> None:
+        self._send(Answer(request.slot, request.number, result))
 
 
 class EngineHost:
@@ -286,14 +294,15 @@ class _LoopSlot:
     async def _hold(self, engine: Engine, tokens: int, depth: int, taken: Taken) -> None:
         """Stay in the engine's slot until cancelled."""
         try:
-            # Engines that never heard of depths are not asked about them by trajectories.
-            async with engine.slot(tokens, *([depth] if depth else [])) as self._slot:
+            # An engine that no session asks may have no parameter `depth`.
+            slot = engine.slot(tokens, depth) if depth else engine.slot(tokens)
+            async with slot as self._slot:
                 taken(None)
                 try:
                     await asyncio.get_running_loop().create_future()
                 finally:
                     self.drop()
-                    async with self._one_at_a_time:  # the line has let go of the slot
+                    async with self._one_at_a_time:  # waits until the line no longer uses the slot
                         self._slot = None
         except Exception as error:  # noqa: BLE001 - the other process has to hear of it, whatever it is
             taken(_as_ours(error))
@@ -308,4 +317,6 @@ class _LoopSlot:
 
 
 def _as_ours(error: Exception) -> ReplRLError:
-    return error if isinstance(error, ReplRLError) else EngineError(f"the engine failed: {error!r}")
+    if isinstance(error, ReplRLError):
+        return error
+    return EngineError(f"the engine failed: {error!r}")

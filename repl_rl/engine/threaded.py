@@ -3,7 +3,7 @@
 Lines join and leave the batch at any step, so no trajectory waits for another one's interpreter. The thread takes
 requests from a queue and from the sockets of other processes. After each step it sends all finished lines together. It
 serves the other processes itself, so that no other thread of this process contends for the GIL while their lines are
-sampled. The batch itself is kept by a `Stepper`.
+sampled. A `Stepper` keeps the batch itself.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class Stepper(Protocol[SequenceT]):
         """Forget a sequence: it has no line and will ask for none."""
 
     def update(self, version: int) -> None:
-        """The weights are others now: lines under way go on with these, and use nothing that was computed before."""
+        """The weights were replaced. Lines under way go on with the new ones, and use nothing that was computed with
+        the old."""
 
 
 class ThreadedEngine(ABC, Generic[SequenceT]):
@@ -129,7 +130,8 @@ class ThreadedEngine(ABC, Generic[SequenceT]):
 
         Raises EngineError if the engine is down.
         """
-        has_paused, may_go_on = threading.Event(), threading.Event()
+        has_paused = threading.Event()
+        may_go_on = threading.Event()
 
         def pause() -> None:
             self._read_connections()
@@ -182,8 +184,10 @@ class ThreadedEngine(ABC, Generic[SequenceT]):
         """A slot for a remote trajectory; `taken` is called once there is room. Raises ConfigError as `slot` does."""
         check_trajectory(tokens, self._context_tokens)
         sequence = self.make_sequence(tokens)
-        admitted = partial(self.post, partial(taken, None))
-        return ThreadedSlot(self, sequence, self.admission.ask(self.reserved_tokens(tokens), admitted, depth))
+        # Whichever thread makes room calls back, so `taken` is posted to this one.
+        on_admitted = partial(self.post, partial(taken, None))
+        reservation = self.admission.ask(self.reserved_tokens(tokens), on_admitted, depth)
+        return ThreadedSlot(self, sequence, reservation)
 
     def _step_forever(self) -> None:
         try:
@@ -198,27 +202,32 @@ class ThreadedEngine(ABC, Generic[SequenceT]):
                     request, _ = self._requests.popleft()
                     request()
                 self._read_connections()
-                for sequence, result in self._stepper.step() if self._running else ():
-                    slot = self._running.pop(sequence)
-                    if isinstance(result, SampledLine):
-                        self.admission.grow(slot.reservation, slot.length + len(result.ids))
-                    slot.done(result)
+                if self._running:
+                    self._step()
                 self._write_connections()
         except BaseException as error:  # noqa: BLE001 - whatever it is, every waiting rollout has to hear of it
             failure = EngineError(f"{self._name} failed: {error}")
             failure.__cause__ = error
             self._shut(failure)
 
+    def _step(self) -> None:
+        """Sample one token for every line, and hand out the lines that end with it."""
+        for sequence, result in self._stepper.step():
+            slot = self._running.pop(sequence)
+            if isinstance(result, SampledLine):
+                self.admission.grow(slot.reservation, slot.length + len(result.ids))
+            slot.done(result)
+
     def _sleep(self) -> None:
         """Wait for a request or for a message on a connection."""
         self._is_asleep = True
-        if not self._requests:
-            waiting = select.poll()  # select() can't take descriptors of 1024 and more
-            waiting.register(self._wakeup, select.POLLIN)
+        if not self._requests:  # one that was posted before `_is_asleep` was set has woken nobody
+            poll = select.poll()  # select() can't take descriptors of 1024 and more
+            poll.register(self._wakeup, select.POLLIN)
             for connection in self._connections:
                 if connection.is_open:
-                    waiting.register(connection.socket, select.POLLIN)
-            waiting.poll()
+                    poll.register(connection.socket, select.POLLIN)
+            poll.poll()
         self._is_asleep = False
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wakeup)
@@ -237,6 +246,7 @@ class ThreadedEngine(ABC, Generic[SequenceT]):
             raise EngineError(str(self._down)) from self._down
 
     def _shut(self, error: EngineError) -> None:
+        """Give all calls that still wait the error, or the one that the engine went down with before."""
         with self._lock:
             self._down = self._down or error
             callbacks = [done for _, done in self._requests if done is not None]
@@ -282,7 +292,8 @@ class ThreadedSlot(Generic[SequenceT]):
         except ConfigError as error:
             done(error)
             return
-        self.length, self.done = len(ids), done
+        self.length = len(ids)
+        self.done = done
         self.engine._running[self.sequence] = self
         self.engine._stepper.add(self.sequence, ids, max_tokens, sampling)
 
