@@ -104,9 +104,9 @@ class ServerClient:
     async def get(self, path: str, wait_s: float | None = None) -> Any:
         return await self._call("GET", path, None, wait_s)
 
-    async def post(self, path: str, body: Any = None, wait_s: float | None = None, **how: Any) -> Any:
-        """`how`: `headers`, and a function to `read` an answer that is not JSON."""
-        return await self._call("POST", path, body, wait_s, **how)
+    async def post(self, path: str, body: Any = None, wait_s: float | None = None, **options: Any) -> Any:
+        """`options` are `headers`, and a function to `read` an answer that is not JSON."""
+        return await self._call("POST", path, body, wait_s, **options)
 
     async def worker_call(self, method: str, **arguments: Any) -> list[Any]:
         """Run a method of the worker extension in each of the server's workers (`repl_rl.engine.server.worker`)."""
@@ -122,7 +122,7 @@ class ServerClient:
         except ServerSilent:
             raise
         except ServerUnreachable as error:
-            await self.get("/health")
+            await self.get("/health")  # if it still answers, the adapter was the reason
             raise ServerRefused(
                 f"{error}; the server has to be able to read the folder, and to take the rank"
             ) from error
@@ -148,13 +148,16 @@ class ServerClient:
         headers: Mapping[str, str] | None = None,
         read: Callable[[str], Any] = json.loads,
     ) -> Any:
-        where = f"{self.url}{path.partition('?')[0]}"
-        wait_s = self.timeouts.health_s if wait_s is None else wait_s
+        route, _, _ = path.partition("?")
+        where = f"{self.url}{route}"
+        if wait_s is None:
+            wait_s = self.timeouts.health_s
         timeout = aiohttp.ClientTimeout(total=wait_s, connect=self.timeouts.connect_s)
         try:
-            asking = self._session.request(method, self.url + path, json=body, timeout=timeout, headers=headers)
-            async with asking as response:
-                status, text = response.status, await response.text()
+            request = self._session.request(method, self.url + path, json=body, timeout=timeout, headers=headers)
+            async with request as response:
+                status = response.status
+                text = await response.text()
         except TimeoutError as error:
             raise ServerSilent(f"{where}: no answer in time ({wait_s:g} s)") from error
         except (aiohttp.ClientError, OSError) as error:
@@ -176,7 +179,8 @@ class ServerClient:
 def base_url(url: str) -> str:
     """`url` without a final slash or `/v1`. Raises ConfigError if it is not a base URL."""
     parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.netloc or parts.query or parts.fragment:
+    has_host = parts.scheme in ("http", "https") and parts.netloc
+    if not has_host or parts.query or parts.fragment:
         raise ConfigError(f"engine.servers: {url!r} is not a base URL; write it as http://host:8000")
     return url.rstrip("/").removesuffix("/v1")
 
@@ -203,7 +207,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What a server says of itself. None: it doesn't say."""
+    """What a server tells about itself. None: it does not tell."""
 
     version: str
     label: str | None = None
@@ -220,15 +224,16 @@ class ServerFacts:
     stop_digest: str | None = None
     """`Vocabulary.digest` of the table by which it ends lines; None without our scheduler."""
     ranks: int = 1
-    """Engines behind its URL, among which requests may choose; 1 if it doesn't say."""
+    """The number of engines behind its URL, among which requests may choose; 1 if it does not tell."""
     most_requests: int | None = None
-    """That it holds in its batches, those of all its engines."""
+    """How many it holds in the batches of all its engines together."""
     takes_adapters: bool = False
-    """It was started with `--enable-lora`."""
+    """Whether it was started with `--enable-lora`."""
 
 
 def takes_seeds(facts: ServerFacts) -> bool:
-    """Whether its requests may have seeds. On a CPU, vLLM without our extension ends over one whose prompt is split."""
+    """Whether requests may have seeds. On a CPU, vLLM without our extension fails at a seeded one with a long prompt,
+    which it computes in parts."""
     return facts.device != "cpu" or facts.worker_extension == WORKER_EXTENSION
 
 
@@ -253,30 +258,43 @@ async def inspect(client: ServerClient, wanted: Wanted) -> ServerFacts:
         await client.get("/health")
         wait_s = client.timeouts.handshake_s
         version = await _version(client)
-        cards = (await client.get("/v1/models", wait_s))["data"]
-        probe_ids = (await client.post("/tokenize", {"prompt": PROBE, "add_special_tokens": False}, wait_s))["tokens"]
-        config = (await _dev_answer(client, "/server_info?config_format=json")).get("vllm_config", {})
-        weights = await _dev_answer(client, "/weight_info")
-        if (await _dev_answer(client, "/is_paused")).get("is_paused"):
+        models = await client.get("/v1/models", wait_s)
+        cards = models["data"]
+        probe = await client.post("/tokenize", {"prompt": PROBE, "add_special_tokens": False}, wait_s)
+        probe_ids = tuple(probe["tokens"])
+        server_info = await _dev_answer(client, "/server_info?config_format=json")
+        weight_info = await _dev_answer(client, "/weight_info")
+        pause_info = await _dev_answer(client, "/is_paused")
+        if pause_info.get("is_paused"):
             await client.post("/resume")
-        dtype, parallel = config.get("model_config", {}).get("dtype"), config.get("parallel_config", {})
-        dtype = None if dtype is None else str(dtype).removeprefix("torch.")
-        _check(client.url, cards, tuple(probe_ids), dtype, wanted)
-        has_own_urls = parallel.get("data_parallel_external_lb") or parallel.get("data_parallel_hybrid_lb")
-        ranks = 1 if has_own_urls else int(parallel.get("data_parallel_size", 1))
-        sequences = config.get("scheduler_config", {}).get("max_num_seqs")
+
+        config = server_info.get("vllm_config", {})
+        model = config.get("model_config", {})
+        parallel = config.get("parallel_config", {})
+        dtype = model.get("dtype")
+        if dtype is not None:
+            dtype = str(dtype).removeprefix("torch.")
+        _check(client.url, cards, probe_ids, dtype, wanted)
+
+        ranks = int(parallel.get("data_parallel_size", 1))
+        if parallel.get("data_parallel_external_lb") or parallel.get("data_parallel_hybrid_lb"):
+            ranks = 1  # each engine has a URL of its own
+        most_requests = config.get("scheduler_config", {}).get("max_num_seqs")
+        if most_requests is not None:
+            most_requests = int(most_requests) * ranks
+        stop_digest = await _stop_digest(client, wanted)
         return ServerFacts(
             version=version,
-            stop_digest=await _stop_digest(client, wanted),
-            label=weights.get("weight_version"),
+            stop_digest=stop_digest,
+            label=weight_info.get("weight_version"),
             dtype=dtype,
             worker_extension=parallel.get("worker_extension_cls"),
-            quantization=config.get("model_config", {}).get("quantization"),
+            quantization=model.get("quantization"),
             cache_dtype=config.get("cache_config", {}).get("cache_dtype"),
             transfer=(config.get("weight_transfer_config") or {}).get("backend"),
             device=config.get("device_config", {}).get("device"),
             ranks=ranks,
-            most_requests=None if sequences is None else int(sequences) * ranks,
+            most_requests=most_requests,
             takes_adapters=config.get("lora_config") is not None,
         )
     except (KeyError, IndexError, TypeError, AttributeError) as error:
@@ -285,9 +303,17 @@ async def inspect(client: ServerClient, wanted: Wanted) -> ServerFacts:
 
 def _check(url: str, cards: Any, probe_ids: tuple[int, ...], dtype: str | None, wanted: Wanted) -> None:
     """Raises ModelError or ConfigError for the first thing that is wrong."""
-    names = dict.fromkeys(str(card.get(key) or card["id"]) for card in cards for key in ("id", "root"))
+    names: list[str] = []
+    for card in cards:
+        for key in ("id", "root"):
+            name = str(card.get(key) or card["id"])
+            if name not in names:
+                names.append(name)
     most_tokens = int(cards[0]["max_model_len"])
-    if set(map(os.path.realpath, names)).isdisjoint(map(os.path.realpath, wanted.names)):
+    # A name may be a path, and different paths may lead to one folder.
+    served_paths = {os.path.realpath(name) for name in names}
+    wanted_paths = {os.path.realpath(name) for name in wanted.names}
+    if served_paths.isdisjoint(wanted_paths):
         raise ModelError(
             f"{url} serves {' alias '.join(map(repr, names))}, and the model is {wanted.names[0]!r}; start it "
             f"with that model, or, if it is the same one at another path, with --served-model-name {wanted.names[0]}"
@@ -311,19 +337,22 @@ def _check(url: str, cards: Any, probe_ids: tuple[int, ...], dtype: str | None, 
 
 def agree(first: tuple[str, ServerFacts], url: str, facts: ServerFacts) -> None:
     """Raises EngineError if a server differs from the first one in what may change a sample."""
+    first_url, first_facts = first
     names = "version dtype quantization cache_dtype worker_extension transfer stop_digest takes_adapters"
     for name in names.split():
-        ours, theirs = getattr(first[1], name), getattr(facts, name)
-        if ours != theirs:
+        first_value = getattr(first_facts, name)
+        value = getattr(facts, name)
+        if value != first_value:
             raise EngineError(
-                f"the servers differ in {name.replace('_', ' ')}: {first[0]} has {ours!r} and {url} has {theirs!r}; "
-                "start them all with the same vLLM and the same flags"
+                f"the servers differ in {name.replace('_', ' ')}: {first_url} has {first_value!r} and {url} has "
+                f"{value!r}; start them all with the same vLLM and the same flags"
             )
 
 
 async def _version(client: ServerClient) -> str:
     try:
-        version = str((await client.get("/version"))["version"])
+        answer = await client.get("/version")
+        version = str(answer["version"])
         supported = Version(version).base_version in SUPPORTED
     except (ServerRefused, KeyError, TypeError, InvalidVersion) as error:
         raise EngineError(f"{client.url} is not a vLLM server: /version does not tell its version") from error
@@ -338,15 +367,18 @@ async def _version(client: ServerClient) -> str:
 async def _stop_digest(client: ServerClient, wanted: Wanted) -> str | None:
     """The digest of the server's stop table, which has to be ours; None without our scheduler.
 
-    The prompt is our highest token with a newline: a server with a smaller vocabulary refuses it. A table that nobody
-    has is asked for, and our scheduler answers with its own one's digest as the reason to stop. The only token that
-    `top_k` 1 leaves has a log-probability of 0 if that is computed after the sampling settings.
+    One request tells three things. Its prompt is our highest token with a newline: a server with a smaller vocabulary
+    refuses it. It asks for a table with an empty digest, which no table has, so our scheduler gives the digest of its
+    own table as the reason to stop. And `top_k` 1 leaves a single token, whose log-probability is 0 if the server
+    computes it after the sampling settings.
     """
-    last = max(wanted.vocabulary.stop_ids)
+    highest_id = max(wanted.vocabulary.stop_ids)
     end = {"extra_args": {LINE_KEY: [wanted.vocabulary.stops.decode(), ""]}}
-    request = line_request([last], 1, SamplingConfig(temperature=1.0, top_k=1), end, label="probe")
+    sampling = SamplingConfig(temperature=1.0, top_k=1)
+    request = line_request([highest_id], 1, sampling, end, label="probe")
     try:
-        choice = (await client.post(GENERATE, request, client.timeouts.handshake_s))["choices"][0]
+        answer = await client.post(GENERATE, request, client.timeouts.handshake_s)
+        choice = answer["choices"][0]
     except ServerRefused as error:
         if error.status in (403, 404):
             raise EngineError(
@@ -354,8 +386,8 @@ async def _stop_digest(client: ServerClient, wanted: Wanted) -> str | None:
             ) from error
         if "out of vocabulary" in str(error):
             raise ModelError(
-                f"{client.url} does not know token {last} of {wanted.names[0]!r}: its vocabulary is smaller; start "
-                "the server with the checkpoint that the config names"
+                f"{client.url} does not know token {highest_id} of {wanted.names[0]!r}: its vocabulary is smaller; "
+                "start the server with the checkpoint that the config names"
             ) from error
         raise
     if float(choice["logprobs"]["content"][0]["logprob"]) != 0.0:
@@ -401,24 +433,23 @@ def line_request(
     seed: int | None = None,
     adapter: str | None = None,
 ) -> dict[str, Any]:
-    """The request body for one line. `label` names the weights; what was cached with other weights is not reused.
-    `adapter` is the name of the one to sample with.
+    """The request body for one line.
 
-    Without a `seed`, servers that were started alike answer alike: they all begin with the same random numbers.
+    `label` names the weights; what was cached with other weights is not reused. `adapter` is the name of the adapter to
+    sample with. Without a `seed`, servers that were started alike answer alike: they all begin with the same random
+    numbers.
     """
-    return {
-        "token_ids": list(ids),
-        "cache_salt": label,
-        **({} if adapter is None else {"model": adapter}),
-        "sampling_params": {
-            **{name: getattr(sampling, name) for name in SAMPLING},
-            "max_tokens": max_tokens,
-            "logprobs": 0,
-            "detokenize": False,
-            **({} if seed is None else {"seed": seed}),
-            **end,
-        },
-    }
+    sampling_params = {name: getattr(sampling, name) for name in SAMPLING}
+    sampling_params["max_tokens"] = max_tokens
+    sampling_params["logprobs"] = 0  # of the sampled token alone
+    sampling_params["detokenize"] = False
+    if seed is not None:
+        sampling_params["seed"] = seed
+    sampling_params.update(end)
+    body = {"token_ids": list(ids), "cache_salt": label, "sampling_params": sampling_params}
+    if adapter is not None:
+        body["model"] = adapter
+    return body
 
 
 def read_answer(url: str, answer: Any, vocabulary: Vocabulary) -> tuple[SampledLine, frozenset[str]]:
@@ -435,15 +466,25 @@ def read_answer(url: str, answer: Any, vocabulary: Vocabulary) -> tuple[SampledL
         if reason == "abort" or not choice["token_ids"]:
             raise ServerUnreachable(f"{url} gave up a request (finish reason {reason!r})")
         ids = tuple(int(index) for index in choice["token_ids"])
-        content = choice["logprobs"]["content"]
-        named = tuple(int(entry["token_id"]) for entry in content)
-        logprobs = tuple(math.nan if entry["logprob"] is None else float(entry["logprob"]) for entry in content)
+        entries = choice["logprobs"]["content"]
+        entry_ids = tuple(int(entry["token_id"]) for entry in entries)
+        logprobs = tuple(_logprob(entry) for entry in entries)
         labels = frozenset(str(span["version"]) for span in choice["weight_versions"])
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise ServerRefused(f"{url} answered a request for tokens in a form that vLLM 0.32 does not have") from error
-    if named != ids:
-        raise EngineError(f"{url} answered with log-probabilities of {named} for the tokens {ids}")
-    if not all(math.isfinite(value) and value > CLAMPED for value in logprobs):
+    if entry_ids != ids:
+        raise EngineError(f"{url} answered with log-probabilities of {entry_ids} for the tokens {ids}")
+    if not all(math.isfinite(logprob) and logprob > CLAMPED for logprob in logprobs):
         raise EngineError(f"{url} sampled tokens with log-probabilities {logprobs}: the weights are broken")
-    finish = Finish.LENGTH if reason == "length" and ids[-1] not in vocabulary.eos_ids else Finish.EOS
-    return SampledLine(ids, logprobs, Finish.NEWLINE if ids[-1] in vocabulary.stop_ids else finish), labels
+    last = ids[-1]
+    if last in vocabulary.stop_ids:
+        finish = Finish.NEWLINE
+    elif reason == "length" and last not in vocabulary.eos_ids:
+        finish = Finish.LENGTH
+    else:
+        finish = Finish.EOS
+    return SampledLine(ids, logprobs, finish), labels
+
+
+def _logprob(entry: Mapping[str, Any]) -> float:
+    return math.nan if entry["logprob"] is None else float(entry["logprob"])

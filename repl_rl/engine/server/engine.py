@@ -67,7 +67,7 @@ class VLLMServerEngine:
 
     Raises ConfigError, ModelError or EngineError if one of them is down or is not what it has to be. An engine that
     follows another one takes those that are up, one at least. A server may name the model by its path or as the config
-    does. `seed` is not used: each line has a seed of its own, from its sampling's or by chance.
+    does. `seed` is not used: each line has a seed of its own, by its sampling or at random.
     """
 
     def __init__(
@@ -91,11 +91,11 @@ class VLLMServerEngine:
         self._closed = False
         self._transfer: Transfer | None = None
         self._first: tuple[str, ServerFacts] | None = None
-        """The server that the others have to agree with: its URL, and what it has said of itself."""
+        """The server that the others have to agree with: its URL, and what it has told about itself."""
         self._takes_seeds = True
         self._session: aiohttp.ClientSession | None = None
-        self._holders: dict[int, Place] = {}
-        """By the hash of ids that are the beginning of a session: where it went on from there."""
+        self._places: dict[int, Place] = {}
+        """By the hash of ids that begin a session: the place that has them in its cache."""
         self._loop = BackgroundLoop()
         try:
             self._loop.run(self._open(config, locate))
@@ -132,11 +132,14 @@ class VLLMServerEngine:
         """As `Slot.sample_line`, for one of its slots."""
         self._raise_if_closed()
         check_line(len(ids), max_tokens, self._wanted.context_tokens)
+        line = self._loop.submit(self._sample(slot, ids, max_tokens, sampling))
         try:
-            return await asyncio.wrap_future(self._loop.submit(self._sample(slot, ids, max_tokens, sampling)))
+            return await asyncio.wrap_future(line)
         except asyncio.CancelledError:
+            # `close` cancels the lines under way. Where the caller itself was cancelled, it has to stay so.
             task = asyncio.current_task()
-            if self._closed and not (task and task.cancelling()):
+            is_cancelled = task is not None and task.cancelling() > 0
+            if self._closed and not is_cancelled:
                 raise EngineError("the engine was closed while a line was being sampled") from None
             raise
 
@@ -165,13 +168,16 @@ class VLLMServerEngine:
         are sent without files; if that fails, no server can be used until it is started again.
         """
         version = self._next_version()
-        facts = named_weights.facts() if self._transfer is not None and hasattr(named_weights, "facts") else None
+        facts = None
+        if self._transfer is not None and hasattr(named_weights, "facts"):
+            facts = named_weights.facts()
         if self._transfer is None or facts is None:
-            self._loop.run(self._fleet.give_all(self._folder.write(version, named_weights)))
-            return
-        weights = Weights(self._folder.run, version, is_sent=True)
-        send = partial(self._transfer.send, facts=facts, named=named_weights)
-        self._loop.run(self._fleet.give_together(weights, send))
+            weights = self._folder.write(version, named_weights)
+            self._loop.run(self._fleet.give_all(weights))
+        else:
+            weights = Weights(self._folder.run, version, is_sent=True)
+            send = partial(self._transfer.send, facts=facts, named=named_weights)
+            self._loop.run(self._fleet.give_together(weights, send))
 
     @property
     def takes_adapters(self) -> bool:
@@ -180,7 +186,8 @@ class VLLMServerEngine:
 
     def load_adapter(self, save: Callable[[Path], None]) -> None:
         """As `load_weights`, for a PEFT adapter beside the checkpoint, which `save` writes to a folder."""
-        self._loop.run(self._fleet.give_all(self._folder.write_adapter(self._next_version(), save)))
+        weights = self._folder.write_adapter(self._next_version(), save)
+        self._loop.run(self._fleet.give_all(weights))
 
     def adopt(self, weights: Weights) -> None:
         """Use the weights that another process of the same training run has given the servers."""
@@ -206,27 +213,33 @@ class VLLMServerEngine:
         self._folder.close()
 
     async def _open(self, config: EngineConfig, locate: Locate | None) -> None:
+        headers = {}
         key = os.environ.get("VLLM_API_KEY")
-        self._session = session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
-            headers={"Authorization": f"Bearer {key}"} if key else None,
-        )
-        clients = [ServerClient(url, session, self._timeouts) for url in dict.fromkeys(map(base_url, config.servers))]
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
+        # As many connections as there are lines under way: the fleet bounds these.
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S)
+        session = aiohttp.ClientSession(connector=connector, headers=headers)
+        self._session = session
+
+        urls = dict.fromkeys(base_url(url) for url in config.servers)  # each once
+        clients = [ServerClient(url, session, self._timeouts) for url in urls]
         weights = self._follows or Weights(self._folder.run)
-        leads = self._follows is None
-        self._fleet = Fleet(clients, config.places, self._timeouts, self._inspect, weights, not leads, locate)
+        follows = self._follows is not None
+        self._fleet = Fleet(clients, config.places, self._timeouts, self._inspect, weights, follows, locate)
         first, *others = self.servers
-        await self._fleet.check(first)  # what it says of itself, the others have to say too
-        await asyncio.gather(*map(self._fleet.check, others))
+        await self._fleet.check(first)  # alone, because the others are compared with it
+        await asyncio.gather(*(self._fleet.check(server) for server in others))
         troubles = [server.trouble for server in self.servers if not server.up and server.trouble is not None]
         for trouble in troubles:
             if not isinstance(trouble, ServerUnreachable):
                 raise trouble
-        if self._first is None or (troubles and leads):
+        if self._first is None or (troubles and not follows):
             raise EngineError(
                 f"{troubles[0]}\nEvery server in engine.servers has to be up at the start; start one with\n"
                 f"  {serve_command(self._wanted)}"
             ) from troubles[0]
+
         _, facts = self._first
         if facts.cache_dtype not in (None, "auto", facts.dtype):
             logger.warning(
@@ -258,13 +271,14 @@ class VLLMServerEngine:
     async def _sample(
         self, slot: _ServerSlot, ids: list[int], max_tokens: int, sampling: SamplingConfig
     ) -> SampledLine:
-        troubles: list[str] = []
-        beginning = hash(tuple(ids))
         seed = sampling.line_seed(len(ids)) if isinstance(sampling, SeededSampling) else secrets.randbits(63)
+        beginning = hash(tuple(ids))
+        troubles: list[str] = []
         for tries in range(_TRIES_PER_SERVER * (len(self._fleet.servers) + 1)):
-            if tries:
-                await asyncio.sleep(min(self._timeouts.backoff_s * 2 ** (tries - 1), _LONGEST_BACKOFF_S))
-            place = slot.place or self._holders.get(beginning)
+            if tries > 0:
+                backoff_s = self._timeouts.backoff_s * 2 ** (tries - 1)
+                await asyncio.sleep(min(backoff_s, _LONGEST_BACKOFF_S))
+            place = slot.place or self._places.get(beginning)
             is_to_be_left = tries > 0 and tries % _TRIES_PER_SERVER == 0
             if place is None or not place.server.up or is_to_be_left:
                 server = await self._fleet.wait_for_one(avoid=None if place is None else place.server)
@@ -272,28 +286,43 @@ class VLLMServerEngine:
             server = place.server
             slot.move(place)
             if slot.has_typed:  # sessions that branch off here begin with these ids, which are cached there
-                self._holders[beginning] = place
-                if len(self._holders) > _REMEMBERED_PREFIXES:
-                    del self._holders[next(iter(self._holders))]
+                self._places[beginning] = place
+                if len(self._places) > _REMEMBERED_PREFIXES:
+                    oldest = next(iter(self._places))
+                    del self._places[oldest]
             try:
                 async with server.requests, self._fleet.request():
-                    asked = self.weights
-                    own_seed = seed if self._takes_seeds else None
-                    end, adapter = self._end_of_line, asked.adapter
-                    body = line_request(ids, max_tokens, sampling, end, asked.label, own_seed, adapter)
-                    line, labels = read_answer(server.url, await _unless_gone(place, body), self._wanted.vocabulary)
-                    used = self._fleet.usable(next(iter(labels)), asked) if len(labels) == 1 else None
-                    if used is not None:
-                        slot.has_typed = True
-                        return replace(line, versions=((0, used.version),))
-                    found = f"{server.url} sampled with weights {sorted(labels)}, and they should be {asked.label!r}"
-                    trouble = ServerUnreachable(found)
-                    await self._fleet.mark_down(server, trouble)
-                    raise trouble
+                    line = await self._request_line(place, ids, max_tokens, sampling, seed)
+                    slot.has_typed = True
+                    return line
             except ServerUnreachable as error:
                 troubles.append(str(error))
                 await self._fleet.check(server)
         raise EngineError(f"no server gave a line after {len(troubles)} tries:\n  " + "\n  ".join(troubles))
+
+    async def _request_line(
+        self, place: Place, ids: list[int], max_tokens: int, sampling: SamplingConfig, seed: int
+    ) -> SampledLine:
+        """Raises ServerUnreachable if the server fails, or has sampled with other weights, which marks it down."""
+        server = place.server
+        weights = self.weights
+        permitted_seed = seed if self._takes_seeds else None
+        body = line_request(
+            ids, max_tokens, sampling, self._end_of_line, weights.label, permitted_seed, weights.adapter
+        )
+        answer = await _unless_gone(place, body)
+        line, labels = read_answer(server.url, answer, self._wanted.vocabulary)
+        used = None
+        if len(labels) == 1:  # no update is given while a request is under way, so all tokens have the same weights
+            (label,) = labels
+            used = self._fleet.usable(label, weights)
+        if used is not None:
+            return replace(line, versions=((0, used.version),))
+        trouble = ServerUnreachable(
+            f"{server.url} sampled with weights {sorted(labels)}, and they should be {weights.label!r}"
+        )
+        await self._fleet.mark_down(server, trouble)
+        raise trouble
 
     async def _end(self) -> None:
         """Close all connections; the servers then abort the requests under way."""
@@ -339,14 +368,18 @@ class _ServerSlot:
 async def _unless_gone(place: Place, body: dict[str, object]) -> object:
     """The server's answer. Raises ServerUnreachable as soon as the server is known to be down."""
     server = place.server
-    headers = {"X-data-parallel-rank": str(place.rank % server.ranks)} if server.ranks > 1 else None
-    asking = asyncio.create_task(server.client.post(GENERATE, body, server.client.timeouts.request_s, headers=headers))
-    going = asyncio.create_task(server.gone.wait())
+    client = server.client
+    headers = None
+    if server.ranks > 1:
+        rank = place.rank % server.ranks  # a server that came back may have fewer
+        headers = {"X-data-parallel-rank": str(rank)}
+    answer = asyncio.create_task(client.post(GENERATE, body, client.timeouts.request_s, headers=headers))
+    gone = asyncio.create_task(server.gone.wait())
     try:
-        await asyncio.wait({asking, going}, return_when=asyncio.FIRST_COMPLETED)
-        if asking.done():
-            return asking.result()
+        await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if answer.done():
+            return answer.result()
         raise ServerUnreachable(f"{server.url} went down while it sampled a line: {server.trouble}")
     finally:
-        asking.cancel()
-        going.cancel()
+        answer.cancel()
+        gone.cancel()

@@ -1,7 +1,7 @@
 """The servers of an engine: which can be used, which has the fewest trajectories, and which weights they hold.
 
 A server is up or down. It goes down when it fails its health checks. It comes up again when it answers, still serves
-what it has to, and holds the current weights. If servers can move, a server that is down is looked for where it is now.
+what it has to, and holds the current weights. If servers can move, a server that is down is looked for first.
 
 New weights are safetensors files in a folder that trainer and servers share. All servers switch to them together or not
 at all: a server that can't be reached is left out until it has them; a server that refuses them stops the update, and
@@ -140,19 +140,12 @@ class Fleet:
                 if not server.up:
                     await self.find(server)
                 await server.client.get("/health")
-                if not server.up:
-                    facts = await self._inspect(server.client)
-                    label, server.ranks = facts.label, facts.ranks
-                    server.requests = asyncio.Semaphore(facts.most_requests or self._most_requests)
-                    if label is not None and self.usable(label, self.weights) is None:  # None: it doesn't say
-                        server.waits = self.weights.is_sent and not self._follows
-                        if server.waits or self._follows:
-                            until = "the next ones are sent" if server.waits else "the trainer has given it its own"
-                            raise ServerUnreachable(f"{server.url} has other weights, until {until}")
-                        await self._bring(server, self.weights)
+                if not server.up:  # a line may have found it down during the health check
+                    await self._admit(server)
             except ReplRLError as error:
                 server.silences += 1
-                if not (server.up and isinstance(error, ServerSilent) and server.silences < _SILENCES):
+                may_be_busy = isinstance(error, ServerSilent) and server.silences < _SILENCES
+                if not server.up or not may_be_busy:
                     await self.mark_down(server, error)
             else:
                 server.silences = 0
@@ -161,27 +154,47 @@ class Fleet:
                         logger.warning("%s is back", server.url)
                     await self._mark_up(server)
 
+    async def _admit(self, server: Server) -> None:
+        """Inspect a server that answers again, and give it the current weights if it has others.
+
+        Raises ServerUnreachable if it has others and this fleet can't give it weights, or what `inspect` raises.
+        """
+        facts = await self._inspect(server.client)
+        server.ranks = facts.ranks
+        server.requests = asyncio.Semaphore(facts.most_requests or self._most_requests)
+        if facts.label is None or self.usable(facts.label, self.weights) is not None:
+            return  # a server that tells no label shows its weights with its first line
+        server.waits = self.weights.is_sent and not self._follows
+        if server.waits:
+            raise ServerUnreachable(f"{server.url} has other weights, until the next ones are sent")
+        if self._follows:
+            raise ServerUnreachable(f"{server.url} has other weights, until the trainer has given it its own")
+        await self._bring(server, self.weights)
+
     async def find(self, server: Server) -> None:
         """Turn to the URL that a server has now. Raises ServerUnreachable if it has none."""
-        if self._locate is not None:
-            url = await self._locate(server.began_at)
-            if url != server.url:
-                logger.warning("%s is gone, and %s takes its place", server.url, url)
-                server.client = server.client.at(url)
+        if self._locate is None:
+            return
+        url = await self._locate(server.began_at)
+        if url != server.url:
+            logger.warning("%s is gone, and %s takes its place", server.url, url)
+            server.client = server.client.at(url)
 
     async def mark_down(self, server: Server, trouble: ReplRLError) -> None:
         if server.up:
             logger.warning("%s is down, its trajectories go on elsewhere: %s", server.url, trouble)
-        server.up, server.trouble = False, trouble
+        server.up = False
+        server.trouble = trouble
         server.gone.set()
-        await self._tell()
+        await self._notify()
 
     async def _mark_up(self, server: Server) -> None:
-        server.up, server.waits = True, False
+        server.up = True
+        server.waits = False
         server.gone.clear()
-        await self._tell()
+        await self._notify()
 
-    async def _tell(self) -> None:
+    async def _notify(self) -> None:
         async with self._change:
             self._change.notify_all()
 
@@ -195,7 +208,7 @@ class Fleet:
             yield
         finally:
             self._requests -= 1
-            await self._tell()
+            await self._notify()
 
     @asynccontextmanager
     async def _without_requests(self) -> AsyncIterator[None]:
@@ -209,7 +222,7 @@ class Fleet:
             yield
         finally:
             self._is_shut = False
-            await self._tell()
+            await self._notify()
 
     async def give_all(self, weights: Weights) -> None:
         """Waits for a server if none is up. Raises EngineError, with all servers back at the previous weights, if a
@@ -218,15 +231,13 @@ class Fleet:
             try:
                 for _ in range(_GIVE_TRIES):
                     await self.wait_for_one()
-                    taking = self.up
-                    given = (self._give(server, weights) for server in taking)
-                    failures = await asyncio.gather(*given, return_exceptions=True)
-                    refusals = [error for error in failures if error and not isinstance(error, ServerUnreachable)]
-                    if refusals:
-                        returned = (self._give(server, self.weights) for server in taking)
-                        await asyncio.gather(*returned, return_exceptions=True)
-                        raise EngineError(str(refusals[0])) from refusals[0]
-                    if None in failures:
+                    servers = self.up
+                    errors = await self._give_each(servers, weights)
+                    for error in errors:
+                        if error is not None and not isinstance(error, ServerUnreachable):
+                            await self._give_each(servers, self.weights)
+                            raise EngineError(str(error)) from error
+                    if None in errors:
                         break
                 else:  # all have gone away, each time
                     raise EngineError(f"no server took new weights:\n{self.troubles()}")
@@ -244,22 +255,21 @@ class Fleet:
         async with self._without_requests(), AsyncExitStack() as stack:
             for server in self.servers:
                 await stack.enter_async_context(server.mending)
-            taking = [server for server in self.servers if server.up or server.waits]
-            clients = [server.client for server in taking]
+            receivers = [server for server in self.servers if server.up or server.waits]
+            clients = [server.client for server in receivers]
             try:
                 await asyncio.gather(*(begin(client, weights) for client in clients))
                 await asyncio.to_thread(send, clients)
                 await asyncio.gather(*(finish(client, weights) for client in clients))
             except ReplRLError as error:
-                for server in taking:
+                for server in receivers:
                     await self.mark_down(server, error)
                 raise
             finally:
-                resumed = (client.post("/resume") for client in clients)
-                await asyncio.gather(*resumed, return_exceptions=True)
+                await asyncio.gather(*(client.post("/resume") for client in clients), return_exceptions=True)
             self.weights.remove_files()
             self.weights = weights
-            for server in taking:
+            for server in receivers:
                 await self._mark_up(server)
 
     async def adopt(self, weights: Weights) -> None:
@@ -271,15 +281,24 @@ class Fleet:
         async with self._without_requests():
             self.weights = weights
 
-    def usable(self, label: str, asked: Weights) -> Weights | None:
-        """The weights with this label, if they are those that were asked for, or later ones of the process that is
-        followed, which are then asked for from now on."""
-        if label == asked.label:
-            return asked
-        later = asked.later(label) if self._follows else None
+    def usable(self, label: str, expected: Weights) -> Weights | None:
+        """The weights with this label, if they are the expected ones, or later ones of the process that is followed.
+
+        Later ones are `weights` from then on.
+        """
+        if label == expected.label:
+            return expected
+        if not self._follows:
+            return None
+        later = expected.later(label)
         if later is not None and later.version > self.weights.version:
             self.weights = later
         return later
+
+    async def _give_each(self, servers: Sequence[Server], weights: Weights) -> list[BaseException | None]:
+        """Give servers weights at the same time; returns what went wrong with each, or None."""
+        gifts = (self._give(server, weights) for server in servers)
+        return await asyncio.gather(*gifts, return_exceptions=True)
 
     async def _give(self, server: Server, weights: Weights) -> ReplRLError | None:
         """What went wrong, if anything; the server is down then."""
@@ -293,10 +312,14 @@ class Fleet:
 
     async def _bring(self, server: Server, weights: Weights) -> None:
         """`bring_to`, which may take long and is given up once the server no longer answers health checks."""
-        bringing = asyncio.create_task(bring_to(server.client, weights))
+        loading = asyncio.create_task(bring_to(server.client, weights))
         silences = 0
         try:
-            while not (await asyncio.wait({bringing}, timeout=self._timeouts.between_checks_s))[0]:
+            while True:
+                await asyncio.wait({loading}, timeout=self._timeouts.between_checks_s)
+                if loading.done():
+                    loading.result()
+                    return
                 try:
                     await server.client.get("/health")
                     silences = 0
@@ -304,7 +327,6 @@ class Fleet:
                     silences += 1
                     if silences == _SILENCES:
                         raise
-            bringing.result()
         finally:
-            bringing.cancel()
-            await asyncio.gather(bringing, return_exceptions=True)
+            loading.cancel()
+            await asyncio.gather(loading, return_exceptions=True)

@@ -2,9 +2,9 @@
 
     vllm serve ... --weight-transfer-config '{"backend": "nccl"}'
 
-Both ends are vLLM's (`vllm.distributed.weight_transfer`): so it has to be installed beside the trainer as well. Trainer
-and the workers of all servers form one group, in which each tensor is broadcast once; a server's reload then repacks
-what its kernels want packed. What is here: one group for several servers, and its end if one of them fails.
+Both ends are vLLM's (`vllm.distributed.weight_transfer`), so vLLM has to be installed beside the trainer as well. The
+trainer and the workers of all servers form one group, in which each tensor is broadcast once; a server's reload then
+repacks what its kernels want packed. This module makes one group of several servers, and ends it if one of them fails.
 
 Not covered: `ipc`, for which trainer and server share a GPU; the engine in the trainer's process is made for that.
 """
@@ -14,7 +14,6 @@ import importlib.util
 import logging
 import socket
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from itertools import accumulate
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -38,8 +37,8 @@ def _nccl(address: str, port: int, world_size: int) -> Any:
 
 
 BACKENDS: dict[str, Callable[[str, int, int], Any]] = {"nccl": _nccl}
-"""By the name that servers are started with: from the trainer's address, a free port there and the size of the group,
-what vLLM's trainer end begins with."""
+"""By the name that servers are started with: makes the settings of vLLM's trainer end, from the trainer's address, a
+free port there and the size of the group."""
 
 
 def can_transfer(backend: str | None) -> bool:
@@ -50,7 +49,7 @@ def can_transfer(backend: str | None) -> bool:
 
 
 class Transfer:
-    """Sends weights to whichever servers take part; forms the group anew when they are others than before."""
+    """Sends weights to the servers that take part, and forms a new group when these have changed."""
 
     def __init__(self, backend: str, run: Run) -> None:
         self._backend = backend
@@ -70,20 +69,24 @@ class Transfer:
             if self._clients != list(clients):
                 self.close()
                 self._form_group(list(clients))
-            self._source.facts, self._source.named = facts, named
+            self._source.facts = facts
+            self._source.named = named
             with torch.no_grad():
                 self._sender.send_weights()
         except Exception as error:
             self.close()
+            urls = ", ".join(client.url for client in clients)
             raise EngineError(
-                f"the transfer of new weights ({self._backend}) to {', '.join(client.url for client in clients)} "
-                f"failed: {type(error).__name__}: {error}; start these servers again and resume the run, or start them "
-                "without --weight-transfer-config, and weights go through files"
+                f"the transfer of new weights ({self._backend}) to {urls} failed: {type(error).__name__}: {error}; "
+                "start these servers again and resume the run, or start them without --weight-transfer-config, and "
+                "weights go through files"
             ) from error
 
     def close(self) -> None:
         """Leave the group. Also ends a broadcast under way, which would wait for a failed server for ever."""
-        sender, self._sender, self._clients = self._sender, None, []
+        sender = self._sender
+        self._sender = None
+        self._clients = []
         if sender is not None:
             sender.shutdown()
 
@@ -92,13 +95,13 @@ class Transfer:
         from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
         class Source(WeightSource):  # type: ignore[misc]
-            """What is sent next: read once, from the first to the last."""
+            """The weights to send next. They are read once, from the first to the last."""
 
             facts: Sequence[TensorFacts] = ()
             named: Iterable[tuple[str, torch.Tensor]] = ()
 
             def metadata(self) -> list[ParamMeta]:
-                return [ParamMeta(*each) for each in self.facts]
+                return [ParamMeta(*tensor_facts) for tensor_facts in self.facts]
 
             def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
                 return iter(self.named)
@@ -108,14 +111,15 @@ class Transfer:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((parts.hostname, parts.port or 80))  # sends nothing
             address: str = probe.getsockname()[0]  # this machine's, as the server sees it
-        begin = BACKENDS[self._backend](address, free_port(), 1 + sum(servers.workers))
+        group_size = 1 + sum(servers.workers)
+        settings = BACKENDS[self._backend](address, free_port(), group_size)
         self._source = Source()
-        self._sender = WeightTransferTrainerFactory.trainer_init(begin, client=servers, source=self._source)
+        self._sender = WeightTransferTrainerFactory.trainer_init(settings, client=servers, source=self._source)
         self._clients = clients
 
 
 class ServerGroup:
-    """What vLLM's trainer end asks of one server (`VLLMWeightSyncClient`), asked of all servers at once."""
+    """Stands for one server before vLLM's trainer end (`VLLMWeightSyncClient`), and passes each call to all servers."""
 
     def __init__(self, clients: Sequence[ServerClient], run: Run, on_failure: Callable[[], None]) -> None:
         self._clients = clients
@@ -123,38 +127,47 @@ class ServerGroup:
         self._on_failure = on_failure
         answers = self._ask([client.get("/get_world_size") for client in clients])
         self.workers = [int(answer["world_size"]) for answer in answers]
-        """Of each server."""
+        """The number of workers of each server."""
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        firsts = accumulate(self.workers, initial=1)  # the trainer is the first of all
-        bodies = [{"init_info": {**init_info, "rank_offset": first}} for first in firsts][: len(self._clients)]
-        self._post("/shutdown_weight_transfer_engine", [None] * len(bodies))
-        self._post("/init_weight_transfer_engine", bodies)
+        bodies = []
+        first_rank = 1  # the trainer has rank 0
+        for workers in self.workers:
+            bodies.append({"init_info": {**init_info, "rank_offset": first_rank}})
+            first_rank += workers
+        self._post("/shutdown_weight_transfer_engine")
+        self._post_each("/init_weight_transfer_engine", bodies)
 
     def start_weight_update(self) -> None:
-        self._post("/start_weight_update", [None] * len(self._clients))
+        self._post("/start_weight_update")
 
     def update_weights(self, update_info: Any) -> None:
         try:
-            self._post("/update_weights", [{"update_info": update_info}] * len(self._clients))
+            self._post("/update_weights", {"update_info": update_info})
         except Exception:
             self._on_failure()
             raise
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        self._post("/finish_weight_update", [None] * len(self._clients))
+        self._post("/finish_weight_update")
 
-    def _post(self, path: str, bodies: Sequence[Any]) -> None:
-        calls = zip(self._clients, bodies, strict=True)
-        self._ask([client.post(path, body, client.timeouts.weights_s) for client, body in calls])
+    def _post(self, path: str, body: Any = None) -> None:
+        """The same body to each server."""
+        self._post_each(path, [body] * len(self._clients))
+
+    def _post_each(self, path: str, bodies: Sequence[Any]) -> None:
+        calls = []
+        for client, body in zip(self._clients, bodies, strict=True):
+            calls.append(client.post(path, body, client.timeouts.weights_s))
+        self._ask(calls)
 
     def _ask(self, calls: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-        """All answers; as soon as one call fails, its error, and the others are given up."""
+        """All answers. As soon as one call fails, the others are given up and its error is raised."""
 
         async def ask() -> list[Any]:
             async with asyncio.TaskGroup() as group:
-                asked = [group.create_task(call) for call in calls]
-            return [task.result() for task in asked]
+                tasks = [group.create_task(call) for call in calls]
+            return [task.result() for task in tasks]
 
         try:
             return list(self._run(ask()))

@@ -34,42 +34,47 @@ class Weights:
     are_adapters: bool = False
     """All but the first are PEFT adapters beside the checkpoint, each in a folder of its own."""
     is_sent: bool = False
-    """They have been sent to the servers, and nothing here keeps them."""
+    """They were sent to the servers without files, and this process keeps no copy."""
 
     @property
     def label(self) -> str:
-        """By which a server names them with each token."""
-        return f"{self.run}-{self.version}" if self.version else CHECKPOINT
+        """The name that a server gives with each token that these weights sampled."""
+        if self.version == 0:
+            return CHECKPOINT
+        return f"{self.run}-{self.version}"
 
     @property
     def adapter(self) -> str | None:
-        """The name of the adapter to sample with."""
+        """The name of the adapter to sample with, if there is one."""
         return self.label if self.are_adapters and self.version else None
 
     def later(self, label: str) -> Weights | None:
         """The weights with this label, if they are later ones of the same trainer."""
-        start, _, number = label.rpartition("-")
-        is_later = start == self.run and number.isdecimal() and int(number) > self.version
-        return replace(self, version=int(number), files=()) if is_later else None
+        run, _, number = label.rpartition("-")
+        if run != self.run or not number.isdecimal() or int(number) <= self.version:
+            return None
+        return replace(self, version=int(number), files=())
 
     def remove_files(self) -> None:
         """Delete the files; no server will be asked to load them again."""
-        for path in map(Path, self.files):
+        for file in self.files:
+            path = Path(file)
             path.unlink(missing_ok=True)
-            if self.are_adapters and path.parent.is_dir() and not any(path.parent.iterdir()):
-                path.parent.rmdir()
+            folder = path.parent
+            if self.are_adapters and folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
 
 
 class WeightsFolder:
     """Writes weights to files, of which the fleet keeps those of the latest update.
 
     They lie in a folder of their own in `folder`; if that is None, in a temporary one of this machine, which servers on
-    other machines can't read. The next run on this machine removes what one that was killed has left there.
+    other machines can't read. If a run is killed and leaves its folder, the next run on this machine removes it.
     """
 
     def __init__(self, folder: str | None) -> None:
         self.run = f"repl-rl-{uuid.uuid4().hex[:8]}"
-        self._given = None if folder is None else Path(folder).expanduser().absolute()
+        self._parent = None if folder is None else Path(folder).expanduser().absolute()
         self._stack = ExitStack()
 
     def write(self, version: int, named_params: Iterable[tuple[str, torch.Tensor]]) -> Weights:
@@ -80,31 +85,34 @@ class WeightsFolder:
         weights = Weights(self.run, version)
         tensors = iter(named_params)
         try:
-            return replace(weights, files=tuple(_write(self._own, weights.label, tensors)))
+            files = tuple(_write(self._folder, weights.label, tensors))
         except (OSError, SafetensorError) as error:
-            deque(tensors, maxlen=0)
+            deque(tensors, maxlen=0)  # reads the rest
             raise self._unwritable(error) from error
+        return replace(weights, files=files)
 
     def write_adapter(self, version: int, save: Callable[[Path], None]) -> Weights:
         """Let `save` write an adapter to a folder. Raises ConfigError if it can't."""
         weights = Weights(self.run, version, are_adapters=True)
         try:
-            folder = self._own / weights.label
+            folder = self._folder / weights.label
             save(folder)
-            return replace(weights, files=tuple(map(str, sorted(folder.iterdir()))))
+            files = tuple(str(path) for path in sorted(folder.iterdir()))
         except (OSError, SafetensorError) as error:
             raise self._unwritable(error) from error
+        return replace(weights, files=files)
 
     def _unwritable(self, error: Exception) -> ConfigError:
         return ConfigError(
-            f"new weights can't be written to '{self._given or tempfile.gettempdir()}': {error}; name a folder "
+            f"new weights can't be written to '{self._parent or tempfile.gettempdir()}': {error}; name a folder "
             "with room that trainer and servers share in engine.weights_folder"
         )
 
     @cached_property
-    def _own(self) -> Path:
-        made = scratch_folder("repl-rl-weights-", self._given, 0o700 if self._given is None else 0o777)
-        return self._stack.enter_context(made)
+    def _folder(self) -> Path:
+        # The umask decides who may read in a folder that servers share. A temporary one is for this user alone.
+        mode = 0o700 if self._parent is None else 0o777
+        return self._stack.enter_context(scratch_folder("repl-rl-weights-", self._parent, mode))
 
     def close(self) -> None:
         self._stack.close()
@@ -116,14 +124,15 @@ def _write(folder: Path, label: str, named_params: Iterator[tuple[str, torch.Ten
         batch: dict[str, torch.Tensor] = {}
         for name, tensor in named_params:
             batch[name] = tensor.detach().to("cpu", copy=True).contiguous()
-            if sum(each.nbytes for each in batch.values()) >= _FILE_BYTES:
+            batch_bytes = sum(weights.nbytes for weights in batch.values())
+            if batch_bytes >= _FILE_BYTES:
                 break
         if not batch:
             return
         path = folder / f"{label}-{number:03d}.safetensors"
-        partial = path.with_suffix(".partial")
-        save_file(batch, partial)
-        partial.rename(path)
+        partial_path = path.with_suffix(".partial")
+        save_file(batch, partial_path)
+        partial_path.rename(path)
         yield str(path)
 
 
@@ -134,7 +143,10 @@ async def bring_to(client: ServerClient, weights: Weights) -> None:
     """
     try:
         await begin(client, weights)
-        await (_change_adapter if weights.are_adapters else _change_weights)(client, weights)
+        if weights.are_adapters:
+            await _change_adapter(client, weights)
+        else:
+            await _change_weights(client, weights)
         await finish(client, weights)
     finally:
         await client.post("/resume")
@@ -148,22 +160,27 @@ async def _change_weights(client: ServerClient, weights: Weights) -> None:
     if not answers:
         raise EngineError(f"{client.url} has no worker that loads weights")
     for answer in answers:
-        if not isinstance(answer, dict) or not answer.get("loaded"):
-            reason = answer.get("error", "it loaded no tensor") if isinstance(answer, dict) else repr(answer)
-            raise EngineError(
-                f"{client.url} can't load {', '.join(weights.files) or 'its checkpoint'}: {reason}; if it can't "
-                "read the file, name a folder that trainer and servers share in engine.weights_folder"
-            )
+        is_report = isinstance(answer, dict)
+        if is_report and answer.get("loaded"):
+            continue
+        reason = answer.get("error", "it loaded no tensor") if is_report else repr(answer)
+        raise EngineError(
+            f"{client.url} can't load {', '.join(weights.files) or 'its checkpoint'}: {reason}; if it can't "
+            "read the file, name a folder that trainer and servers share in engine.weights_folder"
+        )
     await client.worker_call("repl_rl_require_loaded")
 
 
 async def _change_adapter(client: ServerClient, weights: Weights) -> None:
-    """Adapters have names of their own, because vLLM reloads one that it was told to replace for every batch."""
-    for known in (replace(weights, version=max(0, weights.version - 1)), weights):
-        if known.adapter is not None:
-            await client.unload_adapter(known.adapter)
+    """Each version has a name of its own, because vLLM loads an adapter that it was told to replace for every batch
+    again."""
+    previous = replace(weights, version=max(0, weights.version - 1))
+    for version in (previous, weights):
+        if version.adapter is not None:
+            await client.unload_adapter(version.adapter)
     if weights.adapter is not None:
-        await client.load_adapter(weights.adapter, str(Path(weights.files[0]).parent))
+        folder = Path(weights.files[0]).parent
+        await client.load_adapter(weights.adapter, str(folder))
 
 
 async def begin(client: ServerClient, weights: Weights) -> None:
@@ -173,6 +190,6 @@ async def begin(client: ServerClient, weights: Weights) -> None:
 
 
 async def finish(client: ServerClient, weights: Weights) -> None:
-    """Forget what was computed with other weights, and say which ones it has."""
+    """Let a server forget what was computed with other weights, and set its label to these."""
     await client.post("/reset_prefix_cache")
     await client.post("/update_weight_version", {"new_version": weights.label})
