@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 SAMPLING = tuple(SamplingConfig.model_fields)
-"""The settings of sampling, by the names that vLLM has for them too."""
+"""The names of the sampling settings. vLLM has the same ones."""
 
 
 class Finish(StrEnum):
@@ -38,18 +38,20 @@ Versions = tuple[tuple[int, int], ...]
 
 def updated(versions: Versions, index: int, version: int) -> Versions:
     """`versions`, and another one for the tokens from `index` on, of which none has been sampled yet."""
-    return (*(pair for pair in versions if pair[0] < index), (index, version))
+    # A version that has begun at `index` as well has sampled nothing.
+    earlier = tuple(pair for pair in versions if pair[0] < index)
+    return (*earlier, (index, version))
 
 
 @dataclass(frozen=True, slots=True)
 class SampledLine:
-    """What the policy sampled in one go: at least one id, and each id's log-probability in nats under the sampler."""
+    """One line of the policy: at least one id, and each id's log-probability in nats under the sampler."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish: Finish
     versions: Versions = ()
-    """The weights of its tokens, from index 0 on. Empty: those that the engine had when the line began."""
+    """The weights that sampled its tokens, from index 0 on. Empty: those that the engine had when the line began."""
 
     def __post_init__(self) -> None:
         if not 0 < len(self.ids) == len(self.logprobs):
@@ -75,7 +77,7 @@ def check_line(length: int, max_tokens: int, context_tokens: int) -> None:
 
 
 class TensorFacts(NamedTuple):
-    """What can be said of a weight before it is gathered: its name in the checkpoint, type and whole shape."""
+    """What is known about a weight before it is gathered: its name in the checkpoint, type and whole shape."""
 
     name: str
     dtype: torch.dtype
@@ -83,7 +85,8 @@ class TensorFacts(NamedTuple):
 
 
 class Slot(Protocol):
-    """Room for one trajectory in an engine. What is kept for it (keys and values, a server) is released with it."""
+    """Room for one trajectory in an engine, which also keeps its keys and values, or its place on a server, until the
+    slot is left."""
 
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
         """Continue `ids` (all of prompt and completion so far) up to and including a token that holds a newline.
@@ -132,7 +135,7 @@ class Sleeps(Protocol):
 
 @runtime_checkable
 class CountsPrompts(Protocol):
-    """An engine that says how much of what lines continue it had computed before."""
+    """An engine that tells how much of the transcripts that lines continue it had to compute."""
 
     @property
     def prompt_tokens(self) -> tuple[int, int]:
@@ -145,7 +148,7 @@ class TakesAdapters(Protocol):
 
     @property
     def takes_adapters(self) -> bool:
-        """Whether it was started for them. Then it gets adapters in place of weights."""
+        """Whether it was started for adapters. It then gets these in place of weights."""
 
     def load_adapter(self, save: Callable[[Path], None]) -> None:
         """Sample with the PEFT adapter that `save` writes to a folder."""

@@ -112,7 +112,10 @@ def gpus_here() -> tuple[int, float]:
     import torch
 
     count = torch.cuda.device_count()
-    return count, float(torch.cuda.get_device_properties(0).total_memory) / 2**30 if count else 0.0
+    if count == 0:
+        return 0, 0.0
+    memory_bytes = torch.cuda.get_device_properties(0).total_memory
+    return count, float(memory_bytes) / 2**30
 
 
 def warn_of_slow_type(dtype: str) -> None:
@@ -143,9 +146,13 @@ def cores_beside_engine(engine_threads: int | None) -> set[int] | None:
 
     On two cores, a small model took 4.5 s for a task when kernels kept off its core, and 5.2 s when they did not.
     """
-    cores = sorted(os.sched_getaffinity(0))
     has_siblings = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1
-    return set(cores[1:]) if engine_threads == 1 and len(cores) > 1 and not has_siblings else None
+    if engine_threads != 1 or has_siblings:
+        return None
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) == 1:
+        return None
+    return set(cores[1:])
 
 
 def limit_openmp(threads: int) -> None:
@@ -155,5 +162,6 @@ def limit_openmp(threads: int) -> None:
     # In each thread, torch's first operation sets the number that `torch.set_num_threads` was last given, by vLLM too.
     torch.get_num_threads()
     for region in psutil.Process().memory_maps():
-        if _OPENMP.match(region.path.rpartition("/")[2]):
+        library = os.path.basename(region.path)
+        if _OPENMP.match(library):
             ctypes.CDLL(region.path).omp_set_num_threads(threads)

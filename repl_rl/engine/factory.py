@@ -32,9 +32,7 @@ ENGINES = {
 }
 """The built-in engines, by name."""
 _SHARD = "repl_rl.engine.vllm.shards:VLLMShard"
-"""What the processes have that hold a shard of another one's."""
-
-
+"""The engine of processes that hold another shard of the model than the first."""
 _FEW_SESSIONS = 4
 
 
@@ -44,13 +42,15 @@ def engine_backend(config: EngineConfig) -> str:
         return config.backend
     if config.servers:
         return "server"
-    return "transformers" if importlib.util.find_spec("vllm") is None else "vllm"
+    if importlib.util.find_spec("vllm") is None:
+        return "transformers"
+    return "vllm"
 
 
 def for_few_sessions(config: EngineConfig, count: int) -> EngineConfig:
     """With `auto`, for a few sessions on a CPU: transformers, which has loaded a model before vLLM has started."""
-    is_open = config.backend == "auto" and not (config.servers or config.vllm or config.deterministic)
-    if is_open and count <= _FEW_SESSIONS and not has_gpu_driver():
+    may_choose = config.backend == "auto" and not (config.servers or config.vllm or config.deterministic)
+    if may_choose and count <= _FEW_SESSIONS and not has_gpu_driver():
         return config.model_copy(update={"backend": "transformers"})
     return config
 
@@ -77,18 +77,19 @@ def make_engine(path: str, vocabulary: Vocabulary, model: ModelConfig, config: E
     """
     require_engine(config)
     backend = engine_backend(config)
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", process_count()))
-    if here % config.shards:
+    local_processes = int(os.environ.get("LOCAL_WORLD_SIZE", process_count()))
+    if local_processes % config.shards != 0:
         raise ConfigError(
             f"engine.vllm: tensor_parallel_size {config.shards} is for so many trainer processes of one machine, which "
-            f"hold the model together, and there are {here} on this one; start others, or leave it out"
+            f"hold the model together, and there are {local_processes} on this one; start others, or leave it out"
         )
     if backend != "server":
         prepare_environment(config.kv_cache_gib)
         warn_of_slow_type(model.dtype)
-    place = process_rank() % config.shards
-    maker = _maker(_SHARD if place else ENGINES.get(backend, backend))
-    engine = maker(path, vocabulary, model, config, seed + process_rank() - place)
+    shard = process_rank() % config.shards
+    maker = _maker(_SHARD if shard > 0 else ENGINES.get(backend, backend))
+    first_rank = process_rank() - shard  # of the processes that hold this model together: they have one seed
+    engine = maker(path, vocabulary, model, config, seed + first_rank)
     missing = [name for name in ("version", "slot", "close") if not hasattr(engine, name)]
     if missing:
         raise ConfigError(

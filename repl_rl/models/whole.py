@@ -2,9 +2,9 @@
 
 With FSDP, `accelerate launch` has transformers load the weights in the first process of a machine alone, and fill those
 of the others with zeros until `prepare` shards the model (`--fsdp_cpu_ram_efficient_loading`, which is on unless it is
-turned off). Here they are read before that: the engine of each process is given them for the first held-out problems,
-adapters may begin with values made from them, TRL shards a reference model as it finds it, and what is converted is
-kept. Zeros save no memory: they are allocated like the weights.
+turned off). Here they are read before that: the engine of each process takes them for the first held-out problems,
+adapters may begin with values made from them, TRL shards a reference model as it finds it, and a converted checkpoint
+is kept. Zeros save no memory: they are allocated like the weights.
 """
 
 from collections.abc import Iterator
@@ -21,27 +21,29 @@ def no_zeros() -> Iterator[None]:
     """
     from transformers import modeling_utils
 
-    asked = modeling_utils.is_fsdp_enabled
+    is_fsdp_enabled = modeling_utils.is_fsdp_enabled
     modeling_utils.is_fsdp_enabled = lambda: False
     try:
         yield
     finally:
-        modeling_utils.is_fsdp_enabled = asked
+        modeling_utils.is_fsdp_enabled = is_fsdp_enabled
 
 
 @contextmanager
 def whole_weights() -> Iterator[None]:
-    """`no_zeros`, and no shards either where a trainer has told transformers to make them (DeepSpeed's ZeRO-3). For
-    models that are not trained: an engine's, one that is converted, and one without weights that is only looked at."""
+    """`no_zeros`, and no shards either where a trainer has told transformers to make them (DeepSpeed's ZeRO-3).
+
+    For models that are not trained: an engine's, one that is converted, and a skeleton without weights.
+    """
     from transformers.integrations import deepspeed
 
-    kept = deepspeed._hf_deepspeed_config_weak_ref
+    config_reference = deepspeed._hf_deepspeed_config_weak_ref
     deepspeed.unset_hf_deepspeed_config()
     try:
         with no_zeros():
             yield
     finally:
-        deepspeed._hf_deepspeed_config_weak_ref = kept
+        deepspeed._hf_deepspeed_config_weak_ref = config_reference
 
 
 def begin_as_in_main(model: Any, device: Any) -> None:
@@ -56,6 +58,6 @@ def begin_as_in_main(model: Any, device: Any) -> None:
         for tensor in (*model.parameters(), *model.buffers()):
             if hasattr(tensor, "ds_id"):
                 continue
-            sent = tensor.detach().to(device).contiguous()
-            torch.distributed.broadcast(sent, src=0)
-            tensor.copy_(sent)
+            exchanged = tensor.detach().to(device).contiguous()
+            torch.distributed.broadcast(exchanged, src=0)
+            tensor.copy_(exchanged)

@@ -297,8 +297,8 @@ class Fleet:
 
     async def _give_each(self, servers: Sequence[Server], weights: Weights) -> list[BaseException | None]:
         """Give servers weights at the same time; returns what went wrong with each, or None."""
-        gifts = (self._give(server, weights) for server in servers)
-        return await asyncio.gather(*gifts, return_exceptions=True)
+        calls = [self._give(server, weights) for server in servers]
+        return list(await asyncio.gather(*calls, return_exceptions=True))
 
     async def _give(self, server: Server, weights: Weights) -> ReplRLError | None:
         """What went wrong, if anything; the server is down then."""

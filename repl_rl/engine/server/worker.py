@@ -2,10 +2,10 @@
 
     vllm serve MODEL --worker-extension-cls repl_rl.engine.server.worker.WeightsFromFiles ...
 
-Its methods are called over `/collective_rpc`. They return what went wrong, so that the caller sees the reason. Of
-several data-parallel engines, vLLM passes on what the first returns, and what any of them raises: so
-`repl_rl_require_loaded` asks all of them. `repl_rl` has to be importable where the server runs; what it imports here,
-vLLM depends on too.
+Its methods are called over `/collective_rpc`. They return an error as text, so that the caller sees the reason. Of
+several data-parallel engines, vLLM passes on what the first returns, and what any of them raises. So
+`repl_rl_require_loaded` raises if a worker of any engine has not loaded its weights. `repl_rl` has to be importable
+where the server runs; this module imports nothing else that vLLM does not depend on.
 
 On a CPU, oneDNN repacks linear weights when the model is built, and nothing can be loaded into them afterwards. vLLM
 imports this module before it builds the model, so importing it switches that off. Nor can long prompts have seeds
@@ -52,26 +52,26 @@ class WeightsFromFiles:
             raise RuntimeError(f"a worker has not loaded its weights: {self._repl_rl_trouble}")
 
     def _repl_rl_load(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> dict[str, Any]:
-        """By vLLM's reload, which repacks weights where it had packed them: experts, scales, layouts of kernels."""
+        """Load tensors by vLLM's reload, which repacks weights that it had packed (experts, scales, kernel layouts)."""
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         worker: Any = self
-        names = []
+        taken_names = []
 
-        def named() -> Iterator[tuple[str, torch.Tensor]]:
+        def tensors_in_turn() -> Iterator[tuple[str, torch.Tensor]]:
             for name, tensor in tensors:
                 yield name, tensor
-                names.append(name)
+                taken_names.append(name)
 
         try:
             with torch.inference_mode():
-                worker.reload_weights(weights_iterator=named())
+                worker.reload_weights(weights_iterator=tensors_in_turn())
         except Exception as error:  # noqa: BLE001 - whatever it is, the trainer has to hear of it
             self._repl_rl_trouble = f"{type(error).__name__}: {error}"
-            # each layer is put together again, whatever is in it: the next reload would go on from this one
+            # Put each layer together, whatever is in it. Otherwise the next reload would go on from this one.
             with set_current_vllm_config(worker.vllm_config), torch.inference_mode():
                 finalize_layerwise_reload(worker.model_runner.get_model(), worker.vllm_config.model_config)
             return {"error": self._repl_rl_trouble}
         self._repl_rl_trouble = None
-        return {"loaded": len(names)}
+        return {"loaded": len(taken_names)}

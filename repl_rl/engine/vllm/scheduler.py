@@ -96,7 +96,7 @@ class LineScheduler(TableScheduler):
         self.computed_tokens = 0
         """What the model was given to compute so far, not what was found in blocks and caches."""
         blocks_of_longest = math.ceil(self.max_model_len / self.block_size)
-        self._spare_blocks = self.max_num_running_reqs + blocks_of_longest
+        self._spare_blocks: int = self.max_num_running_reqs + blocks_of_longest
         """Blocks to keep free: the next one of each running request, and all of one more request."""
 
     def add_line(self, request: LineRequest) -> None:
@@ -132,8 +132,8 @@ class LineScheduler(TableScheduler):
         return scheduled
 
     def _is_short_of_blocks(self) -> bool:
-        free: int = self.kv_cache_manager.block_pool.get_num_free_blocks()
-        return free < self._spare_blocks
+        free_blocks: int = self.kv_cache_manager.block_pool.get_num_free_blocks()
+        return free_blocks < self._spare_blocks
 
     def _break_the_tie(self) -> None:
         """Nothing runs, and the first waiting request may lack blocks that later ones hold: free these, the last
