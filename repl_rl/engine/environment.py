@@ -85,10 +85,10 @@ def require_arguments(config: EngineConfig) -> None:
         prepare_environment(config.kv_cache_gib)
         from vllm.engine.arg_utils import EngineArgs
 
-        known = [field.name for field in fields(EngineArgs)]
+        arguments = [field.name for field in fields(EngineArgs)]
         for name in config.vllm:
-            if name not in known:
-                raise ConfigError(f"engine.vllm: vLLM has no argument {name!r}; {nearest(name, known)}")
+            if name not in arguments:
+                raise ConfigError(f"engine.vllm: vLLM has no argument {name!r}; {nearest(name, arguments)}")
 
 
 def has_nvidia_driver() -> bool:

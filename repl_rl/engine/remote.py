@@ -210,11 +210,11 @@ class SlotHost:
             done = partial(self._on_line, hosted, message)
             hosted.slot.begin(hosted.ids.copy(), message.max_tokens, hosted.sampling, done)
         elif isinstance(message, TakeSlot):
-            taken = partial(self._answer, message)
+            on_taken = partial(self._answer, message)
             try:
-                self._slots[message.slot] = _HostedSlot(self._take(message.tokens, message.depth, taken))
+                self._slots[message.slot] = _HostedSlot(self._take(message.tokens, message.depth, on_taken))
             except ReplRLError as error:
-                taken(error)
+                on_taken(error)
         elif isinstance(message, CancelLine):
             hosted = self._slots[message.slot]
             if hosted.line_number == message.number:
@@ -273,13 +273,13 @@ class EngineHost:
 class _LoopSlot:
     """A slot that a task holds, and the task of its last line; `start` starts them."""
 
-    def __init__(self, start: Start, engine: Engine, tokens: int, depth: int, taken: Taken) -> None:
+    def __init__(self, start: Start, engine: Engine, tokens: int, depth: int, on_taken: Taken) -> None:
         self._start = start
         self._slot: Slot | None = None
         self._line: asyncio.Task[None] | None = None
         self._one_at_a_time = asyncio.Lock()
         """Held while a line is sampled: a dropped line may take a moment to end."""
-        self._holder = start(self._hold(engine, tokens, depth, taken))
+        self._holder = start(self._hold(engine, tokens, depth, on_taken))
 
     def begin(self, ids: list[int], max_tokens: int, sampling: SamplingConfig, done: Done) -> None:
         self._line = self._start(self._sample(ids, max_tokens, sampling, done))
@@ -291,13 +291,13 @@ class _LoopSlot:
     def leave(self) -> None:
         self._holder.cancel()
 
-    async def _hold(self, engine: Engine, tokens: int, depth: int, taken: Taken) -> None:
+    async def _hold(self, engine: Engine, tokens: int, depth: int, on_taken: Taken) -> None:
         """Stay in the engine's slot until cancelled."""
         try:
             # An engine that no session asks may have no parameter `depth`.
             slot = engine.slot(tokens, depth) if depth else engine.slot(tokens)
             async with slot as self._slot:
-                taken(None)
+                on_taken(None)
                 try:
                     await asyncio.get_running_loop().create_future()
                 finally:
@@ -305,7 +305,7 @@ class _LoopSlot:
                     async with self._one_at_a_time:  # waits until the line no longer uses the slot
                         self._slot = None
         except Exception as error:  # noqa: BLE001 - the other process has to hear of it, whatever it is
-            taken(_as_ours(error))
+            on_taken(_as_ours(error))
 
     async def _sample(self, ids: list[int], max_tokens: int, sampling: SamplingConfig, done: Done) -> None:
         try:

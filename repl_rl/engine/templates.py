@@ -30,14 +30,14 @@ _CONVERSATIONS: tuple[list[dict[str, Any]], ...] = (
 )
 
 
-def render(template: str, named: dict[str, Any]) -> None:
-    """Render all conversations, with and without tools. `named` are special tokens and a user's template arguments.
+def render(template: str, variables: dict[str, Any]) -> None:
+    """Render all conversations, with and without tools. `variables` are special tokens and a user's template arguments.
 
     A conversation that the template refuses is passed over: no rollout would get to render it.
     """
     for conversation, tools, opens in product(_CONVERSATIONS, (None, [_TOOL]), (True, False)):
         try:
-            render_jinja_template([conversation], tools, None, template, False, False, opens, **named)
+            render_jinja_template([conversation], tools, None, template, False, False, opens, **variables)
         except MemoryError:  # the process's limit, which fails the trial
             raise
         except Exception:  # noqa: BLE001 - templates raise all sorts

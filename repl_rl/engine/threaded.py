@@ -180,12 +180,12 @@ class ThreadedEngine(ABC, Generic[SequenceT]):
 
     # Called in the engine's thread.
 
-    def take(self, tokens: int, depth: int, taken: Taken) -> ThreadedSlot[SequenceT]:
-        """A slot for a remote trajectory; `taken` is called once there is room. Raises ConfigError as `slot` does."""
+    def take(self, tokens: int, depth: int, on_taken: Taken) -> ThreadedSlot[SequenceT]:
+        """A slot for a remote trajectory; calls `on_taken` once there is room. Raises ConfigError as `slot` does."""
         check_trajectory(tokens, self._context_tokens)
         sequence = self.make_sequence(tokens)
-        # Whichever thread makes room calls back, so `taken` is posted to this one.
-        on_admitted = partial(self.post, partial(taken, None))
+        # Whichever thread makes room calls back, so `on_taken` is posted to this one.
+        on_admitted = partial(self.post, partial(on_taken, None))
         reservation = self.admission.ask(self.reserved_tokens(tokens), on_admitted, depth)
         return ThreadedSlot(self, sequence, reservation)
 
@@ -276,7 +276,8 @@ class ThreadedSlot(Generic[SequenceT]):
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
         future: Future[SampledLine] = Future()
         done = partial(_settle, future)
-        self.engine.submit(partial(self.begin, list(ids), max_tokens, sampling, done), done)
+        begin = partial(self.begin, list(ids), max_tokens, sampling, done)
+        self.engine.submit(begin, done)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -356,5 +357,5 @@ class _Connection:
 
 
 def _settle(future: Future[SampledLine], result: SampledLine | ReplRLError) -> None:
-    if future.set_running_or_notify_cancel():
+    if future.set_running_or_notify_cancel():  # from here on, nobody can cancel it any more
         settle(future, result)

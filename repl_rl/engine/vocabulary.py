@@ -171,9 +171,9 @@ class Vocabulary:
 
     def with_template_kwargs(self, arguments: Mapping[str, Any]) -> Vocabulary:
         """The same vocabulary, whose chat template gets these arguments besides."""
-        other = copy.copy(self)
-        other.template_kwargs = {**self.template_kwargs, **arguments}
-        return other
+        vocabulary = copy.copy(self)
+        vocabulary.template_kwargs = {**self.template_kwargs, **arguments}
+        return vocabulary
 
     @cached_property
     def has_system_role(self) -> bool:

@@ -176,7 +176,7 @@ class VLLMServerEngine:
             self._loop.run(self._fleet.give_all(weights))
         else:
             weights = Weights(self._folder.run, version, is_sent=True)
-            send = partial(self._transfer.send, facts=facts, named=named_weights)
+            send = partial(self._transfer.send, facts=facts, named_weights=named_weights)
             self._loop.run(self._fleet.give_together(weights, send))
 
     @property

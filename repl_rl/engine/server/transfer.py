@@ -60,7 +60,10 @@ class Transfer:
         self._gpu = torch.cuda.current_device() if torch.cuda.is_available() else None
 
     def send(
-        self, clients: Sequence[ServerClient], facts: Sequence[TensorFacts], named: Iterable[tuple[str, torch.Tensor]]
+        self,
+        clients: Sequence[ServerClient],
+        facts: Sequence[TensorFacts],
+        named_weights: Iterable[tuple[str, torch.Tensor]],
     ) -> None:
         """Called from any thread but the loop's. Raises EngineError; the group is then gone."""
         if self._gpu is not None:
@@ -70,7 +73,7 @@ class Transfer:
                 self.close()
                 self._form_group(list(clients))
             self._source.facts = facts
-            self._source.named = named
+            self._source.named_weights = named_weights
             with torch.no_grad():
                 self._sender.send_weights()
         except Exception as error:
@@ -98,13 +101,13 @@ class Transfer:
             """The weights to send next. They are read once, from the first to the last."""
 
             facts: Sequence[TensorFacts] = ()
-            named: Iterable[tuple[str, torch.Tensor]] = ()
+            named_weights: Iterable[tuple[str, torch.Tensor]] = ()
 
             def metadata(self) -> list[ParamMeta]:
                 return [ParamMeta(*tensor_facts) for tensor_facts in self.facts]
 
             def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-                return iter(self.named)
+                return iter(self.named_weights)
 
         servers = ServerGroup(clients, self._run, self.close)
         parts = urlsplit(clients[0].url)

@@ -333,9 +333,9 @@ def fed_together(pending: Sequence[int], most_tokens: int) -> Iterator[tuple[int
         yield first, len(pending)
 
 
-def _common_length(ids: Sequence[int], others: Sequence[int]) -> int:
+def _common_length(ids: Sequence[int], other_ids: Sequence[int]) -> int:
     """Length of the common beginning."""
-    for index, (token, other_token) in enumerate(zip(ids, others, strict=False)):
+    for index, (token, other_token) in enumerate(zip(ids, other_ids, strict=False)):
         if token != other_token:
             return index
-    return min(len(ids), len(others))
+    return min(len(ids), len(other_ids))

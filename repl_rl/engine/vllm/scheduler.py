@@ -87,8 +87,8 @@ class LineScheduler(TableScheduler):
 
     parks_blocks = True
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
         self.stop_table = b""
         """One `Ends` per row of the model's vocabulary."""
         self.parked: dict[str, LineRequest] = {}
@@ -181,8 +181,8 @@ class _ServerScheduler(TableScheduler):
     ends after one token, and its stop reason is the table's digest, or why there is no table.
     """
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
         end_with_parent()  # vLLM's engine process would outlive a server that is killed, and keep its memory
         self._tables: dict[str, tuple[str, bytes]] = {}
         """By the bytes that end a turn: the digest and the table."""
@@ -235,7 +235,7 @@ def allow_seeds_on_cpu() -> None:
         return
 
     @functools.wraps(bookkeeping)
-    def with_seeds(runner: Any, *arguments: Any, **named: Any) -> Any:
+    def with_seeds(runner: Any, *arguments: Any, **keywords: Any) -> Any:
         batch = runner.input_batch
         is_discarded = runner.discard_request_mask.np[: batch.num_reqs]
         withheld = {}
@@ -243,7 +243,7 @@ def allow_seeds_on_cpu() -> None:
             if index in batch.generators:
                 withheld[index] = batch.generators.pop(index)
         try:
-            return bookkeeping(runner, *arguments, **named)
+            return bookkeeping(runner, *arguments, **keywords)
         finally:
             for index, generator in withheld.items():
                 request = runner.requests[batch.req_ids[index]]
@@ -266,9 +266,9 @@ def repack_experts_on_cpu() -> None:
     setup: Any = UnquantizedFusedMoEMethod._setup_kernel
 
     @functools.wraps(setup)
-    def setup_again(method: Any, *arguments: Any, **named: Any) -> None:
+    def setup_again(method: Any, *arguments: Any, **keywords: Any) -> None:
         method.moe_kernel = None
-        setup(method, *arguments, **named)
+        setup(method, *arguments, **keywords)
 
     UnquantizedFusedMoEMethod._setup_kernel = setup_again
 
