@@ -37,6 +37,7 @@ from repl_rl.engine.vocabulary import LINE_KEY, Vocabulary
 from repl_rl.errors import ConfigError, EngineError, ModelError
 
 _RETRIABLE = frozenset({408, 425, 429})
+"""Statuses below 500 that may pass: request timeout, too early, too many requests."""
 SUPPORTED = SpecifierSet(">=0.32,<0.33")
 PROBE = "def f(x):\n    return [x, '\\t', 3.14e-10, 1234567]\n\n\nprint(f('naïve 漢字 🙂'))  # ok?\n"
 """Code, blank lines, digits and characters beyond ASCII: what tokenizers split in different ways."""
@@ -135,7 +136,7 @@ class ServerClient:
             ) from error
 
     async def unload_adapter(self, name: str) -> None:
-        """Serve an adapter no longer, if it is served."""
+        """Stop serving an adapter, if it is served."""
         with suppress(ServerRefused):
             await self.post("/v1/unload_lora_adapter", {"lora_name": name}, self.timeouts.handshake_s, read=str)
 

@@ -30,7 +30,7 @@ from repl_rl.errors import EngineError
 _log = logging.getLogger(__name__)
 
 _HOLD = "hold"
-"""Sent in place of a call: wait for this process's own `paused`."""
+"""Sent in place of a call: the process that gets it waits for its own `paused`."""
 _CLOSE_S = 60.0
 
 
