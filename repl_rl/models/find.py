@@ -24,10 +24,12 @@ from repl_rl.utils.folders import is_local_path, made_once
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _SMALL = (".json", ".txt", ".model", ".jinja")
+"""Suffixes of files that are small in an ordinary checkpoint."""
 _MOST_BYTES = 256 << 20
 _MOST_CHARS = 500
 """Of a library's message, in ours."""
 _FAR_ID = re.compile(rb'"(?<!_length")\s*:\s*([0-9]{8,})\s*[,}]')
+"""A number of eight digits or more in `tokenizer.json`, unless its key is that of a length."""
 _PARTS = re.compile("(layers?|blocks|experts?|heads?|labels|depth)$")
 _MOST_PARTS = 10_000
 """Layers, experts and heads that a config may have. transformers makes an object for each before it reads a weight."""

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from repl_rl.engine.server.client import ServerClient, ServerFacts, ServerSilent, ServerTimeouts, ServerUnreachable
 from repl_rl.engine.server.weights import Weights, begin, bring_to, finish
@@ -60,6 +61,11 @@ class Server:
     @property
     def url(self) -> str:
         return self.client.url
+
+    @property
+    def load(self) -> float:
+        """Trajectories per engine."""
+        return self.slots.total() / self.ranks
 
     @property
     def free_rank(self) -> int:
@@ -110,8 +116,8 @@ class Fleet:
         try:
             async with asyncio.timeout(self._timeouts.no_server_s), self._change:
                 await self._change.wait_for(lambda: bool(self.up))
-                rest = [server for server in self.up if server is not avoid] or self.up
-                return min(rest, key=lambda server: server.slots.total() / server.ranks)
+                candidates = [server for server in self.up if server is not avoid] or self.up
+                return min(candidates, key=attrgetter("load"))
         except TimeoutError as error:
             raise EngineError(
                 f"no vLLM server came back within {self._timeouts.no_server_s:g} s:\n{self.troubles()}"

@@ -64,7 +64,7 @@ class KVRows(Cache):  # type: ignore[misc]
 
     @property
     def bytes_per_token(self) -> int:
-        """Of all layers that forward passes have gone through so far."""
+        """The size of a token's keys and values, in all layers that forward passes have gone through so far."""
         return sum(states[0, 0].nbytes for states in self._stored.values())
 
     def reserve(self, row_count: int, width: int) -> None:
@@ -88,15 +88,15 @@ class KVRows(Cache):  # type: ignore[misc]
         self._row_index = torch.arange(len(positions), device=positions.device).unsqueeze(1)
         self._length = int(positions.max()) + 1
 
-    def swap(self, row: int, other: int, length: int) -> None:
+    def swap(self, row: int, other_row: int, length: int) -> None:
         """Exchange the first `length` columns of two rows."""
         for states in self._stored.values():
-            states[[row, other], :length] = states[[other, row], :length]
+            states[[row, other_row], :length] = states[[other_row, row], :length]
 
-    def copy(self, row: int, other: int, length: int) -> None:
-        """Write the first `length` columns of `row` into `other` as well."""
+    def copy(self, row: int, other_row: int, length: int) -> None:
+        """Write the first `length` columns of `row` into `other_row` as well."""
         for states in self._stored.values():
-            states[other, :length] = states[row, :length]
+            states[other_row, :length] = states[row, :length]
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -120,6 +120,7 @@ class KVRows(Cache):  # type: ignore[misc]
         return len(self._stored) // 2
 
     def _put(self, name: tuple[int, str], states: torch.Tensor) -> torch.Tensor:
+        """Store the new keys or values of a layer (B, H, Q, D); returns all of the rows (B, H, K, D)."""
         if name not in self._stored:
             _, heads, _, head_size = states.shape
             # Zeros, not whatever memory holds: a masked NaN would still spoil a sum.
