@@ -49,9 +49,12 @@ def packed_attention(
         )
     dtype = computed_in(query.dtype)
     if sequence_seen is not None and not dropout and kernel_takes(query.device, dtype, query.size(-1)):
-        query, key, value = (states[0].transpose(0, 1).to(dtype) for states in (query, key, value))  # (N, H, D)
+        query = query[0].transpose(0, 1).to(dtype)  # (N, H, D)
+        key = key[0].transpose(0, 1).to(dtype)
+        value = value[0].transpose(0, 1).to(dtype)
         if len(sequence_seen) > len(query):  # something is shared
-            key, value = (states.index_select(0, sequence_seen) for states in (key, value))
+            key = key.index_select(0, sequence_seen)
+            value = value.index_select(0, sequence_seen)
         attended = varlen_attn(
             query,
             key,
@@ -65,32 +68,40 @@ def packed_attention(
             **_GROUPED,
         )
         return attended[None], None
-    ends = [len(before) + own for before, own in zip(sequence_shared, sequence_lengths, strict=True)]
-    size = 1 << (max(ends) - 1).bit_length()
+    ends = []  # of what each sequence sees: what it shares, then itself
+    for shared, length in zip(sequence_shared, sequence_lengths, strict=True):
+        ends.append(len(shared) + length)
+    size = 1 << (max(ends) - 1).bit_length()  # a power of two, so that few bands are made
     window = min(size, sliding_window or size)
-    is_masked = [end > min(own, window) for end, own in zip(ends, sequence_lengths, strict=True)]
+    is_masked = [end > min(length, window) for end, length in zip(ends, sequence_lengths, strict=True)]
     is_grouped = query.size(1) != key.size(1)
     if is_grouped and query.is_cuda and (query.dtype == torch.float32 or any(is_masked)):
         # torch's kernels that keep no matrix take neither float32 nor a mask with groups of heads
-        key, value = (each.repeat_interleave(query.size(1) // each.size(1), dim=1) for each in (key, value))
+        group = query.size(1) // key.size(1)
+        key = key.repeat_interleave(group, dim=1)
+        value = value.repeat_interleave(group, dim=1)
         is_grouped = False
-    parts = zip(*(states.split(sequence_lengths, dim=2) for states in (query, key, value)), strict=True)
-    attended = [
-        scaled_dot_product_attention(
-            query_part,
-            _with_shared(key, before, key_part),
-            _with_shared(value, before, value_part),
-            attn_mask=_band(size, window, query.device)[len(before) : end, :end] if masked else None,
-            dropout_p=dropout,
-            is_causal=not masked,
-            scale=scaling,
-            enable_gqa=is_grouped,
+    queries = query.split(sequence_lengths, dim=2)
+    keys = key.split(sequence_lengths, dim=2)
+    values = value.split(sequence_lengths, dim=2)
+    attended_parts = []
+    for number, (shared, end) in enumerate(zip(sequence_shared, ends, strict=True)):
+        mask = None
+        if is_masked[number]:
+            mask = _band(size, window, query.device)[len(shared) : end, :end]
+        attended_parts.append(
+            scaled_dot_product_attention(
+                queries[number],
+                _with_shared(key, shared, keys[number]),
+                _with_shared(value, shared, values[number]),
+                attn_mask=mask,
+                dropout_p=dropout,
+                is_causal=mask is None,
+                scale=scaling,
+                enable_gqa=is_grouped,
+            )
         )
-        for (query_part, key_part, value_part), before, end, masked in zip(
-            parts, sequence_shared, ends, is_masked, strict=True
-        )
-    ]
-    return torch.cat(attended, dim=2).transpose(1, 2).contiguous(), None
+    return torch.cat(attended_parts, dim=2).transpose(1, 2).contiguous(), None
 
 
 def computed_in(dtype: torch.dtype) -> torch.dtype:
@@ -106,16 +117,18 @@ def kernel_takes(device: torch.device, dtype: torch.dtype, head_size: int) -> bo
     return is_size_taken and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def _with_shared(states: torch.Tensor, before: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """(1, H, before + own, D)"""
-    return torch.cat([states.index_select(2, before), own], dim=2) if len(before) else own
+def _with_shared(states: torch.Tensor, shared: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    """The states at the places `shared` in the row, and after them a sequence's part: (1, H, shared + part, D)."""
+    if not len(shared):
+        return part
+    return torch.cat([states.index_select(2, shared), part], dim=2)
 
 
 @lru_cache(maxsize=2)
 def _band(length: int, window: int, device: torch.device) -> torch.Tensor:
-    """(length, length). Kept, because every layer of every pass asks for it."""
-    every = torch.ones(length, length, dtype=torch.bool, device=device)
-    return every.tril() & every.triu(1 - window)
+    """A causal mask whose rows see `window` tokens, (length, length). Every layer of every pass asks for it."""
+    ones = torch.ones(length, length, dtype=torch.bool, device=device)
+    return ones.tril() & ones.triu(1 - window)
 
 
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)

@@ -30,7 +30,8 @@ def as_dataset(tasks: Dataset | Sequence[Task], graded: bool = True) -> Dataset:
     no answer.
     """
     if isinstance(tasks, Dataset):
-        missing = {"prompt", *(["answer"] if graded else [])} - set(tasks.column_names)
+        required = {"prompt", "answer"} if graded else {"prompt"}
+        missing = required - set(tasks.column_names)
         if missing:
             raise ConfigError(f"the data set lacks the columns {sorted(missing)}; it has {tasks.column_names}")
         if images := sorted({"image", "images"} & set(tasks.column_names)):
@@ -41,19 +42,22 @@ def as_dataset(tasks: Dataset | Sequence[Task], graded: bool = True) -> Dataset:
         _require_readable(tasks, graded)
         dataset = tasks
         if "id" in tasks.column_names and "task_id" not in tasks.column_names:
-            given: dict[str, int] = {}
+            counts: dict[str, int] = {}
             ids = [f"row {number}" if id is None else str(id) for number, id in enumerate(tasks["id"])]
-            dataset = tasks.add_column("task_id", [distinct_id(id, given) for id in ids])
+            dataset = tasks.add_column("task_id", [distinct_id(id, counts) for id in ids])
     else:
         rows = []
         require_tasks(tasks)
         if graded:
             require_gradable([task for task in tasks if task.answer.strip()], ways=_WAYS)
         for task in tasks:
-            messages = [{"role": message.role, "content": message.content} for message in task.history]
+            prompt: Any = task.question
+            if task.history:
+                prompt = [{"role": message.role, "content": message.content} for message in task.history]
+                prompt.append({"role": "user", "content": task.question})
             rows.append(
                 {
-                    "prompt": [*messages, {"role": "user", "content": task.question}] if messages else task.question,
+                    "prompt": prompt,
                     "answer": task.answer,
                     "task_id": task.id,
                     "family": task.family,
@@ -128,7 +132,7 @@ def task_of(row: dict[str, Any]) -> Task:
 
 
 def _references_of(answer: Any) -> tuple[str, ...]:
-    """As text where it can't be read: the user's own grader gets it, or nobody."""
+    """The reference answers of a row; one that can't be read stays as it is, for the user's own grader."""
     try:
         return references_in(answer)
     except ValueError:
@@ -150,12 +154,15 @@ class Row(NamedTuple):
 
     def lists(self, pad_id: int) -> dict[str, Any]:
         """TRL's lists; a void one becomes a single masked padding token, because TRL refuses empty ones."""
-        part, is_void = self.part, self.part.is_void
+        part = self.part
+        prompt_ids = list(part.prompt_ids)
+        if part.is_void:
+            return {"prompt_ids": prompt_ids, "completion_ids": [pad_id], "logprobs": [0.0], "env_mask": [0]}
         return {
-            "prompt_ids": list(part.prompt_ids),
-            "completion_ids": [pad_id] if is_void else list(part.completion_ids),
-            "logprobs": [0.0] if is_void else list(part.logprobs),
-            "env_mask": [0] if is_void else [int(sampled) for sampled in part.sampled_mask],
+            "prompt_ids": prompt_ids,
+            "completion_ids": list(part.completion_ids),
+            "logprobs": list(part.logprobs),
+            "env_mask": [int(is_sampled) for is_sampled in part.sampled_mask],
         }
 
 
@@ -167,27 +174,32 @@ def rows_of(trajectories: Sequence[Trajectory], subcalls: bool = False) -> list[
     sub-calls. These have the advantage of the line that asked, or asked for the session that did; none that was lost or
     ended with its line is there. A void trajectory, which is in no loss, has its first row alone.
     """
-    first, later, asked = list[Row](), list[Row](), list[Row]()
+    first_rows: list[Row] = []
+    rows_after_compaction: list[Row] = []
+    subcall_rows: list[Row] = []
     sessions = len(trajectories)
     for owner, trajectory in enumerate(trajectories):
         if trajectory.is_void:
-            first.append(Row(owner, (), trajectory, owner))
+            first_rows.append(Row(owner, (), trajectory, owner))
             continue
-        known = 0
+        start = 0
         for part in trajectory.parts:
-            row = Row(owner, range(known, known + len(part.lines)), part, owner)
-            (later if known else first).append(row)
-            known += len(part.lines)
+            end = start + len(part.lines)
+            row = Row(owner, range(start, end), part, owner)
+            if start == 0:
+                first_rows.append(row)
+            else:
+                rows_after_compaction.append(row)
+            start = end
         for number, line in enumerate(trajectory.lines):
             for call in line.subcalls:
                 if call.trajectory is None or call.trajectory.is_void:
                     continue
                 for part in call.trajectory.parts:
-                    asked.append(Row(owner, [number] * len(part.lines), part, sessions))
+                    subcall_rows.append(Row(owner, [number] * len(part.lines), part, sessions))
                 sessions += 1
-    if not subcalls:
-        asked = []
-    return first + later + asked
+    rows = first_rows + rows_after_compaction
+    return rows + subcall_rows if subcalls else rows
 
 
 def row_lists(rows: Sequence[Row], size: int, pad_id: int) -> list[dict[str, Any]]:

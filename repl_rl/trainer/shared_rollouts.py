@@ -9,7 +9,6 @@ several processes hold one model in shards (tensor parallelism), the first of ea
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any
 
 from repl_rl.engine import Engine, SharedEngine, Slot
@@ -31,7 +30,9 @@ def _is_for_all(args: ReplGRPOConfig, make_runner: MakeRunner | None) -> bool:
 
 def engine_maker(args: ReplGRPOConfig, make_runner: MakeRunner | None, make_engine: EngineMaker) -> EngineMaker:
     """`make_engine` where this process has an engine of its own, or a shard of one."""
-    return make_engine if is_main_process() or not _is_for_all(args, make_runner) else EngineOfMain
+    if _is_for_all(args, make_runner) and not is_main_process():
+        return EngineOfMain
+    return make_engine
 
 
 class EngineOfMain(SharedEngine):
@@ -54,50 +55,59 @@ class EngineOfMain(SharedEngine):
 def start(engine: Engine, setup: RolloutSetup, args: ReplGRPOConfig, make_runner: MakeRunner | None) -> RolloutService:
     """As `start_service`; if one process rolls out for several, its service in all of them."""
     team = process_count() if _is_for_all(args, make_runner) else args.engine.shards
-    own = None if process_rank() % team else start_service(engine, setup, make_runner=make_runner)
-    return own if own is not None and team == 1 else RolloutsOfMain(setup, own, team)
+    service = None
+    if process_rank() % team == 0:
+        service = start_service(engine, setup, make_runner=make_runner)
+        if team == 1:
+            return service
+    return RolloutsOfMain(setup, service, team)
 
 
 class RolloutsOfMain(RolloutService):
-    """The main process's service, `own`, for all processes, which call `roll_out` together; the others have None. Or
-    that of the first of each `team` of so many, for its team.
+    """The main process's `service` for all processes, which call `roll_out` together; the others have None. Or that of
+    the first process of each `team` of so many, for its team.
 
     `begin` is the main process's alone.
     """
 
-    def __init__(self, setup: RolloutSetup, own: RolloutService | None, team: int) -> None:
+    def __init__(self, setup: RolloutSetup, service: RolloutService | None, team: int) -> None:
         super().__init__(setup)
-        self._own = own
+        self._service = service
         self._team = team
-        if own is not None:
-            self.at_once = own.at_once
+        if service is not None:
+            self.at_once = service.at_once
 
     def roll_out(self, batch: RolloutBatch, on_end: OnEnd = lambda index, trajectory: None) -> list[Trajectory]:
         """This process's share of the batches of all, whose sampling is the main one's. What fails there is raised in
         all of them. `on_end` is told of the main one's own trajectories."""
-        asked = gather([tuple(batch.tasks)], self._team)
+        tasks_of_processes = gather([tuple(batch.tasks)], self._team)
+
+        def on_end_of_main(index: int, trajectory: Trajectory) -> None:
+            if index < len(batch.tasks):  # the main process's tasks are the first
+                on_end(index, trajectory)
 
         def shares() -> list[list[Trajectory]]:
-            assert self._own is not None
-            self._own.watched = self.watched
-            count = len(batch.tasks)
-            tasks = [task for tasks in asked for task in tasks]
-            made = self._own.roll_out(
-                replace(batch, tasks=tasks), lambda index, ended: on_end(index, ended) if index < count else None
-            )
-            self.loop_share = self._own.loop_share
-            ends = accumulate(map(len, asked))
-            return [made[end - len(tasks) : end] for tasks, end in zip(asked, ends, strict=True)]
+            assert self._service is not None
+            self._service.watched = self.watched
+            tasks = [task for share in tasks_of_processes for task in share]
+            trajectories = self._service.roll_out(replace(batch, tasks=tasks), on_end_of_main)
+            self.loop_share = self._service.loop_share
+            shares = []
+            start = 0
+            for share in tasks_of_processes:
+                shares.append(trajectories[start : start + len(share)])
+                start += len(share)
+            return shares
 
         return share_of_main(shares, self._team)
 
     def begin(self, batch: RolloutBatch, on_end: OnEnd = lambda index, trajectory: None) -> Future[list[Trajectory]]:
-        assert self._own is not None
-        return self._own.begin(batch, on_end)
+        assert self._service is not None
+        return self._service.begin(batch, on_end)
 
     def kernel_numbers(self) -> dict[str, float]:
-        return {} if self._own is None else self._own.kernel_numbers()
+        return {} if self._service is None else self._service.kernel_numbers()
 
     def close(self) -> None:
-        if self._own is not None:
-            self._own.close()
+        if self._service is not None:
+            self._service.close()

@@ -61,16 +61,17 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         models = [model for model in (self.model, self.ref_model) if model is not None]
         with self.accelerator.autocast():
             forwards = [TypedForward.open(model, self.accelerator.device) for model in models]
-        opened = [forward for forward in forwards if forward is not None]
-        if len(opened) < len(models):
+        usable = [forward for forward in forwards if forward is not None]
+        if len(usable) < len(models):
             return None
         if self.aux_loss_enabled and is_main_process():
             logger.warning(
                 "the loss pads its batches: TRL adds the auxiliary loss of this model's router, over all tokens; "
                 "without it (train.trl: {router_aux_loss_coef: 0}), rows are packed"
             )
-        opened[0].is_one_call = all(forward.is_one_call for forward in opened)  # it runs the passes of both
-        return opened[0]
+        forward = usable[0]
+        forward.is_one_call = all(forward.is_one_call for forward in usable)  # it runs the passes of both
+        return forward
 
     @property
     def packs(self) -> bool:
@@ -95,23 +96,26 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)  # (B, S)
         attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
         outputs = inputs.get("output_weights")
-        wanted = typed if outputs is None else typed.bool() | outputs.bool()  # (B, T)
-        batch = (wanted, model, ids, attention, typed.size(1))
-        named = {"compute_entropy": True, "compute_aux_loss": self.aux_loss_enabled}
+        token_mask = typed  # (B, T): the tokens whose log-probabilities the loss takes
+        if outputs is not None:
+            token_mask = typed.bool() | outputs.bool()
+        batch = (token_mask, model, ids, attention, typed.size(1))
+        options = {"compute_entropy": True, "compute_aux_loss": self.aux_loss_enabled}
         if not self._most_tokens:
-            logprobs, entropies, router_loss = self._values_of(*batch, **named)
+            logprobs, entropies, router_loss = self._values_of(*batch, **options)
             assert entropies is not None
-            return self._logged(inputs, self._loss_of(inputs, logprobs, entropies, router_loss))
-        *others, last = self._passes(ids, attention, wanted)
-        known = _none_known(wanted)
+            return self._log_loss(inputs, self._loss_of(inputs, logprobs, entropies, router_loss))
+        *first_passes, last_pass = self._passes(ids, attention, token_mask)
+        values = _zeros_before_passes(token_mask)
         with self._before_the_last_pass(model) if model.training else nullcontext():
-            for rows in others:
-                known = self._values_of_pass(rows, known, *batch, **named)
+            for rows in first_passes:
+                values = self._values_of_pass(rows, values, *batch, **options)
                 if model.training:
-                    self.accelerator.backward(self._loss_of(inputs, *known).loss, **self._unscaled)
-                    known = [values.detach() for values in known]
-        known = self._values_of_pass(last, known, *batch, **named)
-        return self._logged(inputs, self._loss_of(inputs, *known))
+                    self.accelerator.backward(self._loss_of(inputs, *values).loss, **self._unscaled)
+                    # This pass's graph is used up: to the passes after it, its rows are numbers.
+                    values = [tensor.detach() for tensor in values]
+        values = self._values_of_pass(last_pass, values, *batch, **options)
+        return self._log_loss(inputs, self._loss_of(inputs, *values))
 
     @property
     def _unscaled(self) -> dict[str, bool]:
@@ -146,7 +150,8 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
     ) -> LossOutputs:
         """The loss of a batch whose log-probabilities and entropies, (B, T), are known."""
         values: Any = self  # TRL has no types for mypy
-        typed, is_training = loss_mask_of(inputs), bool(self.model.training)
+        typed = loss_mask_of(inputs)
+        is_training = bool(self.model.training)
         accumulated = int(values.current_gradient_accumulation_steps) if is_training else 1
         tokens = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
         if is_training:
@@ -185,11 +190,13 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
     @property
     def _loss_settings(self) -> LossSettings:
         values: Any = self  # TRL has no types for mypy
-        args, correction = self.args, None
+        args = self.args
+        correction = None
         if values.vllm_importance_sampling_correction:
-            level, _, how = values.vllm_importance_sampling_mode.partition("_")
-            least, most = values.vllm_importance_sampling_clip_min, values.vllm_importance_sampling_clip_max
-            correction = SamplerCorrection(level, how == "mask", least, most)
+            level, _, method = values.vllm_importance_sampling_mode.partition("_")
+            least = values.vllm_importance_sampling_clip_min
+            most = values.vllm_importance_sampling_clip_max
+            correction = SamplerCorrection(level, method == "mask", least, most)
         return LossSettings(
             loss_type=values.loss_type,
             level=values.importance_sampling_level,
@@ -212,33 +219,42 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         """The quantile of the entropies of all processes' typed tokens; these are ours, (N,)."""
         padded = self.accelerator.pad_across_processes(entropies.float(), dim=0, pad_index=-1)
         gathered = self.accelerator.gather(padded)
-        known = gathered[gathered >= 0]  # no entropy is negative
-        return torch.quantile(known, quantile) if len(known) else torch.tensor(math.inf, device=entropies.device)
+        of_all = gathered[gathered >= 0]  # no entropy is negative
+        if not len(of_all):
+            return torch.tensor(math.inf, device=entropies.device)
+        return torch.quantile(of_all, quantile)
 
-    def _logged(self, inputs: dict[str, Any], outputs: LossOutputs) -> torch.Tensor:
-        """Log what all processes outputs, and return the loss. Moves the entropy's coefficient if that is adaptive."""
-        accelerator, typed = self.accelerator, loss_mask_of(inputs)
-        totals = torch.stack([torch.stack([mean.total, mean.count]) for mean in outputs.means.values()])
-        totals = accelerator.reduce(totals, reduction="sum")
+    def _log_loss(self, inputs: dict[str, Any], outputs: LossOutputs) -> torch.Tensor:
+        """Log what all processes' losses say, and return this one's loss. Moves the entropy's coefficient if that is
+        adaptive."""
+        accelerator = self.accelerator
+        typed = loss_mask_of(inputs)
+        sums = [torch.stack([mean.total, mean.count]) for mean in outputs.means.values()]
+        totals = accelerator.reduce(torch.stack(sums), reduction="sum")  # one exchange for all means
         means = (totals[:, 0] / totals[:, 1].clamp(min=1.0)).tolist()
         self.step_log.values(dict(zip(outputs.means, means, strict=True)))
         for name, rows in outputs.per_row.items():
             of_all = accelerator.gather(rows)
             end = nanmin if name.endswith("_min") else nanmax
             self.step_log.values({name: end(of_all).item()})
+
         sampled = inputs.get("sampling_per_token_logps")
         is_first_update = inputs.get("old_per_token_logps") is None
         if is_first_update and sampled is not None:  # else it was logged before the first update
             self.step_log.drift(outputs.logprobs, sampled, typed, outputs.sampler_weights)
         if outputs.diverged is not None:
             self.step_log.share("credit/divergence_share", outputs.diverged, typed)
+
         if outputs.entropy_bonus is not None:
-            self.step_log.values({"policy_loss": accelerator.gather(outputs.policy_loss).nanmean().item()})
+            policy_loss = accelerator.gather(outputs.policy_loss).nanmean()
+            self.step_log.values({"policy_loss": policy_loss.item()})
             self._follow_entropy(outputs.entropy_bonus)
         if outputs.router_loss is not None:
-            self.step_log.values({"aux_loss": accelerator.gather_for_metrics(outputs.router_loss).mean().item()})
+            router_loss = accelerator.gather_for_metrics(outputs.router_loss).mean()
+            self.step_log.values({"aux_loss": router_loss.item()})
         if outputs.output_loss is not None:
-            self.step_log.values({"output_loss": accelerator.gather(outputs.output_loss).mean().item()})
+            output_loss = accelerator.gather(outputs.output_loss).mean()
+            self.step_log.values({"output_loss": output_loss.item()})
         return outputs.loss
 
     def _follow_entropy(self, entropy: Mean) -> None:
@@ -247,21 +263,22 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         values: Any = self  # TRL has no types for mypy
         if not self.model.training:
             return
+        is_end_of_update = self.accelerator.sync_gradients
         if values.use_adaptive_entropy:
             batch = torch.stack([entropy.total, entropy.count])
             window = values._entropy_window_stats
             values._entropy_window_stats = batch if window is None else window + batch
-            if self.accelerator.sync_gradients:
-                total, count = self.accelerator.reduce(values._entropy_window_stats, reduction="sum")
-                mean = (total / count.clamp(min=1.0)).item()
-                delta = self.args.entropy_coef_delta
-                if mean <= self.args.entropy_target:
-                    values.entropy_coef = min(values.entropy_coef + delta, self.args.entropy_coef_max)
-                else:
-                    values.entropy_coef = max(values.entropy_coef - delta, self.args.entropy_coef_min)
-                values._last_world_entropy = mean
-                values._entropy_window_stats = None
-        if self.accelerator.sync_gradients:
+        if values.use_adaptive_entropy and is_end_of_update:
+            total, count = self.accelerator.reduce(values._entropy_window_stats, reduction="sum")
+            mean = (total / count.clamp(min=1.0)).item()
+            delta = self.args.entropy_coef_delta
+            if mean <= self.args.entropy_target:
+                values.entropy_coef = min(values.entropy_coef + delta, self.args.entropy_coef_max)
+            else:
+                values.entropy_coef = max(values.entropy_coef - delta, self.args.entropy_coef_min)
+            values._last_world_entropy = mean
+            values._entropy_window_stats = None
+        if is_end_of_update:
             self.step_log.values({"entropy_coef": values.entropy_coef})
 
     def _passes(self, ids: torch.Tensor, attention: torch.Tensor, typed: torch.Tensor) -> list[list[int]]:
@@ -269,9 +286,10 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         forward = self._typed_forward
         if forward is None:  # padding is computed, too
             attention = typed = torch.ones_like(ids)
-        in_prompts = ids.size(1) - typed.size(1)
-        is_typed = pad(typed, (in_prompts, 0)).bool() & attention.bool()  # (B, S)
+        prompt_width = ids.size(1) - typed.size(1)
+        is_typed = pad(typed, (prompt_width, 0)).bool() & attention.bool()  # (B, S)
         _, rows = computed(ids, attention, is_typed)
+        # flash attention computes each sequence whole, so a common prompt saves it nothing
         shares = forward is not None and not forward.is_flash
 
         def most_of_all(count: int) -> int:
@@ -300,37 +318,45 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         # checkpointing under no_grad warns that no input has a gradient
         with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
             if not self._most_tokens:
-                is_training = self.model.training
-                size = self.args.per_device_train_batch_size if is_training else self.args.per_device_eval_batch_size
-                return self._values_of(*arguments, batch_size=size)[0]
-            known = _none_known(typed)
+                size = self.args.per_device_eval_batch_size
+                if self.model.training:
+                    size = self.args.per_device_train_batch_size
+                logprobs, _, _ = self._values_of(*arguments, batch_size=size)
+                return logprobs
+            values = _zeros_before_passes(typed)
             for rows in self._passes(ids, attention, typed):
-                known = self._values_of_pass(rows, known, *arguments, compute_entropy=True)
-            return known[0]
+                values = self._values_of_pass(rows, values, *arguments, compute_entropy=True)
+            logprobs, _ = values
+            return logprobs
 
     def _values_of_pass(
         self,
         rows: list[int],
-        known: list[torch.Tensor],
-        wanted: torch.Tensor,
+        values: list[torch.Tensor],
+        token_mask: torch.Tensor,
         model: Any,
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor,
         logits_to_keep: int,
-        **named: Any,
+        **options: Any,
     ) -> list[torch.Tensor]:
-        """Log-probabilities and entropies, (B, T): those of `rows` from a pass, those of other rows as they were known.
+        """Log-probabilities and entropies, (B, T): those of `rows` from a pass, those of other rows as in `values`.
 
-        Processes run as many passes as one another; one that has no rows left runs one of a row without typed tokens.
+        Processes run as many passes as one another, because a pass of a sharded model is one of all of them. A process
+        that has no rows left runs a row without typed tokens.
         """
-        at = rows or [0]
-        of_rows = wanted[at] * bool(rows), model, input_ids[at], attention_mask[at], logits_to_keep
-        logprobs, entropies, _ = self._values_of(*of_rows, **{**named, "batch_size": None})
+        pass_rows = rows or [0]
+        pass_mask = token_mask[pass_rows]
+        if not rows:
+            pass_mask = torch.zeros_like(pass_mask)
+        batch = (pass_mask, model, input_ids[pass_rows], attention_mask[pass_rows], logits_to_keep)
+        logprobs, entropies, _ = self._values_of(*batch, **{**options, "batch_size": None})
         assert entropies is not None
-        place = (torch.tensor(rows, dtype=torch.long, device=wanted.device),)
+        index = (torch.tensor(rows, dtype=torch.long, device=token_mask.device),)
+        logprobs_before, entropies_before = values
         return [
-            before.index_put(place, values[: len(rows)].float())
-            for before, values in zip(known, (logprobs, entropies), strict=True)
+            logprobs_before.index_put(index, logprobs[: len(rows)].float()),
+            entropies_before.index_put(index, entropies[: len(rows)].float()),
         ]
 
     def _values_of(
@@ -358,19 +384,24 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
                 compute_aux_loss=compute_aux_loss,
             )
             return values
-        batch = (input_ids, attention_mask, typed)
-        rows = zip(*(values.split(batch_size or len(input_ids)) for values in batch), strict=True)
-        parts = []
-        for of_rows in rows:
-            packed, shape = self._typed_forward.pack(*of_rows), of_rows[2].shape
+        logprob_parts = []
+        entropy_parts = []
+        size = batch_size or len(input_ids)
+        parts = zip(input_ids.split(size), attention_mask.split(size), typed.split(size), strict=True)
+        for part_ids, part_attention, part_typed in parts:
+            packed = self._typed_forward.pack(part_ids, part_attention, part_typed)
             with self.accelerator.autocast():
-                own, entropy = self._typed_forward(model, packed)
-            parts.append((packed.spread(own, shape), packed.spread(own if entropy is None else entropy, shape)))
-        logprobs, entropies = zip(*parts, strict=True)
+                logprob, entropy = self._typed_forward(model, packed)
+            if entropy is None:  # the head computes none: a stand-in of the same shape
+                entropy = logprob
+            logprob_parts.append(packed.spread(logprob, part_typed.shape))
+            entropy_parts.append(packed.spread(entropy, part_typed.shape))
         # in a batch without typed tokens, this zeroes the stand-in's value and gradient but keeps the graph
-        return torch.cat(logprobs) * typed, torch.cat(entropies) * typed if compute_entropy else None, None
+        logprobs = torch.cat(logprob_parts) * typed
+        entropies = torch.cat(entropy_parts) * typed if compute_entropy else None
+        return logprobs, entropies, None
 
 
-def _none_known(wanted: torch.Tensor) -> list[torch.Tensor]:
-    """Log-probabilities and entropies before the first pass."""
-    return [torch.zeros(wanted.shape, device=wanted.device) for _ in range(2)]
+def _zeros_before_passes(token_mask: torch.Tensor) -> list[torch.Tensor]:
+    """Log-probabilities and entropies, (B, T), before the first pass has given any."""
+    return [torch.zeros(token_mask.shape, device=token_mask.device) for _ in range(2)]
