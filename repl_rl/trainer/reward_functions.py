@@ -40,11 +40,15 @@ def completions_of(
         texts: list[Any] = tokenizer.batch_decode(completion_ids, skip_special_tokens=True)
         return texts
     parses = any(getattr(tokenizer, name, None) is not None for name in ("response_template", "response_schema"))
+    chats = []
     if parses:
-        pairs = zip(completion_ids, prompt_ids, strict=True)
-        return [[parse_response(tokenizer, ids, prefix=prefix, tools=None)] for ids, prefix in pairs]
-    contents = tokenizer.batch_decode(completion_ids, skip_special_tokens=True)
-    return [[{"role": "assistant", "content": content}] for content in contents]
+        for ids, prefix in zip(completion_ids, prompt_ids, strict=True):
+            message = parse_response(tokenizer, ids, prefix=prefix, tools=None)
+            chats.append([message])
+    else:
+        for content in tokenizer.batch_decode(completion_ids, skip_special_tokens=True):
+            chats.append([{"role": "assistant", "content": content}])
+    return chats
 
 
 def component_sum(name: str) -> Callable[..., Rewards]:
@@ -89,7 +93,7 @@ def try_functions(
                 f"reward function {name!r} raised {type(error).__name__}: {error} ({line and f'{line}, '}tried on "
                 f"{count} completions of a made-up session)"
             ) from error
-        _checked(name, returned, count)
+        _read_rewards(name, returned, count)
 
 
 async def _awaited(value: Any) -> Any:
@@ -102,18 +106,19 @@ def _made_up(row: Mapping[str, Any], count: int, scored: ScoredTrajectory) -> di
     completion: Any = "".join(line.text + line.output for line in PROBE.lines)
     if not isinstance(prompt, str):
         completion = [{"role": "assistant", "content": completion}]
-    columns = {name: value for name, value in row.items() if name not in ("prompt", "completion", "completion_ids")}
-    listed = {
+    session = {
         "prompts": prompt,
         "completions": completion,
         "completion_ids": list(PROBE.completion_ids),
-        **columns,
-        "scored": scored,
     }
-    made: dict[str, Any] = {name: [value] * count for name, value in listed.items()}
-    made["trainer_state"] = TrainerState()
-    made["log_extra"] = made["log_metric"] = lambda *_, **__: None
-    return made
+    for name, value in row.items():
+        if name not in ("prompt", "completion", "completion_ids"):  # TRL gives no columns of these names
+            session[name] = value
+    session["scored"] = scored
+    columns: dict[str, Any] = {name: [value] * count for name, value in session.items()}
+    columns["trainer_state"] = TrainerState()
+    columns["log_extra"] = columns["log_metric"] = lambda *_, **__: None
+    return columns
 
 
 def _require_arguments(function: Callable[..., Any], columns: Mapping[str, Any]) -> None:
@@ -143,8 +148,8 @@ def _require_arguments(function: Callable[..., Any], columns: Mapping[str, Any])
         ) from error
 
 
-def _checked(name: str, returned: Any, count: int) -> Rewards:
-    """The rewards of a batch. Raises RewardError."""
+def _read_rewards(name: str, returned: Any, count: int) -> Rewards:
+    """The rewards of a batch that the function of this name returned. Raises RewardError."""
     try:
         if isinstance(returned, str | bytes | Mapping):
             raise TypeError
@@ -190,33 +195,36 @@ def asked_of_valid(function: Any) -> Any:
         return function
     name = _name_of(function)
 
-    def asked(columns: dict[str, Any]) -> dict[str, Any]:
-        """TRL's other arguments, which are not lists of that length, stay."""
-        valid = [not item.trajectory.is_void for item in columns["scored"]]
+    def columns_of_valid(columns: dict[str, Any]) -> dict[str, Any]:
+        """The columns without void trajectories. TRL's other arguments, which are not lists of that length, stay."""
+        is_valid = [not item.trajectory.is_void for item in columns["scored"]]
+        if all(is_valid):
+            return columns
+        arguments = {}
+        for column, values in columns.items():
+            is_column = isinstance(values, list) and len(values) == len(is_valid)
+            arguments[column] = list(compress(values, is_valid)) if is_column else values
+        return arguments
 
-        def kept(values: Any) -> Any:
-            is_column = isinstance(values, list) and len(values) == len(valid)
-            return list(compress(values, valid)) if is_column else values
-
-        return columns if all(valid) else {name: kept(values) for name, values in columns.items()}
-
-    def spread(returned: Any, columns: dict[str, Any]) -> Rewards:
-        """None for void ones."""
-        valid = [not item.trajectory.is_void for item in columns["scored"]]
-        rewards = iter(_checked(name, returned, sum(valid)))
-        return [next(rewards) if is_valid else None for is_valid in valid]
+    def rewards_of_all(returned: Any, columns: dict[str, Any]) -> Rewards:
+        """The rewards that the function returned for the valid trajectories, and None for void ones."""
+        is_valid = [not item.trajectory.is_void for item in columns["scored"]]
+        rewards = iter(_read_rewards(name, returned, sum(is_valid)))
+        return [next(rewards) if valid else None for valid in is_valid]
 
     @wraps(function)
     def reward(**columns: Any) -> Rewards:
-        given = asked(columns)
-        return spread(function(**given) if given["scored"] else [], columns)
+        arguments = columns_of_valid(columns)
+        returned = function(**arguments) if arguments["scored"] else []
+        return rewards_of_all(returned, columns)
 
     @wraps(function)
-    async def awaited(**columns: Any) -> Rewards:
-        given = asked(columns)
-        return spread(await function(**given) if given["scored"] else [], columns)
+    async def async_reward(**columns: Any) -> Rewards:
+        arguments = columns_of_valid(columns)
+        returned = await function(**arguments) if arguments["scored"] else []
+        return rewards_of_all(returned, columns)
 
-    wrapped = awaited if _is_async(function) else reward
+    wrapped = async_reward if _is_async(function) else reward
     wrapped.__name__ = name
     return wrapped
 

@@ -31,7 +31,7 @@ class StepLog:
         self._prompt_tokens = (0, 0)
         self._drift: list[torch.Tensor] = []
         self._shares: dict[str, tuple[int, torch.Tensor]] = {}
-        """By name, the update and the tokens counted in it so far: those that are out, and all."""
+        """By the metric's name, the update and the tokens counted in it so far: those that are out, and all."""
 
     @property
     def _metrics(self) -> dict[str, list[float]]:
@@ -45,14 +45,17 @@ class StepLog:
     def share(self, name: str, out: torch.Tensor, typed: torch.Tensor) -> None:
         """The share of all processes' typed tokens that are `out`, over the parts that an update takes a batch in. Both
         are (B, T)."""
-        is_typed, step = typed.bool(), self._trainer.state.global_step
-        counts = self._trainer.accelerator.gather(torch.stack([(out & is_typed).sum(), is_typed.sum()])[None]).sum(0)
-        counted_at, counted = self._shares.get(name, (None, None))
-        is_further_part = counted_at == step and counted is not None
+        step = self._trainer.state.global_step
+        is_typed = typed.bool()
+        local = torch.stack([(out & is_typed).sum(), is_typed.sum()])
+        counts = self._trainer.accelerator.gather(local[None]).sum(0)
+        step_before, counts_before = self._shares.get(name, (None, None))
+        is_further_part = step_before == step and counts_before is not None
         if is_further_part:
-            counts = counts + counted
+            counts = counts + counts_before
         self._shares[name] = (step, counts)
-        value = (counts[0] / counts[1].clamp(min=1)).item()
+        out_count, typed_count = counts
+        value = (out_count / typed_count.clamp(min=1)).item()
         if is_further_part:
             self._metrics[name][-1] = value
         else:
@@ -70,11 +73,13 @@ class StepLog:
         if tools is not None:
             values |= tool_metrics(trajectories, tools)
         if isinstance(self._trainer.engine, CountsPrompts):
-            asked_before, computed_before = self._prompt_tokens
+            sent_before, computed_before = self._prompt_tokens
             self._prompt_tokens = self._trainer.engine.prompt_tokens
-            asked, computed = self._prompt_tokens[0] - asked_before, self._prompt_tokens[1] - computed_before
-            if asked:  # of the tokens that lines continue, the share that the engine did not compute again
-                values["engine/reused_share"] = 1 - computed / asked
+            sent_now, computed_now = self._prompt_tokens
+            sent = sent_now - sent_before
+            computed = computed_now - computed_before
+            if sent:  # of the tokens that lines continue, the share that the engine did not compute again
+                values["engine/reused_share"] = 1 - computed / sent
         # zeros for the stops and errors that a batch doesn't have, because TRL averages only the given values
         logged = self._metrics
         batches = len(logged["time/loop_share"])
@@ -85,22 +90,22 @@ class StepLog:
 
     def kept(self, trajectories: Sequence[Trajectory], sampled: int) -> None:
         """What is different among the trajectories that are trained on, of so many that this process has sampled."""
-        trajectories, of_all = gather(trajectories), sum(gather([sampled]))
-        values = batch_metrics(trajectories, 1.0)
-        named = {f"kept/{name}": values[name] for name in _KEPT if name in values}
-        self.values({"kept/share": len(trajectories) / of_all, **named})
+        trajectories = gather(trajectories)
+        sampled_by_all = sum(gather([sampled]))
+        metrics = batch_metrics(trajectories, 1.0)
+        self.values({"kept/share": len(trajectories) / sampled_by_all})
+        self.values({f"kept/{name}": metrics[name] for name in _KEPT if name in metrics})
 
     def sessions(self, trajectories: Sequence[Trajectory]) -> None:
         """How long what was typed is, and how many tokens the run has seen. TRL's names; but clipped are sessions that
         a budget ended, not those without an end token: one that hands over its answer has none."""
-        of_all = gather(
-            [
-                (one.is_overlong, one.is_void, 0 if one.is_void else one.sampled_tokens, len(one.prompt_ids))
-                for one in trajectories
-            ]
-        )
-        typed = [tokens for _, _, tokens, _ in of_all]
-        ended = [tokens for is_overlong, is_void, tokens, _ in of_all if not is_overlong and not is_void]
+        lengths = []
+        for trajectory in trajectories:
+            sampled = 0 if trajectory.is_void else trajectory.sampled_tokens
+            lengths.append((trajectory.is_overlong, trajectory.is_void, sampled, len(trajectory.prompt_ids)))
+        of_all = gather(lengths)
+        typed = [sampled for _, _, sampled, _ in of_all]
+        ended = [sampled for is_overlong, is_void, sampled, _ in of_all if not is_overlong and not is_void]
         ended = ended or [0]  # what TRL logs, too, if there are none
         state = self._trainer.state
         if self._trainer.model.training:
@@ -147,16 +152,18 @@ class StepLog:
     ) -> None:
         """TRL's table of completions, and what reward functions have asked it to log (`log_extra`, `log_metric`).
         `rewards` are those of all processes."""
-        trainer = self._trainer
-        logs, extra, metrics = trainer._logs, trainer._pending_extra_logs, trainer._pending_metrics
+        logs = self._trainer._logs
         logs["prompt"].extend(gather(list(prompts)))
         logs["completion"].extend(gather(list(completions)))
         for name, column in zip(names, rewards.T, strict=True):
             logs["rewards"][name].extend(column.tolist())
         # Sorted, for all processes have to gather the same name at a time, and may have met them in another order.
+        extra = self._trainer._pending_extra_logs
         for name in sorted(set(gather(list(extra)))):
-            logs["extra"][name].extend(gather(list(extra.get(name, [None] * len(prompts)))))
+            column = extra.get(name, [None] * len(prompts))  # of a process whose functions did not log it
+            logs["extra"][name].extend(gather(list(column)))
         extra.clear()
+        metrics = self._trainer._pending_metrics
         for name in sorted(set(gather(list(metrics)))):
             values = gather(list(metrics.get(name, [])))
             self.values({name: sum(values) / len(values)})
@@ -177,32 +184,36 @@ class StepLog:
         Raises TrainingError if a difference is not finite.
         """
         is_typed = typed.bool()
-        found = [(trained - sampled).abs()[is_typed]]
+        spreads = [_spread((trained - sampled).abs()[is_typed])]
         if ratios is not None:
-            found.append(ratios[is_typed if ratios.size(1) == is_typed.size(1) else is_typed.any(1)].flatten())
-        local = torch.stack([_spread(values) for values in found])
+            is_of_tokens = ratios.size(1) == is_typed.size(1)
+            is_counted = is_typed if is_of_tokens else is_typed.any(1)
+            spreads.append(_spread(ratios[is_counted].flatten()))
+        local = torch.stack(spreads)  # (1 or 2, 4)
+        # The parts of the batch that came before this one are counted again, so the last value is the batch's.
         parts = [*self._drift, self._trainer.accelerator.gather(local[None])]  # (processes, 1 or 2, 4) each
         total, count, least, most = torch.cat(parts).unbind(-1)
-        mean, least, most = (total.sum(0) / count.sum(0)).tolist(), least.amin(0).tolist(), most.amax(0).tolist()
         if not count.sum():
             return
-        if not math.isfinite(mean[0]):
+        means = (total.sum(0) / count.sum(0)).tolist()
+        minima = least.amin(0).tolist()
+        maxima = most.amax(0).tolist()
+        drift_mean = means[0]
+        drift_max = maxima[0]
+        if not math.isfinite(drift_mean):
             raise TrainingError(
-                f"the log-probabilities of trainer and sampler differ by {mean[0]} at step "
+                f"the log-probabilities of trainer and sampler differ by {drift_mean} at step "
                 f"{self._trainer.state.global_step}: the weights are not numbers any more; go on from an earlier "
                 "checkpoint with a smaller train.learning_rate or train.max_grad_norm"
             )
-        named = {"drift/logprob_mean": mean[0], "drift/logprob_max": most[0]}
+        values = {"drift/logprob_mean": drift_mean, "drift/logprob_max": drift_max}
         if ratios is not None:
-            named |= {
-                f"sampling/sampling_logp_difference/{name}": value
-                for name, value in (("mean", mean[0]), ("max", most[0]))
-            }
-            named |= {
-                f"sampling/importance_sampling_ratio/{name}": value
-                for name, value in (("min", least[1]), ("mean", mean[1]), ("max", most[1]))
-            }
-        for name, value in named.items():
+            values["sampling/sampling_logp_difference/mean"] = drift_mean
+            values["sampling/sampling_logp_difference/max"] = drift_max
+            values["sampling/importance_sampling_ratio/min"] = minima[1]
+            values["sampling/importance_sampling_ratio/mean"] = means[1]
+            values["sampling/importance_sampling_ratio/max"] = maxima[1]
+        for name, value in values.items():
             if self._drift:
                 self._metrics[name][-1] = value
             else:
@@ -215,15 +226,17 @@ class RecordSteps(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, *listeners: Callable[[dict[str, Any]], None]) -> None:
         self._listeners = listeners
-        self._started = time.perf_counter()
+        self._start = time.perf_counter()
 
     def on_log(self, args: Any, state: TrainerState, control: Any, **named: Any) -> None:
         logs = named["logs"]
         if "reward" not in logs or not state.is_world_process_zero:
             return
-        numbers = {key: value for key, value in logs.items() if isinstance(value, int | float) and math.isfinite(value)}
-        elapsed = time.perf_counter() - self._started
-        row = {"kind": "train", "step": state.global_step, "seconds": round(elapsed, 3), **numbers}
+        seconds = time.perf_counter() - self._start
+        row = {"kind": "train", "step": state.global_step, "seconds": round(seconds, 3)}
+        for name, value in logs.items():
+            if isinstance(value, int | float) and math.isfinite(value):  # JSON has neither NaN nor infinity
+                row[name] = value
         for listener in self._listeners:
             listener(row)
 
@@ -243,6 +256,8 @@ class KeepRun(RecordSteps):
 def _spread(values: torch.Tensor) -> torch.Tensor:
     """Sum, count, least and largest of values (N,): (4,). Of none, they are 0, 0 and infinite."""
     values = values.double()
-    ends = torch.tensor([math.inf, -math.inf], dtype=values.dtype, device=values.device)
-    least, most = torch.stack(torch.aminmax(values)) if len(values) else ends
+    if len(values):
+        least, most = torch.aminmax(values)
+    else:
+        least, most = torch.tensor([math.inf, -math.inf], dtype=values.dtype, device=values.device)
     return torch.stack([values.sum(), torch.full_like(least, len(values)), least, most])
