@@ -178,16 +178,19 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
             raise ConfigError(f"TRL refuses these arguments: {error}; see train and train.trl in the config") from error
 
     def __post_init__(self) -> None:
-        sections = {name: value for name in SECTIONS if (value := getattr(self, name)) is not None}
-        names = ("redraws", "oversample", "asynchronous", "micro_batch_tokens", "mask", "output_loss")
-        train = {"group_size": self.num_generations, **{name: getattr(self, name) for name in names}}
+        sections = {name: getattr(self, name) for name in SECTIONS if getattr(self, name) is not None}
+        train = {"group_size": self.num_generations}
+        for name in ("redraws", "oversample", "asynchronous", "micro_batch_tokens", "mask", "output_loss"):
+            train[name] = getattr(self, name)
         if not self._is_from(self.config, train):
             self.config = parse_config({**sections, "train": train, "tasks": {"sampling": self.task_sampling}})
         for name in SECTIONS:
             setattr(self, name, getattr(self.config, name))
-        self.asynchronous, self.mask = self.config.train.asynchronous, self.config.train.mask
-        if refused := _without_effect({name: getattr(self, name) for name in REFUSED}):
-            raise ConfigError("\n".join(refused))
+        self.asynchronous = self.config.train.asynchronous
+        self.mask = self.config.train.mask
+        refusals = _without_effect({name: getattr(self, name) for name in REFUSED})
+        if refusals:
+            raise ConfigError("\n".join(refusals))
         tokens: int = getattr(self, "max_completion_length")  # noqa: B009 - TRL's fields have no types for mypy
         if tokens not in (_defaults()["max_completion_length"], self.budget.tokens):
             raise ConfigError(
@@ -265,9 +268,10 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON types only, as the Hugging Face trainer stores it."""
-        given = {name: getattr(self, name) for name in (*SECTIONS, "asynchronous", "mask")}
-        own = {name: value and value.model_dump(mode="json") for name, value in given.items()}
-        stored = {**super().to_dict(), **own}
+        stored: dict[str, Any] = super().to_dict()
+        for name in (*SECTIONS, "asynchronous", "mask"):
+            section = getattr(self, name)
+            stored[name] = section and section.model_dump(mode="json")
         del stored["config"]  # its sections are there
         return stored
 

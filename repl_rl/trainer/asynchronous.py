@@ -37,7 +37,9 @@ each of its trajectories ends."""
 
 
 @dataclass(eq=False, slots=True)
-class _Begun:
+class _Group:
+    """A group that was begun and that no step has taken."""
+
     number: int
     version: int
     """Of the weights, when it began."""
@@ -61,13 +63,11 @@ class Taken:
     def metrics(self, version: int) -> dict[str, float]:
         """For a step that trains weights of this version. The staleness of a token is the number of updates since it
         was sampled."""
-        ages = [
-            age(self.steps, version, sampled_with)
-            for _, group in self.groups
-            for trajectory in group
-            for sampled_with, typed in zip(trajectory.token_versions, trajectory.sampled_mask, strict=True)
-            if typed
-        ]
+        ages = []
+        for _, group in self.groups:
+            for trajectory in group:
+                tokens = zip(trajectory.token_versions, trajectory.sampled_mask, strict=True)
+                ages += [age(self.steps, version, token_version) for token_version, is_sampled in tokens if is_sampled]
         return {
             "asynchronous/staleness_mean": sum(ages) / max(len(ages), 1),
             "asynchronous/staleness_max": float(max(ages, default=0)),
@@ -111,7 +111,7 @@ class GroupQueue:
         self._last = last
         self._updates = updates
         self._again = deque(again)
-        self._begun: list[_Begun] = []
+        self._begun: list[_Group] = []
         self._allowed = 0
         """How many groups may be there, under way or finished."""
         self._running = 0
@@ -137,13 +137,15 @@ class GroupQueue:
             self._begun = [group for group in self._begun if group not in taken]
             self._allowed -= self._groups
             ready = sum(group.done.done() for group in self._begun)
-            return Taken([(group.number, group.done.result()) for group in taken], ready, dict(self._steps))
+            groups = [(group.number, group.done.result()) for group in taken]
+            return Taken(groups, ready, dict(self._steps))
 
     @contextmanager
     def at_rest(self) -> Iterator[None]:
         """No trajectory is under way inside the block: those that are finish first, and no others begin."""
         with self._changed:
-            allowed, self._allowed = self._allowed, 0
+            allowed = self._allowed
+            self._allowed = 0
             while self._running:
                 self._changed.wait()
         try:
@@ -170,7 +172,7 @@ class GroupQueue:
                 group.done.cancel()
             self._begun = []
 
-    def _next_step(self) -> list[_Begun]:
+    def _next_step(self) -> list[_Group]:
         """The groups that the step takes; none while too few are finished, or while those that would be left are more
         than later steps could take in time."""
         self._fill()
@@ -178,18 +180,25 @@ class GroupQueue:
             raise self._failure
         ready = [group for group in self._begun if group.done.done()]
         for group in ready:
-            group.done.result()
-        taken = sorted(ready, key=lambda group: (group.version, group.number))[: self._groups]
-        left = sorted(self._steps_left(group) for group in self._begun if group not in taken)
-        is_in_time = all(steps > place // self._groups for place, steps in enumerate(left))
-        is_in_time |= len(ready) == len(self._begun)  # then nothing is left to wait for
-        if len(taken) < self._groups or not is_in_time:
+            group.done.result()  # raises what rolling it out raised
+        oldest_first = sorted(ready, key=lambda group: (group.version, group.number))
+        taken = oldest_first[: self._groups]
+        if len(taken) < self._groups:
+            return []
+        is_in_time = True
+        steps_left = sorted(self._steps_left(group) for group in self._begun if group not in taken)
+        for place, steps in enumerate(steps_left):  # later steps take these in this order, `groups` each
+            steps_before = place // self._groups
+            if steps <= steps_before:
+                is_in_time = False
+        nothing_to_wait_for = len(ready) == len(self._begun)
+        if not is_in_time and not nothing_to_wait_for:
             return []
         return sorted(taken, key=lambda group: group.number)
 
-    def _steps_left(self, begun: _Begun) -> int:
+    def _steps_left(self, group: _Group) -> int:
         """How many steps after this one could take it."""
-        return (self._config.max_staleness - age(self._steps, self._version, begun.version)) // self._updates
+        return (self._config.max_staleness - age(self._steps, self._version, group.version)) // self._updates
 
     def _fill(self) -> None:
         while len(self._begun) < self._allowed and self._failure is None:
@@ -200,7 +209,8 @@ class GroupQueue:
             if self._again:
                 number = self._again.popleft()
             else:
-                number, self._next = self._next, self._next + 1
+                number = self._next
+                self._next += 1
             try:
                 self._start(number)
             except Exception as error:  # noqa: BLE001 - this may be another thread than the one that has to hear of it
@@ -208,15 +218,17 @@ class GroupQueue:
                 self._changed.notify_all()
 
     def _start(self, number: int) -> None:
-        begun = _Begun(number, self._version, self._group_size, Future())
-        begun.done = self._begin(number, lambda: self._ended(begun, 1))
-        self._begun.append(begun)
+        group = _Group(number, self._version, self._group_size, Future())
+        group.done = self._begin(number, lambda: self._end(group, 1))
+        self._begun.append(group)
         self._running += self._group_size
-        begun.done.add_done_callback(lambda _: self._ended(begun, begun.left))
+        # a group that fails or is cancelled ends with trajectories left that never said so
+        group.done.add_done_callback(lambda _: self._end(group, group.left))
 
-    def _ended(self, begun: _Begun, trajectories: int) -> None:
+    def _end(self, group: _Group, trajectories: int) -> None:
+        """So many trajectories of the group have ended."""
         with self._changed:
-            begun.left -= trajectories
+            group.left -= trajectories
             self._running -= trajectories
             self._fill()
             self._changed.notify_all()
@@ -252,18 +264,20 @@ class GroupOrder:
         self._sampler = sampler
         self._groups = groups
         self._process = process
-        self._of_all = groups * processes
+        self._groups_of_all = groups * processes
         self._orders: dict[int, list[int]] = {}
         """By epoch."""
 
     def row(self, number: int) -> int:
         """The index of the row."""
         sampler = self._sampler
-        batch, index = divmod(number, self._groups)
-        epoch, batch = divmod(batch, sampler.num_samples // self._of_all)
+        batch_of_run, index = divmod(number, self._groups)
+        epoch, batch = divmod(batch_of_run, sampler.num_samples // self._groups_of_all)
         if epoch not in self._orders:
-            order = list(EpochSampler(sampler, lambda: epoch) if sampler.shuffle else sampler)
-            self._orders = {known: rows for known, rows in self._orders.items() if known >= epoch - 1} | {epoch: order}
-        place = batch * self._of_all * sampler.repeat_count + self._process * self._groups + index
+            for earlier in [other for other in self._orders if other < epoch - 1]:
+                del self._orders[earlier]  # of the epoch before, groups may still be under way
+            self._orders[epoch] = list(EpochSampler(sampler, lambda: epoch) if sampler.shuffle else sampler)
+        # The sampler gives each row of a batch `mini_repeat_count` times in a row, and each batch `repeat_count` times.
+        place = batch * self._groups_of_all * sampler.repeat_count + self._process * self._groups + index
         row: int = self._orders[epoch][place * sampler.mini_repeat_count]
         return row

@@ -99,13 +99,14 @@ class TypedForward:
 
     def __call__(self, model: Any, packed: Packed) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Log-probability of each typed token in nats, and the entropy there if the head computes it: (K,) each."""
+        mask = None  # flash attention uses the bounds
+        if not self.is_flash:
+            # transformers keeps a four-dimensional mask as it is
+            mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=packed.ids.device)
         output = model(
             input_ids=packed.ids,
             position_ids=packed.positions,
-            # None for flash attention, which uses the bounds; transformers keeps a four-dimensional mask as it is
-            attention_mask=None
-            if self.is_flash
-            else torch.ones(1, 1, 1, 1, dtype=torch.bool, device=packed.ids.device),
+            attention_mask=mask,
             sequence_lengths=packed.lengths,
             sequence_shared=packed.shared,
             sequence_seen=packed.seen if self.is_one_call else None,
@@ -118,7 +119,8 @@ class TypedForward:
             **{_AT: packed.at},
             **self._routing,
         )
-        return output.log_probs[0], None if output.entropy is None else output.entropy[0]
+        entropy = None if output.entropy is None else output.entropy[0]
+        return output.log_probs[0], entropy
 
     def _take_positions(self, backbone: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         self._at = kwargs.pop(_AT, None)
@@ -134,31 +136,38 @@ class TypedForward:
         """What is wrong with packed passes of `model`; None if they agree with passes of one sequence at a time."""
         size = base_of(model).config.get_text_config().vocab_size
         width = max(_PROBE_LENGTHS)
-        ids = (torch.arange(len(_PROBE_LENGTHS) * width).view(-1, width) * 7 % size).to(device)
-        ids[-1, :_PROBE_SHARED] = ids[0, :_PROBE_SHARED]
+        numbers = torch.arange(len(_PROBE_LENGTHS) * width).view(-1, width)
+        ids = (numbers * 7 % size).to(device)
+        ids[-1, :_PROBE_SHARED] = ids[0, :_PROBE_SHARED]  # so that a beginning is shared
         attention = (torch.arange(width) < torch.tensor(_PROBE_LENGTHS)[:, None]).long().to(device)
         was_training = model.training
         model.eval()
         try:
             with torch.no_grad():
                 packed = self.pack(ids, attention, attention[:, 1:])
-                found, _ = self(model, packed)
-                rows = [ids[row : row + 1, :length] for row, length in enumerate(_PROBE_LENGTHS)]
-                plain = torch.cat([model(input_ids=one, labels=one, fused_lm_head=True).log_probs[0] for one in rows])
-                as_one = model(
+                logprobs, _ = self(model, packed)
+                alone = []  # each sequence in a pass of its own
+                for number, length in enumerate(_PROBE_LENGTHS):
+                    row = ids[number : number + 1, :length]
+                    alone.append(model(input_ids=row, labels=row, fused_lm_head=True).log_probs[0])
+                # the packed row as one sequence: how far off a pass is that tells no sequence from another
+                joined = model(
                     input_ids=packed.ids, shift_labels=packed.targets[None], fused_lm_head=True, **{_AT: packed.at}
                 )
         except Exception as error:  # noqa: BLE001 - a model that was not written for a packed row may raise anything
             return f"{type(error).__name__}: {error}"
         finally:
             model.train(was_training)
-        apart = (found.float() - plain.float()).abs().max().item()
-        if_seen = (as_one.log_probs[0].float() - plain.float()).abs().max().item()
+        expected = torch.cat(alone).float()
+        difference = (logprobs.float() - expected).abs().max().item()
+        if_seen = (joined.log_probs[0].float() - expected).abs().max().item()
         is_cast = torch.is_autocast_enabled(device.type)
         dtype = torch.get_autocast_dtype(device.type) if is_cast else next(model.parameters()).dtype
-        if apart <= max(_PROBE_SHARE * if_seen, 8 * torch.finfo(dtype).eps):
+        if difference <= max(_PROBE_SHARE * if_seen, 8 * torch.finfo(dtype).eps):
             return None
-        return f"for its log-probabilities are off by {apart:.3g}, and by {if_seen:.3g} if sequences see one another"
+        return (
+            f"for its log-probabilities are off by {difference:.3g}, and by {if_seen:.3g} if sequences see one another"
+        )
 
 
 def _head_sizes(model: Any) -> set[int]:
@@ -170,8 +179,11 @@ def _head_sizes(model: Any) -> set[int]:
 
 
 def _of_any(reason: str | None) -> str | None:
-    """The first process's reason that has one; None if none has."""
-    return next((each for each in gather([reason]) if each is not None), None)
+    """The reason of the first process that has one; None if none has."""
+    for reason_of_process in gather([reason]):
+        if reason_of_process is not None:
+            return reason_of_process
+    return None
 
 
 def _warn_of_padding(reason: str) -> None:

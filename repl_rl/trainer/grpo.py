@@ -123,13 +123,14 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         owner = environment if environment_factory is None else environment_factory
         if checked is None:
             # A grader has to be sent to the rollouts' process only where they ask it.
-            asks = args.branch is not None and args.branch.looks_at_outcomes
-            asked = grader if asks else grade
-            extensions = make_extensions(tools or (), tools_where, owner, rollout, asked, guests)
+            grades_in_rollouts = args.branch is not None and args.branch.looks_at_outcomes
+            rollout_grader = grader if grades_in_rollouts else grade
+            extensions = make_extensions(tools or (), tools_where, owner, rollout, rollout_grader, guests)
             checked = check_rollouts(args, extensions, line_rewards)
-        self._extensions, self._table = checked.extensions, checked.table
+        self._extensions = checked.extensions
+        self._table = checked.table
         has_environment = self._extensions.environment is not None
-        given = {
+        options = {
             "environment": has_environment,
             "asynchronous": args.asynchronous,
             "task_sampling": args.task_sampling != "uniform",
@@ -137,31 +138,36 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
             "make_runner": make_runner is not None,
             "an iterable data set": isinstance(train_dataset, IterableDataset),
         }
-        refuse_excluding(_EXCLUDING, given.__getitem__)
-        self._grader, self._is_left_out = grader, leaves_out(args.mask)
-        extra: list[Any] = []
+        refuse_excluding(_EXCLUDING, options.__getitem__)
+        self._grader = grader
+        self._is_left_out = leaves_out(args.mask)
+        functions: list[Any] = []
         if callable(reward_funcs) or isinstance(reward_funcs, str):  # a text is the name of a reward model
-            extra.append(reward_funcs)
+            functions.append(reward_funcs)
         else:
-            extra += reward_funcs
-        graded = not extra and not has_environment and grader is grade
-        train_rows = as_dataset(train_dataset, graded)
-        eval_rows = None if eval_dataset is None else as_dataset(eval_dataset, graded)
-        if extra:
-            first = task_of(train_rows[0])
-            tried = self._table.tried
-            session = replace(
-                tried.trajectory,
-                task_id=first.id,
-                question=first.question,
-                family=first.family,
-                reference=first.answer,
+            functions += reward_funcs
+        # the shipped grader needs reference answers, unless the reward comes from elsewhere
+        needs_answers = not functions and not has_environment and grader is grade
+        train_rows = as_dataset(train_dataset, needs_answers)
+        eval_rows = None if eval_dataset is None else as_dataset(eval_dataset, needs_answers)
+        if functions:
+            task = task_of(train_rows[0])
+            probe = self._table.tried
+            trajectory = replace(
+                probe.trajectory,
+                task_id=task.id,
+                question=task.question,
+                family=task.family,
+                reference=task.answer,
             )
-            made_up = replace(tried, trajectory=session)
-            try_functions(extra, train_rows[0], args.num_generations, made_up, has_environment)
+            session = replace(probe, trajectory=trajectory)
+            try_functions(functions, train_rows[0], args.num_generations, session, has_environment)
         path = model if isinstance(model, str) else model.name_or_path
         setup = RolloutSetup.for_model(args, path, self._extensions, wrap_kernels)
-        args.reward_weights = all_weights(args.reward_weights, self._table.component_names, len(extra))
+        components = self._table.component_names
+        args.reward_weights = all_weights(args.reward_weights, components, len(functions))
+        rewards = [component_sum(name) for name in components]
+        rewards += [asked_of_valid(function) for function in functions]
         set_seed(args.seed)  # new adapters begin at random
         with loading(f"the model at {path!r} can't be loaded", "from_pretrained"):
             require_trainable(model, args.micro_batch_tokens, args.router_aux_loss_coef, kwargs.get("peft_config"))
@@ -171,7 +177,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
                 super().__init__(
                     model=model,
                     args=args,
-                    reward_funcs=[*map(component_sum, self._table.component_names), *map(asked_of_valid, extra)],
+                    reward_funcs=rewards,
                     train_dataset=train_rows,
                     eval_dataset=eval_rows,
                     processing_class=kwargs.pop("processing_class", setup.vocabulary.tokenizer),
@@ -250,12 +256,14 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         return batch
 
     def _step_parts(self) -> StepParts:
-        args, accelerator, is_training = self.args, self.accelerator, self.model.training
+        args = self.args
+        accelerator = self.accelerator
+        is_training = self.model.training
         tools = [tool.name for tool in self._extensions.toolbox.tools]
         has_tools = bool(tools) or self._extensions.environment is not None
-        stores = is_training and self.rollout_dir is not None
+        stores_rollouts = is_training and self.rollout_dir is not None
         path = None
-        if stores and accelerator.is_main_process:
+        if stores_rollouts and accelerator.is_main_process:  # which writes those of all processes
             path = Path(str(self.rollout_dir)) / f"step_{self.state.global_step + 1:05d}.jsonl"
         return StepParts(
             args=args,
@@ -286,7 +294,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
             gather=accelerator.gather,
             device=accelerator.device,
             log=self.step_log,
-            stores_rollouts=stores,
+            stores_rollouts=stores_rollouts,
             rollouts_path=path,
         )
 
@@ -300,18 +308,21 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         has_environments = self._extensions.environment is not None and not self.queue.is_open
         prompts = [row["prompt"] for row in sessions.rows]
         pad_id = self.service.vocabulary.pad_id
-        first_rows = rows_of(sessions.trajectories)[: len(sessions.scored)]  # what came after a compaction is behind
-        ids = [row.lists(pad_id) for row in first_rows]
-        prompt_ids = [row["prompt_ids"] for row in ids]
-        completion_ids = [row["completion_ids"] for row in ids]
+        prompt_ids = []
+        completion_ids = []
+        for row in rows_of(sessions.trajectories)[: len(sessions.scored)]:  # rows after a compaction come after these
+            lists = row.lists(pad_id)
+            prompt_ids.append(lists["prompt_ids"])
+            completion_ids.append(lists["completion_ids"])
         completions = completions_of(self.processing_class, prompts, prompt_ids, completion_ids)
         columns = reward_columns(sessions, has_environments)
-        rewards: torch.Tensor = self._calculate_rewards(columns, prompts, completions, completion_ids)  # of all
+        # (sessions of all processes, functions)
+        rewards: torch.Tensor = self._calculate_rewards(columns, prompts, completions, completion_ids)
         group_size = self.num_generations if self.model.training else self.num_generations_eval
         self.step_log.rewards(rewards, self.reward_func_names, self.reward_weights, group_size)
         self.step_log.completions(prompts, completions, rewards, self.reward_func_names)
-        first = self.accelerator.process_index * len(prompts)
-        return rewards[first : first + len(prompts)]
+        start = self.accelerator.process_index * len(prompts)
+        return rewards[start : start + len(prompts)]
 
     def _generate(self, prompts: list[Any]) -> Any:
         """TRL's loop of tools, which nothing of ours calls."""

@@ -91,11 +91,13 @@ def covarying(
     mean_logprob = logprob_total / max(count, 1)
     mean_advantage = advantage_total / max(count, 1)
     covariance = (logprobs.double() - mean_logprob) * (advantages.double() - mean_advantage)
-    at = ((covariance > low) & (covariance < high) & is_typed).nonzero()
-    found = gather([len(at)])
-    before, drawn = sum(found[: process_rank()]), min(max(1, int(share * count)), sum(found))
+    places = ((covariance > low) & (covariance < high) & is_typed).nonzero()  # (in the band, 2)
+    counts = gather([len(places)])  # of each process
+    total = sum(counts)
+    draws = min(max(1, int(share * count)), total)
+    first = sum(counts[: process_rank()])  # all number the tokens in the band alike: ours begin here
     out = torch.zeros_like(is_typed)
-    for index in random.sample(range(sum(found)), drawn):
-        if before <= index < before + len(at):
-            out[tuple(at[index - before])] = True
+    for index in random.sample(range(total), draws):
+        if first <= index < first + len(places):
+            out[tuple(places[index - first])] = True
     return out

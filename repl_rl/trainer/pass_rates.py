@@ -29,7 +29,10 @@ class PassRates:
         """Places of `count` problems of `ids`, no two the same while there are enough. Equal states and equal random
         numbers draw the same."""
         # Efraimidis and Spirakis 2006: the largest u^(1/w) are a weighted sample without replacement
-        keys = [(random.random() ** (1 / self._weight(self.rates.get(id))), place) for place, id in enumerate(ids)]
+        keys = []
+        for place, id in enumerate(ids):
+            weight = self._weight(self.rates.get(id))
+            keys.append((random.random() ** (1 / weight), place))
         order = [place for _, place in sorted(keys, reverse=True)]
         return [order[index % len(order)] for index in range(count)]
 
@@ -44,17 +47,30 @@ class PassRates:
         rates = list(self.rates.values())
         between = sum(LOW <= rate <= HIGH for rate in rates)
         rest = sum(rate < LOW for rate in rates)
-        of = {"between": between, "resting": rest, "retired": len(rates) - between - rest, "unseen": count - len(rates)}
-        return {f"tasks/{name}": number / count for name, number in of.items()}
+        retired = len(rates) - between - rest
+        unseen = count - len(rates)
+        return {
+            "tasks/between": between / count,
+            "tasks/resting": rest / count,
+            "tasks/retired": retired / count,
+            "tasks/unseen": unseen / count,
+        }
 
     @staticmethod
     def _weight(rate: float | None) -> float:
         if rate is None:
             return _UNSEEN
-        return _REST if rate < LOW else _RETIRED if rate > HIGH else _BETWEEN
+        if rate < LOW:
+            return _REST
+        if rate > HIGH:
+            return _RETIRED
+        return _BETWEEN
 
 
 def right_share(group: Sequence[ScoredTrajectory]) -> tuple[str, float] | None:
     """A group's task and the share of its sessions that were right, void ones aside; None if there are no others."""
-    right = [(item.trajectory.outcome_reward or 0.0) > 0 for item in group if not item.trajectory.is_void]
-    return (group[0].trajectory.task_id, sum(right) / len(right)) if right else None
+    trajectories = [item.trajectory for item in group]
+    right = [(trajectory.outcome_reward or 0.0) > 0 for trajectory in trajectories if not trajectory.is_void]
+    if not right:
+        return None
+    return trajectories[0].task_id, sum(right) / len(right)

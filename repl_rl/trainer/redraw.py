@@ -10,7 +10,7 @@ counts as one without variance. Give such rewards as `line_rewards`.
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import chain, cycle
+from itertools import cycle
 from random import Random
 from typing import Any
 
@@ -42,23 +42,32 @@ def redraw(
     a round fail with a KernelError, the remaining groups stay as they are. Returns how many groups were replaced; one
     that was replaced twice counts twice. All processes call this, and `roll_out`, together.
     """
-    count, has_failed = 0, False
+    count = 0
+    has_failed = False
     for _ in range(rounds):
-        starts = [] if has_failed else range(0, len(rows), group_size)
-        idle = [start for start in starts if is_flat(scored[start : start + group_size], config)]
-        if not any_of_all(bool(idle)):
+        flat_starts = []
+        if not has_failed:
+            for start in range(0, len(rows), group_size):
+                if is_flat(scored[start : start + group_size], config):
+                    flat_starts.append(start)
+        # A process without such groups, or whose rollouts have failed, calls `roll_out` with the others all the same.
+        if not any_of_all(bool(flat_starts)):
             break
-        drawn = [dict(row) for _, row in zip(idle, further, strict=False) for _ in range(group_size)]
+        new_rows = []
+        for _, row in zip(flat_starts, further, strict=False):
+            new_rows += [dict(row) for _ in range(group_size)]
         try:
-            rolled_out = roll_out([task_of(row) for row in drawn])
+            new_scored = roll_out([task_of(row) for row in new_rows])
         except KernelError as error:
-            logger.warning("%d groups without variance stay as they are: %s", len(idle), error)
+            logger.warning("%d groups without variance stay as they are: %s", len(flat_starts), error)
             has_failed = True
             continue
-        for number, start in enumerate(idle):
-            old, new = slice(start, start + group_size), slice(number * group_size, (number + 1) * group_size)
-            rows[old], scored[old] = drawn[new], rolled_out[new]
-        count += len(idle)
+        for number, start in enumerate(flat_starts):
+            old = slice(start, start + group_size)
+            new = slice(number * group_size, (number + 1) * group_size)
+            rows[old] = new_rows[new]
+            scored[old] = new_scored[new]
+        count += len(flat_starts)
     return count
 
 
@@ -69,5 +78,9 @@ def further_rows(rows: Any, taken: Collection[str], seed: int, step: int) -> Ite
     """
     order = list(range(len(rows)))
     Random(f"{seed}/redraw/{step}").shuffle(order)
-    others = (row for row in map(rows.__getitem__, order) if task_of(row).id not in taken)
-    return chain(others, map(rows.__getitem__, cycle(order)))
+    for index in order:
+        row = rows[index]
+        if task_of(row).id not in taken:
+            yield row
+    for index in cycle(order):
+        yield rows[index]

@@ -50,9 +50,10 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
         self.rollout_dir: str | None = self.args.rollout_dir
         if self.args.keep_run and self.rollout_dir is None:
             self.add_callback(KeepRun(self))
-        self._sampled: Counter[tuple[int, str]] = Counter()
+        self._batches: Counter[tuple[int, str]] = Counter()
         """The number of batches by step and mode, kept only for the step in progress."""
-        self.critic, self.pass_rates = Critic(), PassRates()
+        self.critic = Critic()
+        self.pass_rates = PassRates()
         self.queue = TrainerQueue(self)
 
     def train(self, *arguments: Any, **named: Any) -> Any:
@@ -70,34 +71,40 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
     def batch_sampling(self, count: int) -> SeededSampling:
         """The sampling of this process's `count` trajectories of the next batch: that of one process with the whole
         batch. No two batches of a run have the same seed."""
-        step, mode = self.state.global_step, "train" if self.model.training else "eval"
-        self._sampled = Counter({key: many for key, many in self._sampled.items() if key[0] == step})
-        number = self._sampled[step, mode]
-        self._sampled[step, mode] += 1
+        step = self.state.global_step
+        mode = "train" if self.model.training else "eval"
+        for earlier in [key for key in self._batches if key[0] != step]:
+            del self._batches[earlier]
+        number = self._batches[step, mode]
+        self._batches[step, mode] += 1
         return self._seeded(f"{mode}/{step}/{number}/0", self.accelerator.process_index * count)
 
     def group_sampling(self, group: int) -> SeededSampling:
         """The sampling of the group of this number in the order of all, as it would be in its batch."""
         batch, index = divmod(group, self.groups_per_batch)
-        between = self.args.steps_per_generation * self.num_iterations
-        accumulated = self.args.gradient_accumulation_steps
-        step = batch * between // accumulated
-        number = batch - -(-step * accumulated // between)
-        groups_before = self.place[0] * self.groups_per_batch + index
+        passes_of_batch = self.args.steps_per_generation * self.num_iterations
+        passes_of_step = self.args.gradient_accumulation_steps
+        step = batch * passes_of_batch // passes_of_step
+        first_batch_of_step = -(-step * passes_of_step // passes_of_batch)  # rounded up
+        number = batch - first_batch_of_step
+        process, _ = self.place
+        groups_before = process * self.groups_per_batch + index
         return self._seeded(f"train/{step}/{number}/0", groups_before * self.num_generations)
 
     @property
     def groups_per_batch(self) -> int:
         """Groups that are rolled out at a time in each of the processes that do so."""
-        size: int = self.args.per_device_train_batch_size * self.args.steps_per_generation
-        of_all: int = size * self.accelerator.num_processes // self.num_generations
-        return of_all // self.place[1]
+        trajectories: int = self.args.per_device_train_batch_size * self.args.steps_per_generation
+        groups_of_all: int = trajectories * self.accelerator.num_processes // self.num_generations
+        _, processes = self.place
+        return groups_of_all // processes
 
     @property
     def place(self) -> tuple[int, int]:
         """Which of how many processes rolls out for this one: itself, or the only one that does so."""
-        is_for_all = isinstance(self.service, RolloutsOfMain)
-        return (0, 1) if is_for_all else (self.accelerator.process_index, self.accelerator.num_processes)
+        if isinstance(self.service, RolloutsOfMain):
+            return 0, 1
+        return self.accelerator.process_index, self.accelerator.num_processes
 
     def _seeded(self, batch: str, first: int) -> SeededSampling:
         sampling: SeededSampling = self.args.sampling.seeded(f"{self.args.seed}/{batch}")
@@ -132,28 +139,29 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
         device = self.accelerator.device
         where = "cpu" if device.type == "cpu" else device  # torch can't load to cpu:0, as it is in several processes
         with open_file(self._position_path(checkpoint)) as file:
-            stored = torch.load(file, map_location=where, weights_only=True)
-        self._step, self._buffered_inputs = stored["micro_step"], stored["batch"]
+            position = torch.load(file, map_location=where, weights_only=True)
+        self._step = position["micro_step"]
+        self._buffered_inputs = position["batch"]
         self._last_loaded_step = -1
-        self.critic.sums = stored["critic"].cpu().numpy()
-        self.pass_rates.rates = stored.get("pass_rates", {})
-        self.queue.restore(stored["queue"])
+        self.critic.sums = position["critic"].cpu().numpy()
+        self.pass_rates.rates = position.get("pass_rates", {})
+        self.queue.restore(position["queue"])
         if not isinstance(self.engine, SharedEngine):
             # never reuse an earlier number: the cache identifies keys and values by it
-            self.engine.version = max(stored["version"], self.engine.version)  # type: ignore[misc]
+            self.engine.version = max(position["version"], self.engine.version)  # type: ignore[misc]
 
     def _position_path(self, checkpoint: str) -> Path:
         return Path(checkpoint) / f"position_{self.accelerator.process_index}.pt"
 
 
 @contextmanager
-def _deterministic_algorithms(wanted: bool) -> Iterator[None]:
+def _deterministic_algorithms(deterministic: bool) -> Iterator[None]:
     """Use torch's deterministic algorithms in the whole process. Warns about operations that have none."""
-    before = torch.are_deterministic_algorithms_enabled()
-    only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
-    if wanted:
+    mode_before = torch.are_deterministic_algorithms_enabled()
+    warn_only_before = torch.is_deterministic_algorithms_warn_only_enabled()
+    if deterministic:
         torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before, warn_only=only_warned)
+        torch.use_deterministic_algorithms(mode_before, warn_only=warn_only_before)

@@ -36,12 +36,15 @@ class RunFiles:
     def within(cls, folder: Path, step: int) -> RunFiles:
         """Of a training in `folder` that begins at `step`: a new folder `run_001`, or the last one, without the steps
         that will come again."""
-        runs = sorted(folder.glob("run_[0-9][0-9][0-9]*"), key=lambda path: (len(path.name), path.name))
-        if step and runs:
-            files = cls(runs[-1])
-            files.forget_after(step)
-            return files
-        number = 1 + (int(runs[-1].name.removeprefix("run_")) if runs else 0)
+        runs = list(folder.glob("run_[0-9][0-9][0-9]*"))
+        number = 1
+        if runs:
+            last_run = max(runs, key=lambda path: (len(path.name), path.name))  # run_1000 comes after run_999
+            if step:
+                files = cls(last_run)
+                files.forget_after(step)
+                return files
+            number = 1 + int(last_run.name.removeprefix("run_"))
         path = folder / f"run_{number:03d}"
         path.mkdir(parents=True)
         return cls(path)
@@ -76,9 +79,10 @@ class RunFiles:
     def forget_after(self, step: int) -> None:
         """Drop what was written after the checkpoint of `step`: a resumed run repeats those steps."""
         if self.metrics_path.exists():
-            kept = [row for row in self.rows() if row["step"] <= step]
-            replace_file(self.metrics_path, "".join(json.dumps(row) + "\n" for row in kept))
+            lines = [json.dumps(row) + "\n" for row in self.rows() if row["step"] <= step]
+            replace_file(self.metrics_path, "".join(lines))
         for path in self.rollouts.glob("step_*.jsonl"):
-            if int(path.stem.removeprefix("step_")) > step:
+            rollouts_step = int(path.stem.removeprefix("step_"))
+            if rollouts_step > step:
                 path.unlink()
                 shutil.rmtree(path.with_suffix(".images"), ignore_errors=True)

@@ -45,26 +45,34 @@ class TrainerQueue:
 
     def take(self) -> tuple[Taken, list[dict[str, Any]]]:
         """The groups of a step, and for each of their trajectories its row of the data set."""
-        taken = share_of_main(self._shares) if isinstance(self._trainer.service, RolloutsOfMain) else self._taken()
-        return taken, [row for number, _ in taken.groups for row in self._rows(number)]
+        if isinstance(self._trainer.service, RolloutsOfMain):
+            taken = share_of_main(self._take_for_all)
+        else:
+            taken = self._take_groups()
+        rows = []
+        for number, _ in taken.groups:
+            rows += self._rows(number)
+        return taken, rows
 
-    def _taken(self) -> Taken:
+    def _take_groups(self) -> Taken:
         if self._queue is None:
-            self._queue = self._opened()
+            self._queue = self._open()
         taken = self._queue.take(self._trainer.engine.version, self._trainer.state.global_step)
         refuse_if_all_aborted([trajectory for _, group in taken.groups for trajectory in group])
         return taken
 
-    def _shares(self) -> list[Taken]:
+    def _take_for_all(self) -> list[Taken]:
         """Of the groups that the main process has taken, those of each process."""
-        taken = self._taken()
+        taken = self._take_groups()
         size = len(taken.groups) // self._trainer.accelerator.num_processes
         starts = range(0, len(taken.groups), size)
         return [replace(taken, groups=taken.groups[start : start + size]) for start in starts]
 
     def at_rest(self) -> AbstractContextManager[None]:
         """Nothing is under way inside the block."""
-        return nullcontext() if self._queue is None else self._queue.at_rest()
+        if self._queue is None:
+            return nullcontext()
+        return self._queue.at_rest()
 
     def close(self) -> None:
         """End what is under way. A second call does nothing."""
@@ -74,18 +82,22 @@ class TrainerQueue:
             limit_openmp(self._threads)
 
     def position(self) -> Position | None:
-        """For a checkpoint, None if nothing was begun."""
+        """The position for a checkpoint; None if nothing was begun."""
         return None if self._queue is None else self._queue.position()
 
     def restore(self, position: Position | None) -> None:
         """Open the queue at this position, when its first groups are taken."""
         self._restored = position
 
-    def _opened(self) -> GroupQueue:
+    def _open(self) -> GroupQueue:
         trainer = self._trainer
-        args, groups = trainer.args, trainer.groups_per_batch
-        between = args.steps_per_generation * trainer.num_iterations
-        first, again = self._restored or (trainer._step // between * groups, ())
+        args = trainer.args
+        groups = trainer.groups_per_batch
+        passes_of_batch = args.steps_per_generation * trainer.num_iterations
+        passes_of_step = args.gradient_accumulation_steps
+        passes_of_run = trainer.state.max_steps * passes_of_step
+        batches_of_run = -(-passes_of_run // passes_of_batch)  # rounded up
+        first, again = self._restored or (trainer._step // passes_of_batch * groups, ())
         if args.asynchronous.ahead and isinstance(trainer.engine, ServesSlots):
             # torch.set_num_threads would also hold for threads of vLLM, which ends where their number changes
             limit_openmp(len(cores_beside_engine(trainer.engine.threads) or range(self._threads)))
@@ -97,8 +109,8 @@ class TrainerQueue:
             at_once=trainer.service.at_once,
             first=first,
             again=again,
-            updates=-(-between // args.gradient_accumulation_steps),
-            last=-(-trainer.state.max_steps * args.gradient_accumulation_steps // between) * groups,
+            updates=-(-passes_of_batch // passes_of_step),  # rounded up
+            last=batches_of_run * groups,
         )
 
     @cached_property
@@ -111,8 +123,8 @@ class TrainerQueue:
         trainer = self._trainer
         tasks = [task_of(row) for row in self._rows(number)]
         batch = RolloutBatch(tasks, trainer.group_sampling(number), branch=trainer.args.branch)
-        begun: Future[list[Trajectory]] = trainer.service.begin(batch, lambda index, trajectory: on_end())
-        return begun
+        group: Future[list[Trajectory]] = trainer.service.begin(batch, lambda index, trajectory: on_end())
+        return group
 
     def _rows(self, number: int) -> list[dict[str, Any]]:
         row = self._trainer.train_dataset[self._order.row(number)]

@@ -45,25 +45,27 @@ def _shard_again(model: torch.nn.Module) -> None:
 def _merged(layer: Any) -> Iterator[None]:
     """One of PEFT's layers with its adapter in its weight; afterwards the weight has the bits from before."""
     weights = list(layer.get_base_layer().parameters(recurse=False))
-    kept = [weight.data.clone() for weight in weights]
+    copies = [weight.data.clone() for weight in weights]
     layer.merge()
     try:
         yield
     finally:
         layer.unmerge()
-        for weight, before in zip(weights, kept, strict=True):
-            weight.data.copy_(before)
+        for weight, copy in zip(weights, copies, strict=True):
+            weight.data.copy_(copy)
 
 
 def _layer_of(model: Any, name: str) -> Any:
     """PEFT's layer with the adapter of a parameter, or None. Parameters of one module (the experts' two tensors) have a
     layer each, one around the other."""
-    module, _, own = name.rpartition(".base_layer.")
+    module, _, parameter = name.rpartition(".base_layer.")
     while module:
         layer = model.get_submodule(module)
-        if getattr(layer, "parameter_name", own) == own:
+        if getattr(layer, "parameter_name", parameter) == parameter:
             return layer
-        module = module.removesuffix(".base_layer") if module.endswith(".base_layer") else ""
+        if not module.endswith(".base_layer"):
+            return None
+        module = module.removesuffix(".base_layer")
     return None
 
 
@@ -129,8 +131,8 @@ class EngineGeneration(VLLMGeneration):  # type: ignore[misc]
             yield from super()._iter_named_params()
             return
         for name, weight, layer in self._parameters():
-            shared = [weight] if layer is None else list(layer.parameters())
-            with self._dist.gather_params(shared), nullcontext() if layer is None else _merged(layer):
+            parameters = [weight] if layer is None else list(layer.parameters())  # merging takes all of a layer's
+            with self._dist.gather_params(parameters), nullcontext() if layer is None else _merged(layer):
                 yield name, self._whole(weight)
 
     def _whole_adapter(self) -> dict[str, torch.Tensor]:
@@ -157,14 +159,14 @@ class EngineGeneration(VLLMGeneration):  # type: ignore[misc]
         """What `sync_weights` sends, without gathering it; None under FSDP 1, where a shard does not know its shape."""
         if self._is_flat():
             return None
-        return [
-            TensorFacts(
-                name,
-                self._dtype if self._dtype is not None and weight.is_floating_point() else weight.dtype,
-                tuple(getattr(weight, "ds_shape", weight.shape)),  # DeepSpeed's name for the whole one
-            )
-            for name, weight, _ in self._parameters()
-        ]
+        facts = []
+        for name, weight, _ in self._parameters():
+            dtype = weight.dtype
+            if self._dtype is not None and weight.is_floating_point():
+                dtype = self._dtype
+            shape = tuple(getattr(weight, "ds_shape", weight.shape))  # DeepSpeed's name for the whole one
+            facts.append(TensorFacts(name, dtype, shape))
+        return facts
 
     def _is_flat(self) -> bool:
         """Whether FSDP 1 has flattened the parameters."""
@@ -175,10 +177,14 @@ class EngineGeneration(VLLMGeneration):  # type: ignore[misc]
         """Each parameter of the checkpoint: its name there, itself, and PEFT's layer around it or None."""
         model: Any = self.model
         _shard_again(model)
-        prefix = model.prefix if is_peft_model(model) else None
+        is_peft = is_peft_model(model)
         for name, weight in model.named_parameters():
-            if prefix is not None and (prefix in name or "original_module" in name):
-                continue
-            layer = None if prefix is None else _layer_of(model, name)
-            plain = name if prefix is None else name.removeprefix("base_model.model.").replace(".base_layer", "")
-            yield self._fix_param_name_to_vllm(plain, extra_prefixes=["modules_to_save.default."]), weight, layer
+            layer = None
+            plain_name = name
+            if is_peft:
+                if model.prefix in name or "original_module" in name:
+                    continue
+                layer = _layer_of(model, name)
+                plain_name = name.removeprefix("base_model.model.").replace(".base_layer", "")
+            checkpoint_name = self._fix_param_name_to_vllm(plain_name, extra_prefixes=["modules_to_save.default."])
+            yield checkpoint_name, weight, layer
