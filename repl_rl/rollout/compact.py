@@ -47,11 +47,11 @@ class Compactor(Guest):
     async def after_line(self, session: GuestSession, line: Line) -> None:
         """Compact, unless the session is over. Raises KernelError."""
         if session.stop is None and self.is_due():
-            listed = await self.compact()
-            if listed.answer is not None:  # of a thread that the session has left behind
-                self._session.answer = listed.answer
+            result = await self.compact()
+            if result.answer is not None:  # of a thread that the session has left behind
+                self._session.answer = result.answer
                 session.end(StopReason.ANSWER)
-            elif listed.state_lost:
+            elif result.state_lost:
                 session.end(StopReason.KILLED)
 
     def is_due(self) -> bool:
@@ -72,22 +72,25 @@ class Compactor(Guest):
         count = len(session.lines)
         result = await session.kernel.execute(_LIST_NAMES)
         names = [f"{name} ({kind})" for name, kind in _NAME.findall(result.output) if name not in self._first_names]
-        for first in range(max(1, count - _KEPT_LINES), count):
+        prompt = session.prompt
+        half_free = (len(prompt.ids) + self._limit) // 2
+        for first in range(max(1, count - _KEPT_LINES), count):  # the longest tail is tried first
             if not self._may_cut_before(first):
                 continue
             summary = self._dialect.summary(cut_middle(_summary(first, names), _SUMMARY_CHARS, " ... "))
+            summary_ids = session.setup.vocabulary.encode_output(summary)
             tail = session.lines[first:]
             tail_ids = transcript.completion_ids[tail[0].start :]
-            summary_ids = session.setup.vocabulary.encode_output(summary)
-            ids = tuple(session.prompt.ids) + tuple(summary_ids) + tuple(tail_ids)
-            most_ids = self._limit - 1 if len(tail) == 1 else (len(session.prompt.ids) + self._limit) // 2
-            if len(ids) <= most_ids:
-                tail_text = "".join(line.text + line.output for line in tail)
-                text = session.prompt.text + summary + tail_text
-                transcript.compactions.append(Compaction(len(transcript.completion_ids), text, ids))
-                if isinstance(session.sampling, SeededSampling):  # lengths, by which lines draw, may come again
-                    session.sampling = session.sampling.of_trajectory(len(transcript.compactions))
-                break
+            ids = tuple(prompt.ids) + tuple(summary_ids) + tuple(tail_ids)
+            most_ids = self._limit - 1 if len(tail) == 1 else half_free
+            if len(ids) > most_ids:
+                continue
+            tail_text = "".join(line.text + line.output for line in tail)
+            text = prompt.text + summary + tail_text
+            transcript.compactions.append(Compaction(len(transcript.completion_ids), text, ids))
+            if isinstance(session.sampling, SeededSampling):  # lengths, by which lines draw, may come again
+                session.sampling = session.sampling.of_trajectory(len(transcript.compactions))
+            break
         return result
 
     def _may_cut_before(self, first: int) -> bool:

@@ -46,9 +46,12 @@ class Continuations:
 
         None where no session went on, or all of those that did were lost. Raises RewardError if the grader fails.
         """
-        grades = [[_graded(task, each, grader) for each in sessions if not each.is_void] for sessions in self.after]
-        means = (fmean(values) if values else None for values in grades)
-        return (*means, _graded(task, self.recorded, grader))
+        values: list[float | None] = []
+        for sessions in self.after:
+            grades = [_grade_of(task, session, grader) for session in sessions if not session.is_void]
+            values.append(fmean(grades) if grades else None)
+        values.append(_grade_of(task, self.recorded, grader))
+        return tuple(values)
 
 
 async def continued(
@@ -65,9 +68,8 @@ async def continued(
     """
     _require_whole(recorded, n)
     ends = [line for line in recorded.lines[:-1] if line.kind is not LineKind.OPEN]
-    branch = BranchConfig(
-        roots=1, forks=len(ends) + 1, branches=n + 1, at=f"{__name__}:AfterEachLine", skip=()
-    )  # one fork is left over: its branches begin at the prompt
+    forks = len(ends) + 1  # one is left over: its branches begin at the prompt
+    branch = BranchConfig(roots=1, forks=forks, branches=n + 1, at=f"{__name__}:AfterEachLine", skip=())
     engine = RecordedThenSampled(rollout.engine, recorded, rollout.setup.vocabulary.eos_ids)
     retyping = Rollout(engine, rollout.kernels, rollout.setup)
     tree = await retyping.many([task] * branch.group_size, sampling, branch)
@@ -78,9 +80,9 @@ async def continued(
     after: list[list[Trajectory]] = [[] for _ in recorded.lines]
     for session in tree[1:]:
         assert session.branch is not None
-        known = session.branch.line
-        if known < len(after) and (differs_at is None or known <= differs_at):
-            after[known].append(whole_session(session, tree))
+        shared_lines = session.branch.line
+        if shared_lines < len(after) and (differs_at is None or shared_lines <= differs_at):
+            after[shared_lines].append(whole_session(session, tree))
     return Continuations(recorded, tuple(map(tuple, after)), differs_at)
 
 
@@ -108,7 +110,9 @@ class RecordedThenSampled:
         if not self._is_begun:  # a root asks before its branches do, which wait for it
             self._is_begun = True
             return self._typing()
-        return self._engine.slot(tokens, *([depth] if depth else []))
+        if depth:
+            return self._engine.slot(tokens, depth)
+        return self._engine.slot(tokens)  # an engine need not know of depths
 
     def close(self) -> None:
         """There is nothing of its own to release."""
@@ -124,59 +128,62 @@ class _RecordedSlot:
     def __init__(self, recorded: Trajectory, eos_ids: Collection[int]) -> None:
         self._recorded = recorded
         self._eos_ids = eos_ids
-        self._typed = 0
+        self._typed_lines = 0
 
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
         """Raises ConfigError if the session begins with another prompt than the recorded one."""
         recorded = self._recorded
-        ended = SampledLine((min(self._eos_ids),), (0.0,), Finish.EOS)
-        if not self._typed and tuple(ids) != recorded.prompt_ids:
+        end = SampledLine((min(self._eos_ids),), (0.0,), Finish.EOS)
+        if not self._typed_lines and tuple(ids) != recorded.prompt_ids:
             raise ConfigError(
                 f"task {recorded.task_id!r}: the recorded session began with a prompt of {len(recorded.prompt_ids)} "
                 f"tokens, and here it is another one, of {len(ids)}; take the config and the model that it was "
                 "recorded with"
             )
-        if self._typed == len(recorded.lines):
-            return ended
-        line = recorded.lines[self._typed]
+        if self._typed_lines == len(recorded.lines):
+            return end
+        line = recorded.lines[self._typed_lines]
         if tuple(ids) != recorded.prompt_ids + recorded.completion_ids[: line.start]:
-            return ended
-        self._typed += 1
-        typed = recorded.completion_ids[line.start : line.end]
-        finish = Finish.EOS if typed[-1] in self._eos_ids else Finish.NEWLINE
+            return end
+        self._typed_lines += 1
+        line_ids = recorded.completion_ids[line.start : line.end]
+        finish = Finish.EOS if line_ids[-1] in self._eos_ids else Finish.NEWLINE
         if line.kind is LineKind.OVERLONG:
             finish = Finish.LENGTH
-        return SampledLine(typed, recorded.logprobs[line.start : line.end], finish)
+        return SampledLine(line_ids, recorded.logprobs[line.start : line.end], finish)
 
 
 def _require_whole(recorded: Trajectory, n: int) -> None:
-    named = f"task {recorded.task_id!r}: the recorded session"
+    session = f"task {recorded.task_id!r}: the recorded session"
     if n < 1:
         raise ConfigError(f"n {n}: go on at least once")
     if not recorded.lines:
-        raise ConfigError(f"{named} has no line to go on from")
+        raise ConfigError(f"{session} has no line to go on from")
     if recorded.compactions:
-        raise ConfigError(f"{named} was compacted, so that no session begins with its prompt and lines")
+        raise ConfigError(f"{session} was compacted, so that no session begins with its prompt and lines")
     if recorded.branch is not None and recorded.branch.line:
-        raise ConfigError(f"{named} is a branch of another one; give whole_session(branch, group)")
+        raise ConfigError(f"{session} is a branch of another one; give whole_session(branch, group)")
 
 
 def _first_difference(recorded: Trajectory, again: Trajectory) -> int | None:
     """The first line that is missing, or did something else."""
     for number, line in enumerate(recorded.lines):
+        if number >= len(again.lines):
+            return number
         is_last = number == len(recorded.lines) - 1
-        if number >= len(again.lines) or _done(line, is_last) != _done(again.lines[number], is_last):
+        if _effects(line, is_last) != _effects(again.lines[number], is_last):
             return number
     return None
 
 
-def _done(line: Line, is_last: bool) -> object:
+def _effects(line: Line, is_last: bool) -> object:
     """What a line did. What is shown after the last line of a session does not enter it."""
-    shown = [(cell.source, cell.output) for cell in line.cells]
-    return line.kind, line.error_name, shown, line.fingerprint, "" if is_last else line.output
+    cells = [(cell.source, cell.output) for cell in line.cells]
+    output = "" if is_last else line.output
+    return line.kind, line.error_name, cells, line.fingerprint, output
 
 
-def _graded(task: Task, session: Trajectory, grader: Grader) -> float:
+def _grade_of(task: Task, session: Trajectory, grader: Grader) -> float:
     if session.environment_reward is not None:
         return session.environment_reward
     return graded_by(grader, task, session).grade

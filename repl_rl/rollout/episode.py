@@ -43,8 +43,8 @@ class Episode:
     @property
     def setup(self) -> tuple[str, ...]:
         """Code for the session before its first cell, after the dialect's."""
-        own = "" if self.environment is None else self.environment.setup
-        return (self.toolbox.setup_source(), own)
+        environment_setup = "" if self.environment is None else self.environment.setup
+        return (self.toolbox.setup_source(), environment_setup)
 
     async def fork(self, stack: AsyncExitStack) -> Episode:
         """The same around a copy of the environment, which closes with `stack`. Raises ForkRefusedError."""
@@ -52,15 +52,19 @@ class Episode:
             return self
         if self.environment.asks_model:
             raise ForkRefusedError("its environment asks a model, and two sessions can't share budgets and answers")
-        environment, own = await self.environment.fork()
+        environment, environment_tools = await self.environment.fork()
         stack.push_async_callback(environment.close)
-        tools = {tool.name: tool for tool in own.tools}
-        toolbox = Toolbox([tools.get(tool.name, tool) for tool in self.toolbox.tools], self.toolbox.values)
+        # the environment's tools act on the copy; those of all trajectories stay as they are
+        by_name = {tool.name: tool for tool in environment_tools.tools}
+        tools = [by_name.get(tool.name, tool) for tool in self.toolbox.tools]
+        toolbox = Toolbox(tools, self.toolbox.values)
         return replace(self, toolbox=toolbox, environment=environment)
 
     async def observed(self, turn: Turn) -> str:
         """What the environment shows after a turn in which something ran. Raises EnvironmentFailure."""
-        return "" if self.environment is None or not turn.cells else await self.environment.after_line()
+        if self.environment is None or not turn.cells:
+            return ""
+        return await self.environment.after_line()
 
 
 class EpisodeMaker:
@@ -70,13 +74,18 @@ class EpisodeMaker:
         """`sessions` types those that environments ask for."""
         self._setup = setup
         self._sessions = sessions
-        asked = setup.subcalls
-        self._model: TextModel = ServedModel(asked.model, asked.served_name, asked.seconds)
-        if asked.model == "policy":
+        subcalls = setup.subcalls
+        self._model: TextModel
+        if subcalls.model == "policy":
             self._model = PolicyModel(engine, setup.vocabulary, setup.context_tokens, setup.chat)
-        self._made_prompt: Any = lru_cache(_REMEMBERED_PROMPTS)(
-            lambda dialect, question, history: make_prompt(dialect, setup.vocabulary, question, setup.chat, history)
-        )
+        else:
+            self._model = ServedModel(subcalls.model, subcalls.served_name, subcalls.seconds)
+
+        @lru_cache(_REMEMBERED_PROMPTS)
+        def cached_prompt(dialect: Dialect, question: str, history: tuple[Message, ...]) -> Prompt:
+            return make_prompt(dialect, setup.vocabulary, question, setup.chat, history)
+
+        self._cached_prompt: Any = cached_prompt
         self._dialects: dict[tuple[tuple[str, str, str], ...], Dialect] = {}
         self.dialect = self._dialect(setup.extensions.toolbox)
         """Offers the tools that every trajectory has."""
@@ -92,7 +101,8 @@ class EpisodeMaker:
 
         `subcalls` are those of a session that another one has asked for.
         """
-        toolbox, factory = self._setup.extensions.toolbox, self._setup.extensions.environment
+        toolbox = self._setup.extensions.toolbox
+        factory = self._setup.extensions.environment
         if factory is None:
             return Episode(self.prompt(task), self.dialect, toolbox)
         if subcalls is None:
@@ -100,18 +110,18 @@ class EpisodeMaker:
         environment = EnvironmentSession(factory, model=subcalls)
         stack.push_async_callback(environment.close)
         stack.push_async_callback(subcalls.close)
-        own, observation = await environment.open(task)
-        seen = replace(task, question=f"{task.question}{observation}")
+        environment_tools, observation = await environment.open(task)
+        shown_task = replace(task, question=f"{task.question}{observation}")
         try:  # its tools or text may be too long for this one trajectory, or clash with the shared tools
-            toolbox = toolbox.joined(own)
+            toolbox = toolbox.joined(environment_tools)
             dialect = self._dialect(toolbox)
-            return Episode(self.prompt(seen, dialect), dialect, toolbox, environment, subcalls)
+            return Episode(self.prompt(shown_task, dialect), dialect, toolbox, environment, subcalls)
         except ConfigError as error:
             raise EnvironmentFailure(f"with tools and first observation of the environment, {error}") from error
 
     def prompt(self, task: Task, dialect: Dialect | None = None) -> Prompt:
         """The prompt of a task. Raises ConfigError if it leaves no room for a line."""
-        prompt: Prompt = self._made_prompt(dialect or self.dialect, task.question, task.history)
+        prompt: Prompt = self._cached_prompt(dialect or self.dialect, task.question, task.history)
         if len(prompt.ids) >= self._setup.context_tokens:
             raise ConfigError(
                 f"the prompt of task {task.id!r} has {len(prompt.ids)} tokens and engine.context_tokens is "
@@ -124,16 +134,19 @@ class EpisodeMaker:
 
         Encodes only prompts that may be too long: as a rule, a token stands for at least one byte of the question.
         """
-        frame_tokens = len(self._made_prompt(self.dialect, "", ()).ids)
-        for task in {(task.question, task.history): task for task in tasks}.values():
-            texts = [task.question, *(message.content for message in task.history)]
-            text_bytes = sum(len(text.encode("utf-8", "replace")) for text in texts)
-            lines = len(task.history) + sum(len(text.splitlines()) for text in texts)
-            if frame_tokens + text_bytes + _LINE_FRAME_TOKENS * lines >= self._setup.context_tokens:
+        frame_tokens = len(self._cached_prompt(self.dialect, "", ()).ids)
+        prompts = {(task.question, task.history): task for task in tasks}
+        for task in prompts.values():
+            most_tokens = frame_tokens + len(task.history) * _LINE_FRAME_TOKENS
+            for text in [task.question, *(message.content for message in task.history)]:
+                most_tokens += len(text.encode("utf-8", "replace"))
+                most_tokens += len(text.splitlines()) * _LINE_FRAME_TOKENS
+            if most_tokens >= self._setup.context_tokens:
                 self.prompt(task)
         check = getattr(self._setup.extensions.environment, "check", None)
         if callable(check):
-            for task in {task.id: task for task in tasks}.values():
+            by_id = {task.id: task for task in tasks}
+            for task in by_id.values():
                 check(task)
 
     def _dialect(self, toolbox: Toolbox) -> Dialect:
@@ -155,13 +168,15 @@ def make_prompt(
     of special tokens in the question and in earlier messages of the user's stay text.
     """
     question = vocabulary.held_as_text(question)
-    history = [
-        replace(message, content=vocabulary.held_as_text(message.content)) if message.role == "user" else message
-        for message in history
-    ]
-    if dialect.needs_chat or (vocabulary.has_chat_template if chat is None else chat):
-        opened = dialect.chat_prompt(question, history)
-        ids = vocabulary.encode_chat(opened.messages, opened.prefill, opened.tools)
+    messages = []
+    for message in history:
+        if message.role == "user":
+            message = replace(message, content=vocabulary.held_as_text(message.content))
+        messages.append(message)
+    in_chat = vocabulary.has_chat_template if chat is None else chat
+    if dialect.needs_chat or in_chat:
+        prompt = dialect.chat_prompt(question, messages)
+        ids = vocabulary.encode_chat(prompt.messages, prompt.prefill, prompt.tools)
         return Prompt(vocabulary.decode(ids), ids)
-    text = dialect.completion_prompt(question, history)
+    text = dialect.completion_prompt(question, messages)
     return Prompt(vocabulary.released(text), vocabulary.encode_prompt(text))

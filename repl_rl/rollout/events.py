@@ -60,7 +60,8 @@ def events_of(task: Task, trajectory: Trajectory) -> Iterator[Event]:
     yield Began(task, trajectory.prompt, trajectory.prompt_ids)
     for index, line in enumerate(trajectory.lines):
         ids = trajectory.completion_ids[line.start : line.end]
-        yield Sampled(index, line.text, ids, trajectory.logprobs[line.start : line.end])
+        logprobs = trajectory.logprobs[line.start : line.end]
+        yield Sampled(index, line.text, ids, logprobs)
         yield Ran(index, line)
     yield Ended(trajectory)
 
@@ -81,8 +82,8 @@ async def event_stream(
             reported[_key(event)] = event
             yield event
         for event in events_of(task, rolling.result()):
-            known = reported.get(_key(event))
-            if known is None or (isinstance(event, Ran) and event != known):
+            earlier = reported.get(_key(event))
+            if earlier is None or (isinstance(event, Ran) and event != earlier):
                 yield event
     finally:
         rolling.cancel()

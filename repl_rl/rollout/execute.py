@@ -73,13 +73,16 @@ class TrajectoryKernel:
         with self._clock.waiting(Wait.QUEUE):
             await self._session.aclose()  # gives a failed one back to the pool first
             kernels = self._kernels
-            opening = kernels.session(self._depth) if isinstance(kernels, NestingSource) else kernels.session()
-            self._kernel = await self._session.enter_async_context(opening)
+            session = kernels.session(self._depth) if isinstance(kernels, NestingSource) else kernels.session()
+            self._kernel = await self._session.enter_async_context(session)
             if isinstance(self._kernel, ForeignSession):
                 self.language = self._kernel.language
-            dialect_setup = self._dialect_setup if self.language == "python" else ""
-            for source in filter(None, (dialect_setup, *self._setup)):
-                await self._kernel.prepare(source)
+            sources = list(self._setup)
+            if self.language == "python":
+                sources.insert(0, self._dialect_setup)
+            for source in sources:
+                if source:
+                    await self._kernel.prepare(source)
 
     async def is_complete(self, source: str) -> str:
         """What the kernel of another language says of a source (`repl_rl.dialect.foreign`)."""
@@ -90,7 +93,8 @@ class TrajectoryKernel:
 
     def adopt(self, kernel: KernelSession) -> None:
         """Go on in a kernel in which something has run."""
-        self._kernel, self._has_state = kernel, True
+        self._kernel = kernel
+        self._has_state = True
 
     async def fork(self, stacks: Sequence[AsyncExitStack]) -> Sequence[KernelSession]:
         """Forks of its kernel, as many as the pool has room for, one at least. Each ends with one of the stacks.
@@ -110,8 +114,10 @@ class TrajectoryKernel:
                     await self.start()
                 assert self._kernel is not None
                 with self._clock.waiting(Wait.KERNEL):
-                    host = () if self._host is None else (self._answered,)
-                    result = await self._kernel.execute(source, *host)
+                    if self._host is None:
+                        result = await self._kernel.execute(source)
+                    else:
+                        result = await self._kernel.execute(source, self._answer)
                 if result.by_machinery:
                     raise KernelDiedError("the kernel went down together with what it was forked from")
             except KernelError:
@@ -120,11 +126,13 @@ class TrajectoryKernel:
                     raise
             else:
                 self._has_state = True
-                self._image_bytes += sum(map(len, result.images))
-                return result if self._image_bytes <= _MOST_IMAGE_BYTES else replace(result, images=())
+                self._image_bytes += sum(len(image) for image in result.images)
+                if self._image_bytes > _MOST_IMAGE_BYTES:
+                    return replace(result, images=())
+                return result
         raise AssertionError("the last attempt returns or raises")
 
-    async def _answered(self, call: HostCall) -> HostReply:
+    async def _answer(self, call: HostCall) -> HostReply:
         """Answer a call. A call that left the session can't be undone, so its cell is not run again."""
         assert self._host is not None
         self._has_state = True

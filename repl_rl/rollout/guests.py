@@ -92,11 +92,18 @@ class Repeats(Guest):
         self._counts.update(repeatable)
 
         if ran.kind in (LineKind.BLANK, LineKind.COMMENT):
-            self._idle_in_row = self._idle_in_row + 1 if text.strip() == self._idle_text else 1
-            self._idle_text = text.strip()
+            idle_text = text.strip()
+            if idle_text != self._idle_text:
+                self._idle_in_row = 0
+            self._idle_in_row += 1
+            self._idle_text = idle_text
         elif ran.kind is not LineKind.OPEN:  # a block comes to nothing before it ends
             self._idle_in_row = 0
-        return max([self._idle_in_row, *(self._counts[part] for part in repeatable)])
+
+        repetitions = self._idle_in_row
+        for part in repeatable:
+            repetitions = max(repetitions, self._counts[part])
+        return repetitions
 
 
 def _warning_of_repeats(session: Session) -> str:

@@ -37,11 +37,12 @@ class Rollout:
         self.engine = engine
         self.kernels = kernels
         self.setup = setup
-        needed = 0 if setup.extensions.sampler is not None else setup.subcalls.depth - 1
-        if needed > (kernels.depth if isinstance(kernels, NestingSource) else 0):
+        depth = kernels.depth if isinstance(kernels, NestingSource) else 0
+        needed_depth = 0 if setup.extensions.sampler is not None else setup.subcalls.depth - 1
+        if needed_depth > depth:
             raise ConfigError(
                 f"subcalls.depth {setup.subcalls.depth} lets sessions wait for sessions, and these kernels keep no "
-                f"places for that; give KernelPool(size, depth={needed}), or set subcalls.depth to 1"
+                f"places for that; give KernelPool(size, depth={needed_depth}), or set subcalls.depth to 1"
             )
         self._episodes = EpisodeMaker(setup, engine, self.asked)
         self._encoder = ShownEncoder(setup.vocabulary)
@@ -54,8 +55,8 @@ class Rollout:
         batch = RolloutBatch([task], sampling)
 
         async def roll(listener: Listener) -> Trajectory:
-            async with aclosing(self.as_completed(batch, listener)) as ended:
-                [(_, trajectory)] = [each async for each in ended]
+            async with aclosing(self.as_completed(batch, listener)) as completed:
+                [(_, trajectory)] = [pair async for pair in completed]
             return trajectory
 
         return event_stream(task, roll)
@@ -81,14 +82,15 @@ class Rollout:
 
         `on_end` is called with each as it ends. Raises what `as_completed` raises.
         """
-        ended: dict[int, Trajectory] = {}
-        began_s, began_cpu_s = time.monotonic(), time.thread_time()
-        async with aclosing(self.as_completed(batch)) as rolling:
-            async for index, trajectory in rolling:
-                ended[index] = trajectory
+        trajectories: dict[int, Trajectory] = {}
+        began_s = time.monotonic()
+        began_cpu_s = time.thread_time()
+        async with aclosing(self.as_completed(batch)) as completed:
+            async for index, trajectory in completed:
+                trajectories[index] = trajectory
                 on_end(index, trajectory)
         share = (time.thread_time() - began_cpu_s) / (time.monotonic() - began_s)
-        return [ended[index] for index in range(len(batch.tasks))], share
+        return [trajectories[index] for index in range(len(batch.tasks))], share
 
     async def as_completed(
         self, batch: RolloutBatch, listener: Listener | None = None
@@ -98,26 +100,36 @@ class Rollout:
         `listener` is told of each line. Raises ConfigError before anything starts if a prompt is too long, and
         EngineError if the engine fails. Closing the iterator (`contextlib.aclosing`) cancels what is still running.
         """
-        setup, tasks = self.setup, batch.tasks
+        setup = self.setup
+        tasks = batch.tasks
         sampling = batch.sampling or setup.sampling
         if setup.extensions.sampler is not None:
             engine = SamplerEngine(self.engine, setup.vocabulary, sampling, setup.context_tokens)
-            for made in enumerate(await run_sampler(setup.extensions.sampler, tasks, engine, self.kernels)):
-                yield made
+            trajectories = await run_sampler(setup.extensions.sampler, tasks, engine, self.kernels)
+            for index, trajectory in enumerate(trajectories):
+                yield index, trajectory
             return
         self._episodes.refuse(tasks)
-        trees, asked = trees_of(batch, setup, sampling), time.monotonic()
+        trees = trees_of(batch, setup, sampling)
+        requested_at = time.monotonic()
 
         async def run(index: int) -> Trajectory:
-            own = sampling.of_trajectory(index) if isinstance(sampling, SeededSampling) else sampling
             request = Request(
-                tasks[index], own, setup.budget, Clock(asked), index, listener, environments=batch.environments
+                tasks[index],
+                sampling.of_trajectory(index) if isinstance(sampling, SeededSampling) else sampling,
+                setup.budget,
+                Clock(requested_at),
+                index,
+                listener,
+                environments=batch.environments,
             )
-            return await (self._of_batch(request) if trees is None else trees.typed(request, self._of_batch))
+            if trees is None:
+                return await self._of_batch(request)
+            return await trees.typed(request, self._of_batch)
 
         try:
-            async with aclosing(scheduled(run, len(tasks), setup.at_once)) as ended:
-                async for index, trajectory in ended:
+            async with aclosing(scheduled(run, len(tasks), setup.at_once)) as completed:
+                async for index, trajectory in completed:
                     yield index, trajectory
         finally:
             if trees is not None:
@@ -129,7 +141,9 @@ class Rollout:
         try:
             return await self._typed(request, start, root)
         except KernelError as failure:
-            return self._session(request, start, self._episodes.bare(request.task), AsyncExitStack()).aborted(failure)
+            episode = self._episodes.bare(request.task)
+            session = self._session(request, start, episode, AsyncExitStack())
+            return session.aborted(failure)
 
     async def asked(self, task: Task, max_tokens: int, subcalls: SubCalls, sampling: SamplingConfig) -> Trajectory:
         """A session that another one has asked for, of at most `max_tokens` tokens. `subcalls` answers what it asks.
@@ -143,9 +157,10 @@ class Rollout:
         if len(task.question) > MOST_CHARS_PER_TOKEN * self.setup.context_tokens:
             chars = f"{len(task.question):,}"
             raise NoAnswerError("length", f"a prompt of {chars} characters does not fit; give long text as context")
+        request = Request(task, sampling, budget, Clock(), subcalls=subcalls)
         start = Start(spent=Spent(seconds=subcalls.running_s()))
         try:
-            return await self._typed(Request(task, sampling, budget, Clock(), subcalls=subcalls), start)
+            return await self._typed(request, start)
         except KernelError as failure:
             raise NoAnswerError("session", str(failure)) from failure
 
@@ -195,7 +210,8 @@ class Rollout:
 
     async def one(self, session: Session) -> None:
         """The line loop. What comes of it is kept in `session`, even if an exception ends it."""
-        transcript, vocabulary = session.transcript, self.setup.vocabulary
+        transcript = session.transcript
+        vocabulary = self.setup.vocabulary
         while session.stop is None:
             allowed, reason = session.allowed()
             if allowed < 1:
@@ -216,12 +232,13 @@ class Rollout:
                 break
 
             # Run.
-            ran = await session.ran(turn, await run_turn(session.kernel, turn), at_eos)
-            session.turns.append(Typed(typed, at_eos, ran))
+            result = await run_turn(session.kernel, turn)
+            result = await session.ran(turn, result, at_eos)
+            session.turns.append(Typed(typed, at_eos, result))
 
             # Insert what the dialect shows.
-            shown = session.reader.show(ran.cells, goes_on=session.stop is None)
+            shown = session.reader.show(result.cells, goes_on=session.stop is None)
             ids, text = self._encoder.encoded(shown, at_eos)
             session.insert(ids)
-            session.add(ran.as_line(start, end, turn.text, text, session.episode.dialect))
+            session.add(result.as_line(start, end, turn.text, text, session.episode.dialect))
             await session.after_line()

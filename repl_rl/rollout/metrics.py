@@ -31,8 +31,9 @@ def batch_metrics(trajectories: Sequence[Trajectory], seconds: float) -> dict[st
     errors = Counter(line.error_name for line in lines if line.error_name)
     values |= {f"kinds/{kind}": kinds[kind] / len(lines) for kind in LineKind}
     frequent = dict(errors.most_common(_MOST_ERRORS))  # sessions make up exceptions, too
-    if rare := errors.total() - sum(frequent.values()):
-        frequent["other"] = frequent.get("other", 0) + rare
+    rare = errors.total() - sum(frequent.values())
+    if rare:
+        frequent["other"] = frequent.get("other", 0) + rare  # a session's own exception may have that name
     values |= {f"errors/{name}": count / len(lines) for name, count in sorted(frequent.items())}
     values["error_rate"] = sum(errors.values()) / len(lines)
     times_ms = [line.duration_s * 1000 for line in lines if line.kind.ran]
@@ -40,8 +41,9 @@ def batch_metrics(trajectories: Sequence[Trajectory], seconds: float) -> dict[st
         values |= {f"kernel_ms_p{percent}": float(np.percentile(times_ms, percent)) for percent in (50, 99)}
     for name in ("engine_s", "kernel_s", "queue_s", "own_s"):
         values[f"time/{name}"] = fmean(getattr(trajectory, name) for trajectory in valid)
-    if begun := [trajectory.branch.by for trajectory in valid if trajectory.branch is not None]:
-        values |= {f"branches/{by}": begun.count(by) / len(begun) for by in ("fork", "replay", "anew")}
+    branches = [trajectory.branch.by for trajectory in valid if trajectory.branch is not None]
+    if branches:
+        values |= {f"branches/{by}": branches.count(by) / len(branches) for by in ("fork", "replay", "anew")}
     if any(trajectory.compactions for trajectory in valid):
         values["compactions_per_trajectory"] = fmean(len(trajectory.compactions) for trajectory in valid)
     values |= _subcall_metrics(valid)
@@ -58,11 +60,14 @@ def batch_metrics(trajectories: Sequence[Trajectory], seconds: float) -> dict[st
 
 def _subcall_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Per trajectory, if any asked a language model something; `batch` is how many questions were asked together."""
-    asked = [[call for line in each.lines for call in line.subcalls] for each in trajectories]
-    calls = [call for each in asked for call in each]
+    calls = []
+    batches = 0
+    for trajectory in trajectories:
+        calls_of_trajectory = [call for line in trajectory.lines for call in line.subcalls]
+        calls += calls_of_trajectory
+        batches += len({call.batch for call in calls_of_trajectory})
     if not calls:
         return {}
-    batches = sum(len({call.batch for call in each}) for each in asked)
     return {
         "subcalls/calls": len(calls) / len(trajectories),
         "subcalls/batch": len(calls) / batches,
@@ -83,8 +88,10 @@ def solve_rates(tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> tu
     by_family: dict[str, list[float]] = {}
     for task, trajectory in zip(tasks, trajectories, strict=True):
         if not trajectory.is_lost:
-            by_family.setdefault(task.family, []).append(float((trajectory.outcome_reward or 0.0) > 0))
-    everything = [grade for grades in by_family.values() for grade in grades]
-    if not everything:
+            is_right = (trajectory.outcome_reward or 0.0) > 0
+            by_family.setdefault(task.family, []).append(float(is_right))
+    all_grades = [grade for grades in by_family.values() for grade in grades]
+    if not all_grades:
         raise KernelError(f"not one of {len(trajectories)} trajectories was ended by its policy; see their errors")
-    return fmean(everything), {family: fmean(grades) for family, grades in sorted(by_family.items())}
+    rates = {family: fmean(grades) for family, grades in sorted(by_family.items())}
+    return fmean(all_grades), rates

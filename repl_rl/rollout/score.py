@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from repl_rl.config import CreditConfig, RewardsConfig
@@ -76,28 +75,30 @@ def score(
     for index, (task, trajectory) in enumerate(pairs):
         verdict = _known_verdict(trajectory) or next(verdicts)
         first = index - index % size
-        session = _scored(trajectory, trajectories[first : first + size], verdict.grade, table, step)
-        right = {reference.strip() for reference in task.references} - {""}
-        shown = tuple(line.shown.strip() in right for line in trajectory.lines)
+        group = trajectories[first : first + size]
+        session = _score_lines(trajectory, group, verdict.grade, table, step)
+        answers_of_task = {reference.strip() for reference in task.references} - {""}
+        shown = tuple(line.shown.strip() in answers_of_task for line in trajectory.lines)
         reference = " or ".join(task.references) or None
-        recorded = replace(session.trajectory, reference=reference, grade_reason=verdict.reason or None)
-        scored.append(replace(session, trajectory=recorded, shown=shown))
+        graded = replace(session.trajectory, reference=reference, grade_reason=verdict.reason or None)
+        scored.append(replace(session, trajectory=graded, shown=shown))
     return scored
 
 
-def _scored(
+def _score_lines(
     trajectory: Trajectory, group: Sequence[Trajectory], value: float, table: RewardTable, step: int
 ) -> ScoredTrajectory:
+    """The rewards of a trajectory's lines, of which `value` is the grade."""
     if trajectory.branch is None or not trajectory.branch.line:
         return table.score(trajectory, value, step)
-    scored = table.score(whole_session(trajectory, group), value, step)
-    before = len(scored.trajectory.lines) - len(trajectory.lines)
-    rewarded = [
-        replace(line, reward=paid.reward, reward_parts=paid.reward_parts)
-        for line, paid in zip(trajectory.lines, scored.trajectory.lines[before:], strict=True)
-    ]
-    own = replace(trajectory, lines=tuple(rewarded), outcome_reward=scored.trajectory.outcome_reward)
-    return replace(scored, trajectory=own, components={name: paid[before:] for name, paid in scored.components.items()})
+    whole = table.score(whole_session(trajectory, group), value, step)
+    parent_lines = len(whole.trajectory.lines) - len(trajectory.lines)
+    lines = []
+    for line, scored_line in zip(trajectory.lines, whole.trajectory.lines[parent_lines:], strict=True):
+        lines.append(replace(line, reward=scored_line.reward, reward_parts=scored_line.reward_parts))
+    branch = replace(trajectory, lines=tuple(lines), outcome_reward=whole.trajectory.outcome_reward)
+    components = {name: values[parent_lines:] for name, values in whole.components.items()}
+    return replace(whole, trajectory=branch, components=components)
 
 
 def graded_by(grader: Grader, task: Task, trajectory: Trajectory) -> Verdict:
@@ -106,26 +107,29 @@ def graded_by(grader: Grader, task: Task, trajectory: Trajectory) -> Verdict:
     One with a parameter `forms` also gets the forms of the submitted values, where a function is its source.
     """
     try:
-        asks = "forms" in inspect.signature(grader).parameters
+        takes_forms = "forms" in inspect.signature(grader).parameters
     except (TypeError, ValueError):  # a callable without a signature
-        asks = False
+        takes_forms = False
     try:
-        named = {"forms": trajectory.answer_forms} if asks else {}
-        found: Any = grader(task, trajectory.answer, **named)
+        options = {"forms": trajectory.answer_forms} if takes_forms else {}
+        result: Any = grader(task, trajectory.answer, **options)
     except Exception as error:
         where = place_of(error)
         raise RewardError(
             f"grader {name_of(grader)!r} raised {type(error).__name__}: {error} ({where and f'{where}, '}on task "
             f"{task.id!r})"
         ) from error
-    value, reason = found if isinstance(found, tuple) and len(found) == 2 else (found, "")
+    value = result
+    reason: Any = ""
+    if isinstance(result, tuple) and len(result) == 2:
+        value, reason = result
     try:
         if isinstance(reason, str):
             return Verdict(float(value), reason)
     except (TypeError, ValueError):
         pass
     raise RewardError(
-        f"grader {name_of(grader)!r} returned {found!r:.200} on task {task.id!r}; it has to be "
+        f"grader {name_of(grader)!r} returned {result!r:.200} on task {task.id!r}; it has to be "
         "(task, answer) -> float, or -> (float, reason), where answer is a tuple of texts, or None without a submission"
     )
 
@@ -133,8 +137,8 @@ def graded_by(grader: Grader, task: Task, trajectory: Trajectory) -> Verdict:
 def _known_verdict(trajectory: Trajectory) -> Verdict | None:
     if trajectory.is_void:
         return Verdict(0.0, "the session is void")
-    paid = trajectory.environment_reward
-    return None if paid is None else Verdict(paid, "what the environment paid")
+    reward = trajectory.environment_reward
+    return None if reward is None else Verdict(reward, "what the environment paid")
 
 
 def credit(
@@ -163,14 +167,17 @@ def credit(
         critic,
         [[item.shown or (False,) * len(item.trajectory.lines) for item in group] for group in groups],
     )
-    flat = [is_flat(group, config) for group in groups for _ in group]
-    weights = [weight for group in groups for weight in first_weights([item.trajectory for item in group])]
     credited: list[CreditedTrajectory] = []
-    for item, values, in_flat, weight in zip(scored, chain.from_iterable(per_line), flat, weights, strict=True):
-        lines = [replace(line, advantage=value) for line, value in zip(item.trajectory.lines, values, strict=True)]
-        branch = item.trajectory.branch and replace(item.trajectory.branch, weight=weight)
-        trajectory = replace(item.trajectory, lines=tuple(lines), branch=branch)
-        credited.append(CreditedTrajectory(trajectory, item.components, tuple(spread(trajectory, values)), in_flat))
+    for group, group_advantages in zip(groups, per_line, strict=True):
+        group_is_flat = is_flat(group, config)
+        weights = first_weights([item.trajectory for item in group])
+        for item, advantages, weight in zip(group, group_advantages, weights, strict=True):
+            trajectory = item.trajectory
+            lines = [replace(line, advantage=value) for line, value in zip(trajectory.lines, advantages, strict=True)]
+            branch = trajectory.branch and replace(trajectory.branch, weight=weight)
+            trajectory = replace(trajectory, lines=tuple(lines), branch=branch)
+            token_advantages = tuple(spread(trajectory, advantages))
+            credited.append(CreditedTrajectory(trajectory, item.components, token_advantages, group_is_flat))
     return credited
 
 
@@ -190,7 +197,10 @@ def credit_numbers(credited: Sequence[CreditedTrajectory], group_size: int) -> d
     `credit/groups_without_variance`: groups whose outcomes are equal, see `repl_rl.credit.is_without_variance`.
     `credit/void_trajectories`: aborted or empty ones, left out of every baseline.
     """
-    flat = sum(item.is_in_flat_group for item in credited[::group_size])
-    counts = gather([(flat, sum(item.trajectory.is_void for item in credited))])
-    names = "credit/groups_without_variance", "credit/void_trajectories"
-    return {name: float(sum(of_all)) for name, of_all in zip(names, zip(*counts, strict=True), strict=True)}
+    flat_groups = sum(item.is_in_flat_group for item in credited[::group_size])
+    void = sum(item.trajectory.is_void for item in credited)
+    counts = gather([(flat_groups, void)])  # of each process
+    return {
+        "credit/groups_without_variance": float(sum(flat_groups for flat_groups, _ in counts)),
+        "credit/void_trajectories": float(sum(void for _, void in counts)),
+    }

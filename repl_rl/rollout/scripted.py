@@ -93,14 +93,18 @@ class ScriptedPolicy:
 
     @asynccontextmanager
     async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[ScriptedSlot]:
-        yield ScriptedSlot(self.vocabulary, self._asked if depth else lambda prompt: (self._text, True))
+        # Only what a session asks for has a depth.
+        yield ScriptedSlot(self.vocabulary, self._reply if depth else lambda prompt: (self._text, True))
 
     def close(self) -> None:
         """Does nothing: there is nothing to release."""
 
-    def _asked(self, prompt: str) -> tuple[str, bool]:
-        typed = [typed for question, typed in self._sessions.items() if question in prompt and question != prompt]
-        return (typed[0], True) if typed else (self._answer(prompt), False)
+    def _reply(self, prompt: str) -> tuple[str, bool]:
+        """The text for what a session asks, and whether that is a session of turns."""
+        for question, text in self._sessions.items():
+            if question in prompt and question != prompt:  # a prompt that is the question alone asks for a text
+                return text, True
+        return self._answer(prompt), False
 
 
 class ScriptedSlot:
@@ -110,26 +114,30 @@ class ScriptedSlot:
         """`script` says of its text whether that is one of turns."""
         self._vocabulary = vocabulary
         self._script = script
-        self._left: Iterator[str] | None = None
+        self._turns: Iterator[str] | None = None
 
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
         """The next turn, whatever came before it, or the answer."""
-        if self._left is None:
+        if self._turns is None:
             text, has_turns = self._script(self._vocabulary.decode(ids))
             if not has_turns:
                 return typed_line(self._vocabulary, text, True, max_tokens)
-            self._left = iter(turns(text, self._vocabulary.stops))
-        typed = next(self._left, "")
-        ends = not typed or typed[-1].encode() not in self._vocabulary.stops
-        return typed_line(self._vocabulary, typed, ends, max_tokens)
+            self._turns = iter(turns(text, self._vocabulary.stops))
+        turn = next(self._turns, "")
+        ends = not turn or turn[-1].encode() not in self._vocabulary.stops
+        return typed_line(self._vocabulary, turn, ends, max_tokens)
 
 
 def typed_line(vocabulary: Vocabulary, text: str, ends: bool, max_tokens: int) -> SampledLine:
     """`text` as an engine would have sampled it; with `ends`, the end-of-text token follows."""
-    typed = vocabulary.encode_output(text)
-    ids, finish = ((*typed, min(vocabulary.eos_ids)), Finish.EOS) if ends else (tuple(typed), Finish.NEWLINE)
+    ids = tuple(vocabulary.encode_output(text))
+    finish = Finish.NEWLINE
+    if ends:
+        ids += (min(vocabulary.eos_ids),)
+        finish = Finish.EOS
     if len(ids) > max_tokens:
-        ids, finish = ids[:max_tokens], Finish.LENGTH
+        ids = ids[:max_tokens]
+        finish = Finish.LENGTH
     return SampledLine(ids, (0.0,) * len(ids), finish)
 
 

@@ -177,13 +177,17 @@ class Session:
 
     async def ran(self, turn: Turn, ran: TurnResult, at_eos: bool) -> TurnResult:
         """Note what a turn did and whether it was the last. Returns what guests make of it."""
-        self.answer, self.answer_forms, self.stop = ran.answer, ran.answer_forms, ran.stop
+        self.answer = ran.answer
+        self.answer_forms = ran.answer_forms
+        self.stop = ran.stop
         if self.stop is None:
+            lines = self.start.spent.lines + len(self.lines) + 1  # with this one
             if turn.answer is not None and self.answer is None:
-                self.answer, self.stop = turn.answer, StopReason.ANSWER
+                self.answer = turn.answer
+                self.stop = StopReason.ANSWER
             elif at_eos and not turn.waits:
                 self.stop = StopReason.EOS
-            elif self.start.spent.lines + len(self.lines) + 1 >= self.budget.lines:
+            elif lines >= self.budget.lines:
                 self.stop = StopReason.MAX_LINES
         for guest in self.guests:
             ran = await guest.ran(self, turn, ran)
@@ -223,7 +227,8 @@ class Session:
     def aborted(self, failure: KernelError) -> Trajectory:
         """The trajectory that this failure of the machinery has ended."""
         self.clock.end()
-        self.stop, self.error = StopReason.ABORTED, f"{type(failure).__name__}: {failure}"
+        self.stop = StopReason.ABORTED
+        self.error = f"{type(failure).__name__}: {failure}"
         return self.trajectory()
 
     def end(self, reason: StopReason) -> None:
@@ -234,7 +239,9 @@ class Session:
     def lost(self, failure: BrokenStateError) -> None:
         """End it as a session that was killed: it has brought about what its environment can't go on from."""
         _log.warning("a session is ended: %s", failure)
-        self.stop, self.error, self.answer = StopReason.KILLED, str(failure), None
+        self.stop = StopReason.KILLED
+        self.error = str(failure)
+        self.answer = None
 
     def trajectory(self) -> Trajectory:
         """The trajectory so far.
@@ -243,14 +250,19 @@ class Session:
         machinery failed is included, because its tokens were sampled.
         """
         assert self.stop is not None
-        transcript, lines = self.transcript, list(self.lines)
-        covered = lines[-1].end if lines else 0
-        lost = [index for index, was in enumerate(transcript.sampled_mask[covered:], covered) if was]
-        if lost:
-            lines.append(Line(lost[0], lost[-1] + 1, self._sampled_text, LineKind.KILLED))
+        transcript = self.transcript
+        lines = list(self.lines)
+        end = lines[-1].end if lines else 0
+        lost_tokens = [index for index in range(end, len(transcript.sampled_mask)) if transcript.sampled_mask[index]]
+        if lost_tokens:
+            lines.append(Line(lost_tokens[0], lost_tokens[-1] + 1, self._sampled_text, LineKind.KILLED))
         if lines:
             lines[-1] = replace(lines[-1], text=lines[-1].text + self.reader.flush())
         transcript.truncate(lines[-1].end if lines else 0)
+        # Nothing was sampled after a compaction that came after the last line.
+        compactions = [
+            compaction for compaction in transcript.compactions if lines and compaction.start <= lines[-1].start
+        ]
         return Trajectory(
             task_id=self.task.id,
             question=self.task.question,
@@ -273,7 +285,7 @@ class Session:
             queue_s=self.clock.waited_s[Wait.QUEUE],
             dialect=dialect_name(self.episode.dialect),
             branch=self.start.branch,
-            compactions=tuple(each for each in transcript.compactions if lines and each.start <= lines[-1].start),
+            compactions=tuple(compactions),
         )
 
     async def _replay(self) -> None:
@@ -281,32 +293,37 @@ class Session:
 
         Raises ReplayDiffersError if the lines, or the environment at the start, show anything else than before.
         """
-        start, asked = self.start, self.episode.prompt.ids
-        if start.prompt is not None and start.prompt.ids[: len(asked)] != asked:
+        start = self.start
+        prompt_ids = self.episode.prompt.ids
+        if start.prompt is not None and start.prompt.ids[: len(prompt_ids)] != prompt_ids:
             raise ReplayDiffersError
-        for turn in start.turns:
-            read = await read_turn(self.reader, self.kernel, turn.text, turn.at_eos)
+        for typed in start.turns:
+            turn = await read_turn(self.reader, self.kernel, typed.text, typed.at_eos)
             if start.fork is None:
-                again = await run_turn(self.kernel, read)
-                try:
-                    again = again.observing(await self.episode.observed(read)) if again.stop is None else again
-                except BrokenStateError:
-                    raise ReplayDiffersError from None
-                if _seen(again) != _seen(turn.ran) or not self._has_observed(again, turn.ran):
+                again = await run_turn(self.kernel, turn)
+                if again.stop is None:
+                    try:
+                        again = again.observing(await self.episode.observed(turn))
+                    except BrokenStateError:
+                        raise ReplayDiffersError from None
+                if _effects(again) != _effects(typed.ran) or not self._has_observed(again, typed.ran):
                     raise ReplayDiffersError
-            self.reader.show(turn.ran.cells, goes_on=True)
+            self.reader.show(typed.ran.cells, goes_on=True)
 
     def _has_observed(self, again: TurnResult, before: TurnResult) -> bool:
         """Whether the environment has said the same again. Guests may have added to it the first time, after what it
         said."""
-        return all(
-            run.observed == was.observed
-            or (was.observed.startswith(run.observed) and (self.episode.environment is None or run.observed != ""))
-            for run, was in zip(again.cells, before.cells, strict=True)
-        )
+        for cell, cell_before in zip(again.cells, before.cells, strict=True):
+            if cell.observed == cell_before.observed:
+                continue
+            # Without an environment, all of it is the guests'. With one, what it says begins the text both times.
+            may_be_of_guests = self.episode.environment is None or cell.observed != ""
+            if not may_be_of_guests or not cell_before.observed.startswith(cell.observed):
+                return False
+        return True
 
 
-def _seen(ran: TurnResult) -> object:
-    """What has to be equal, beside what was observed."""
+def _effects(ran: TurnResult) -> object:
+    """What has to be equal when a turn runs again, beside what was observed."""
     shown = [(run.cell, run.output, run.error_message) for run in ran.cells]
     return ran.kind, shown, ran.answer, ran.stop, ran.fingerprint

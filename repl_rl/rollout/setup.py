@@ -220,8 +220,10 @@ class RolloutSetup:
         config = self.dialect
         if not isinstance(config, DialectConfig):
             return config
-        in_chat = self.chat is not False or getattr(dialect_class(config), "needs_chat", False)
-        template = self.vocabulary.render_chat if self.vocabulary.has_chat_template and in_chat else None
+        may_be_chat = self.chat is not False or getattr(dialect_class(config), "needs_chat", False)
+        template = None
+        if self.vocabulary.has_chat_template and may_be_chat:
+            template = self.vocabulary.render_chat
         return make_dialect(config, tools, template)
 
     def kernels(self, pool: KernelPool) -> KernelSource:
@@ -240,7 +242,7 @@ def packed(thing: object, setup: RolloutSetup) -> bytes:
     except Exception as error:  # an object's own __reduce__ may raise anything
         extensions = setup.extensions
         parts = {tool.name: tool for tool in extensions.toolbox.tools}
-        parts |= {each.name: getattr(extensions, each.name) for each in fields(extensions)}
+        parts |= {extension.name: getattr(extensions, extension.name) for extension in fields(extensions)}
         why = culprit(parts, cloudpickle.dumps, "it holds something that can't be pickled; leave that out")
         raise ConfigError(
             f"{type(thing).__name__} can't be sent to the process that runs the rollouts: {why} ({error}); or run the "
@@ -250,10 +252,12 @@ def packed(thing: object, setup: RolloutSetup) -> bytes:
 
 def limits_of(config: KernelConfig) -> Limits:
     """The limits of the config's profile, overridden by those that the config sets."""
-    named = {name: getattr(config, name) for name in ("line_s", "line_wall_s", "grace_s", "session_s", "memory_mb")}
-    return replace(
-        Profile.load(config.profile).limits, **{name: value for name, value in named.items() if value is not None}
-    )
+    changes = {}
+    for name in ("line_s", "line_wall_s", "grace_s", "session_s", "memory_mb"):
+        value = getattr(config, name)
+        if value is not None:
+            changes[name] = value
+    return replace(Profile.load(config.profile).limits, **changes)
 
 
 def make_pool(config: KernelConfig, subcalls: SubcallsConfig | None = None, warm: int | None = None) -> KernelPool:

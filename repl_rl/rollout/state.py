@@ -64,20 +64,23 @@ class Transcript:
     @property
     def _window(self) -> tuple[tuple[int, ...], int]:
         """The prompt of what is sampled next, and where in the completion it ends."""
-        return (
-            (self.compactions[-1].prompt_ids, self.compactions[-1].start) if self.compactions else (self.prompt_ids, 0)
-        )
+        if not self.compactions:
+            return self.prompt_ids, 0
+        last = self.compactions[-1]
+        return last.prompt_ids, last.start
 
     def append_sampled(self, ids: Sequence[int], logprobs: Sequence[float], versions: Versions = ()) -> tuple[int, int]:
         """Append what the policy sampled, and note with which weights. Returns its start and end in the completion."""
         if len(ids) != len(logprobs):
             raise ValueError(f"{len(ids)} sampled ids came with {len(logprobs)} logprobs")
         start, end = self._append(ids, logprobs, sampled=True)
+        version_before = self.updates[-1][1] if self.updates else self.version
         for index, version in versions:
             if start + index == 0:
                 self.version = version
-            elif version != (self.updates[-1][1] if self.updates else self.version):
+            elif version != version_before:
                 self.updates.append((start + index, version))
+            version_before = version
         return start, end
 
     def append_output(self, ids: Sequence[int]) -> tuple[int, int]:

@@ -80,32 +80,36 @@ class PolicyModel:
         self._is_chat = vocabulary.has_chat_template if chat is None else chat
 
     async def complete(self, prompt: str, max_tokens: int, depth: int, sampling: SamplingConfig) -> SubCall:
-        began_s, room = time.monotonic(), self._context_tokens - max_tokens
+        began_s = time.monotonic()
+        room = self._context_tokens - max_tokens
         if len(prompt) > MOST_CHARS_PER_TOKEN * max(room, 0):
             raise NoAnswerError("length", f"the prompt has {len(prompt):,} characters, and {room:,} tokens fit")
         try:
             vocabulary = self._vocabulary
-            asked = vocabulary.held_as_text(prompt)
+            text = vocabulary.held_as_text(prompt)
             if self._is_chat:
-                prompt_ids = vocabulary.encode_chat([{"role": "user", "content": asked}], "")
+                prompt_ids = vocabulary.encode_chat([{"role": "user", "content": text}], "")
             else:
-                prompt_ids = vocabulary.encode_prompt(asked)
+                prompt_ids = vocabulary.encode_prompt(text)
         except ModelError as error:
             raise NoAnswerError("template", str(error)) from error
         prompt_tokens = len(prompt_ids)
         if not 0 < prompt_tokens <= room:
             raise NoAnswerError("length", f"the prompt has {prompt_tokens:,} tokens, and {room:,} fit")
-        transcript, lines, finish = Transcript(prompt_ids, self._engine.version), list[Line](), Finish.LENGTH
+        transcript = Transcript(prompt_ids, self._engine.version)
+        lines: list[Line] = []
+        finish = Finish.LENGTH
         async with self._engine.slot(prompt_tokens + max_tokens, depth) as slot:
-            while (left := max_tokens - len(transcript.completion_ids)) > 0:
-                sampled = await slot.sample_line(transcript.ids, left, sampling)
+            while len(transcript.completion_ids) < max_tokens:
+                tokens_left = max_tokens - len(transcript.completion_ids)
+                sampled = await slot.sample_line(transcript.ids, tokens_left, sampling)
                 start, end = transcript.append_sampled(sampled.ids, sampled.logprobs, sampled.versions)
                 finish = sampled.finish
                 kind = LineKind.OVERLONG if finish is Finish.LENGTH else LineKind.ANSWER
-                lines.append(Line(start, end, self._decoded(sampled.ids), kind, cells=()))
+                lines.append(Line(start, end, self._decode(sampled.ids), kind, cells=()))
                 if finish is Finish.EOS or not self._is_chat:
                     break
-        text = self._decoded(transcript.completion_ids).strip()
+        answer = self._decode(transcript.completion_ids).strip()
         is_whole = finish is Finish.EOS or (finish is Finish.NEWLINE and not self._is_chat)
         trajectory = Trajectory(
             task_id="",
@@ -116,14 +120,15 @@ class PolicyModel:
             logprobs=tuple(transcript.logprobs),
             stop_reason=StopReason.ANSWER if is_whole else StopReason.MAX_TOKENS,
             lines=tuple(lines),
-            answer=(text,),
+            answer=(answer,),
             version=transcript.version,
             updates=tuple(transcript.updates),
             duration_s=time.monotonic() - began_s,
         )
-        return SubCall(prompt, text, prompt_tokens, len(transcript.completion_ids), trajectory=trajectory)
+        return SubCall(prompt, answer, prompt_tokens, len(transcript.completion_ids), trajectory=trajectory)
 
-    def _decoded(self, ids: Sequence[int]) -> str:
+    def _decode(self, ids: Sequence[int]) -> str:
+        """The text without end-of-text tokens."""
         return self._vocabulary.decode([index for index in ids if index not in self._vocabulary.eos_ids])
 
 
@@ -140,9 +145,9 @@ class ServedModel:
 
     async def complete(self, prompt: str, max_tokens: int, depth: int, sampling: SamplingConfig) -> SubCall:
         if self._name is None:
-            listed = await self._call("GET", "/v1/models", None)
+            models = await self._request("GET", "/v1/models", None)
             try:
-                self._name = str(listed["data"][0]["id"])
+                self._name = str(models["data"][0]["id"])
             except (LookupError, TypeError) as error:
                 raise NoAnswerError("server", f"{self._shown} lists no model") from error
         body = {
@@ -152,15 +157,18 @@ class ServedModel:
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
         }
-        answer = await self._call("POST", "/v1/chat/completions", body)
+        reply = await self._request("POST", "/v1/chat/completions", body)
         try:
-            text, usage = answer["choices"][0]["message"]["content"], answer.get("usage") or {}
-            used = int(usage.get("prompt_tokens", 0)), int(usage.get("completion_tokens", 0))
+            content = reply["choices"][0]["message"]["content"]
+            usage = reply.get("usage") or {}
+            prompt_tokens = int(usage.get("prompt_tokens", 0))
+            answer_tokens = int(usage.get("completion_tokens", 0))
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise NoAnswerError("server", f"{self._shown} answered in another form than OpenAI's API") from error
-        return SubCall(prompt, "" if text is None else str(text), *used)
+        text = "" if content is None else str(content)
+        return SubCall(prompt, text, prompt_tokens, answer_tokens)
 
-    async def _call(self, method: str, path: str, body: Any) -> Any:
+    async def _request(self, method: str, path: str, body: Any) -> Any:
         import aiohttp
 
         key = os.environ.get("OPENAI_API_KEY")
@@ -172,8 +180,9 @@ class ServedModel:
                 session.request(method, self._url + path, json=body) as response,
             ):
                 if response.status >= 400:
-                    said = cut_middle((await response.text(errors="replace")).strip(), 300, " ... ")
-                    raise NoAnswerError("server", f"{self._shown} answered with HTTP {response.status}: {said}")
+                    text = await response.text(errors="replace")
+                    reason = cut_middle(text.strip(), 300, " ... ")
+                    raise NoAnswerError("server", f"{self._shown} answered with HTTP {response.status}: {reason}")
                 return await response.json(content_type=None)
         except TimeoutError as error:
             raise NoAnswerError("late", f"{self._shown} did not answer within {self._wait_s:g} s") from error
@@ -184,7 +193,7 @@ class ServedModel:
 
 
 @dataclass(slots=True)
-class _Left:
+class _Budget:
     """What is left of a trajectory's budgets, which its sub-calls share, and how many batches have been asked."""
 
     calls: int
@@ -217,7 +226,7 @@ class SubCalls:
         self._sampling = sampling
         self._name = name
         self._sessions = sessions
-        self._left: _Left = _Left(config.calls, config.tokens) if parent is None else parent._left
+        self._budget: _Budget = _Budget(config.calls, config.tokens) if parent is None else parent._budget
         self._calls = 0
         self._permits = asyncio.Semaphore(config.at_once)
         self._asking: set[asyncio.Task[Any]] = set()
@@ -248,17 +257,22 @@ class SubCalls:
         At the greatest depth, `subcalls.depth`, no session begins: prompt and context are asked as by `ask`. Raises
         what `ask` raises, and ValueError unless there is a context for each prompt.
         """
-        given = [None] * len(prompts) if contexts is None else contexts
-        if len(given) != len(prompts):
-            raise ValueError(f"{len(prompts)} prompts and {len(given)} contexts; give each prompt one, or None")
-        is_session = self.has_sessions and self.depth < self._config.depth
-        questions = (
-            Question(prompt, prompt if context is None else context, True)
-            if is_session
-            else Question(prompt if context is None else f"{prompt}\n\n{context}")
-            for prompt, context in zip(prompts, given, strict=True)
-        )
-        return await self._ask_all(len(prompts), questions)
+        if contexts is None:
+            contexts = [None] * len(prompts)
+        if len(contexts) != len(prompts):
+            raise ValueError(f"{len(prompts)} prompts and {len(contexts)} contexts; give each prompt one, or None")
+        return await self._ask_all(len(prompts), self._session_questions(prompts, contexts))
+
+    def _session_questions(self, prompts: Sequence[str], contexts: Sequence[Any]) -> Iterator[Question]:
+        """One at a time: what is beyond the budgets is not written out."""
+        begins_sessions = self.has_sessions and self.depth < self._config.depth
+        for prompt, context in zip(prompts, contexts, strict=True):
+            if begins_sessions:
+                yield Question(prompt, prompt if context is None else context, is_session=True)
+            elif context is None:
+                yield Question(prompt)
+            else:
+                yield Question(f"{prompt}\n\n{context}")
 
     async def take(self) -> tuple[SubCall, ...]:
         """The calls since the last time, in order. Texts that are too long for a record are cut. The calls of a session
@@ -267,7 +281,7 @@ class SubCalls:
         Calls that are still under way are ended: the line that asked is over, and nothing waits for them.
         """
         await self._end()
-        return self._flushed()
+        return self._flush()
 
     async def close(self) -> None:
         """End the calls under way, and wait until they have ended. From now on, questions get no answer."""
@@ -276,69 +290,82 @@ class SubCalls:
 
     async def _ask_all(self, count: int, questions: Iterator[Question]) -> list[str]:
         """`count` questions are there. Once one is beyond the budgets, so are those after it, which cost nothing."""
-        if count > (most := max(_MOST_AT_ONCE, self._config.calls)):
+        most = max(_MOST_AT_ONCE, self._config.calls)
+        if count > most:
             raise ValueError(f"{count} questions at once, and {most} are the most; ask fewer at a time")
         task = asyncio.current_task()
         assert task is not None
         self._asking.add(task)
-        batch, self._left.batches = self._left.batches, self._left.batches + 1
-        refused = ""
+        batch = self._budget.batches
+        self._budget.batches += 1
+        refusal = ""
         try:
             async with asyncio.TaskGroup() as group:
-                asked = []
+                calls = []
                 for question in questions:
                     tokens = self._set_aside(question)
                     if isinstance(tokens, NoAnswerError):
-                        refused = f"[no answer: {tokens}]"
-                        self._record_refused([question, *islice(questions, self._left.refused)], tokens, batch)
+                        refusal = f"[no answer: {tokens}]"
+                        rest = [question, *islice(questions, self._budget.refused)]
+                        self._record_refused(rest, tokens, batch)
                         break
-                    asked.append(group.create_task(self._call(question, tokens, batch, self._calls)))
+                    calls.append(group.create_task(self._call(question, tokens, batch, self._calls)))
                     self._calls += 1
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
         finally:
             self._asking.discard(task)
-        return [each.result() for each in asked] + [refused] * (count - len(asked))
+        return [call.result() for call in calls] + [refusal] * (count - len(calls))
 
     def _record_refused(self, questions: Sequence[Question], why: NoAnswerError, batch: int) -> None:
-        for question in questions[: self._left.refused]:
-            self._left.refused -= 1
+        for question in questions[: self._budget.refused]:
+            self._budget.refused -= 1
             call = SubCall(_cut(whole(question.prompt)), f"[no answer: {why}]", batch=batch, depth=self.depth)
             self._recorded[self._calls] = (replace(call, error_name=why.kind),)
             self._calls += 1
 
     async def _end(self) -> None:
-        for task in (under_way := list(self._asking)):
+        under_way = list(self._asking)
+        for task in under_way:
             task.cancel()
         if under_way:
             await asyncio.wait(under_way)
 
-    def _flushed(self) -> tuple[SubCall, ...]:
-        recorded, self._recorded = self._recorded, {}
-        calls = [call for _, each in sorted(recorded.items()) for call in each]
+    def _flush(self) -> tuple[SubCall, ...]:
+        """The calls recorded since the last time, in the order in which they were asked."""
+        calls: list[SubCall] = []
+        for number in sorted(self._recorded):
+            calls += self._recorded[number]
+        self._recorded = {}
         self._taken += calls
         return tuple(calls)
 
     def _set_aside(self, question: Question) -> int | NoAnswerError:
         """How many tokens the next answer may have, or why there is none."""
-        config, left = self._config, self._left
+        config = self._config
+        budget = self._budget
         if self._is_closed:
             return NoAnswerError("closed", "the session is over")
-        if not left.calls:
+        if not budget.calls:
             return NoAnswerError("calls", f"the budget of {config.calls} questions is used up")
-        if not left.tokens:
+        if not budget.tokens:
             return NoAnswerError("tokens", f"the budget of {config.tokens} tokens for answers is used up")
-        tokens = min(config.session_tokens if question.is_session else config.call_tokens, left.tokens)
-        left.calls -= 1
-        left.tokens -= tokens
+        most_tokens = config.session_tokens if question.is_session else config.call_tokens
+        tokens = min(most_tokens, budget.tokens)
+        budget.calls -= 1
+        budget.tokens -= tokens
         return tokens
 
     async def _call(self, question: Question, tokens: int, batch: int, number: int) -> str:
-        sampling, spent, began_s = self._sampling, 0, time.monotonic()
+        """Ask one question, of at most so many tokens that were set aside for it, and record it."""
+        sampling = self._sampling
         if isinstance(sampling, SeededSampling):
             sampling = sampling.model_copy(update={"seed": f"{sampling.seed}/sub-call {number}"})
-        prompt, name = whole(question.prompt), f"{self._name}/{number}"
-        call = SubCall(prompt, "", error_name="cancelled")
+        prompt = whole(question.prompt)
+        name = f"{self._name}/{number}"
+        spent_tokens = 0
+        began_s = time.monotonic()
+        call = SubCall(prompt, "", error_name="cancelled")  # until there is an answer
         inner = SubCalls(self._model, self._config, sampling, name, self._sessions, self)
         try:
             async with self._permits:
@@ -347,38 +374,41 @@ class SubCalls:
                     assert self._sessions is not None
                     inner.running_s = self.running_s
                     task = Task(name, prompt, "", metadata={"context": question.context})
-                    call = _answered(prompt, await self._sessions(task, tokens, inner, sampling))
+                    call = _call_of(prompt, await self._sessions(task, tokens, inner, sampling))
                 else:
                     call = await self._model.complete(prompt, tokens, self.depth, sampling)
-            spent = call.tokens
+            spent_tokens = call.tokens
         except NoAnswerError as error:
             call = SubCall(prompt, f"[no answer: {error}]", error_name=error.kind)
         finally:
-            self._left.tokens += max(0, tokens - spent)
-            inner._flushed()
-            sampled = None if call.trajectory is None else replace(call.trajectory, task_id=name)
-            recorded = replace(
+            self._budget.tokens += max(0, tokens - spent_tokens)
+            inner._flush()
+            trajectory = None  # a record holds it only where sub-calls are trained on
+            if call.trajectory is not None and self._config.train:
+                trajectory = replace(call.trajectory, task_id=name)
+            record = replace(
                 call,
                 prompt=_cut(prompt),
                 text=_cut(call.text),
                 batch=batch,
                 depth=self.depth,
                 duration_s=time.monotonic() - began_s,
-                trajectory=sampled if self._config.train else None,
+                trajectory=trajectory,
             )
-            self._recorded[number] = (recorded, *inner._taken)
+            self._recorded[number] = (record, *inner._taken)
         return call.text
 
 
-def _answered(prompt: str, session: Trajectory) -> SubCall:
-    """The answer of a session. Its own calls are recorded beside it, so its lines are stored without them."""
-    without_calls = replace(session, lines=tuple(replace(line, subcalls=()) for line in session.lines))
+def _call_of(prompt: str, session: Trajectory) -> SubCall:
+    """The sub-call that a session answered. Its own calls are recorded beside it, so its lines are stored without."""
+    lines = [replace(line, subcalls=()) for line in session.lines]
+    without_calls = replace(session, lines=tuple(lines))
     error_name = None
     if session.answer is not None:
         values = []
-        for written in session.answer:
-            string = string_of(written)  # None if it was cut, or is another value than a string, or prose
-            values.append(written if string is None else string)
+        for value in session.answer:
+            string = string_of(value)  # None if it was cut, or is another value than a string, or prose
+            values.append(value if string is None else string)
         text = ", ".join(values)
     else:
         reason = session.error or f"the session ended without one, {session.stop_reason}"

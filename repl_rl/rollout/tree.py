@@ -77,19 +77,26 @@ class Root(Guest):
     @property
     def fork_points(self) -> list[int]:
         """The turns after which a branch may begin, counted from 1: no block is open, and no kind is skipped."""
-        return [turn for turn, spent in enumerate(self._spent, 1) if self._may_fork_after(self.lines[spent.lines - 1])]
+        turns = []
+        for turn, spent in enumerate(self._spent, 1):
+            last_line = self.lines[spent.lines - 1]
+            if self._may_fork_after(last_line):
+                turns.append(turn)
+        return turns
 
     async def after_line(self, session: GuestSession, line: Line) -> None:
         """Note what the session has spent, and fork it if that is due."""
-        whole = self.session
-        assert whole is not None
-        if whole.stop is not None or whole.is_full:
+        root_session = self.session  # a fork takes all of it, not only what guests see
+        assert root_session is not None
+        if root_session.stop is not None or root_session.is_full:
             return
-        logprobs = whole.transcript.logprobs[line.start : line.end]
+        transcript = root_session.transcript
+        logprobs = transcript.logprobs[line.start : line.end]
         self.surprises.append(-math.fsum(logprobs) / len(logprobs))
-        self._spent.append(Spent(len(whole.lines), len(whole.transcript.completion_ids), whole.clock.running_s))
+        spent = Spent(len(root_session.lines), len(transcript.completion_ids), root_session.clock.running_s)
+        self._spent.append(spent)
         if self.is_due():
-            await self.fork(whole)
+            await self.fork(root_session)
 
     def is_due(self) -> bool:
         """Whether to fork after the last line. Asked once after each line, for the random number that may be drawn."""
@@ -105,11 +112,13 @@ class Root(Guest):
         starts = [self._start(len(self._spent)) for _ in range(self.config.branches - 1)]
         try:
             if self.config.by == "fork":
-                around = [await session.episode.fork(start.held) for start in starts]
+                episodes = [await session.episode.fork(start.held) for start in starts]
                 kernels = await session.kernel.fork([start.held for start in starts])
-                for start, surroundings, kernel in zip(starts, around, kernels, strict=False):
+                # There may be fewer kernels than branches: the pool forks as many as it has room for.
+                for start, episode, kernel in zip(starts, episodes, kernels, strict=False):
                     assert start.branch is not None
-                    start.fork, start.branch = Fork(surroundings, kernel), replace(start.branch, by="fork")
+                    start.fork = Fork(episode, kernel)
+                    start.branch = replace(start.branch, by="fork")
         except (ForkRefusedError, KernelDiedError) as error:
             _log.debug("the branches of root %d run its lines again: %s", self.index, error)
         except BaseException:
@@ -135,17 +144,14 @@ class Root(Guest):
         session = self.session
         assert session is not None
         spent = self._spent[turn - 1]
-        typed = "".join(line.text + line.output for line in session.lines[: spent.lines])
+        text = session.prompt.text + "".join(line.text + line.output for line in session.lines[: spent.lines])
         ids = session.transcript.ids[: len(session.prompt.ids) + spent.tokens]
+        prompt = Prompt(text, tuple(ids))
         # Each fork divides what its session counts for among the branches that begin there and the root itself.
         forks_before = self._begun // (self.config.branches - 1)
         share = self.config.branches ** -(1 + forks_before)
-        return Start(
-            Branch(self.index, spent.lines, share, "replay"),
-            Prompt(session.prompt.text + typed, tuple(ids)),
-            tuple(session.turns[:turn]),
-            spent,
-        )
+        branch = Branch(self.index, spent.lines, share, "replay")
+        return Start(branch, prompt, tuple(session.turns[:turn]), spent)
 
     def _settle(self, start: Start | None) -> None:
         self.starts[self._begun].set_result(start)
@@ -203,10 +209,10 @@ def fork_rule(name: str) -> type[ForkRule]:
     """The rule that `branch.at` names. Raises ConfigError."""
     if name in FORK_RULES:
         return FORK_RULES[name]
-    found = imported(name, "branch.at:", "package.module:Class")
-    if not (isinstance(found, type) and issubclass(found, ForkRule)):
+    rule = imported(name, "branch.at:", "package.module:Class")
+    if not (isinstance(rule, type) and issubclass(rule, ForkRule)):
         raise ConfigError(f"branch.at: {name!r} is not a subclass of repl_rl.rollout.tree.ForkRule")
-    return found
+    return rule
 
 
 class Trees:
@@ -232,14 +238,15 @@ class Trees:
             )
         rule = fork_rule(config.at)
 
-        def draws(index: int) -> Random:
-            own = sampling.of_trajectory(index) if isinstance(sampling, SeededSampling) else None
-            return Random(None if own is None else f"{own.seed}/fork")
-
-        self._rules = [
-            rule([Root(config, index, most_lines, draws(first + index)) for index in range(config.roots)])
-            for first in range(0, len(tasks), size)
-        ]
+        self._rules: list[ForkRule] = []
+        for first in range(0, len(tasks), size):
+            roots = []
+            for index in range(config.roots):
+                seed = None
+                if isinstance(sampling, SeededSampling):
+                    seed = f"{sampling.of_trajectory(first + index).seed}/fork"
+                roots.append(Root(config, index, most_lines, Random(seed)))
+            self._rules.append(rule(roots))
 
     async def typed(self, request: Request, type_: Callable[..., Awaitable[Trajectory]]) -> Trajectory:
         """One session, typed by `type_(request, start, root)`: a root, or a branch once it is known where it begins.
@@ -247,20 +254,27 @@ class Trees:
         Raises RewardError if the grader fails.
         """
         assert request.index is not None
-        group, within = divmod(request.index, self.config.group_size)
-        rule, branch, outcome, start = self._rules[group], within - self.config.roots, None, None
-        is_branch = branch >= 0
-        each = self.config.forks * (self.config.branches - 1)
-        root = rule.roots[branch // each if is_branch else within]
+        group, index = divmod(request.index, self.config.group_size)
+        rule = self._rules[group]
+        is_branch = index >= self.config.roots
+        root_index = index
+        if is_branch:
+            branches_of_root = self.config.forks * (self.config.branches - 1)
+            root_index, branch = divmod(index - self.config.roots, branches_of_root)
+        root = rule.roots[root_index]
+        outcome = None
         try:
             if is_branch:
+                at_prompt = Start(Branch(root.index, 0, 1.0, "anew"))
                 with request.clock.waiting(Wait.QUEUE):
-                    start = await asyncio.shield(root.starts[branch % each])
-            anew = Start(Branch(root.index, 0, 1.0, "anew") if is_branch else None)
-            try:
-                trajectory = await type_(request, start or anew, None if is_branch else root)
-            except ReplayDiffersError:
-                trajectory = await type_(request, anew, None)
+                    # Shielded, or cancelling this session would cancel the future, which the root has yet to set.
+                    start = await asyncio.shield(root.starts[branch])
+                try:
+                    trajectory = await type_(request, start or at_prompt, None)
+                except ReplayDiffersError:
+                    trajectory = await type_(request, at_prompt, None)
+            else:
+                trajectory = await type_(request, Start(), root)
             if self.config.looks_at_outcomes:
                 outcome = await self._outcome(request.task, trajectory)
             return trajectory
@@ -269,11 +283,13 @@ class Trees:
 
     async def close(self) -> None:
         """Close the forks that nobody took."""
-        for root in (root for rule in self._rules for root in rule.roots):
-            root.end()
-            for begun in root.starts:
-                if (start := begun.result()) is not None:
-                    await start.held.aclose()
+        for rule in self._rules:
+            for root in rule.roots:
+                root.end()
+                for future in root.starts:
+                    start = future.result()
+                    if start is not None:
+                        await start.held.aclose()
 
     async def _outcome(self, task: Task, trajectory: Trajectory) -> float | None:
         """What the environment or the grader gives. None for a session that was lost, and for a branch that began at
@@ -282,4 +298,6 @@ class Trees:
             return None
         if trajectory.environment_reward is not None:
             return trajectory.environment_reward
-        return (await asyncio.to_thread(graded_by, self._grader, task, trajectory)).grade
+        # in a thread: a user's grader may take its time, and all sessions share the event loop
+        verdict = await asyncio.to_thread(graded_by, self._grader, task, trajectory)
+        return verdict.grade

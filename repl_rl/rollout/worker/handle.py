@@ -59,11 +59,11 @@ class CallDone(NamedTuple):
     error: Exception | None = None
 
 
-class _Waiting(NamedTuple):
-    """Who waits for a call."""
+class _WaitingCall(NamedTuple):
+    """Who waits for a call: what is told of its trajectories, and the future of its result."""
 
     on_end: OnEnd
-    done: asyncio.Future[Any]
+    result: asyncio.Future[Any]
 
 
 class RolloutWorker(RolloutService):
@@ -74,10 +74,10 @@ class RolloutWorker(RolloutService):
 
     def __init__(self, engine: Engine, setup: RolloutSetup) -> None:
         super().__init__(setup)
-        own = packed(setup, setup)
+        setup_bytes = packed(setup, setup)
         self._setup = setup
         self._engine = engine
-        self._calls: dict[int, _Waiting] = {}
+        self._calls: dict[int, _WaitingCall] = {}
         self._call_numbers = itertools.count()
         self._is_gone = False
         self._loop = BackgroundLoop()
@@ -87,16 +87,20 @@ class RolloutWorker(RolloutService):
         our_lines, their_lines = socket.socketpair()
         with theirs, their_lines:
             descriptors = [theirs.fileno(), their_lines.fileno()]
+            command = [sys.executable, "-m", "repl_rl.rollout.worker.program"]
+            command += [str(descriptor) for descriptor in descriptors]
+            import_path = os.pathsep.join(filter(None, sys.path))  # the other process has to find the same modules
             self._process = start_process(
-                [sys.executable, "-m", "repl_rl.rollout.worker.program", *map(str, descriptors)],
+                command,
                 pass_fds=descriptors,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                env={**os.environ, "PYTHONPATH": import_path},
                 start_new_session=True,  # this process handles interrupts from the terminal
             )
         try:
-            if isinstance(engine, ServesSlots) and (cores := cores_beside_engine(engine.threads)):
+            cores = cores_beside_engine(engine.threads) if isinstance(engine, ServesSlots) else None
+            if cores:
                 os.sched_setaffinity(self._process.pid, cores)
-            self._loop.run(self._open(ours, our_lines, own))
+            self._loop.run(self._open(ours, our_lines, setup_bytes))
         except BaseException:
             ours.close()
             our_lines.close()
@@ -105,7 +109,8 @@ class RolloutWorker(RolloutService):
 
     def begin(self, batch: RolloutBatch, on_end: OnEnd = lambda index, trajectory: None) -> Future[list[Trajectory]]:
         """As `RolloutService.begin`. Raises ConfigError for tasks that can't be sent."""
-        return self._loop.submit(self._rolled(packed(batch, self._setup), len(batch.tasks), on_end))
+        batch_bytes = packed(batch, self._setup)
+        return self._loop.submit(self._roll_out(batch_bytes, len(batch.tasks), on_end))
 
     def kernel_numbers(self) -> dict[str, float]:
         numbers: dict[str, float] = self._loop.run(self._call("kernel_numbers"))
@@ -142,15 +147,15 @@ class RolloutWorker(RolloutService):
         if self._channel is not None:
             self._channel.close()
 
-    async def _rolled(self, batch: bytes, count: int, on_end: OnEnd) -> list[Trajectory]:
-        ended: dict[int, Trajectory] = {}
+    async def _roll_out(self, batch: bytes, count: int, on_end: OnEnd) -> list[Trajectory]:
+        trajectories: dict[int, Trajectory] = {}
 
         def keep(index: int, trajectory: Trajectory) -> None:
-            ended[index] = trajectory
+            trajectories[index] = trajectory
             on_end(index, trajectory)
 
         self.loop_share = await self._call("roll_out", self._engine.version, batch, on_end=keep)
-        return [ended[index] for index in range(count)]
+        return [trajectories[index] for index in range(count)]
 
     async def _call(self, method: str, *arguments: Any, on_end: OnEnd = lambda index, trajectory: None) -> Any:
         """What the worker's method returns. Raises what it raises, and KernelError if the worker has ended."""
@@ -158,10 +163,11 @@ class RolloutWorker(RolloutService):
             raise KernelError(self._how_it_ended())
         assert self._channel is not None
         number = next(self._call_numbers)
-        call = self._calls[number] = _Waiting(on_end, asyncio.get_running_loop().create_future())
+        result = asyncio.get_running_loop().create_future()
+        self._calls[number] = _WaitingCall(on_end, result)
         self._channel.send(Call(number, method, arguments))
         try:
-            return await call.done
+            return await result
         except asyncio.CancelledError:
             self._channel.send(CancelCall(number))
             raise
@@ -175,13 +181,13 @@ class RolloutWorker(RolloutService):
         if isinstance(message, TrajectoryDone):
             call.on_end(message.task, message.trajectory)
         else:
-            settle(call.done, message.error or message.result)
+            settle(call.result, message.error or message.result)
 
     def _on_end(self) -> None:
         """The worker has ended: everything that waits for it raises KernelError."""
         self._is_gone = True
         for call in self._calls.values():
-            settle(call.done, KernelError(self._how_it_ended()))
+            settle(call.result, KernelError(self._how_it_ended()))
 
     def _how_it_ended(self) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -67,20 +67,23 @@ class Worker:
     def _on_message(self, message: Call | CancelCall) -> None:
         if isinstance(message, Call):
             self._calls[message.number] = asyncio.create_task(self._answer(message))
-        elif call := self._calls.get(message.number):
-            call.cancel()
+            return
+        task = self._calls.get(message.number)
+        if task is not None:  # else it has ended, and its answer is on its way
+            task.cancel()
 
-    async def _answer(self, asked: Call) -> None:
+    async def _answer(self, call: Call) -> None:
         def on_end(index: int, trajectory: Trajectory) -> None:
-            self._channel.send(TrajectoryDone(asked.number, index, trajectory))
+            self._channel.send(TrajectoryDone(call.number, index, trajectory))
 
         try:
-            done = CallDone(asked.number, await getattr(self, asked.method)(*asked.arguments, on_end))
+            method = getattr(self, call.method)
+            reply = CallDone(call.number, await method(*call.arguments, on_end))
         except Exception as failure:  # noqa: BLE001 - raised on the other side
-            done = CallDone(asked.number, error=as_sent(failure))
+            reply = CallDone(call.number, error=as_sent(failure))
         finally:
-            del self._calls[asked.number]
-        self._channel.send(done)
+            del self._calls[call.number]
+        self._channel.send(reply)
 
 
 def as_sent(failure: Exception) -> Exception:
