@@ -70,18 +70,21 @@ def estimator_of(config: CreditConfig) -> Estimator:
     @wraps(function)
     def checked(group: Sequence[Trajectory], rewards: Sequence[Sequence[float]], config: CreditConfig) -> LineValues:
         try:
-            estimated = [[float(value) for value in values] for values in function(group, rewards, config)]
+            estimates = [[float(value) for value in values] for values in function(group, rewards, config)]
         except Exception as error:  # users' code may raise anything
-            where = f" ({line})" if (line := place_of(error)) else ""
+            line = place_of(error)
+            where = f" ({line})" if line else ""
             raise RewardError(f"credit.estimator {path!r} raised {type(error).__name__}: {error}{where}") from error
-        if list(map(len, estimated)) != list(map(len, rewards)):
+        value_counts = [len(values) for values in estimates]
+        line_counts = [len(values) for values in rewards]
+        if value_counts != line_counts:
             raise RewardError(
-                f"credit.estimator {path!r} returned {list(map(len, estimated))} values for trajectories of "
-                f"{list(map(len, rewards))} lines; return one number per line of each trajectory"
+                f"credit.estimator {path!r} returned {value_counts} values for trajectories of "
+                f"{line_counts} lines; return one number per line of each trajectory"
             )
-        if not all(math.isfinite(value) for values in estimated for value in values):
-            raise RewardError(f"credit.estimator {path!r} returned {estimated}; every value has to be finite")
-        return estimated
+        if not all(math.isfinite(value) for values in estimates for value in values):
+            raise RewardError(f"credit.estimator {path!r} returned {estimates}; every value has to be finite")
+        return estimates
 
     return checked
 
@@ -106,28 +109,30 @@ def batch_line_advantages(
     """
     if outcomes is None:
         outcomes = [[trajectory.outcome_reward or 0.0 for trajectory in group] for group in groups]
-    for group, of_group in zip(groups, rewards, strict=True):
-        for trajectory, values in zip(group, of_group, strict=True):
-            if len(values) != (count := len(trajectory.lines)):
+    for group, group_rewards in zip(groups, rewards, strict=True):
+        for trajectory, values in zip(group, group_rewards, strict=True):
+            count = len(trajectory.lines)
+            if len(values) != count:
                 raise ValueError(f"task {trajectory.task_id!r}: {len(values)} rewards for {count} lines")
+    unit = abs(unit) or 1.0  # where nothing is paid for a right answer, 1
     if config.estimator == "critic":
         from repl_rl.credit.critic import critic_advantages  # which needs numpy, and viewers do without it
 
-        estimated = critic_advantages(groups, rewards, config, gather, critic, shown)
+        batch = critic_advantages(groups, rewards, config, gather, critic, shown)
     else:
-        estimated = [
-            _of_group(group, values, config, abs(unit) or 1.0) for group, values in zip(groups, rewards, strict=True)
-        ]
+        batch = []
+        for group, group_rewards in zip(groups, rewards, strict=True):
+            batch.append(_group_advantages(group, group_rewards, config, unit))
     if config.estimator in BATCH_STEPS:
-        estimated = _over_batch(groups, estimated, config, gather)
+        batch = _take_batch_step(groups, batch, config, gather)
     elif config.estimator in ESTIMATORS and config.scale not in ("none", "group"):
-        estimated = _scaled(groups, rewards, outcomes, estimated, config, gather, abs(unit) or 1.0)
+        batch = _scale(groups, rewards, outcomes, batch, config, gather, unit)
     if config.clip is None:
-        return estimated
-    return [[_clipped(of_one, config.clip) for of_one in group] for group in estimated]
+        return batch
+    return [[_clip(values, config.clip) for values in group_advantages] for group_advantages in batch]
 
 
-def _clipped(advantages: Sequence[float], bound: float) -> list[float]:
+def _clip(advantages: Sequence[float], bound: float) -> list[float]:
     return [max(-bound, min(bound, advantage)) for advantage in advantages]
 
 
@@ -146,11 +151,13 @@ def is_without_variance(
     valid = [index for index, trajectory in enumerate(group) if not trajectory.is_void]
     if not valid:
         return False
+    valid_rewards = [list(rewards[index]) for index in valid]
     if config.baseline == "none":
-        return config.estimator not in BATCH_STEPS and not any(any(rewards[index]) for index in valid)
-    if None not in (paid := [outcomes[index] for index in valid]):
-        return are_equal([value for value in paid if value is not None])
-    return all(list(rewards[index]) == list(rewards[valid[0]]) for index in valid)
+        return config.estimator not in BATCH_STEPS and not any(any(values) for values in valid_rewards)
+    paid = [outcome for outcome in (outcomes[index] for index in valid) if outcome is not None]
+    if len(paid) == len(valid):
+        return are_equal(paid)
+    return all(values == valid_rewards[0] for values in valid_rewards)
 
 
 def line_advantages(
@@ -176,43 +183,47 @@ def spread(trajectory: Trajectory, per_line: Sequence[float]) -> list[float]:
     return values
 
 
-def _of_group(
+def _group_advantages(
     group: Sequence[Trajectory], rewards: Sequence[Sequence[float]], config: CreditConfig, unit: float
 ) -> LineValues:
+    """What the estimator makes of one group, zeros for void trajectories."""
     valid = [index for index, trajectory in enumerate(group) if not trajectory.is_void]
     result: LineValues = [[0.0] * len(trajectory.lines) for trajectory in group]
     if not valid:
         return result
     estimator = estimator_of(config)
     if getattr(estimator, "follows_branches", False):
-        return [
-            [0.0 if trajectory.is_void else value for value in values]
-            for trajectory, values in zip(group, estimator(group, rewards, config), strict=True)
-        ]
+        estimates = estimator(group, rewards, config)
+        for index, values in enumerate(estimates):
+            if not group[index].is_void:
+                result[index] = values
+        return result
     sessions = [whole_session(group[index], group) for index in valid]
-    paid = [_whole_rewards(group, rewards, index) for index in valid]
+    session_rewards = [_whole_rewards(group, rewards, index) for index in valid]
     if config.estimator == "maxrl":
-        estimated = maxrl(sessions, paid, config, unit)
+        estimates = maxrl(sessions, session_rewards, config, unit)  # the only one that takes the unit
     else:
-        estimated = estimator(sessions, paid, config)
-    for index, values in zip(valid, estimated, strict=True):
-        result[index] = values[len(values) - len(group[index].lines) :]
+        estimates = estimator(sessions, session_rewards, config)
+    for index, values in zip(valid, estimates, strict=True):
+        parent_lines = len(values) - len(group[index].lines)
+        result[index] = values[parent_lines:]
     return result
 
 
 def _whole_rewards(group: Sequence[Trajectory], rewards: Sequence[Sequence[float]], index: int) -> Sequence[float]:
-    """Those of a trajectory's lines; of a branch's, with those of the lines before it."""
-    at = group[index].branch
-    if at is None or not at.line:
+    """The rewards of a trajectory's lines; for a branch, those of its parent's lines before the fork come first."""
+    branch = group[index].branch
+    if branch is None or not branch.line:
         return rewards[index]
-    return (*_whole_rewards(group, rewards, at.parent)[: at.line], *rewards[index])
+    parent_rewards = _whole_rewards(group, rewards, branch.parent)
+    return (*parent_rewards[: branch.line], *rewards[index])
 
 
-def _scaled(
+def _scale(
     groups: Sequence[Sequence[Trajectory]],
     rewards: Sequence[Sequence[Sequence[float]]],
     outcomes: Sequence[Sequence[float]],
-    estimated: Sequence[LineValues],
+    batch: Sequence[LineValues],
     config: CreditConfig,
     gather: Callable[[list[WeightedLine]], list[WeightedLine]],
     unit: float,
@@ -221,45 +232,50 @@ def _scaled(
 
     Never by less than `FLOOR` times `unit`, what a right answer earns, so a small reward keeps a small effect.
     """
-    valid = [[index for index, member in enumerate(group) if not member.is_void] for group in groups]
-    returns = [[math.fsum(of_group[index]) for index in kept] for of_group, kept in zip(rewards, valid, strict=True)]
+    returns: list[list[float]] = []  # of the valid trajectories of each group, as are the outcomes
+    valid_outcomes: list[list[float]] = []
+    for group, group_rewards, group_outcomes in zip(groups, rewards, outcomes, strict=True):
+        valid = [index for index, trajectory in enumerate(group) if not trajectory.is_void]
+        returns.append([math.fsum(group_rewards[index]) for index in valid])
+        valid_outcomes.append([group_outcomes[index] for index in valid])
+
     if config.scale == "batch":
-        gathered = gather([(value, 1) for of_group in returns for value in of_group])
-        compared = [[value for value, _ in gathered]] * len(groups)
+        gathered = gather([(value, 1) for group_returns in returns for value in group_returns])
+        samples = [[value for value, _ in gathered]] * len(groups)
     elif config.scale == "floor":
-        compared = returns
+        samples = returns
     else:
-        compared = [[paid[index] for index in kept] for paid, kept in zip(outcomes, valid, strict=True)]
-    divisors = [
-        unit if config.scale == "outcome" and values and are_equal(values) else max(deviation(values), FLOOR * unit)
-        for values in compared
-    ]
-    return [
-        [[value / divisor for value in of_one] for of_one in of_group]
-        for of_group, divisor in zip(estimated, divisors, strict=True)
-    ]
+        samples = valid_outcomes
+
+    scaled = []
+    for group_advantages, sample in zip(batch, samples, strict=True):
+        divisor = max(deviation(sample), FLOOR * unit)
+        if config.scale == "outcome" and sample and are_equal(sample):
+            divisor = unit  # equal outcomes have no deviation to divide by
+        scaled.append([[value / divisor for value in values] for values in group_advantages])
+    return scaled
 
 
-def _over_batch(
+def _take_batch_step(
     groups: Sequence[Sequence[Trajectory]],
-    estimated: list[LineValues],
+    batch: list[LineValues],
     config: CreditConfig,
     gather: Callable[[list[WeightedLine]], list[WeightedLine]],
 ) -> list[LineValues]:
-    """Apply the batch step to `estimated`: to valid trajectories of groups that have variance, or need none."""
-    taking_part = [
-        (trajectory, values)
-        for group, of_group in zip(groups, estimated, strict=True)
-        if config.baseline == "none" or any(map(any, of_group))
-        for trajectory, values in zip(group, of_group, strict=True)
-        if not trajectory.is_void
-    ]
-    lines = [
-        (value, line.end - line.start)
-        for trajectory, values in taking_part
-        for line, value in zip(trajectory.lines, values, strict=True)
-    ]
+    """Apply the batch step to the advantages of valid trajectories of groups that have variance, or need none."""
+    taking_part: list[list[float]] = []
+    lines: list[WeightedLine] = []
+    for group, group_advantages in zip(groups, batch, strict=True):
+        has_variance = any(any(values) for values in group_advantages)
+        if config.baseline != "none" and not has_variance:
+            continue
+        for trajectory, values in zip(group, group_advantages, strict=True):
+            if trajectory.is_void:
+                continue
+            taking_part.append(values)
+            for line, value in zip(trajectory.lines, values, strict=True):
+                lines.append((value, line.end - line.start))
     shift, divisor = BATCH_STEPS[config.estimator](gather(lines))
-    for _, values in taking_part:
+    for values in taking_part:
         values[:] = [(value - shift) / divisor for value in values]
-    return estimated
+    return batch

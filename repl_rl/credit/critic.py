@@ -58,30 +58,42 @@ def critic_advantages(
 
     `shown[g][i][l]` says whether line l showed the reference answer; None if that is not known.
     """
-    states = [
-        [
-            [] if trajectory.is_void else states_of(trajectory, None if shown is None else shown[number][index])
-            for index, trajectory in enumerate(group)
-        ]
-        for number, group in enumerate(groups)
-    ]
-    own = [_sums(of_group, paid, config.gamma) for of_group, paid in zip(states, rewards, strict=True)]
-    batch = sum(gather([sum(own, np.zeros((FEATURES, FEATURES + 1)))]), np.zeros((FEATURES, FEATURES + 1)))
-    known = batch if critic is None else config.decay * critic.sums + batch
-    result: list[list[list[float]]] = []
-    for of_group, paid, held_out in zip(states, rewards, own, strict=True):
-        sums = known - held_out
-        weights = np.linalg.solve(sums[:, :-1] + _RIDGE * np.eye(FEATURES), sums[:, -1])
-        result.append([])
-        for before, earned in zip(of_group, paid, strict=True):
-            deltas = [0.0] * len(earned)
-            if before:
-                values = [float(weights @ np.array(state)) for state in before]
-                triples = zip(earned, values, [*values[1:], 0.0], strict=True)
-                deltas = [reward + config.gamma * after - value for reward, value, after in triples]
-            result[-1].append(discounted_returns(deltas, config.gamma * config.lam))
+    states: list[list[list[list[float]]]] = []  # by group, trajectory and line; none of a void trajectory
+    for number, group in enumerate(groups):
+        group_states: list[list[list[float]]] = []
+        for index, trajectory in enumerate(group):
+            if trajectory.is_void:
+                group_states.append([])
+            else:
+                group_states.append(states_of(trajectory, None if shown is None else shown[number][index]))
+        states.append(group_states)
+
+    sums_of_groups = []
+    for group_states, group_rewards in zip(states, rewards, strict=True):
+        sums_of_groups.append(_sums(group_states, group_rewards, config.gamma))
+    zeros = np.zeros((FEATURES, FEATURES + 1))
+    sums_of_processes = gather([sum(sums_of_groups, zeros)])
+    sums = sum(sums_of_processes, zeros)
     if critic is not None:
-        critic.sums = known
+        sums = config.decay * critic.sums + sums
+
+    result: list[list[list[float]]] = []
+    for group_states, group_rewards, group_sums in zip(states, rewards, sums_of_groups, strict=True):
+        sums_of_others = sums - group_sums
+        # ridge regression: w = (sum x x' + I)^-1 sum x G
+        weights = np.linalg.solve(sums_of_others[:, :-1] + _RIDGE * np.eye(FEATURES), sums_of_others[:, -1])
+        group_advantages = []
+        for trajectory_states, line_rewards in zip(group_states, group_rewards, strict=True):
+            deltas = [0.0] * len(line_rewards)
+            if trajectory_states:
+                values = [float(weights @ np.array(state)) for state in trajectory_states]
+                next_values = [*values[1:], 0.0]
+                for line, reward in enumerate(line_rewards):
+                    deltas[line] = reward + config.gamma * next_values[line] - values[line]
+            group_advantages.append(discounted_returns(deltas, config.gamma * config.lam))
+        result.append(group_advantages)
+    if critic is not None:
+        critic.sums = sums
     return result
 
 
@@ -108,21 +120,21 @@ def assigned(source: str) -> frozenset[str]:
     """The names that a cell binds in the session, as far as its text tells."""
     with warnings.catch_warnings(action="ignore"), suppress(SyntaxError, ValueError, RecursionError, MemoryError):
         symbols = symtable.symtable(source, "<cell>", "exec").get_symbols()
-        return frozenset(each.get_name() for each in symbols if each.is_assigned() or each.is_imported())
+        return frozenset(symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported())
     return frozenset()
 
 
 def _sums(states: Sequence[Sequence[Sequence[float]]], rewards: Sequence[Sequence[float]], gamma: float) -> Array:
     """The sums of a group's valid trajectories."""
-    rows = [
-        (state, target)
-        for before, values in zip(states, rewards, strict=True)
-        if before
-        for state, target in zip(before, discounted_returns(values, gamma), strict=True)
-    ]
-    if not rows:
+    lines: list[list[float]] = []
+    returns: list[float] = []
+    for trajectory_states, line_rewards in zip(states, rewards, strict=True):
+        if trajectory_states:
+            lines += trajectory_states
+            returns += discounted_returns(line_rewards, gamma)
+    if not lines:
         return np.zeros((FEATURES, FEATURES + 1))
-    features = np.array([state for state, _ in rows])  # (lines, FEATURES)
-    targets = np.array([[target] for _, target in rows])  # (lines, 1)
+    features = np.array(lines)  # (lines, FEATURES)
+    targets = np.array(returns)[:, None]  # (lines, 1)
     sums: Array = features.T @ np.hstack([features, targets])
     return sums

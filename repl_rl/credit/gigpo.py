@@ -32,8 +32,9 @@ def gigpo(group: Sequence[Trajectory], rewards: Sequence[Sequence[float]], confi
     """Per-line advantages from per-line rewards of one group."""
     advantages = relative_returns(rewards, "mean", config.scale)
     returns = [discounted_returns(values, config.gamma) for values in rewards]
-    for alike in same_state(group).values():
-        compared = relative([[returns[index][line]] for index, line in alike], "mean", config.scale)
-        for (index, line), (advantage,) in zip(alike, compared, strict=True):
+    for places in same_state(group).values():
+        returns_from_state = [[returns[index][line]] for index, line in places]
+        state_advantages = relative(returns_from_state, "mean", config.scale)
+        for (index, line), (advantage,) in zip(places, state_advantages, strict=True):
             advantages[index][line] += config.omega * advantage
     return advantages

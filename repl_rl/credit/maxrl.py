@@ -34,4 +34,5 @@ def maxrl(
                 "less, for what is wrong, or take rloo or outcome"
             )
     divisor = max(math.fsum(returns) / len(returns), unit / len(returns))
-    return [[value / divisor for value in values] for values in relative_returns(rewards, "mean", "none")]
+    differences = relative_returns(rewards, "mean", "none")
+    return [[value / divisor for value in values] for values in differences]

@@ -31,20 +31,22 @@ def relative(values: Sequence[Sequence[float]], baseline: Baseline, scale: Scale
     other trajectories, `none` is 0. Except with `none`, the results are exactly zero for a single value, for equal
     values, and for `leave_one_out` with a single trajectory.
     """
-    pool = [value for of_one in values for value in of_one]
-    if baseline != "none" and (are_equal(pool) or (baseline == "leave_one_out" and len(values) < 2)):
-        return [[0.0] * len(of_one) for of_one in values]
+    pool = [value for trajectory_values in values for value in trajectory_values]
+    is_alone = baseline == "leave_one_out" and len(values) < 2
+    if baseline != "none" and (are_equal(pool) or is_alone):
+        return [[0.0] * len(trajectory_values) for trajectory_values in values]
     divisor = deviation(pool) + STD_EPSILON if scale == "group" else 1.0
-    return [
-        [(value - subtracted) / divisor for value in of_one]
-        for of_one, subtracted in zip(values, _baselines(values, baseline), strict=True)
-    ]
+    results = []
+    for trajectory_values, subtrahend in zip(values, _baselines(values, baseline), strict=True):
+        results.append([(value - subtrahend) / divisor for value in trajectory_values])
+    return results
 
 
 def relative_returns(rewards: Sequence[Sequence[float]], baseline: Baseline, scale: Scale) -> list[list[float]]:
     """`relative` for the sum of each trajectory's rewards, repeated on each of its lines."""
-    compared = relative([[math.fsum(values)] for values in rewards], baseline, scale)
-    return [[advantage] * len(values) for (advantage,), values in zip(compared, rewards, strict=True)]
+    returns = [[math.fsum(values)] for values in rewards]
+    advantages = relative(returns, baseline, scale)
+    return [[advantage] * len(values) for (advantage,), values in zip(advantages, rewards, strict=True)]
 
 
 def beside_position(returns: Sequence[Sequence[float]], scale: Scale) -> list[list[float]]:
@@ -54,36 +56,36 @@ def beside_position(returns: Sequence[Sequence[float]], scale: Scale) -> list[li
     zero for a trajectory that is alone, and where all are equal. `group` divides by the deviation of all differences.
     """
     differences: list[list[float]] = []
-    for index, own in enumerate(returns):
+    for index, line_returns in enumerate(returns):
         others = [*returns[:index], *returns[index + 1 :]]
-        differences.append(
-            [
-                _less_mean(value, [other[min(position, len(other) - 1)] for other in others])
-                for position, value in enumerate(own)
-            ]
-        )
-    return _standardised(differences) if scale == "group" else differences
+        line_differences = []
+        for position, value in enumerate(line_returns):
+            beside = [other[min(position, len(other) - 1)] for other in others]
+            line_differences.append(_less_mean(value, beside))
+        differences.append(line_differences)
+    return _standardise(differences) if scale == "group" else differences
 
 
 def beside_state(group: Sequence[Trajectory], returns: Sequence[Sequence[float]], scale: Scale) -> list[list[float]]:
     """Each return minus the mean of those of the other trajectories' lines that began in the same interpreter state;
     where there are none, minus the mean of the others at its position."""
     differences = beside_position(returns, "none")
-    for alike in same_state(group).values():
-        for index, line in alike:
-            if compared := [returns[other][at] for other, at in alike if other != index]:
-                differences[index][line] = _less_mean(returns[index][line], compared)
-    return _standardised(differences) if scale == "group" else differences
+    for places in same_state(group).values():
+        for index, line in places:
+            beside = [returns[other][other_line] for other, other_line in places if other != index]
+            if beside:
+                differences[index][line] = _less_mean(returns[index][line], beside)
+    return _standardise(differences) if scale == "group" else differences
 
 
 def same_state(group: Sequence[Trajectory]) -> dict[Anchor, list[tuple[int, int]]]:
     """The lines that began in each interpreter state, as indices of trajectory and line."""
-    members: defaultdict[Anchor, list[tuple[int, int]]] = defaultdict(list)
+    places: defaultdict[Anchor, list[tuple[int, int]]] = defaultdict(list)
     for index, trajectory in enumerate(group):
         for line, anchor in enumerate(anchors(trajectory)):
             if anchor is not None:
-                members[anchor].append((index, line))
-    return members
+                places[anchor].append((index, line))
+    return places
 
 
 def anchors(trajectory: Trajectory) -> list[Anchor | None]:
@@ -95,13 +97,14 @@ def anchors(trajectory: Trajectory) -> list[Anchor | None]:
     """
     states: list[Anchor | None] = []
     fingerprint: str | None = ""
-    typed = ""
+    open_text = ""
     for line in trajectory.lines:
-        states.append(None if fingerprint is None else (fingerprint, typed))
+        states.append(None if fingerprint is None else (fingerprint, open_text))
         if line.fingerprint is not None or line.kind.ran:
-            fingerprint, typed = line.fingerprint, ""
-        elif typed or line.kind is LineKind.OPEN:
-            typed += line.text
+            fingerprint = line.fingerprint
+            open_text = ""
+        elif open_text or line.kind is LineKind.OPEN:
+            open_text += line.text
     return states
 
 
@@ -114,31 +117,36 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def are_equal(values: Sequence[float]) -> bool:
-    """Whether they are, up to rounding. True if there are none."""
-    return not values or max(values) - min(values) <= ROUNDING * max(1.0, *map(abs, values))
+    """Whether the values are equal, up to rounding. True if there are none."""
+    if not values:
+        return True
+    largest = max(1.0, *map(abs, values))
+    return max(values) - min(values) <= ROUNDING * largest
 
 
-def _less_mean(value: float, compared: Sequence[float]) -> float:
-    """Exactly zero if nothing is compared, or if all are equal."""
-    if not compared or are_equal([*compared, value]):
+def _less_mean(value: float, others: Sequence[float]) -> float:
+    """The value minus the mean of the others. Exactly zero if there are none, or if all are equal."""
+    if not others or are_equal([*others, value]):
         return 0.0
-    return value - math.fsum(compared) / len(compared)
+    return value - math.fsum(others) / len(others)
 
 
-def _standardised(differences: Sequence[Sequence[float]]) -> list[list[float]]:
-    divisor = deviation([value for of_one in differences for value in of_one]) + STD_EPSILON
-    return [[value / divisor for value in of_one] for of_one in differences]
+def _standardise(differences: Sequence[Sequence[float]]) -> list[list[float]]:
+    pool = [value for line_differences in differences for value in line_differences]
+    divisor = deviation(pool) + STD_EPSILON
+    return [[value / divisor for value in line_differences] for line_differences in differences]
 
 
 def _baselines(values: Sequence[Sequence[float]], baseline: Baseline) -> list[float]:
+    """What is subtracted from the values of each trajectory."""
     if baseline == "none":
         return [0.0] * len(values)
-    sums = [math.fsum(of_one) for of_one in values]
+    sums = [math.fsum(trajectory_values) for trajectory_values in values]
     count = sum(map(len, values))
     if baseline == "mean":
         return [math.fsum(sums) / count] * len(values)
     means_of_others = []
-    for index, of_one in enumerate(values):
+    for index, trajectory_values in enumerate(values):
         total = math.fsum(sums[:index] + sums[index + 1 :])
-        means_of_others.append(total / (count - len(of_one)))
+        means_of_others.append(total / (count - len(trajectory_values)))
     return means_of_others

@@ -34,5 +34,6 @@ def batch_moments(lines: Sequence[tuple[float, int]]) -> tuple[float, float]:
     if not tokens:
         return 0.0, 1.0
     mean = math.fsum(value * count for value, count in lines) / tokens
-    variance = math.fsum((value - mean) ** 2 * count for value, count in lines) / max(1, tokens - 1)
+    squares = math.fsum((value - mean) ** 2 * count for value, count in lines)
+    variance = squares / max(1, tokens - 1)
     return mean, math.sqrt(variance) + STD_EPSILON

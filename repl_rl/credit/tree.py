@@ -76,7 +76,8 @@ def roots(group: Sequence[Trajectory]) -> list[Segment]:
 
     Raises ValueError if a branch begins at a trajectory or at a line that is not there.
     """
-    return _grown(group, [index for index, trajectory in enumerate(group) if trajectory.branch is None])
+    firsts = [index for index, trajectory in enumerate(group) if trajectory.branch is None]
+    return _grow_trees(group, firsts)
 
 
 def trees(group: Sequence[Trajectory]) -> list[Segment]:
@@ -90,36 +91,42 @@ def _restarts(group: Sequence[Trajectory]) -> list[Segment]:
     for index, trajectory in enumerate(group):
         if trajectory.branch is not None and not trajectory.branch.line:
             restarts.append(index)
-    return _grown(group, restarts)
+    return _grow_trees(group, restarts)
 
 
-def _grown(group: Sequence[Trajectory], firsts: Sequence[int]) -> list[Segment]:
-    begun: defaultdict[int, defaultdict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+def _grow_trees(group: Sequence[Trajectory], firsts: Sequence[int]) -> list[Segment]:
+    """The trees that begin with these trajectories of the group, by their indices."""
+    branches_of: defaultdict[int, defaultdict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for index, trajectory in enumerate(group):
-        at = trajectory.branch
-        if at is None or not at.line:
+        branch = trajectory.branch
+        if branch is None or not branch.line:
             continue
-        if not at.parent < len(group) or at.parent == index or at.line > len(group[at.parent].lines):
+        is_there = branch.parent < len(group) and branch.parent != index
+        if not is_there or branch.line > len(group[branch.parent].lines):
             raise ValueError(
-                f"task {trajectory.task_id!r}: trajectory {index} of its group branches off at line {at.line} of "
-                f"trajectory {at.parent}, which is not there"
+                f"task {trajectory.task_id!r}: trajectory {index} of its group branches off at line {branch.line} of "
+                f"trajectory {branch.parent}, which is not there"
             )
-        begun[at.parent][at.line].append(index)
+        branches_of[branch.parent][branch.line].append(index)
 
-    def grown(member: int, start: int) -> Segment | None:
+    def grow(member: int, start: int) -> Segment | None:
         """The tree from this line on; None if nothing in it counts."""
-        forks = sorted(line for line in begun[member] if line >= start)
+        forks = [line for line in branches_of[member] if line >= start]
         if not forks:
             is_void = group[member].is_void
             return None if is_void else Segment(member, start, len(group[member].lines))
-        line = forks[0]
-        futures = [grown(branch, 0) for branch in begun[member].pop(line)]
-        futures.insert(0, grown(member, line))
+        line = min(forks)
+        # Taken out: what follows in the same trajectory begins at this line, and must not fork at it again.
+        branches = branches_of[member].pop(line)
+        futures = [grow(branch, 0) for branch in branches]
+        futures.insert(0, grow(member, line))
         following = [future for future in futures if future is not None]
-        return Segment(member, start, line, following) if following else None
+        if not following:
+            return None
+        return Segment(member, start, line, following)
 
-    found = [grown(index, 0) for index in firsts]
-    return [tree for tree in found if tree is not None]
+    trees = [grow(index, 0) for index in firsts]
+    return [tree for tree in trees if tree is not None]
 
 
 @follows_branches
@@ -127,8 +134,9 @@ def branch(group: Sequence[Trajectory], rewards: Rewards, config: CreditConfig) 
     """Per-line advantages from per-line rewards of one group, void trajectories among it."""
     result = restart_advantages(group, rewards)
     for siblings, weight in _siblings(roots(group)):
-        compared = relative([[segment.worth(rewards)] for segment in siblings], "leave_one_out", "none")
-        for segment, (advantage,) in zip(siblings, compared, strict=True):
+        worths = [[segment.worth(rewards)] for segment in siblings]
+        advantages = relative(worths, "leave_one_out", "none")
+        for segment, (advantage,) in zip(siblings, advantages, strict=True):
             segment.fill(result, advantage * weight)
     return result
 
@@ -141,11 +149,12 @@ def restart_advantages(group: Sequence[Trajectory], rewards: Rewards) -> list[li
     result = [[0.0] * len(trajectory.lines) for trajectory in group]
     firsts = roots(group)
     restarts = _restarts(group)
-    worth = [restart.worth(rewards) for restart in restarts]
+    worths = [restart.worth(rewards) for restart in restarts]
     if firsts:  # trees: their value is that of the prompt
-        advantages = [own - value(firsts, rewards) for own in worth]
+        advantages = [worth - value(firsts, rewards) for worth in worths]
     else:
-        advantages = [advantage for (advantage,) in relative([[own] for own in worth], "leave_one_out", "none")]
+        compared = relative([[worth] for worth in worths], "leave_one_out", "none")
+        advantages = [advantage for (advantage,) in compared]
     for restart, advantage in zip(restarts, advantages, strict=True):
         restart.fill(result, advantage)
     return result
@@ -162,7 +171,11 @@ def weights(group: Sequence[Trajectory]) -> list[list[float]]:
 
 def first_weights(group: Sequence[Trajectory]) -> list[float]:
     """The weight of each trajectory's first line; 1 for those without lines, and for those that don't count."""
-    return [next((weight for weight in of_lines if weight), 1.0) for of_lines in weights(group)]
+    firsts = []
+    for line_weights in weights(group):
+        weights_that_count = [weight for weight in line_weights if weight]
+        firsts.append(weights_that_count[0] if weights_that_count else 1.0)
+    return firsts
 
 
 def _siblings(segments: list[Segment]) -> Iterator[tuple[list[Segment], float]]:

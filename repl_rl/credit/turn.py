@@ -27,14 +27,17 @@ from repl_rl.trajectory import Trajectory
 
 def turn(group: Sequence[Trajectory], rewards: Sequence[Sequence[float]], config: CreditConfig) -> list[list[float]]:
     """Per-line advantages from per-line rewards of one group."""
-    of_turns: list[list[float]] = [[] for _ in rewards]
-    for line in range(max(map(len, rewards)) - 1):
+    turn_advantages: list[list[float]] = [[] for _ in rewards]
+    most_lines = max(len(values) for values in rewards)
+    for line in range(most_lines - 1):
         # Sessions that have this line, and another one after it: the last is compared among the last ones.
-        present = [index for index, values in enumerate(rewards) if line < len(values) - 1]
-        compared = relative([[rewards[index][line]] for index in present], "mean", config.scale)
-        for index, (advantage,) in zip(present, compared, strict=True):
-            of_turns[index].append(advantage)
-    compared = relative([[values[-1]] for values in rewards], "mean", config.scale)
-    for advantages, (advantage,) in zip(of_turns, compared, strict=True):
-        advantages.append(advantage)
-    return [discounted_returns(advantages, config.gamma) for advantages in of_turns]
+        indices = [index for index, values in enumerate(rewards) if line < len(values) - 1]
+        line_rewards = [[rewards[index][line]] for index in indices]
+        advantages = relative(line_rewards, "mean", config.scale)
+        for index, (advantage,) in zip(indices, advantages, strict=True):
+            turn_advantages[index].append(advantage)
+    last_rewards = [[values[-1]] for values in rewards]
+    advantages = relative(last_rewards, "mean", config.scale)
+    for values, (advantage,) in zip(turn_advantages, advantages, strict=True):
+        values.append(advantage)
+    return [discounted_returns(values, config.gamma) for values in turn_advantages]
