@@ -62,7 +62,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
         say(console, f"note: {note}", style="yellow")
     if options.notebooks is not None:
         for exported in notebooks:
-            write_notebook(exported.notebook, options.notebooks / f"{_UNFIT.sub('-', exported.name)[:150]}.ipynb")
+            stem = _UNFIT.sub("-", exported.name)[:150]
+            write_notebook(exported.notebook, options.notebooks / f"{stem}.ipynb")
     results = replay(notebooks, at_once=options.kernels)
     if options.json is not None:
         text = json.dumps([result.to_dict() for result in results], indent=1)
@@ -81,21 +82,21 @@ def _print_differences(console: Console, results: Sequence[Replayed], explained:
     from repl_rl.dialect import truncate_middle
     from repl_rl.view.replay.comparison import EXPLAINED
 
-    found = [
-        (result, difference)
-        for result in results
-        for difference in result.differences
-        if (difference.cause in EXPLAINED) is explained
-    ]
-    for result, difference in found[:_SHOWN]:
-        where = f"{result.name}, cell {difference.cell}: {difference.cause}"
-        say(console, where, style="yellow" if explained else "bold red")
+    differences = []
+    for result in results:
+        for difference in result.differences:
+            if (difference.cause in EXPLAINED) is explained:
+                differences.append((result, difference))
+    for result, difference in differences[:_SHOWN]:
+        heading = f"{result.name}, cell {difference.cell}: {difference.cause}"
+        say(console, heading, style="yellow" if explained else "bold red")
         for mark, text in (("ran", difference.source), ("was", difference.expected), ("now", difference.got)):
             lines = truncate_middle(str(text), _TEXT_CHARS).rstrip("\n").split("\n")
-            rows = (f"  {'   ' if number else mark} | {line}" for number, line in enumerate(lines))
+            rows = [f"  {mark} | {lines[0]}"]
+            rows += [f"      | {line}" for line in lines[1:]]
             say(console, "\n".join(rows), style="dim")
-    if len(found) > _SHOWN:
-        say(console, f"... and {len(found) - _SHOWN} more like these; --json FILE has them all")
+    if len(differences) > _SHOWN:
+        say(console, f"... and {len(differences) - _SHOWN} more like these; --json FILE has them all")
 
 
 def summary(results: Sequence[Replayed]) -> list[str]:
@@ -108,7 +109,8 @@ def summary(results: Sequence[Replayed]) -> list[str]:
     sentences = [f"{len(results)} {noun}, {cells} cells: {equal} equal, {len(results) - equal - failed} differ"]
     causes = Counter(str(difference.cause) for result in results for difference in result.differences)
     if causes:
-        sentences.append("differences: " + ", ".join(f"{cause} {count}" for cause, count in causes.most_common()))
+        counts = [f"{cause} {count}" for cause, count in causes.most_common()]
+        sentences.append("differences: " + ", ".join(counts))
     if unexplained or failed:
         sentences.append(f"{unexplained} with an unexplained difference, {failed} that could not be replayed")
     return sentences

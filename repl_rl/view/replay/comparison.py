@@ -71,7 +71,8 @@ class CellOutputs:
     def __str__(self) -> str:
         """All of it as text, so that every difference is visible there."""
         name = "" if self.error_name is None else f"\n[{self.error_name}]"
-        return self.text + name + ("" if self.answer is None else f"\n[answer: {', '.join(self.answer)}]")
+        answer = "" if self.answer is None else f"\n[answer: {', '.join(self.answer)}]"
+        return self.text + name + answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ class Replayed:
     @property
     def is_explained(self) -> bool:
         """Equal, or every difference has a cause other than `other`."""
-        return self.failure is None and all(each.cause is not Cause.OTHER for each in self.differences)
+        return self.failure is None and all(difference.cause is not Cause.OTHER for difference in self.differences)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -112,63 +113,62 @@ class Replayed:
 
 def compared(name: str, notebook: NotebookNode, results: Mapping[int, ExecResult]) -> Replayed:
     """The result for a notebook whose cells did this, by their index; cells without a result were not reached."""
-    about = notebook["metadata"]["repl_rl"]
+    metadata = notebook["metadata"]["repl_rl"]
+    shows = str(metadata.get("shows", "output"))
     names = TaintedNames()
     differences: list[Difference] = []
+    ran_indices = []
+    for index, cell in enumerate(notebook["cells"]):
+        if cell["cell_type"] == "code" and _metadata(cell).get("role") == "ran":
+            ran_indices.append(index)
     unit: list[int] = []  # indices of cells that share their output
-    cells = 0
-    ran_cells = [
-        (at, _about(cell))
-        for at, cell in enumerate(notebook["cells"])
-        if cell["cell_type"] == "code" and _about(cell).get("role") == "ran"
-    ]
-    for index, (at, about_cell) in enumerate(ran_cells):
-        unit.append(at)
-        if about_cell.get("shares_output") and index + 1 < len(ran_cells):
+    cell_count = 0
+    for index in ran_indices:
+        unit.append(index)
+        if _metadata(notebook["cells"][index]).get("shares_output") and index != ran_indices[-1]:
             continue
-        ran = [results[each] for each in unit if each in results]
-        told = [notebook["cells"][each] for each in unit]
-        cells += len(unit)
-        difference = _difference(at, told, ran, str(about.get("shows", "output")), names)
-        differences += [difference] if difference else []
-        if len(ran) < len(unit) or ran[-1].state_lost:
-            break
+        cells = [notebook["cells"][number] for number in unit]
+        cell_results = [results[number] for number in unit if number in results]
+        cell_count += len(unit)
+        difference = _difference(index, cells, cell_results, shows, names)
+        if difference is not None:
+            differences.append(difference)
+        if len(cell_results) < len(unit) or cell_results[-1].state_lost:
+            break  # no later cell was reached
         unit = []
-    return Replayed(name, str(about.get("task_id", "")), cells, tuple(differences))
+    return Replayed(name, str(metadata.get("task_id", "")), cell_count, tuple(differences))
 
 
-def _about(cell: NotebookNode) -> Mapping[str, Any]:
-    about = cell["metadata"].get("repl_rl", {})
-    return about if isinstance(about, Mapping) else {}
+def _metadata(cell: NotebookNode) -> Mapping[str, Any]:
+    """What the export noted about a cell."""
+    metadata = cell["metadata"].get("repl_rl", {})
+    return metadata if isinstance(metadata, Mapping) else {}
 
 
 def _difference(
-    at: int, cells: Sequence[NotebookNode], ran: Sequence[ExecResult], shows: str, names: TaintedNames
+    index: int, cells: Sequence[NotebookNode], results: Sequence[ExecResult], shows: str, names: TaintedNames
 ) -> Difference | None:
-    """The difference of cells that are compared together; `at` is the index of the last one."""
-    last = _about(cells[-1])
-    answer = last.get("answer")
-    text = "".join(_shown(cell["outputs"]) for cell in cells)
-    raised = [str(output["ename"]) for output in cells[-1]["outputs"] if output["output_type"] == "error"]
-    name = raised[-1] if raised else None
-    expected = CellOutputs(text, name, tuple(answer) if isinstance(answer, list) else None)
-    texts = [_told(cell, result, shows) for cell, result in zip(cells, ran, strict=False)]
-    errors = [result.error_name for result in ran if result.error_name is not None]
-    answers = [result.answer for result in ran if result.answer is not None]
-    got = CellOutputs("".join(texts), errors[-1] if errors else None, answers[-1] if answers else None)
+    """The difference of cells that are compared together; `index` is that of the last one."""
+    last = _metadata(cells[-1])
+    expected = _recorded_outputs(cells)
+    got = _new_outputs(cells, results, shows)
 
-    known: list[Cause] = []  # known about the turn without looking at its source
-    if last.get("kind") == LineKind.TIMEOUT or any(result.status is ExecStatus.TIMEOUT for result in ran):
-        known.append(Cause.TIMEOUT)
+    causes: list[Cause] = []  # known about the turn without looking at its source
+    if last.get("kind") == LineKind.TIMEOUT or any(result.status is ExecStatus.TIMEOUT for result in results):
+        causes.append(Cause.TIMEOUT)
     if last.get("calls"):
-        known.append(Cause.TOOLS)
-    works_with = frozenset[Cause]().union(*(names.take(cell["source"], known) for cell in cells))
+        causes.append(Cause.TOOLS)
+    works_with = frozenset[Cause]()
+    for cell in cells:
+        works_with |= names.take(cell["source"], causes)
 
     # Whether the interpreter died. An answer ends a rollout, whatever its cell does afterwards.
     went_down = last.get("kind") == LineKind.KILLED
-    goes_down = any(result.state_lost for result in ran) and last.get("kind") != LineKind.ANSWER
+    goes_down = any(result.state_lost for result in results) and last.get("kind") != LineKind.ANSWER
+    # The record names one error for all cells of a turn.
     is_same_error = expected.error_name == got.error_name or len(cells) > 1
-    if expected.text == got.text and is_same_error and expected.answer == got.answer and went_down == goes_down:
+    is_same_output = expected.text == got.text and is_same_error and expected.answer == got.answer
+    if is_same_output and went_down == goes_down:
         return None
     source = "\n".join(cell["source"] for cell in cells)
     if went_down and goes_down:
@@ -177,17 +177,44 @@ def _difference(
         cause = Cause.TIMEOUT if Cause.TIMEOUT in works_with else Cause.OTHER
     else:
         cause = cause_of(str(expected), str(got), works_with, source)
-    return Difference(at, tuple(last.get("lines", ())), source, expected, got, cause)
+    return Difference(index, tuple(last.get("lines", ())), source, expected, got, cause)
 
 
-def _told(cell: NotebookNode, result: ExecResult, shows: str) -> str:
+def _recorded_outputs(cells: Sequence[NotebookNode]) -> CellOutputs:
+    """What the notebook holds of cells that are compared together."""
+    text = "".join(_text_of(cell["outputs"]) for cell in cells)
+    error_name = None
+    for output in cells[-1]["outputs"]:
+        if output["output_type"] == "error":
+            error_name = str(output["ename"])
+    answer = _metadata(cells[-1]).get("answer")
+    return CellOutputs(text, error_name, tuple(answer) if isinstance(answer, list) else None)
+
+
+def _new_outputs(cells: Sequence[NotebookNode], results: Sequence[ExecResult], shows: str) -> CellOutputs:
+    """What came of running them again, as far as they were reached."""
+    texts = []
+    error_name = None
+    answer = None
+    for cell, result in zip(cells, results, strict=False):
+        texts.append(_text_of_run(cell, result, shows))
+        if result.error_name is not None:
+            error_name = result.error_name
+        if result.answer is not None:
+            answer = result.answer
+    return CellOutputs("".join(texts), error_name, answer)
+
+
+def _text_of_run(cell: NotebookNode, result: ExecResult, shows: str) -> str:
     """What the dialect would show of a new run."""
     if shows != "ipython":
         return result.output
-    return echoed(CellRun(Cell(cell["source"], kind_of(cell["source"])), result.output, result.told_message))
+    source = cell["source"]
+    run = CellRun(Cell(source, kind_of(source)), result.output, result.told_message)
+    return echoed(run)
 
 
-def _shown(outputs: Sequence[Any]) -> str:
+def _text_of(outputs: Sequence[Any]) -> str:
     """The texts of the outputs in order, without `Out[n]`. A traceback is already among them as stream text."""
     texts: list[str] = []
     for output in outputs:
@@ -210,12 +237,15 @@ def cause_of(expected: str, got: str, works_with: frozenset[Cause], source: str)
     """The cause of the difference between two unequal texts. `source` is the cell's."""
     if Cause.TIMEOUT in works_with:
         return Cause.TIMEOUT
-    expected, got = _ADDRESS.sub("0x...", expected), _ADDRESS.sub("0x...", got)
+    expected = _ADDRESS.sub("0x...", expected)
+    got = _ADDRESS.sub("0x...", got)
     if expected == got:
         return Cause.ADDRESS
-    if found := _CUT.search(expected):
+    cut = _CUT.search(expected)
+    if cut is not None:
         # A kernel keeps only the beginning of long texts: `got` may itself have been cut.
-        head, tail = expected[: found.start()], expected[found.end() :]
+        head = expected[: cut.start()]
+        tail = expected[cut.end() :]
         if len(got) >= len(head) + len(tail) and got.startswith(head) and got.endswith(tail):
             return Cause.TRUNCATED
     has_set = _SET.search(source) is not None or "{" in got
@@ -223,7 +253,10 @@ def cause_of(expected: str, got: str, works_with: frozenset[Cause], source: str)
         return Cause.ORDER_OF_SETS
     if "MemoryError" in expected or "MemoryError" in got:
         return Cause.MEMORY
-    return next((cause for cause in _BY_SOURCE if cause in works_with), Cause.OTHER)
+    for cause in _BY_SOURCE:
+        if cause in works_with:
+            return cause
+    return Cause.OTHER
 
 
 _WORDS = {
@@ -254,22 +287,33 @@ class TaintedNames:
         nodes = list(ast.walk(tree))
         for name, cause in _imports(nodes):
             self._marked[name] = frozenset({cause})
-        read = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-        causes = frozenset(also).union(
-            *(self._marked.get(name, frozenset()) for name in read),
-            (cause for name, cause in _BUILTINS.items() if name in read),
-            _causes_of([node.attr for node in nodes if isinstance(node, ast.Attribute)]),
-        )
-        bound = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-        defined = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-        bound |= {node.name for node in nodes if isinstance(node, defined)}
+
+        read_names: set[str] = set()
+        bound_names: set[str] = set()
+        attributes: list[str] = []
+        for node in nodes:
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                read_names.add(node.id)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                bound_names.add(node.id)
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                bound_names.add(node.name)
+            elif isinstance(node, ast.Attribute):
+                attributes.append(node.attr)
         if tree.body and isinstance(tree.body[-1], ast.Expr):
-            bound.add("_")
+            bound_names.add("_")  # where an interpreter keeps what it echoes
+
+        causes = frozenset(also) | frozenset(_causes_of(attributes))
+        for name in read_names:
+            causes |= self._marked.get(name, frozenset())
+            if name in _BUILTINS:
+                causes |= {_BUILTINS[name]}
+
         if not causes:
-            for name in bound:
+            for name in bound_names:
                 self._marked.pop(name, None)
         else:
-            for name in bound.union(_handed(nodes)):
+            for name in bound_names.union(_changed_names(nodes)):
                 self._marked[name] = self._marked.get(name, frozenset()) | causes
         return causes
 
@@ -280,15 +324,18 @@ def _imports(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, Cause]]:
         if isinstance(node, ast.Import | ast.ImportFrom):
             module = (getattr(node, "module", None) or "").split(".")
             for alias in node.names:
-                path = [*module, *alias.name.split(".")]
-                yield from ((alias.asname or path[len(module)], cause) for cause in _causes_of(path))
+                imported = alias.name.split(".")
+                name = alias.asname or imported[0]  # `import os.path` binds os
+                for cause in _causes_of([*module, *imported]):
+                    yield name, cause
 
 
 def _causes_of(words: Sequence[str]) -> list[Cause]:
-    return [cause for cause, known in _WORDS.items() if not set(known.split()).isdisjoint(words)]
+    """The causes that modules or attributes of these names stand for."""
+    return [cause for cause, names in _WORDS.items() if not set(names.split()).isdisjoint(words)]
 
 
-def _handed(nodes: Iterable[ast.AST]) -> Iterator[str]:
+def _changed_names(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Names whose values a call, a method, or an assignment to a subscript or attribute may change."""
     for node in nodes:
         targets: list[ast.expr] = []
@@ -298,4 +345,6 @@ def _handed(nodes: Iterable[ast.AST]) -> Iterator[str]:
                 targets.append(node.func.value)
         elif isinstance(node, ast.Subscript | ast.Attribute) and isinstance(node.ctx, ast.Store):
             targets = [node.value]
-        yield from (target.id for target in targets if isinstance(target, ast.Name))
+        for target in targets:
+            if isinstance(target, ast.Name):
+                yield target.id

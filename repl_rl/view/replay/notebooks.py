@@ -67,49 +67,61 @@ def read_notebooks(
             continue
         if not path.exists():
             raise RunError(f"nothing to replay at {path}: give files of rollouts (.jsonl) or notebooks (.ipynb)")
-        found: list[str] = []
-        trajectories = list(read_jsonl(path, found))
-        if found and not trajectories:
-            raise RunError(f"{path} holds no trajectory that can be read: {found[0]}")
-        notes += found
-        own_dialect, limits = _of_run(path, notes, trust)
+        unreadable: list[str] = []
+        trajectories = list(read_jsonl(path, unreadable))
+        if unreadable and not trajectories:
+            raise RunError(f"{path} holds no trajectory that can be read: {unreadable[0]}")
+        notes += unreadable
+        run_dialect, limits = _settings_of_run(path, notes, trust)
         stem = f"{path.parent.name}-{path.stem}" if path.parent.name else path.stem
         for number, trajectory in islice(enumerate(trajectories), first):
-            if not trajectory.is_void:
-                named = dataclasses.replace(trajectory, dialect=trajectory.dialect or own_dialect)
-                notebook = to_notebook(named, thoughts=thoughts, dialect=dialect, trust=trust)
-                notebooks.append(ExportedNotebook(f"{stem}-{number:05d}", notebook, limits))
+            if trajectory.is_void:
+                continue
+            trajectory = dataclasses.replace(trajectory, dialect=trajectory.dialect or run_dialect)
+            notebook = to_notebook(trajectory, thoughts=thoughts, dialect=dialect, trust=trust)
+            notebooks.append(ExportedNotebook(f"{stem}-{number:05d}", notebook, limits))
     if not notebooks:
         raise RunError(f"nothing to replay: no session that ran in {', '.join(map(str, paths))}")
     return notebooks, notes
 
 
-def _of_run(path: Path, notes: list[str], trust: bool) -> tuple[str | None, Limits]:
+def _settings_of_run(path: Path, notes: list[str], trust: bool) -> tuple[str | None, Limits]:
     """The dialect and limits of the run folder that a file of rollouts is in; elsewhere None and the default limits."""
-    found = (read_config(folder / "config.yaml", []) for folder in path.resolve().parents[:2])
-    config: Mapping[str, Any] = next(filter(None, found), {})
-    section, kernel = config.get("dialect"), config.get("kernel")
-    name = section.get("name") if isinstance(section, Mapping) else None
-    given = {key: kernel[key] for key in _LIMITS if kernel.get(key)} if isinstance(kernel, Mapping) else {}
-    ours, told = Limits(), name if isinstance(name, str) else None
+    config: Mapping[str, Any] = {}
+    for folder in path.resolve().parents[:2]:
+        config = read_config(folder / "config.yaml", []) or {}
+        if config:
+            break
+
+    dialect = None
+    section = config.get("dialect")
+    if isinstance(section, Mapping) and isinstance(section.get("name"), str):
+        dialect = section["name"]
+
+    settings: dict[str, Any] = {}
+    kernel = config.get("kernel")
+    if isinstance(kernel, Mapping):
+        settings = {key: kernel[key] for key in _LIMITS if kernel.get(key)}
+    default = Limits()
     try:
-        limits = dataclasses.replace(ours, **given)
+        limits = dataclasses.replace(default, **settings)
     except (ConfigError, TypeError):  # the file is not a valid config
-        return told, ours
+        return dialect, default
     if trust:
-        return told, limits
+        return dialect, limits
     most: dict[str, Any] = {
-        "line_s": ours.line_s,
-        "line_wall_s": ours.wall_s,
-        "grace_s": ours.grace_s,
-        "memory_mb": ours.memory_mb,
+        "line_s": default.line_s,
+        "line_wall_s": default.wall_s,
+        "grace_s": default.grace_s,
+        "memory_mb": default.memory_mb,
     }
-    above = {key: most[key] for key in given if getattr(limits, key) > most[key]}
-    notes += [
-        f"{path.name}: kernel.{key} of its run is {given[key]:g}; it gets {value:g} unless you trust it (--trust)"
-        for key, value in above.items()
-    ]
-    return told, dataclasses.replace(limits, **above)
+    lowered = {key: most[key] for key in settings if getattr(limits, key) > most[key]}
+    for key, value in lowered.items():
+        notes.append(
+            f"{path.name}: kernel.{key} of its run is {settings[key]:g}; it gets {value:g} unless you trust it "
+            "(--trust)"
+        )
+    return dialect, dataclasses.replace(limits, **lowered)
 
 
 def _notebook(path: Path) -> NotebookNode:
@@ -119,10 +131,12 @@ def _notebook(path: Path) -> NotebookNode:
         notebook = nbformat.reads(read_file(path).decode(), as_version=4)
         nbformat.validate(notebook)
     except Exception as error:  # what nbformat raises depends on what a stranger's file holds
-        reason = (isinstance(error, OSError) and error.strerror) or str(error).partition("\n")[0]
+        reason, _, _ = str(error).partition("\n")
+        if isinstance(error, OSError) and error.strerror:
+            reason = error.strerror
         raise RunError(f"{path} can't be read as a notebook: {reason}") from error
-    about = notebook["metadata"].get("repl_rl")
-    if not isinstance(about, Mapping) or about.get("format") != FORMAT:
+    metadata = notebook["metadata"].get("repl_rl")
+    if not isinstance(metadata, Mapping) or metadata.get("format") != FORMAT:
         raise RunError(f"{path} is not an exported rollout: Trajectory.to_notebook or `replay --notebooks` make one")
     return notebook
 
@@ -139,7 +153,7 @@ def replay(notebooks: Iterable[ExportedNotebook], *, at_once: int | None = None)
 
     async def replay_all(batch: Sequence[ExportedNotebook], limits: Limits) -> list[Replayed]:
         async with KernelPool(min(count, len(batch)), limits, backend=OWN_NAME, warm=0) as pool:
-            return await asyncio.gather(*(_replayed(exported, pool) for exported in batch))
+            return await asyncio.gather(*(_replay_one(exported, pool) for exported in batch))
 
     results: list[Replayed] = []
     with BackgroundLoop() as loop:
@@ -148,22 +162,24 @@ def replay(notebooks: Iterable[ExportedNotebook], *, at_once: int | None = None)
     return results
 
 
-async def _replayed(exported: ExportedNotebook, pool: KernelPool) -> Replayed:
+async def _replay_one(exported: ExportedNotebook, pool: KernelPool) -> Replayed:
     """Run all code cells, or those up to the one that ends the session, and compare."""
-    about = exported.notebook["metadata"]["repl_rl"]
+    metadata = exported.notebook["metadata"]["repl_rl"]
     results: dict[int, ExecResult] = {}
     try:
+        setup = str(metadata.get("setup", ""))
         async with pool.session() as kernel:
-            if setup := str(about.get("setup", "")):
+            if setup:
                 await kernel.prepare(setup)
             for index, cell in enumerate(exported.notebook["cells"]):
-                if cell["cell_type"] == "code":
-                    results[index] = await kernel.execute(cell["source"])
-                    if results[index].state_lost:
-                        break
+                if cell["cell_type"] != "code":
+                    continue
+                results[index] = await kernel.execute(cell["source"])
+                if results[index].state_lost:
+                    break
         return compared(exported.name, exported.notebook, results)
     except KernelError as error:
-        why = f"the notebook could not be run: {type(error).__name__}: {error}"
+        failure = f"the notebook could not be run: {type(error).__name__}: {error}"
     except (TypeError, ValueError, LookupError, AttributeError) as error:
-        why = f"it is not as exported: {error!r}"
-    return Replayed(exported.name, str(about.get("task_id", "")), failure=why)
+        failure = f"it is not as exported: {error!r}"
+    return Replayed(exported.name, str(metadata.get("task_id", "")), failure=failure)
