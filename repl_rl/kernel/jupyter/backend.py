@@ -76,11 +76,13 @@ class KernelspecBackend:
         """Raises what `require_kernelspec` and `Guest.of` raise, and SandboxError if files can't be shown as asked."""
         self._spec, kind = await asyncio.to_thread(require_kernelspec, self.name, self._kind)
         launcher = _provisioner_name(self._spec)
-        self._is_ours, self._is_local = launcher == provisioner.NAME, launcher == _LOCAL and kind == "none"
+        self._is_ours = launcher == provisioner.NAME
+        self._is_local = launcher == _LOCAL and kind == "none"
         if launcher == _LOCAL and kind == "bwrap":
             self._guest = await asyncio.to_thread(Guest.of, self.name, self._spec, self._profile)
-            ours = {"kernel_provisioner": {"provisioner_name": provisioner.NAME}}
-            self._spec.metadata = {**self._spec.metadata, **ours}
+            # our provisioner launches it in the sandbox
+            stanza = {"kernel_provisioner": {"provisioner_name": provisioner.NAME}}
+            self._spec.metadata = {**self._spec.metadata, **stanza}
         self._require_folders(kind)
         try:
             has_sandbox = self._is_ours or self._guest is not None
@@ -129,9 +131,13 @@ class KernelspecBackend:
         if self._is_ours or self._guest is not None:
             words = {"sandbox": self._sandbox, "guest": self._guest}
         elif self._is_local:
-            words = {"env": {**os.environ, MARK: str(connection_file)}}
-            if folders := [str(folder) for folder in self._profile.python_path]:  # for the profile's own modules
-                words["env"]["PYTHONPATH"] = os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])])
+            environment = {**os.environ, MARK: str(connection_file)}
+            folders = [str(folder) for folder in self._profile.python_path]  # for the profile's own modules
+            if folders:
+                if os.environ.get("PYTHONPATH"):
+                    folders.append(os.environ["PYTHONPATH"])
+                environment["PYTHONPATH"] = os.pathsep.join(folders)
+            words = {"env": environment}
         address: dict[str, Any] = {}
         speaks_ipc = self._is_ours or self._guest is not None or (self._is_local and self._spec.language == "python")
         if speaks_ipc:

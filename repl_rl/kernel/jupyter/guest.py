@@ -57,7 +57,8 @@ class Guest:
         installation = replace(Installation.current(), packages=())
         environment = {key: text for key, text in profile.environment.items() if key not in _OURS_ONLY}
         shown: dict[Path, Path] = {}
-        if program.parent.parent.resolve() == Path(sys.prefix).resolve() and program.name.startswith("python"):
+        is_in_our_environment = program.parent.parent.resolve() == Path(sys.prefix).resolve()
+        if is_in_our_environment and program.name.startswith("python"):
             installation = Installation.current()
             words[0] = str(installation.executable_inside)
             environment["LD_LIBRARY_PATH"] = str(installation.executable_inside.parent.parent / "lib")
@@ -68,8 +69,10 @@ class Guest:
                 shown[path] = path
         for word in words[1:]:
             path = Path(word)
-            in_resources = resources is not None and path.is_relative_to(resources)
-            if path.is_absolute() and path.exists() and not in_resources and not _is_in(path, profile.read_only):
+            if not path.is_absolute() or not path.exists():
+                continue
+            is_in_resources = resources is not None and path.is_relative_to(resources)
+            if not is_in_resources and not _is_in(path, profile.read_only):
                 shown[path] = path
         for path in shown:
             if path.resolve().is_relative_to("/tmp"):
@@ -80,44 +83,62 @@ class Guest:
         if resources is not None and resources.is_dir():
             shown[resources.resolve()] = _RESOURCES_INSIDE
         # A kernelspec's variables may refer to others: to those inside, not to this process's.
-        own = {key: Template(text).safe_substitute(environment) for key, text in spec.env.items()}
-        for before in ("{resource_dir}", *([] if resources is None else [str(resources)])):
-            words = [word.replace(before, str(_RESOURCES_INSIDE)) for word in words]
-            own = {key: text.replace(before, str(_RESOURCES_INSIDE)) for key, text in own.items()}
-        return cls(tuple(words), environment | own, tuple(shown.items()), installation)
+        spec_environment = {key: Template(text).safe_substitute(environment) for key, text in spec.env.items()}
+        names_of_resources = ["{resource_dir}"]
+        if resources is not None:
+            names_of_resources.append(str(resources))
+        for name_of_resources in names_of_resources:
+            words = [word.replace(name_of_resources, str(_RESOURCES_INSIDE)) for word in words]
+            for key, text in spec_environment.items():
+                spec_environment[key] = text.replace(name_of_resources, str(_RESOURCES_INSIDE))
+        return cls(tuple(words), environment | spec_environment, tuple(shown.items()), installation)
 
 
 def _program(name: str, word: str, path: str | None) -> Path:
+    """The program that a kernelspec's first word names. Raises ConfigError if there is none."""
     if word in {"python", "python3", f"python3.{sys.version_info.minor}"}:
         return Path(sys.executable)  # as jupyter_client reads it
-    found = shutil.which(word, path=None if path is None else Template(path).safe_substitute(os.environ))
-    if found is None:
+    if path is not None:
+        path = Template(path).safe_substitute(os.environ)
+    program = shutil.which(word, path=path)
+    if program is None:
         raise ConfigError(
             f"kernelspec {name!r} is installed, and its program {word!r} is not, or can't be run; install it, "
             f"or remove the kernelspec (`jupyter kernelspec remove {name}`)"
         )
-    return Path(found).absolute()
+    return Path(program).absolute()
 
 
 def files_of(program: Path, language: str, profile: Profile) -> list[Path]:
     """Where a program and what belongs to it lie, besides the system."""
-    prefix, actual = program.parent.parent, program.resolve()
+    prefix = program.parent.parent
     if (prefix / "pyvenv.cfg").is_file():
         python = (prefix / "bin" / "python").resolve()
         base = Installation(python, python.parent.parent, ())
-        return [prefix, *(path for path, _ in base.python_inside() if not _is_in(path, profile.read_only))]
-    shown = []
-    for path in dict.fromkeys((program, actual)):
+        base_paths = [path for path, _ in base.python_inside()]
+        return [prefix] + [path for path in base_paths if not _is_in(path, profile.read_only)]
+
+    shown: list[Path] = []
+    for path in dict.fromkeys((program, program.resolve())):  # the program may be a link into another prefix
         is_in_bin = path.parent.name in ("bin", "sbin")
         prefix = path.parent.parent if is_in_bin else path.parent
         if prefix not in _SHARED_PREFIXES and (is_in_bin or len(prefix.parts) > 2):
             shown.append(prefix)
             continue
-        shown += [] if _is_in(path, profile.read_only) else [path]
-        roots = [base / folder for base in _SHARED_PREFIXES for folder in _OWN_FOLDERS] + [Path("/etc")]
-        own = [root / name for root in roots for name in {path.name, language} if name and "/" not in name]
-        shown += [path for path in own if path.is_dir() and not _is_in(path, profile.read_only)]
+        if not _is_in(path, profile.read_only):
+            shown.append(path)
+        # Of a shared prefix, the folders that are called like the program or the language, such as /usr/share/R.
+        names = {name for name in (path.name, language) if name and "/" not in name}
+        for base_prefix in _SHARED_PREFIXES:
+            for folder in _OWN_FOLDERS:
+                shown += _folders_called(names, base_prefix / folder, profile)
+        shown += _folders_called(names, Path("/etc"), profile)
     return list(dict.fromkeys(path for path in shown if path.exists()))
+
+
+def _folders_called(names: set[str], root: Path, profile: Profile) -> list[Path]:
+    folders = [root / name for name in names]
+    return [folder for folder in folders if folder.is_dir() and not _is_in(folder, profile.read_only)]
 
 
 def _is_in(path: Path, folders: tuple[str, ...]) -> bool:

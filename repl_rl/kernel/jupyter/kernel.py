@@ -132,8 +132,10 @@ class KernelspecKernel:
                 request = _cell(setup_cell(source), silent=True)
             reply = await self._silently(request)
             if judge(reply, self._output).status is not ExecStatus.OK:
-                raised = "" if self._is_ours or reply["status"] == "ok" else f": {traceback_text(reply).strip()}"
-                raise self._no_start(f"could not be set up{raised}")
+                reason = ""
+                if not self._is_ours and reply["status"] != "ok":
+                    reason = f": {traceback_text(reply).strip()}"
+                raise self._no_start(f"could not be set up{reason}")
         except BaseException:
             await self.close()
             raise
@@ -144,7 +146,7 @@ class KernelspecKernel:
         if self._closing is not None or not (self.is_alive or self._has_run):
             raise KernelDiedError("the kernel is gone, and its state with it; take a new session")
         self._has_run = True
-        started = time.monotonic()
+        start_s = time.monotonic()
         cell = _cell(source)
         if self._is_ours:
             cell["repl_rl"] = "line"  # so that it runs as at a terminal: other requests are clients', see program.py
@@ -155,8 +157,10 @@ class KernelspecKernel:
             try:
                 result = judge(request.result() if has_replied else None, self._output)
             except Exception as error:  # noqa: BLE001 - a reply may be made to break whatever reads it
-                what = f"its reply can't be read ({type(error).__name__})"
-                _log.warning("a session is ended: %s", str(error) if isinstance(error, BorderError) else what)
+                reason = f"its reply can't be read ({type(error).__name__})"
+                if isinstance(error, BorderError):
+                    reason = str(error)
+                _log.warning("a session is ended: %s", reason)
                 result = ExecResult(ExecStatus.KILLED)
         finally:
             request.cancel()
@@ -173,7 +177,7 @@ class KernelspecKernel:
             text, omitted_bytes = "", 0
         if self.language != "python" and result.status in (ExecStatus.ERROR, ExecStatus.TIMEOUT) and text:
             text = text.rstrip("\n") + "\n"  # what a kernel says of an error may lack it, and a prompt comes next
-        duration_s = time.monotonic() - started
+        duration_s = time.monotonic() - start_s
         return dataclasses.replace(result, output=text, omitted_bytes=omitted_bytes, duration_s=duration_s)
 
     def _take(self) -> tuple[str, int]:
@@ -187,12 +191,14 @@ class KernelspecKernel:
         time of a line, or is gone."""
         if not self._can_ask or not self.is_alive:
             return "unknown"
-        question = asyncio.create_task(self._request("is_complete_request", {"code": sendable(source)}))
+        request = asyncio.create_task(self._request("is_complete_request", {"code": sendable(source)}))
+        status = None
         try:
-            said = question.result().get("status") if await self._ends(question, self._limits.line_s) else None
+            if await self._ends(request, self._limits.line_s):
+                status = request.result().get("status")
         finally:
-            question.cancel()
-        return said if said in ("complete", "incomplete", "invalid") else "unknown"
+            request.cancel()
+        return status if status in ("complete", "incomplete", "invalid") else "unknown"
 
     async def can_fork(self) -> str | None:
         return "kernels behind Jupyter's channels can't be forked: their channels and threads would be shared"
@@ -212,8 +218,12 @@ class KernelspecKernel:
             return self._group.used_mb()
         if self.process is None:
             return 0.0
-        inside = self._manager.provisioner.kernel_pid() if self._is_guest else None
-        return tree_mb(self.process.pid) + (0.0 if inside is None else stored_mb(inside))
+        used_mb = tree_mb(self.process.pid)
+        if self._is_guest:
+            pid = self._manager.provisioner.kernel_pid()
+            if pid is not None:
+                used_mb += stored_mb(pid)
+        return used_mb
 
     def excess(self) -> str | None:
         return None
@@ -228,6 +238,7 @@ class KernelspecKernel:
         await asyncio.shield(self._closing)
 
     async def _come_up(self) -> None:
+        """Open the channels of a kernel that was launched, wait until it answers, and let it submit answers."""
         self.process = getattr(self._manager.provisioner, "process", None)
         self._died = asyncio.create_task(self._watch())
         if self._pool_group is not None:
@@ -241,14 +252,15 @@ class KernelspecKernel:
         info = await self._unless_it_dies(asyncio.create_task(self._channels.greet()))
         self.language = str(info["language_info"]["name"])
         if self.language != "python":
-            self._can_ask = await self.is_complete("1") in ("complete", "incomplete", "invalid")
+            self._can_ask = await self.is_complete("1") != "unknown"
             if not self._can_ask:
                 _say_that_lines_are_cells(self._manager.kernel_name, self.language)
-        submit = None if self._is_ours else submit_cell(self.language)
-        if submit is not None:
-            reply = await self._silently(_cell(submit, silent=True))
-            if reply["status"] != "ok":
-                raise self._no_start(f"can't be given submit_final_answer: {traceback_text(reply)}")
+        submit = None if self._is_ours else submit_cell(self.language)  # ours has it from its start
+        if submit is None:
+            return
+        reply = await self._silently(_cell(submit, silent=True))
+        if reply["status"] != "ok":
+            raise self._no_start(f"can't be given submit_final_answer: {traceback_text(reply)}")
 
     async def _silently(self, content: dict[str, Any]) -> dict[str, Any]:
         return await self._unless_it_dies(asyncio.create_task(self._request("execute_request", content)))
@@ -278,33 +290,45 @@ class KernelspecKernel:
             await asyncio.to_thread(line.look)
         if request.done() or self._died.done():
             return None
+
+        # A limit was hit: interrupt the cell as a user would.
         with contextlib.suppress(OSError, RuntimeError, TimeoutError):
             await asyncio.wait_for(self._manager.interrupt_kernel(), self._limits.grace_s)
         if await self._ends(request, self._limits.grace_s / 2):
             return line.limit
-        if self.language == "python" and (pid := self._pid()) is not None:  # what it waits for may have ignored that
+
+        # Insist, and end what the cell waits for, which may have ignored the interrupt.
+        pid = self._pid() if self.language == "python" else None
+        if pid is not None:
             with contextlib.suppress(OSError, RuntimeError):
                 await self._manager.signal_kernel(INSIST if self._is_ours else signal.SIGINT)
             await asyncio.to_thread(kill_descendants, pid)
-        if not await self._ends(request, self._limits.grace_s / 2):
-            if self._died.done():
-                return None
-            await self._kill()
+        if await self._ends(request, self._limits.grace_s / 2):
+            return line.limit
+
+        if self._died.done():
+            return None
+        await self._kill()
         return line.limit
 
     def _processor_s(self) -> float:
         if not (self._is_ours or self._is_local or self._is_guest):
             return math.inf
-        counted_s = None if self._group is None else self._group.processor_s()
-        return processor_s(self.process.pid) if counted_s is None else counted_s
+        group_s = None if self._group is None else self._group.processor_s()
+        return processor_s(self.process.pid) if group_s is None else group_s
 
     def _pid(self) -> int | None:
         """The process that runs cells, if it is one of this machine; the guest is a child of what watches over it."""
         provisioner = self._manager.provisioner
         if self._is_local:
             return int(self.process.pid)
-        pid = provisioner.kernel_pid() if self._is_ours or self._is_guest else None
-        return next(iter([*tree(pid)][1:2]), None) if self._is_guest and pid is not None else pid
+        if not (self._is_ours or self._is_guest):
+            return None
+        pid: int | None = provisioner.kernel_pid()
+        if self._is_ours or pid is None:
+            return pid
+        processes = list(tree(pid))  # what watches over the guest comes first
+        return processes[1] if len(processes) > 1 else None
 
     async def _ends(self, request: asyncio.Task[dict[str, Any]], timeout_s: float) -> bool:
         assert self._died is not None
@@ -362,11 +386,10 @@ class KernelspecKernel:
         await provisioner.wait()
 
     def _no_start(self, what: str) -> KernelStartError:
-        printed = self._printed.take()[0].strip()
-        helps = _WHAT_HELPS if self._is_guest else ""
-        return KernelStartError(
-            f"kernel {self._manager.kernel_name!r} {what}; it printed: {printed or 'nothing'}{helps}"
-        )
+        text, _ = self._printed.take()
+        printed = text.strip() or "nothing"
+        advice = _WHAT_HELPS if self._is_guest else ""
+        return KernelStartError(f"kernel {self._manager.kernel_name!r} {what}; it printed: {printed}{advice}")
 
 
 @cache

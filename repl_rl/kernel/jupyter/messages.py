@@ -78,11 +78,7 @@ class CellOutput:
         elif msg_type in ("execute_result", "display_data"):
             data = content["data"]
             if ANSWER_MIME in data:
-                values, forms = data[ANSWER_MIME]["values"][:_MOST_ANSWERS], data[ANSWER_MIME].get("forms")
-                forms = forms[:_MOST_ANSWERS] if isinstance(forms, list) else []
-                self._answers += [text_of(str(value)) or "" for value in values]
-                self._forms += forms if len(forms) == len(values) else [None] * len(values)
-                del self._answers[_MOST_ANSWERS:], self._forms[_MOST_ANSWERS:]
+                self._add_answer(data[ANSWER_MIME])
                 return
             if "text/plain" in data:
                 self._show(_whole_lines(str(data["text/plain"])))
@@ -91,10 +87,27 @@ class CellOutput:
         elif msg_type == "error":
             self._show(traceback_text(content))
 
+    def _add_answer(self, submitted: Mapping[str, Any]) -> None:
+        """Whatever runs in the kernel can send this, so each part is bounded and may be of any type."""
+        values = submitted["values"][:_MOST_ANSWERS]
+        forms = submitted.get("forms")
+        forms = forms[:_MOST_ANSWERS] if isinstance(forms, list) else []
+        if len(forms) != len(values):
+            forms = [None] * len(values)
+        self._answers += [text_of(str(value)) or "" for value in values]
+        self._forms += forms
+        del self._answers[_MOST_ANSWERS:]
+        del self._forms[_MOST_ANSWERS:]
+
     def take(self) -> dict[str, Any]:
         """What was submitted and drawn since the last call: the fields of an ExecResult that hold it."""
-        answer, forms, images = tuple(self._answers) or None, self._forms, self._images
-        self._answers, self._forms, self._images = [], [], []
+        answer = tuple(self._answers) or None
+        forms = self._forms
+        images = self._images
+        # Emptied first: reading what a session sent may raise.
+        self._answers = []
+        self._forms = []
+        self._images = []
         return {"answer": answer, "answer_forms": forms_of(forms, answer), "images": images_of(images)}
 
     def _show(self, text: str) -> None:
@@ -103,8 +116,10 @@ class CellOutput:
 
 def traceback_text(content: Mapping[str, Any]) -> str:
     """An error as a terminal without colours shows it; its name and value where the kernel sends no traceback."""
-    lines = [str(line) for line in content.get("traceback") or []]
-    return _whole_lines(_ESCAPES.sub("", "\n".join(lines) or f"{content.get('ename')}: {content.get('evalue')}"))
+    text = "\n".join(str(line) for line in content.get("traceback") or [])
+    if not text:
+        text = f"{content.get('ename')}: {content.get('evalue')}"
+    return _whole_lines(_ESCAPES.sub("", text))
 
 
 def judge(reply: Mapping[str, Any] | None, output: CellOutput) -> ExecResult:
@@ -114,21 +129,23 @@ def judge(reply: Mapping[str, Any] | None, output: CellOutput) -> ExecResult:
     exited if it asks its client to exit, and a cell did not compile if it ended in a syntax error whose traceback shows
     no frame.
     """
-    if reply is not None and isinstance(report := reply.get("repl_rl"), dict):
-        return result_of(report)
-    said = output.take()
+    if reply is not None:
+        report = reply.get("repl_rl")
+        if isinstance(report, dict):
+            return result_of(report)
+    fields = output.take()
     if reply is None:
-        return ExecResult(ExecStatus.KILLED, **said)
-    payload = reply.get("payload") or []
-    if any(part.get("source") == "ask_exit" and not part.get("keepkernel") for part in payload):
-        return ExecResult(ExecStatus.KILLED, error_name="SystemExit", **said)
+        return ExecResult(ExecStatus.KILLED, **fields)
+    for part in reply.get("payload") or []:
+        if part.get("source") == "ask_exit" and not part.get("keepkernel"):
+            return ExecResult(ExecStatus.KILLED, error_name="SystemExit", **fields)
     if reply.get("status") == "ok":
-        return ExecResult(ExecStatus.OK, **said)
-    name = str(reply.get("ename") or ("Interrupted" if reply.get("status") == "abort" else "Error"))
-    name = text_of(name, NAME_CHARS) or "Error"
+        return ExecResult(ExecStatus.OK, **fields)
+    default_name = "Interrupted" if reply.get("status") == "abort" else "Error"  # IRkernel's word for an interrupt
+    name = text_of(str(reply.get("ename") or default_name), NAME_CHARS) or "Error"
     compiled = name not in SYNTAX_ERRORS or _ANY_FRAME in traceback_text(reply)
     message = text_of(f"{name}: {reply['evalue']}" if reply.get("evalue") else name)
-    return ExecResult(ExecStatus.ERROR, error_name=name, compiled=compiled, error_message=message, **said)
+    return ExecResult(ExecStatus.ERROR, error_name=name, compiled=compiled, error_message=message, **fields)
 
 
 def _whole_lines(text: str) -> str:
@@ -162,10 +179,11 @@ class Channels:
         For a kernel whose messages may be meant to do harm, `most_bytes_in_all` is for those between a request and the
         next. `refuse` is called with the reason if there are more, or if one can't be read; else it is dropped.
         """
-        most_marks = most_bytes if refuse is None else min(most_bytes // 4, _MOST_MARKS)
-        client.session.unpack = (
-            parsed if show is None else partial(parsed, most_bytes=most_bytes, most_marks=most_marks)
-        )
+        if show is None:
+            client.session.unpack = parsed
+        else:
+            most_marks = most_bytes if refuse is None else min(most_bytes // 4, _MOST_MARKS)
+            client.session.unpack = partial(parsed, most_bytes=most_bytes, most_marks=most_marks)
         self._most_bytes_in_all = most_bytes_in_all
         self._bytes = 0
         self._refuse = refuse
@@ -207,11 +225,13 @@ class Channels:
     async def _exchange(
         self, msg_type: str, content: dict[str, Any], idle_s: float
     ) -> tuple[_Exchange, dict[str, Any]]:
+        """Send a request and wait for its reply, and `idle_s` at most for the message that ends those about it."""
         loop = asyncio.get_running_loop()
         message = self._client.session.msg(msg_type, content)
+        message_id = message["header"]["msg_id"]
         exchange = _Exchange(loop.create_future(), loop.create_future())
         self._bytes = 0
-        self._exchanges[message["header"]["msg_id"]] = exchange
+        self._exchanges[message_id] = exchange
         try:
             self._client.shell_channel.send(message)
             reply = await exchange.reply
@@ -220,14 +240,14 @@ class Channels:
                 self.heard_all = exchange.idle.done()
             return exchange, reply
         finally:
-            del self._exchanges[message["header"]["msg_id"]]
+            del self._exchanges[message_id]
 
     async def _receive(self, channel: Any, take_in: Callable[[dict[str, Any]], None]) -> None:
         while True:
-            frames, are_all = await _frames(channel.socket)
-            self._bytes += sum(map(len, frames)) + _FRAME_BYTES * len(frames)
+            frames, is_whole = await _frames(channel.socket)
+            self._bytes += sum(len(frame) for frame in frames) + _FRAME_BYTES * len(frames)
             try:
-                if not are_all:
+                if not is_whole:
                     raise BorderError("a message has too many frames")
                 if self._most_bytes_in_all is not None and self._bytes > self._most_bytes_in_all:
                     raise BorderError("its messages are too many or too long")
@@ -236,10 +256,11 @@ class Channels:
             except Exception as error:  # noqa: BLE001 - a message may be made to break whatever reads it
                 _log.debug("a kernel sent what is not a Jupyter message: %s", type(error).__name__)
                 if self._refuse is not None:
-                    self._refuse(str(error) if isinstance(error, BorderError) else "it sends what can't be read")
+                    reason = str(error) if isinstance(error, BorderError) else "it sends what can't be read"
+                    self._refuse(reason)
             await asyncio.sleep(0)  # other tasks run even during a flood of messages
-            while not are_all:  # the rest is dropped
-                _, are_all = await _frames(channel.socket)
+            while not is_whole:  # the rest is dropped
+                _, is_whole = await _frames(channel.socket)
                 await asyncio.sleep(0)
 
     def _on_reply(self, message: dict[str, Any]) -> None:
@@ -248,12 +269,16 @@ class Channels:
             exchange.reply.set_result(dict(message["content"]))
 
     def _on_message(self, message: dict[str, Any]) -> None:
-        parent, content = message["parent_header"], message["content"]
+        parent = message["parent_header"]
+        content = message["content"]
         if message["msg_type"] == "status":
             exchange = self._exchanges.get(parent.get("msg_id"))
-            if content["execution_state"] == "idle" and exchange is not None and not exchange.idle.done():
+            is_idle = content["execution_state"] == "idle"
+            if is_idle and exchange is not None and not exchange.idle.done():
                 exchange.idle.set_result(None)
-        elif self._show is not None and parent.get("session") == self._client.session.session:
+            return
+        is_ours = parent.get("session") == self._client.session.session
+        if self._show is not None and is_ours:
             self._show(message["msg_type"], content)
 
 

@@ -87,19 +87,23 @@ class SandboxProvisioner(LocalProvisioner):  # type: ignore[misc]
         """Send a signal to the kernel itself; SIGKILL and SIGTERM end everything in its sandbox."""
         if signum in (signal.SIGKILL, signal.SIGTERM):
             await self.kill()
-        elif self.process is not None and (pid := self.kernel_pid()) is not None:
-            if signum == signal.SIGINT:
-                interrupt(pid)
-            else:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signum)
+            return
+        pid = None if self.process is None else self.kernel_pid()
+        if pid is None:
+            return
+        if signum == signal.SIGINT:
+            interrupt(pid)
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signum)
 
     async def kill(self, restart: bool = False) -> None:
         """Kill the PID namespace's first process, which ends all others; without one, kill the process group."""
         if self.process is None or self.process.poll() is not None:
             return
+        pid = self._first_pid()
         with contextlib.suppress(ProcessLookupError):
-            if (pid := self._first_pid()) is not None:
+            if pid is not None:
                 os.kill(pid, signal.SIGKILL)
             else:
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -133,7 +137,9 @@ class SandboxProvisioner(LocalProvisioner):  # type: ignore[misc]
 
     def _first_pid(self) -> int | None:
         """The sandbox's first process: bwrap's only child, once it has one."""
-        return _child_of(self.process.pid) if self._has_walls and self.process is not None else None
+        if not self._has_walls or self.process is None:
+            return None
+        return _child_of(self.process.pid)
 
 
 def _child_of(pid: int) -> int | None:
