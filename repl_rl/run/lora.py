@@ -36,20 +36,22 @@ def require_adapter(config: Config, is_dry: bool = False) -> Adapted | None:
     Raises ConfigError for an adapter that PEFT or vLLM refuses, that leaves experts frozen and does not say so, and if
     vLLM waits for one in vain. A dry run may be on another machine than the run.
     """
-    adapter, options = lora_config(config.train), config.engine.vllm
-    is_beside = bool(options.get("enable_lora"))
+    adapter = lora_config(config.train)
+    options = config.engine.vllm
+    vllm_takes_adapters = bool(options.get("enable_lora"))  # beside weights that stay; else they are merged
     if adapter is None:
-        if is_beside:
+        if vllm_takes_adapters:
             raise ConfigError("engine.vllm: enable_lora is for adapters, and none are trained; set train.lora as well")
         return None
-    if is_beside:
+    if vllm_takes_adapters:
         _require_of_vllm(adapter, options)
     adapted = require_adapted(config.model.path, adapter)
-    if adapted is not None and is_beside and (adapted.parameters or adapted.frozen_experts):
-        if adapted.parameters:
-            raise _merge(f"tensors that are not linear layers: {', '.join(adapted.parameters)}")
-        if not is_dry and not has_gpu_driver():
-            raise _merge("of a model with experts, it takes adapters on a GPU only")
+    if adapted is None or not vllm_takes_adapters:
+        return adapted
+    if adapted.parameters:
+        raise _merge(f"tensors that are not linear layers: {', '.join(adapted.parameters)}")
+    if adapted.frozen_experts and not is_dry and not has_gpu_driver():
+        raise _merge("of a model with experts, it takes adapters on a GPU only")
     return adapted
 
 
@@ -59,8 +61,9 @@ def _require_of_vllm(adapter: Any, options: dict[str, Any]) -> None:
 
     limits = {"max_lora_rank": options["max_lora_rank"]} if "max_lora_rank" in options else {}
     rank = max(adapter.r, *adapter.rank_pattern.values(), 0)
+    settings = {**adapter.to_dict(), "r": rank}  # of the largest layer: vLLM looks at one rank
     try:
-        PEFTHelper.from_dict({**adapter.to_dict(), "r": rank}).validate_legal(LoRAConfig(**limits))
+        PEFTHelper.from_dict(settings).validate_legal(LoRAConfig(**limits))
     except ValueError as error:
         raise _merge(str(error)) from error
 

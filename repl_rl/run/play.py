@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -93,22 +92,25 @@ def play(config: Config, task: Task, checked: Checked, console: Console) -> Traj
     talk: Talk = queue.SimpleQueue()
     person = Person(setup, checked.table, console, talk)
 
-    async def made() -> Trajectory:
-        async with make_pool(config.kernel.model_copy(update={"size": config.subcalls.depth}), config.subcalls) as pool:
-            rolling = Rollout(person, pool, setup).as_completed(RolloutBatch([task]), person.hear)
-            async with aclosing(rolling) as ended:
-                [(_, trajectory)] = [each async for each in ended]
+    kernel = config.kernel.model_copy(update={"size": config.subcalls.depth})  # sessions wait for those they ask for
+
+    async def roll_out() -> Trajectory:
+        async with make_pool(kernel, config.subcalls) as pool:
+            rollout = Rollout(person, pool, setup).as_completed(RolloutBatch([task]), person.hear)
+            async with aclosing(rollout) as completed:
+                [(_, trajectory)] = [pair async for pair in completed]
         return trajectory
 
+    # The session runs in the loop's thread, and the person types in this one.
     with BackgroundLoop() as loop:
-        making = loop.submit(made())
-        making.add_done_callback(lambda _: talk.put(None))
+        session = loop.submit(roll_out())
+        session.add_done_callback(lambda _: talk.put(None))
         try:
-            while (next_one := talk.get()) is not None:
-                next_one()
+            while (ask := talk.get()) is not None:
+                ask()
         finally:
-            making.cancel()
-        return making.result()
+            session.cancel()
+        return session.result()
 
 
 class Person:
@@ -136,29 +138,32 @@ class Person:
         from repl_rl.rollout.events import Began, Ran
 
         if isinstance(event, Began):
-            self._prompt, self._prompt_ids = event.prompt, event.prompt_ids
+            self._prompt = event.prompt
+            self._prompt_ids = event.prompt_ids
         elif isinstance(event, Ran):
             self._lines[event.index :] = [event.line]
 
     def last_line(self, ids: Sequence[int]) -> str:
         """What became of the last line, if there is one and the session has not been compacted: kind, time, reward."""
-        first = len(self._prompt_ids)
-        if not self._lines or tuple(ids[:first]) != self._prompt_ids:
+        start = len(self._prompt_ids)
+        if not self._lines or tuple(ids[:start]) != self._prompt_ids:
             return ""
-        typed = set(chain.from_iterable(range(line.start, line.end) for line in self._lines))
-        length = len(ids) - first
-        so_far = Trajectory(
+        completion_ids = tuple(ids[start:])
+        sampled_mask = [False] * len(completion_ids)
+        for line in self._lines:
+            sampled_mask[line.start : line.end] = [True] * (line.end - line.start)
+        trajectory = Trajectory(
             "play",
             self._prompt,
             self._prompt_ids,
-            tuple(ids[first:]),
-            tuple(index in typed for index in range(length)),
-            (0.0,) * length,
+            completion_ids,
+            tuple(sampled_mask),
+            (0.0,) * len(completion_ids),
             StopReason.EOS,
             tuple(replace(line, reward=None) for line in self._lines),
         )
-        line = self._table.score(so_far, 0.0).trajectory.lines[-1]
-        return f"{line.error_name or line.kind}, reward {line.reward:+.3g}"
+        last = self._table.score(trajectory, 0.0).trajectory.lines[-1]
+        return f"{last.error_name or last.kind}, reward {last.reward:+.3g}"
 
 
 class PersonSlot:
@@ -167,44 +172,46 @@ class PersonSlot:
     def __init__(self, person: Person, depth: int) -> None:
         self._person = person
         self._depth = depth
-        self._seen = 0
+        self._shown_tokens = 0
 
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
         import asyncio
 
-        asked: Future[SampledLine] = Future()
-        self._person.talk.put(lambda: self._ask(list(ids), max_tokens, asked))
-        return await asyncio.wrap_future(asked)
+        reply: Future[SampledLine] = Future()
+        self._person.talk.put(lambda: self._ask(list(ids), max_tokens, reply))
+        return await asyncio.wrap_future(reply)
 
-    def _ask(self, ids: list[int], max_tokens: int, asked: Future[SampledLine]) -> None:
+    def _ask(self, ids: list[int], max_tokens: int, reply: Future[SampledLine]) -> None:
+        """Show what came since the last line, and let the person type the next. Runs in the person's thread."""
         from repl_rl.rollout.scripted import typed_line
         from repl_rl.utils.text import visible
 
         person = self._person
-        shown = visible(person.vocabulary.decode(ids[self._seen :]))
+        text = visible(person.vocabulary.decode(ids[self._shown_tokens :]))
         if self._depth:
-            note = "" if self._seen else "a sub-call asks:"
-            shown += "\nanswer> "
+            note = "" if self._shown_tokens else "a sub-call asks:"
+            text += "\nanswer> "
         else:
             note = person.last_line(ids)
         if note:
             person.console.print(Text(note, style="dim"), justify="right")
-        begun, _, open_line = shown.rpartition("\n")
-        if begun:
-            person.console.print(Text(begun), soft_wrap=True)
-        typed, ends = self._typed(open_line)
+        whole_lines, _, prompt = text.rpartition("\n")
+        if whole_lines:
+            person.console.print(Text(whole_lines), soft_wrap=True)
+        typed, ends = self._read(prompt)
         line = typed_line(person.vocabulary, typed, ends, max_tokens)
-        self._seen = len(ids) + len(line.ids)
-        asked.set_result(line)
+        self._shown_tokens = len(ids) + len(line.ids)
+        reply.set_result(line)
 
-    def _typed(self, prompt: str) -> tuple[str, bool]:
+    def _read(self, prompt: str) -> tuple[str, bool]:
         """Text up to a character that ends a turn of the dialect, or to Ctrl-D on a line of its own; whether it was
-        that."""
-        stops, typed = self._person.vocabulary.stops, ""
-        while not any(stop in typed.encode() for stop in stops):
+        Ctrl-D."""
+        stops = self._person.vocabulary.stops
+        text = ""
+        while not any(stop in text.encode() for stop in stops):
             try:
-                typed += input("" if typed else prompt) + "\n"
+                text += input("" if text else prompt) + "\n"
             except EOFError:
-                return typed.removesuffix("\n"), True
-        end = min(typed.index(chr(stop)) for stop in stops if chr(stop) in typed)
-        return typed[: end + 1], False
+                return text.removesuffix("\n"), True
+        end = min(text.index(chr(stop)) for stop in stops if chr(stop) in text)
+        return text[: end + 1], False

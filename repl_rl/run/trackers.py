@@ -33,7 +33,8 @@ from repl_rl.utils.text import cut_middle, excerpt, visible
 from repl_rl.view.transcript import plain_text, screen_rows
 from repl_rl.view.words import status, total_reward
 
-trackio, wandb = LazyModule("trackio"), LazyModule("wandb")
+trackio = LazyModule("trackio")
+wandb = LazyModule("wandb")
 
 _PACKAGES = {
     "azure_ml": ("azureml", "azureml-core"),
@@ -102,13 +103,14 @@ class Wandb(Tracker):
         if wandb.run is None:
             self._is_own = True
             self.folder.trackers.mkdir(parents=True, exist_ok=True)
-            kept_id = self.folder.trackers / "wandb.id"
-            if not kept_id.exists():
-                kept_id.write_text(secrets.token_hex(8), encoding="ascii")
+            id_file = self.folder.trackers / "wandb.id"
+            if not id_file.exists():
+                id_file.write_text(secrets.token_hex(8), encoding="ascii")
+            run_id = os.environ.get("WANDB_RUN_ID") or id_file.read_text(encoding="ascii").strip()
             wandb.init(
                 project=os.environ.get("WANDB_PROJECT", arguments.project),
                 name=os.environ.get("WANDB_NAME", arguments.run_name),
-                id=os.environ.get("WANDB_RUN_ID") or kept_id.read_text(encoding="ascii").strip(),
+                id=run_id,
                 dir=os.environ.get("WANDB_DIR", str(self.folder.trackers)),
                 resume="allow",
             )
@@ -116,8 +118,9 @@ class Wandb(Tracker):
         wandb.config.update({OWN_CONFIG: self.config.model_dump(mode="json")}, allow_val_change=True)
 
     def rollouts(self, name: str, sampled: Sequence[Trajectory], step: int) -> None:
-        rows = [columns(each, step) for each in sampled]
-        table = wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
+        rows = [columns(trajectory, step) for trajectory in sampled]
+        names = list(rows[0])
+        table = wandb.Table(columns=names, data=[list(row.values()) for row in rows])
         wandb.log({name: table, "train/global_step": step})
 
     def close(self, exit_code: int) -> None:
@@ -134,10 +137,10 @@ class Trackio(Tracker):
 
     def rollouts(self, name: str, sampled: Sequence[Trajectory], step: int) -> None:
         traces = []
-        for each in sampled:
-            facts = columns(each, step)
-            del facts["transcript"]
-            traces.append(trackio.Trace(messages(each), metadata=facts))
+        for trajectory in sampled:
+            facts = columns(trajectory, step)
+            del facts["transcript"]  # the messages are the transcript
+            traces.append(trackio.Trace(messages(trajectory), metadata=facts))
         trackio.log({name: traces, "train/global_step": step})
 
 
@@ -154,10 +157,12 @@ class TensorBoard(Tracker):
 
     def rollouts(self, name: str, sampled: Sequence[Trajectory], step: int) -> None:
         texts = []
-        for each in sampled:
-            facts = columns(each, step)
+        for trajectory in sampled:
+            facts = columns(trajectory, step)
             transcript = facts.pop("transcript")
-            texts.append(as_code("\n".join([*(f"{key}: {value}" for key, value in facts.items()), "", transcript])))
+            lines = [f"{name}: {value}" for name, value in facts.items()]
+            lines += ["", transcript]
+            texts.append(as_code("\n".join(lines)))
         self.callback.tb_writer.add_text(name, "\n\n---\n\n".join(texts), step)
         self.callback.tb_writer.flush()
 
@@ -177,7 +182,9 @@ def columns(trajectory: Trajectory, step: int) -> dict[str, Any]:
     """What trackers show of a rollout: the transcript row by row, each with the mark that says who wrote it, and facts.
     The exceptions that lines ended in come with the most frequent first: `NameError 2, ValueError`."""
     names = Counter(visible(line.error_name) for line in trajectory.lines if line.error_name)
-    errors = ", ".join(f"{name} {count}" if count > 1 else name for name, count in names.most_common())
+    errors = []
+    for name, count in names.most_common():
+        errors.append(f"{name} {count}" if count > 1 else name)
     return {
         "step": step,
         "task": shortened(visible(trajectory.task_id), 200),
@@ -185,7 +192,7 @@ def columns(trajectory: Trajectory, step: int) -> dict[str, Any]:
         "verdict": status(trajectory),
         "reward": total_reward(trajectory),
         "lines": len(trajectory.lines),
-        "errors": shortened(errors, 400),
+        "errors": shortened(", ".join(errors), 400),
         "stop": str(trajectory.stop_reason),
     }
 
@@ -193,20 +200,20 @@ def columns(trajectory: Trajectory, step: int) -> dict[str, Any]:
 def messages(trajectory: Trajectory) -> list[dict[str, str]]:
     """The session as a conversation: the prompt, then what was typed and what the interpreter answered."""
     turns = [(("assistant", line.text), ("tool", line.output)) for line in trajectory.lines]
-    kept = excerpt(turns, LINES)
+    shown = excerpt(turns, LINES)
     parts = [("user", trajectory.prompt)]
-    for turn in kept.head:
+    for turn in shown.head:
         parts += turn
-    if kept.left_out:
-        parts.append(("system", f"[{kept.left_out:,} lines left out]"))
-    for turn in kept.tail:
+    if shown.left_out:
+        parts.append(("system", f"[{shown.left_out:,} lines left out]"))
+    for turn in shown.tail:
         parts += turn
-    made = []
+    conversation = []
     for role, text in parts:
         content = shortened(visible(text), MESSAGE_CHARACTERS)
         if content:
-            made.append({"role": role, "content": content})
-    return made
+            conversation.append({"role": role, "content": content})
+    return conversation
 
 
 def spread(items: Sequence[Any], count: int) -> list[Any]:
@@ -238,7 +245,8 @@ class Trackers:
         self._trackers: dict[str, Tracker] = {}
         # `report_to` is emptied: TRL sends times and completions to wandb and trackio itself, and an error that these
         # raise there would end training.
-        names, trainer.args.report_to = trainer.args.report_to, []
+        names = trainer.args.report_to
+        trainer.args.report_to = []
         for name in names:
             callback = trainer.pop_callback(INTEGRATION_TO_CALLBACK[name])
             if is_main_process():
@@ -280,17 +288,23 @@ class Trackers:
     def on_log(self, *arguments: Any, logs: Mapping[str, Any], **named: Any) -> None:
         """Log numbers, with keys made safe to show: they contain names of exceptions, which a model can choose."""
         for name, tracker in self._trackers.items():
-            shown = {shortened(visible(key), 200): value for key, value in logs.items()}
-            self._guarded(name, tracker.callback.on_log, *arguments, logs=shown, **named)
+            numbers = {shortened(visible(key), 200): value for key, value in logs.items()}
+            self._guarded(name, tracker.callback.on_log, *arguments, logs=numbers, **named)
 
     def on_step_end(self, *arguments: Any, **named: Any) -> None:
         self._forward("on_step_end", *arguments, **named)
-        step, every = self._trainer.state.global_step, self._plan.report_rollouts_every
+        step = self._trainer.state.global_step
+        every = self._plan.report_rollouts_every
+        is_due = every and (step - 1) % every == 0
+        if not self._trackers or not is_due:
+            return
         path = self._folder.rollouts / f"step_{step:05d}.jsonl"
-        if self._trackers and every and (step - 1) % every == 0 and path.exists():
-            with path.open("rb") as file:
-                lines = spread(file.readlines(), self._plan.report_rollouts)
-            self._rollouts("train/rollouts", step, [read_record(line) for line in lines])
+        if not path.exists():
+            return
+        with path.open("rb") as file:
+            lines = spread(file.readlines(), self._plan.report_rollouts)
+        trajectories = [read_record(line) for line in lines]
+        self._rollouts("train/rollouts", step, trajectories)
 
     def __getattr__(self, event: str) -> Callable[..., None]:
         """Forwards all other events of transformers' callbacks."""
@@ -303,7 +317,9 @@ class Trackers:
             self._guarded(name, getattr(tracker.callback, event), *arguments, **named)
 
     def _rollouts(self, key: str, step: int, trajectories: Sequence[Trajectory]) -> None:
-        for name, tracker in self._trackers.items() if trajectories else ():
+        if not trajectories:
+            return
+        for name, tracker in self._trackers.items():
             self._guarded(name, tracker.rollouts, key, trajectories, step)
 
     def _guarded(self, name: str, call: Callable[..., Any], *arguments: Any, **named: Any) -> None:

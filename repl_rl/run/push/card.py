@@ -25,7 +25,8 @@ from repl_rl.view.words import fenced
 
 CURVE = "curve.svg"
 HUB = "https://huggingface.co"
-_SAMPLE_CHARS, _LEFT_OUT = 6_000, "\n[... {} characters left out ...]\n"
+_SAMPLE_CHARS = 6_000
+_LEFT_OUT = "\n[... {} characters left out ...]\n"
 _HERE = Path(__file__).parent
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _NAME = re.compile(r"(\./)?[\w-][\w.: -]*(/[\w.-]+)?")
@@ -57,41 +58,50 @@ def public_config(config: Config) -> dict[str, Any]:
     values["dialect"]["name"] = Path(config.dialect.name).name
     if config.tasks.path is not None:
         for key in ("dataset", "folder"):
-            if name := values["tasks"][key]:
-                values["tasks"][key] = Path(name).name if name.endswith(DATA_FILES) else f"./{Path(name).name}"
+            path = values["tasks"][key]
+            if path:
+                last_part = Path(path).name
+                values["tasks"][key] = last_part if path.endswith(DATA_FILES) else f"./{last_part}"
     if config.engine.backend == "server":
         del values["engine"]["backend"]
     return _public(values, "")
 
 
 def _public(values: Mapping[str, Any], section: str) -> dict[str, Any]:
-    kept, allowed = dict[str, Any](), published()
+    public: dict[str, Any] = {}
+    sections = published()["config"]
+    texts = published()["texts"]
     for name, value in values.items():
         path = f"{section}.{name}".lstrip(".")
-        if isinstance(value, Mapping) and path in allowed["config"]:
-            kept[name] = _public(value, path)
-        elif name in allowed["config"][section] and _is_public(value, path in allowed["texts"]):
-            kept[name] = value
-    return kept
+        if isinstance(value, Mapping) and path in sections:
+            public[name] = _public(value, path)
+        elif name in sections[section] and _is_public(value, is_text=path in texts):
+            public[name] = value
+    return public
 
 
 def _is_public(value: Any, is_text: bool) -> bool:
     if isinstance(value, Mapping):
         return _is_public(list(value), is_text) and _is_public(list(value.values()), is_text)
     if isinstance(value, list):
-        return all(_is_public(each, is_text) for each in value)
+        return all(_is_public(item, is_text) for item in value)
     return not isinstance(value, str) or is_text or _NAME.fullmatch(value) is not None
 
 
 def base_name(path: str) -> str:
     """The model that a run began with, as others may see it: a hub id, a name that ships, or a folder's last part."""
-    is_id = path in SHIPPED or path in PACKAGED or (_HUB_ID.fullmatch(path) is not None and not Path(path).exists())
-    return path if is_id else Path(path).name or "model"
+    is_hub_id = _HUB_ID.fullmatch(path) is not None and not Path(path).exists()
+    if path in SHIPPED or path in PACKAGED or is_hub_id:
+        return path
+    return Path(path).name or "model"
 
 
 def curve(run: Run) -> str | None:
     """The learning curve as an SVG document; None for a run without any."""
-    return next((chart_svg(chart) for chart in charts(run) if chart.id == "learning"), None)
+    for chart in charts(run):
+        if chart.id == "learning":
+            return chart_svg(chart)
+    return None
 
 
 def model_card(run: Run, config: Config, example: Trajectory | None, has_adapter: bool, published: Published) -> str:
@@ -99,10 +109,19 @@ def model_card(run: Run, config: Config, example: Trajectory | None, has_adapter
     from huggingface_hub import ModelCard, ModelCardData
 
     base = base_name(config.model.path)
+    base_model = None
+    model_license = None
+    if base in PACKAGED:
+        base_model = PACKAGED[base].hub_id
+        model_license = PACKAGED[base].license
+    elif _HUB_ID.fullmatch(base):
+        base_model = base
+    if base in SHIPPED and base not in PACKAGED:
+        model_license = "apache-2.0"
     data = ModelCardData(
-        base_model=PACKAGED[base].hub_id if base in PACKAGED else base if _HUB_ID.fullmatch(base) else None,
+        base_model=base_model,
         datasets=[published.rollouts] if published.on_hub and published.rollouts else None,
-        license=PACKAGED[base].license if base in PACKAGED else "apache-2.0" if base in SHIPPED else None,
+        license=model_license,
         library_name="transformers",
         pipeline_tag="text-generation",
         tags=["repl-rl", "reinforcement-learning", "grpo"],
@@ -140,10 +159,20 @@ def rollouts_card(run: Run, config: Config, rows: Mapping[str, int], published: 
         tags=["repl-rl", "reinforcement-learning", "rollouts"],
         configs=[{"config_name": "default", "data_files": data_files(rows)}],
     )
-    values: dict[str, Any] = {"title": name, "base": base_name(config.model.path), "rows": rows, "published": published}
-    return str(DatasetCard.from_template(data, str(_HERE / "rollouts.md"), plain=_plain, **values))
+    card = DatasetCard.from_template(
+        data,
+        str(_HERE / "rollouts.md"),
+        plain=_plain,
+        title=name,
+        base=base_name(config.model.path),
+        rows=rows,
+        published=published,
+    )
+    return str(card)
 
 
 def _plain(text: object) -> str:
     """Text that Markdown shows as it is, within a line or a cell."""
-    return re.sub(r"([\\`*_\[\]|#])", r"\\\1", html.escape(" ".join(visible(str(text)).split()), quote=False))
+    one_line = " ".join(visible(str(text)).split())
+    without_html = html.escape(one_line, quote=False)
+    return re.sub(r"([\\`*_\[\]|#])", r"\\\1", without_html)

@@ -47,7 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, console: Console) -> int:
     """Check, make and write or upload. Raises a ReplRLError that says what to change, before anything is written."""
-    source, to, with_rollouts = options.run, str(options.to), not options.no_rollouts
+    source = options.run
+    to = str(options.to)
+    with_rollouts = not options.no_rollouts
     config = _require_run(source)
     if is_local_path(to):
         if options.private:
@@ -56,22 +58,25 @@ def run(options: argparse.Namespace, console: Console) -> int:
         require_folder("--to", target)
         if target.exists() and any(target.iterdir()):
             raise ConfigError(f"--to {target} is not empty; give a folder that is not there yet, or empty this one")
+        # beside the target, because a rename does not cross file systems
         beside = next(folder for folder in target.absolute().parents if folder.is_dir())
-        with scratch_folder(".repl-rl-push-", beside) as made:
-            notes = _make(source, config, made / "out", to, with_rollouts, on_hub=False)
+        with scratch_folder(".repl-rl-push-", beside) as scratch:
+            notes = _make(source, config, scratch / "out", to, with_rollouts, on_hub=False)
             target.parent.mkdir(parents=True, exist_ok=True)
             if target.is_dir():
                 target.rmdir()
-            (made / "out").rename(target)
+            (scratch / "out").rename(target)
         where = " and ".join(str(path) for path in sorted(target.iterdir()))
     else:
         _require_hub_id(to)
         user = _require_token(to)
-        with scratch_folder("repl-rl-push-") as made:
-            notes = _make(source, config, made, to, with_rollouts, on_hub=True)
-            where = f"{' and '.join(_upload(made, to, options.private))} (as {user})"
-    for line in (*(f"  {note}" for note in notes), f"pushed to {where}"):
-        console.print(line, highlight=False, markup=False)
+        with scratch_folder("repl-rl-push-") as scratch:
+            notes = _make(source, config, scratch, to, with_rollouts, on_hub=True)
+            addresses = _upload(scratch, to, options.private)
+        where = f"{' and '.join(addresses)} (as {user})"
+    for note in notes:
+        console.print(f"  {note}", highlight=False, markup=False)
+    console.print(f"pushed to {where}", highlight=False, markup=False)
     return 0
 
 
@@ -131,12 +136,14 @@ def _make(source: Path, config: Config, folder: Path, to: str, with_rollouts: bo
     from repl_rl.utils.yaml import write_yaml
     from repl_rl.view.run import read_run
 
-    model, notes = folder / "model", list[str]()
+    notes: list[str] = []
     view = dataclasses.replace(read_run(source, with_rollouts=False), config=card.public_config(config))
     notes += view.notes
+    model = folder / "model"
     model.mkdir(parents=True)
+    patterns = dataset.published()["files"]
     for path in sorted((source / "model").iterdir()):
-        if any(fnmatch(path.name, pattern) for pattern in dataset.published()["files"]):
+        if any(fnmatch(path.name, pattern) for pattern in patterns):
             _copy(path, model / path.name, source, config)
         else:
             notes.append(f"model/{path.name} is not a file that models are loaded from, and is left out")
@@ -148,14 +155,17 @@ def _make(source: Path, config: Config, folder: Path, to: str, with_rollouts: bo
         rows = dataset.write_rollouts(source, folder / "rollouts", notes)
         if not rows:
             notes.append("the run holds no rollouts, so there is no data set of them")
-    own = to if on_hub else f"{to.rstrip('/')}/model"
-    beside = f"{to}-rollouts" if on_hub else f"{to.rstrip('/')}/rollouts"
-    published = card.Published(own, beside if rows else None, on_hub)
+    if on_hub:
+        published = card.Published(to, f"{to}-rollouts" if rows else None, on_hub)
+    else:
+        target = to.rstrip("/")
+        published = card.Published(f"{target}/model", f"{target}/rollouts" if rows else None, on_hub)
     if rows:
         text = card.rollouts_card(view, config, rows, published)
         (folder / "rollouts" / "README.md").write_text(text, encoding="utf-8")
-    if (image := card.curve(view)) is not None:
-        (model / card.CURVE).write_text(image, encoding="utf-8")
+    curve = card.curve(view)
+    if curve is not None:
+        (model / card.CURVE).write_text(curve, encoding="utf-8")
     (model / "run_config.yaml").write_text(write_yaml(view.config), encoding="utf-8")
     text = card.model_card(view, config, dataset.sample(source), has_adapter, published)
     (model / "README.md").write_text(text, encoding="utf-8")
@@ -170,21 +180,26 @@ def _copy(path: Path, target: Path, source: Path, config: Config) -> None:
 
     try:
         if not path.name.endswith("config.json"):
-            with open_file(path, source) as given, target.open("wb") as made:
-                shutil.copyfileobj(given, made)
+            with open_file(path, source) as file, target.open("wb") as copy:
+                shutil.copyfileobj(file, copy)
             return
         settings = dict(json.loads(read_file(path, source)))
     except (OSError, ValueError, TypeError) as error:
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        if (
+            isinstance(error, OSError) and error.errno == errno.ENOSPC
+        ):  # the target's disk is full: no fault of the file
             raise
         reason = error.strerror if isinstance(error, OSError) else error
         raise RunError(f"{path} can't be published: {reason}; put a file of its own there") from error
-    for name in [name for name, value in settings.items() if isinstance(value, str)]:
-        if name.endswith("name_or_path"):
-            settings[name] = base_name(config.model.path)
-        elif settings[name].startswith(("/", "~")) or "://" in settings[name]:
-            del settings[name]
-    target.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    public = {}
+    for name, value in settings.items():
+        if isinstance(value, str) and name.endswith("name_or_path"):
+            public[name] = base_name(config.model.path)
+        elif isinstance(value, str) and (value.startswith(("/", "~")) or "://" in value):
+            continue
+        else:
+            public[name] = value
+    target.write_text(json.dumps(public, indent=2) + "\n", encoding="utf-8")
 
 
 def _copy_adapter(source: Path, target: Path, config: Config, notes: list[str]) -> bool:
@@ -214,12 +229,13 @@ def _upload(folder: Path, to: str, private: bool) -> list[str]:
     """Upload the rollouts, then the model whose card names them. Returns the addresses."""
     from huggingface_hub import HfApi
 
-    api, done = HfApi(), list[str]()
+    api = HfApi()
+    addresses: list[str] = []
     for name, kind, repository in (("rollouts", "dataset", f"{to}-rollouts"), ("model", "model", to)):
         if not (folder / name).is_dir():
             continue
-        there = f"; {' and '.join(done)} is uploaded" if done else ""
-        with _hub_errors(f"{repository} could not be uploaded{there}: ", "push again when that is mended"):
+        uploaded = f"; {' and '.join(addresses)} is uploaded" if addresses else ""
+        with _hub_errors(f"{repository} could not be uploaded{uploaded}: ", "push again when that is mended"):
             url = api.create_repo(repository, repo_type=kind, private=private or None, exist_ok=True)
             api.upload_folder(
                 repo_id=repository,
@@ -227,8 +243,8 @@ def _upload(folder: Path, to: str, private: bool) -> list[str]:
                 folder_path=folder / name,
                 commit_message=f"{name.capitalize()} of a run of repl-rl",
             )
-        done.append(str(url))
-    return done[::-1]
+        addresses.append(str(url))
+    return addresses[::-1]  # the model first, which is what was asked for
 
 
 @contextmanager

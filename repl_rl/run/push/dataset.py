@@ -28,8 +28,9 @@ _TYPES = {bool: "bool", int: "int64", float: "float64", str: "string"}
 @cache
 def published() -> dict[str, Any]:
     """What public.yaml, beside this file, says is published."""
-    listed: dict[str, Any] = read_yaml(Path(__file__).with_name("public.yaml").read_text(encoding="utf-8"))
-    return listed
+    text = Path(__file__).with_name("public.yaml").read_text(encoding="utf-8")
+    public: dict[str, Any] = read_yaml(text)
+    return public
 
 
 def features() -> Any:
@@ -38,18 +39,23 @@ def features() -> Any:
 
     columns = {name for names in published()["columns"] for name in names}
 
-    def of(kind: Any) -> Any:
-        origin, parts = get_origin(kind), get_args(kind)
-        if origin is UnionType:
-            return of(parts[0])
+    def feature_of(kind: Any) -> Any:
+        """The feature that holds values of a type."""
+        origin = get_origin(kind)
+        if origin is UnionType:  # X | None: all columns may be null
+            return feature_of(get_args(kind)[0])
         if origin is tuple:
-            return List(of(parts[0]))
+            return List(feature_of(get_args(kind)[0]))
         if is_dataclass(kind):
-            return {name: of(each) for name, each in get_type_hints(kind).items() if name in columns}
-        return Value(next(name for base, name in _TYPES.items() if issubclass(kind, base)))
+            hints = get_type_hints(kind)
+            return {name: feature_of(field_type) for name, field_type in hints.items() if name in columns}
+        for base, name in _TYPES.items():
+            if issubclass(kind, base):
+                return Value(name)
+        raise TypeError(f"no feature holds {kind!r}")
 
-    own = {"step": int, "task_id": str, "transcript": str, "solved": bool, "reward": float}
-    return Features({name: of(kind) for name, kind in own.items()} | of(Trajectory))
+    added = {"step": int, "task_id": str, "transcript": str, "solved": bool, "reward": float}
+    return Features({name: feature_of(kind) for name, kind in added.items()} | feature_of(Trajectory))
 
 
 def transcript(trajectory: Trajectory) -> str:
@@ -76,23 +82,30 @@ def write_rollouts(run: Path, folder: Path, notes: list[str]) -> dict[str, int]:
     import pyarrow
     from pyarrow import parquet
 
-    schema, rows = features().arrow_schema, dict[str, int]()
+    schema = features().arrow_schema
+    rows: dict[str, int] = {}
     for split, source in SPLITS.items():
-        files = {int(path.stem[5:]): path for path in (run / source).glob("step_*.jsonl") if path.stem[5:].isdecimal()}
+        files = {}
+        for path in (run / source).glob("step_*.jsonl"):
+            number = path.stem.removeprefix("step_")
+            if number.isdecimal():
+                files[int(number)] = path
         if not files:
             continue
         path = folder / _FILE.format(split=split)
         path.parent.mkdir(parents=True, exist_ok=True)
-        rows[split] = images = 0
+        rows[split] = 0
+        images = 0
         with parquet.ParquetWriter(path, schema) as writer:
             for step in sorted(files):
-                trajectories = list(read_jsonl(files[step], notes, inside=run))
-                images += sum(len(line.images) for trajectory in trajectories for line in trajectory.lines)
-                if split == "heldout":
-                    trajectories = [replace(one, reference=None, grade_reason=None) for one in trajectories]
-                table = pyarrow.Table.from_pylist([row_of(one, step) for one in trajectories], schema)
-                writer.write_table(table)
-                rows[split] += len(trajectories)
+                step_rows = []
+                for trajectory in read_jsonl(files[step], notes, inside=run):
+                    images += sum(len(line.images) for line in trajectory.lines)
+                    if split == "heldout":
+                        trajectory = replace(trajectory, reference=None, grade_reason=None)
+                    step_rows.append(row_of(trajectory, step))
+                writer.write_table(pyarrow.Table.from_pylist(step_rows, schema))
+                rows[split] += len(step_rows)
         if images:
             notes.append(f"{source}: {images} images that sessions drew are left out")
         if not rows[split]:
@@ -110,11 +123,18 @@ def sample(run: Path) -> Trajectory | None:
     """A rollout to show: the shortest that was solved of the newest evaluation, else of the newest training step."""
     for source in reversed(SPLITS.values()):
         for path in sorted((run / source).glob("step_*.jsonl"), reverse=True):
-            trajectories = read_jsonl(path, [], inside=run)
-            whole = [one for one in trajectories if one.lines and (one.branch is None or not one.branch.line)]
-            if whole:
-                return min(whole, key=lambda one: (not solved(one), len(transcript(one))))
+            sessions = []
+            for trajectory in read_jsonl(path, [], inside=run):
+                is_whole = trajectory.branch is None or not trajectory.branch.line
+                if trajectory.lines and is_whole:
+                    sessions.append(trajectory)
+            if sessions:
+                return min(sessions, key=_solved_and_short)
     return None
+
+
+def _solved_and_short(trajectory: Trajectory) -> tuple[bool, int]:
+    return not solved(trajectory), len(transcript(trajectory))
 
 
 def _encodable(value: Any) -> Any:
@@ -123,7 +143,7 @@ def _encodable(value: Any) -> Any:
         case str():
             return whole(value)
         case dict():
-            return {name: _encodable(each) for name, each in value.items()}
+            return {name: _encodable(item) for name, item in value.items()}
         case list() | tuple():
-            return [_encodable(each) for each in value]
+            return [_encodable(item) for item in value]
     return value
