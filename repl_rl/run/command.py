@@ -58,7 +58,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
         arguments += [f"--set={override}" for override in options.set]
         flags = {"resume": options.resume, "cluster": options.cluster, "runs": options.runs}
         arguments += [f"--{name}={value}" for name, value in flags.items() if value not in (None, _RUNS)]
-        print_dry_run(console, dry_run(config, options.runs, options.resume, overrides, shlex.join(arguments)))
+        result = dry_run(config, options.runs, options.resume, overrides, shlex.join(arguments))
+        print_dry_run(console, result)
         return 0
     from repl_rl.run.progress import Progress
     from repl_rl.run.training import choose_run, prepare, train
@@ -66,12 +67,13 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
     progress = Progress(console)
     if options.resume is not None:
-        folder, wanted, _ = choose_run(config, options.runs, options.resume, overrides)
-        if measured := folder.finished(wanted):
-            steps = wanted.train.steps
-            console.print(before_after_table(*measured))
-            old = folder.path / "report.html"
-            if not old.exists() or old.stat().st_mtime < folder.metrics_path.stat().st_mtime:
+        folder, run_config, _ = choose_run(config, options.runs, options.resume, overrides)
+        evaluations = folder.finished(run_config)
+        if evaluations:
+            steps = run_config.train.steps
+            console.print(before_after_table(*evaluations))
+            report_file = folder.path / "report.html"
+            if not report_file.exists() or report_file.stat().st_mtime < folder.metrics_path.stat().st_mtime:
                 progress.say(f"report: {_report(folder.path)}")
             progress.say(
                 f"{folder.path} is finished: its {steps} steps are trained, measured and saved. For more of them: "
@@ -79,8 +81,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
             )
             return 0
     with progress.interrupts(), prepare(config, options.runs, options.resume, overrides) as prepared:
-        folder, own = prepared.folder, prepared.config
-        go_on = f"go on with: {launch_command(own)} train --resume {shlex.quote(str(folder.path))}"
+        folder = prepared.folder
+        go_on = f"go on with: {launch_command(prepared.config)} train --resume {shlex.quote(str(folder.path))}"
         try:
             progress.say(f"run folder: {folder.path}")
             for note in prepared.notes:
@@ -101,14 +103,14 @@ def run(options: argparse.Namespace, console: Console) -> int:
             go_on = f"\nThe run is saved up to step {folder.reached()}. Once that is mended, {go_on}"
             if options.resume is None and folder.is_unused:
                 go_on = ""
-            said = in_a_sentence(error, folder.path)
-            if said is None and isinstance(error, OSError) and not folder.config_path.exists():
-                said = f"{folder.path} was removed or moved away while the run was on: {error}"
-            if said is None:
+            sentence = in_a_sentence(error, folder.path)
+            if sentence is None and isinstance(error, OSError) and not folder.config_path.exists():
+                sentence = f"{folder.path} was removed or moved away while the run was on: {error}"
+            if sentence is None:  # a fault of ours: its traceback is of use
                 error.add_note(go_on.strip())
                 raise
             kind = type(error) if isinstance(error, ReplRLError) else RunError
-            raise kind(said + go_on) from error
+            raise kind(sentence + go_on) from error
     if outcome.after is None:
         progress.say(f"stopped at step {outcome.step}; everything up to there is saved")
         progress.say(go_on)

@@ -98,27 +98,24 @@ def dry_run(
     gpus, gpu_gib = gpus_here()
     if gpus or config.train.processes > 1:
         training_arguments(config, folder)
-    tools = ", ".join(f"{tool.name} ({tool.where})" for tool in inputs.checked.extensions.toolbox.tools)
-    brought = [
-        f"tools {tools}" if tools else "",
-        f"environment {environment}" if (environment := environment_of(config)) else "",
-        f"loop {config.rollout}" if config.rollout else "",
-        f"guests {', '.join(config.guests)}" if config.guests else "",
-    ]
     trajectories = config.train.prompts_per_step * config.train.group_size * config.train.oversample
-    tokens, lines = trajectories * config.budget.tokens, trajectories * config.budget.lines
-    begun = _begun(config, inputs, notes)
-    longest, lengths, prompt = _prompts(config, inputs, begun, notes)
+    tokens = trajectories * config.budget.tokens
+    lines = trajectories * config.budget.lines
+    environment = _try_environment(config, inputs, notes)
+    longest, lengths, prompt = _prompts(config, inputs, environment, notes)
     notes += idle_settings(config, gpus)
     shapes = shapes_of(config.model.path, Path(inputs.model_path))
-    rows = (
+    rows = [
         ("model", _model(config, inputs, shapes, notes)),
         ("prompts", lengths),
         ("memory", memory(config, shapes, longest, gpu_gib, notes)),
         ("engine", _engine(config)),
-        ("convention", "; ".join([f"dialect {config.dialect.name}", *filter(None, brought)])),
-        *([("environment", begun.in_words)] if begun else []),
-        ("rewards", rewards_in_words(config.rewards, begun.pays if begun else None)),
+        ("convention", _convention(config, inputs)),
+    ]
+    if environment is not None:
+        rows.append(("environment", environment.in_words))
+    rows += [
+        ("rewards", rewards_in_words(config.rewards, environment.pays if environment else None)),
         ("advantages", credit_in_words(config.credit)),
         ("GPUs", _gpu_needs(config, gpus, arguments, notes)),
         ("a step", _step(config)),
@@ -128,8 +125,8 @@ def dry_run(
         ("problems", _problems(config, inputs, notes)),
         ("trackers", _trackers(config, folder.path)),
         ("files", files),
-    )
-    return DryRun(rows, tuple(notes), prompt)
+    ]
+    return DryRun(tuple(rows), tuple(notes), prompt)
 
 
 def print_dry_run(console: Console, made: DryRun) -> None:
@@ -145,9 +142,25 @@ def print_dry_run(console: Console, made: DryRun) -> None:
             console.print(Text(f"{name:<{width}}{text}"), soft_wrap=True)
     if made.prompt is not None:
         console.print(Text("the first prompt, as the model reads it:", style="bold"))
-        console.print(Text(textwrap.indent(visible(made.prompt), "| ", lambda line: True), style="dim"), soft_wrap=True)
+        prompt = textwrap.indent(visible(made.prompt), "| ", lambda line: True)  # blank lines, too
+        console.print(Text(prompt, style="dim"), soft_wrap=True)
     for note in made.notes:
         console.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
+
+
+def _convention(config: Config, inputs: Inputs) -> str:
+    parts = [f"dialect {config.dialect.name}"]
+    tools = [f"{tool.name} ({tool.where})" for tool in inputs.checked.extensions.toolbox.tools]
+    if tools:
+        parts.append(f"tools {', '.join(tools)}")
+    environment = environment_of(config)
+    if environment:
+        parts.append(f"environment {environment}")
+    if config.rollout:
+        parts.append(f"loop {config.rollout}")
+    if config.guests:
+        parts.append(f"guests {', '.join(config.guests)}")
+    return "; ".join(parts)
 
 
 def _trackers(config: Config, folder: Path) -> str:
@@ -169,27 +182,33 @@ def _problems(config: Config, inputs: Inputs, notes: list[str]) -> str:
 
 
 def _model(config: Config, inputs: Inputs, shapes: Shapes, notes: list[str]) -> str:
-    path, dtype = Path(inputs.model_path), config.model.dtype
+    path = Path(inputs.model_path)
     _note_layers(config, inputs, notes)
-    trained = f"trained in {config.train.dtype}"
+    training = f"trained in {config.train.dtype}"
     if inputs.adapted is not None:
-        trained = f"frozen in {config.train.dtype}, with adapters on {inputs.adapted.share:.1%} of them"
-    name = "nano, of this package" if path == NANO_PATH else str(path)
-    if not path.is_dir():
-        name, how = f"{path}, from the hub", f"{path} would be fetched from the hub"
+        training = f"frozen in {config.train.dtype}, with adapters on {inputs.adapted.share:.1%} of them"
+    if path.is_dir():
+        name = "nano, of this package" if path == NANO_PATH else str(path)
+    else:
+        name = f"{path}, from the hub"
+        before_use = f"{path} would be fetched from the hub"
         if path.is_absolute():
             name = f"{config.model.path}, as a GGUF file"
-            how = f"{config.model.path} would be converted into {path} first, once"
+            before_use = f"{config.model.path} would be converted into {path} first, once"
         unchecked = "its tokenizer and its prompts were not checked" if shapes else "nothing of it was checked"
-        notes.append(f"{how}: {unchecked}")
-    size = f"{sum(map(math.prod, shapes.values())) / 1e6:,.1f} million parameters, " if shapes else ""
-    return f"{name}: {size}sampled in {dtype}, {trained}"
+        notes.append(f"{before_use}: {unchecked}")
+    size = ""
+    if shapes:
+        parameters = sum(math.prod(shape) for shape in shapes.values())
+        size = f"{parameters / 1e6:,.1f} million parameters, "
+    return f"{name}: {size}sampled in {config.model.dtype}, {training}"
 
 
 def _note_layers(config: Config, inputs: Inputs, notes: list[str]) -> None:
     model = config_of_model(config.model.path) or {}
     layers = set(model.get("layer_types") or ())
-    if recurrent := sorted(layers - {"full_attention", "sliding_attention", "chunked_attention"}):
+    recurrent = sorted(layers - {"full_attention", "sliding_attention", "chunked_attention"})
+    if recurrent:
         notes.append(
             f"this model has recurrent layers ({', '.join(recurrent)}): vLLM keeps their state at block boundaries, "
             "and each line computes the tokens since the last one again; engine.vllm.mamba_block_size makes these fewer"
@@ -204,7 +223,7 @@ def _note_layers(config: Config, inputs: Inputs, notes: list[str]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Begun:
+class _TriedEnvironment:
     """An environment as it began, on trial, for the first task: the task as the model would be asked it, the tools of
     the session, and what the environment pays, if it does."""
 
@@ -225,55 +244,67 @@ async def _no_session(task: Task, tokens: int, subcalls: SubCalls, sampling: Sam
     raise NoAnswerError("dry run", "a dry run has no model")
 
 
-def _begun(config: Config, inputs: Inputs, notes: list[str]) -> _Begun | None:
+def _try_environment(config: Config, inputs: Inputs, notes: list[str]) -> _TriedEnvironment | None:
     """The environment after one `reset`, for the first task; None if there is none, or no task. It is closed then.
 
     Raises EnvironmentFailure, which names the line that raised, and ConfigError if no session can have its tools.
     """
-    make, name = inputs.checked.extensions.environment, environment_of(config)
+    make = inputs.checked.extensions.environment
     if make is None:
         return None
     tasks = [*inputs.train_tasks, *inputs.heldout_tasks]
     if not tasks:
-        notes.append(f"environment {name} was not tried, because no task is here")
+        notes.append(f"environment {environment_of(config)} was not tried, because no task is here")
         return None
+    task = tasks[0]
 
-    async def opened() -> tuple[Toolbox, str, Any]:
-        subcalls = SubCalls(_NoModel(), config.subcalls, config.sampling, tasks[0].id, _no_session)
+    async def open_and_close() -> tuple[Toolbox, str, Any]:
+        subcalls = SubCalls(_NoModel(), config.subcalls, config.sampling, task.id, _no_session)
         session = EnvironmentSession(make, model=subcalls)
         try:
-            own, said = await session.open(tasks[0])
-            return own, said, session.instance
+            toolbox, observation = await session.open(task)
+            return toolbox, observation, session.instance
         finally:
             await session.close()
             await subcalls.close()
 
     with BackgroundLoop() as loop:
-        own, said, instance = loop.run(opened())
-    what = type(instance).__name__
-    method = next((each for each in ("get_reward", "reward") if callable(getattr(instance, each, None))), None)
-    shown = cut_middle(" ".join(said.split()), _MOST_SHOWN_CHARS, " ... ")
-    parts = [
-        f"{what}, tried with task {tasks[0].id!r}",
-        f"tools {', '.join(tool.signature for tool in own.tools)}" if own.tools else "no tools",
-        f"values {', '.join(own.values)}" if own.values else "",
-        f"it says first: {shown}" if shown else "it says nothing first",
-        f"its {method} decides what a session is worth" if method else "the task's answer decides, as without it",
-    ]
-    return _Begun(
-        replace(tasks[0], question=f"{tasks[0].question}{said}"),
-        inputs.checked.extensions.toolbox.joined(own),
-        f"{what}.{method}" if method else None,
-        "; ".join(filter(None, parts)),
+        toolbox, observation, instance = loop.run(open_and_close())
+    class_name = type(instance).__name__
+    reward_method = None
+    for name in ("get_reward", "reward"):
+        if callable(getattr(instance, name, None)):
+            reward_method = name
+            break
+
+    parts = [f"{class_name}, tried with task {task.id!r}"]
+    if toolbox.tools:
+        parts.append(f"tools {', '.join(tool.signature for tool in toolbox.tools)}")
+    else:
+        parts.append("no tools")
+    if toolbox.values:
+        parts.append(f"values {', '.join(toolbox.values)}")
+    excerpt = cut_middle(" ".join(observation.split()), _MOST_SHOWN_CHARS, " ... ")
+    parts.append(f"it says first: {excerpt}" if excerpt else "it says nothing first")
+    if reward_method is not None:
+        parts.append(f"its {reward_method} decides what a session is worth")
+    else:
+        parts.append("the task's answer decides, as without it")
+    return _TriedEnvironment(
+        task=replace(task, question=f"{task.question}{observation}"),
+        toolbox=inputs.checked.extensions.toolbox.joined(toolbox),
+        pays=None if reward_method is None else f"{class_name}.{reward_method}",
+        in_words="; ".join(parts),
     )
 
 
 def _prompts(
-    config: Config, inputs: Inputs, begun: _Begun | None, notes: list[str]
+    config: Config, inputs: Inputs, environment: _TriedEnvironment | None, notes: list[str]
 ) -> tuple[int | None, str, str | None]:
     """The length of the longest prompt, a text with the budgets, in tokens, and the first prompt; None for what isn't
     known. Raises ConfigError if it fills the context."""
-    context, budget = config.engine.context_tokens, config.budget.tokens
+    context = config.engine.context_tokens
+    budget = config.budget.tokens
     tasks = [*inputs.train_tasks, *inputs.heldout_tasks]
     if not tasks or not Path(inputs.model_path).is_dir():
         return None, f"context of {context:,} tokens, of which a completion takes {budget:,} at most", None
@@ -283,35 +314,41 @@ def _prompts(
             f"the longest prompt leaves {context - longest} of {context} tokens, less than budget.tokens ({budget}): "
             "such trajectories stop at the context"
         )
-    shown = config.dialect.max_output_chars  # of which many models make a token each, if they are digits
-    output = "".join(Random(0).choices("0123456789", k=shown))
+    output_chars = config.dialect.max_output_chars  # of which many models make a token each, if they are digits
+    output = "".join(Random(0).choices("0123456789", k=output_chars))
     setup = RolloutSetup.for_model(config, inputs.model_path, inputs.checked.extensions)
     _note_template(setup, notes)
     digits = len(setup.vocabulary.encode_output(output))
     if digits >= budget:
         notes.append(
-            f"an output of {shown:,} digits, which dialect.max_output_chars lets through, takes {digits:,} tokens of "
-            f"this model, and budget.tokens is {budget:,}: a session that prints one ends there, without an answer; if "
-            "your problems print that much, lower the first or raise the other"
+            f"an output of {output_chars:,} digits, which dialect.max_output_chars lets through, takes {digits:,} "
+            f"tokens of this model, and budget.tokens is {budget:,}: a session that prints one ends there, without an "
+            "answer; if your problems print that much, lower the first or raise the other"
         )
-    task, toolbox = (begun.task, begun.toolbox) if begun else (tasks[0], inputs.checked.extensions.toolbox)
-    first = make_prompt(setup.dialect_with(toolbox.tools), setup.vocabulary, task.question, setup.chat, task.history)
-    if len(first.ids) >= context:
+    if environment is not None:
+        task = environment.task
+        toolbox = environment.toolbox
+    else:
+        task = tasks[0]
+        toolbox = inputs.checked.extensions.toolbox
+    dialect = setup.dialect_with(toolbox.tools)
+    prompt = make_prompt(dialect, setup.vocabulary, task.question, setup.chat, task.history)
+    if len(prompt.ids) >= context:
         raise ConfigError(
-            f"the prompt of task {task.id!r}, with what the environment says first, has {len(first.ids)} tokens and "
+            f"the prompt of task {task.id!r}, with what the environment says first, has {len(prompt.ids)} tokens and "
             f"engine.context_tokens is {context}; raise it, or let the environment say less"
         )
-    return (
-        longest,
+    text = (
         f"{longest} tokens at most, beside {budget} of completion, in a context of {context}; the first has "
-        f"{len(first.ids)}; an output of {shown:,} characters is up to {digits:,} tokens",
-        first.text,
+        f"{len(prompt.ids)}; an output of {output_chars:,} characters is up to {digits:,} tokens"
     )
+    return longest, text, prompt.text
 
 
 def _note_template(setup: RolloutSetup, notes: list[str]) -> None:
     """Note what the chat template makes of a prompt that its writer would not expect."""
-    dialect, vocabulary = setup.dialect_with(setup.extensions.toolbox.tools), setup.vocabulary
+    dialect = setup.dialect_with(setup.extensions.toolbox.tools)
+    vocabulary = setup.vocabulary
     if not setup.in_chat(dialect):
         return
     prompt = dialect.chat_prompt("?")
@@ -351,11 +388,13 @@ def _engine(config: Config) -> str:
         return f"vLLM servers, not asked now: {', '.join(config.engine.servers)}"
     if ":" in backend:
         return f"one of your own, made by {backend}"
-    return f"{'vLLM' if backend == 'vllm' else backend} in this process, {config.engine.places} sequences at once"
+    name = "vLLM" if backend == "vllm" else backend
+    return f"{name} in this process, {config.engine.places} sequences at once"
 
 
 def _gpu_needs(config: Config, gpus: int, arguments: str, notes: list[str]) -> str:
-    processes, dtype = config.train.processes, config.model.dtype
+    processes = config.train.processes
+    dtype = config.model.dtype
     if processes > 1:
         notes.append(f"start it with: {launch_command(config)} {arguments}")
     if processes == 1 and gpus == 0:
@@ -369,27 +408,38 @@ def _gpu_needs(config: Config, gpus: int, arguments: str, notes: list[str]) -> s
 
 def _step(config: Config) -> str:
     train = config.train
-    micro = train.micro_batch or train.trajectories_per_process
-    most = "" if train.micro_batch_tokens is None else f" (in passes of at most {train.micro_batch_tokens:,} tokens)"
+    micro_batch = train.micro_batch or train.trajectories_per_process
+    passes = ""
+    if train.micro_batch_tokens is not None:
+        passes = f" (in passes of at most {train.micro_batch_tokens:,} tokens)"
+    group = ""
     tree = config.branch
-    grown = f"; of a problem, {tree.roots} roots, {tree.forks} forks into {tree.branches}, {tree.at}" if tree else ""
+    if tree:
+        group = f"; of a problem, {tree.roots} roots, {tree.forks} forks into {tree.branches}, {tree.at}"
     if train.oversample > 1:
-        grown += f"; of {train.oversample * train.group_size} rollouts of a problem, {train.group_size} are kept"
+        group += f"; of {train.oversample * train.group_size} rollouts of a problem, {train.group_size} are kept"
     return (
         f"{train.prompts_per_step} problems x {train.group_size} = {train.prompts_per_step * train.group_size} "
-        f"trajectories = {micro} at a time{most} x {train.processes} processes x "
-        f"{train.trajectories_per_process // micro} accumulated; {train.steps} steps{grown}"
+        f"trajectories = {micro_batch} at a time{passes} x {train.processes} processes x "
+        f"{train.trajectories_per_process // micro_batch} accumulated; {train.steps} steps{group}"
     )
 
 
 def _learning_rate(config: Config, notes: list[str]) -> str:
     train = config.train
-    rate, trains_adapters = train.learning_rate, train.lora is not None
-    if config.model.path not in SHIPPED and rate >= (_HIGH_FOR_ADAPTERS if trains_adapters else _HIGH):
-        whose, usual = ("adapters", "1e-5 to 2e-4") if trains_adapters else ("all weights", "1e-6 to 2e-6")
+    rate = train.learning_rate
+    if train.lora is not None:
+        high = _HIGH_FOR_ADAPTERS
+        weights = "adapters"
+        usual = "1e-5 to 2e-4"
+    else:
+        high = _HIGH
+        weights = "all weights"
+        usual = "1e-6 to 2e-6"
+    if config.model.path not in SHIPPED and rate >= high:
         notes.append(
             f"train.learning_rate is {rate:g}, which suits nano and its like: pretrained weights are lost at it within "
-            f"a few steps. The configs that ship train {whose} of such models with {usual}"
+            f"a few steps. The configs that ship train {weights} of such models with {usual}"
         )
     warmup = f" after {train.warmup_steps} steps of warm-up" if train.warmup_steps else ""
     optimizer = train.trl.get("optim", "AdamW")
@@ -399,13 +449,14 @@ def _learning_rate(config: Config, notes: list[str]) -> str:
 
 
 def _kernels(config: Config) -> str:
-    size, processes, is_forked = config.kernel.size, config.train.processes, config.kernel.backend == "fork"
-    usual_mb = size * (_SESSION_MB if is_forked else _STOCK_KERNEL_MB)
-    budget_mb = default_budget_mb() if config.kernel.budget_mb is None else config.kernel.budget_mb
-    each = " in each process" if processes > 1 else ""
+    kernel = config.kernel
+    session_mb = _SESSION_MB if kernel.backend == "fork" else _STOCK_KERNEL_MB
+    usual_mb = kernel.size * session_mb
+    budget_mb = default_budget_mb() if kernel.budget_mb is None else kernel.budget_mb
+    where = " in each process" if config.train.processes > 1 else ""
     return (
-        f"{size}{each} ({config.kernel.backend}, {config.kernel.sandbox}): about {usual_mb:,.0f} MB, at most "
-        f"{limits_of(config.kernel).memory_mb:,} MB a session and {budget_mb:,.0f} MB together"
+        f"{kernel.size}{where} ({kernel.backend}, {kernel.sandbox}): about {usual_mb:,.0f} MB, at most "
+        f"{limits_of(kernel).memory_mb:,} MB a session and {budget_mb:,.0f} MB together"
     )
 
 
@@ -420,7 +471,7 @@ def rewards_in_words(config: RewardsConfig, graded_by: str | None = None) -> str
     line_rewards = [f"{reward:+g} {kind}" for kind, reward in config.kinds.items() if reward]
     line_rewards += [f"{reward:+g} {name}" for name, reward in config.exceptions.items()]
     line_rewards += [f"{rule.reward:+g} {rule.name}" for rule in config.rules]
-    line_rewards += map(str, config.model_dump(mode="json")["functions"])
+    line_rewards += [str(function) for function in config.model_dump(mode="json")["functions"]]
     if line_rewards:
         parts.append(f"a line: {', '.join(line_rewards)}")
         parts += _shaping_in_words(config.shaping)
@@ -466,7 +517,10 @@ def credit_in_words(config: CreditConfig) -> str:
 
 def idle_settings(config: Config, gpus: int) -> Iterator[str]:
     """Settings that differ from their defaults and do nothing beside the others: each with the reason."""
-    rewards, shaping, engine, train = config.rewards, config.rewards.shaping, config.engine, config.train
+    rewards = config.rewards
+    shaping = config.rewards.shaping
+    engine = config.engine
+    train = config.train
     if shaping.novelty:
         for kind in LineKind:
             if not kind.ran and rewards.kinds.get(kind, 0.0) > 0:
@@ -476,12 +530,12 @@ def idle_settings(config: Config, gpus: int) -> Iterator[str]:
         yield "rewards.shaping limits what lines earn, and none earns anything"
     if is_shaped and shaping.weight.start == 0 and not shaping.weight.end:
         yield "rewards: lines are paid nothing, because shaping.weight is 0; they are only logged"
-    usual = EngineConfig()
+    default = EngineConfig()
     if engine.weights_folder and not engine.servers and not config.cluster:
         yield "engine.weights_folder is for servers, and there are none"
-    if gpus and engine.kv_cache_gib != usual.kv_cache_gib:
+    if gpus and engine.kv_cache_gib != default.kv_cache_gib:
         yield "engine.kv_cache_gib is for CPUs; here, engine.gpu_memory_utilization says what the engine takes"
-    if engine.servers and engine.gpu_memory_utilization != usual.gpu_memory_utilization:
+    if engine.servers and engine.gpu_memory_utilization != default.gpu_memory_utilization:
         yield "engine.gpu_memory_utilization is for vLLM in this process; a server has a flag of that name"
     if not train.report_to and train.report_rollouts != TrainConfig().report_rollouts:
         yield "train.report_rollouts: nobody is told (train.report_to)"

@@ -36,36 +36,55 @@ def memory(config: Config, shapes: Shapes, prompt_tokens: int | None, gpu_gib: f
     With gradient checkpointing only the inputs are kept, and one layer at a time is computed again. The head projects
     typed tokens in tiles, which are left out, and so is attention's matrix, which no kernel keeps.
     """
-    train, model = config.train, config_of_model(config.model.path)
+    train = config.train
+    model = config_of_model(config.model.path)
     if not shapes or model is None:
         return "not known before the model is here"
     try:
-        hidden, layers, heads = (model[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
-        stored = model.get("num_key_value_heads") or heads
-        wide, narrow = ((model.get("head_dim") or hidden // heads) * each for each in (heads, stored))
-        per_layer = 4 * hidden + 2 * wide + 2 * narrow + 4 * model["intermediate_size"]
+        hidden = model["hidden_size"]
+        layers = model["num_hidden_layers"]
+        heads = model["num_attention_heads"]
+        head_size = model.get("head_dim") or hidden // heads
+        query_size = head_size * heads
+        key_size = head_size * (model.get("num_key_value_heads") or heads)
+        per_layer = 4 * hidden + 2 * query_size + 2 * key_size + 4 * model["intermediate_size"]
     except (KeyError, TypeError):
         return "not known for this kind of model: its config.json has other keys"
-    passes = _BYTES[config.model.dtype]
-    parameters = sum(map(math.prod, shapes.values()))
-    trained = parameters * (_TRAINED + (train.trl.get("optim") == KAHAN)) * _BYTES[train.dtype]
+
+    # What is trained: weights, gradients and the optimizer's numbers.
+    parameters = sum(math.prod(shape) for shape in shapes.values())
+    numbers_per_weight = _TRAINED
+    if train.trl.get("optim") == KAHAN:
+        numbers_per_weight += 1
+    trained = parameters * numbers_per_weight * _BYTES[train.dtype]
     if train.lora is not None:
         rank = train.lora.get("r", 8)
-        layers_of = [shape for name, shape in shapes.items() if len(shape) > 1 and ".layers." in name]
-        adapted = sum(rank * math.prod(shape[:-2]) * sum(shape[-2:]) for shape in layers_of)
-        trained = parameters * _BYTES[train.dtype] + adapted * _TRAINED * _BYTES["float32"]
-    copies = parameters * passes if passes < _BYTES[train.dtype] else 0  # autocast keeps them through a pass
+        adapter_parameters = 0
+        for name, shape in shapes.items():
+            if len(shape) > 1 and ".layers." in name:
+                adapter_parameters += rank * math.prod(shape[:-2]) * sum(shape[-2:])
+        trained = parameters * _BYTES[train.dtype] + adapter_parameters * _TRAINED * _BYTES["float32"]
+
+    # What a pass holds besides.
+    number_bytes = _BYTES[config.model.dtype]
+    copies = 0
+    if number_bytes < _BYTES[train.dtype]:
+        copies = parameters * number_bytes  # autocast keeps them through a pass
     longest = min(config.engine.context_tokens, (prompt_tokens or 0) + config.budget.tokens)
     tokens = longest * (train.micro_batch or train.trajectories_per_process)
     if train.micro_batch_tokens is not None:
         tokens = min(tokens, max(longest, train.micro_batch_tokens))
-    kept = layers * hidden + per_layer if train.trl.get("gradient_checkpointing") else layers * per_layer
-    activations = tokens * kept * passes
+    per_token = layers * per_layer
+    if train.trl.get("gradient_checkpointing"):
+        per_token = layers * hidden + per_layer
+    activations = tokens * per_token * number_bytes
     trainer_gib = (trained + copies + activations) / _GIB
-    weights_gib = parameters * passes / config.engine.shards / _GIB
+
+    # What the sampler holds.
+    weights_gib = parameters * number_bytes / config.engine.shards / _GIB
     context = config.engine.context_tokens
     places = config.kernel.size * train.processes if config.engine.servers else config.engine.places
-    cache_gib = places * context * 2 * layers * narrow * passes / config.engine.shards / _GIB
+    cache_gib = places * context * 2 * layers * key_size * number_bytes / config.engine.shards / _GIB
     sharded = "; FSDP or ZeRO-3 divide the first by the processes" if train.processes > 1 else ""
     share_gib = 0.0 if config.engine.servers else config.engine.gpu_memory_utilization * gpu_gib
     if gpu_gib and trainer_gib + share_gib > gpu_gib and not sharded:
@@ -95,15 +114,18 @@ def _on_cpu(
     else:
         sampler_gib = weights_gib + min(cache_gib, config.engine.kv_cache_gib)
     largest_gib = max(map(math.prod, shapes.values())) * _BYTES[config.train.dtype] / _GIB
-    each_gib = trainer_gib + sampler_gib + _COPIES_OF_LARGEST * largest_gib + _LIBRARIES_GIB
-    needed_gib, here_gib = config.train.processes * each_gib, available_mb() / 1024
-    if needed_gib > here_gib:
+    process_gib = trainer_gib + sampler_gib + _COPIES_OF_LARGEST * largest_gib + _LIBRARIES_GIB
+    needed_gib = config.train.processes * process_gib
+    available_gib = available_mb() / 1024
+    if needed_gib > available_gib:
         notes.append(
-            f"does not fit: without a GPU this takes about {needed_gib:,.1f} GiB of memory, and {here_gib:,.1f} are "
-            "available; lower train.micro_batch (or micro_batch_tokens), set train.trl.gradient_checkpointing, train "
-            "adapters (train.lora), or take a smaller model"
+            f"does not fit: without a GPU this takes about {needed_gib:,.1f} GiB of memory, and {available_gib:,.1f} "
+            "are available; lower train.micro_batch (or micro_batch_tokens), set train.trl.gradient_checkpointing, "
+            "train adapters (train.lora), or take a smaller model"
         )
-    return f"; together, with libraries and without a GPU, about {needed_gib:,.1f} GiB, of {here_gib:,.1f} available"
+    return (
+        f"; together, with libraries and without a GPU, about {needed_gib:,.1f} GiB, of {available_gib:,.1f} available"
+    )
 
 
 def shapes_of(path: str, folder: Path) -> Shapes:

@@ -92,9 +92,11 @@ class Progress:
     def steps(self, total: int) -> Iterator[None]:
         """Show the bar of a training run while the block runs."""
         with self._new_bar(disable=not self.console.is_terminal) as bar:
-            self._bar, self._task = bar, bar.add_task("step", total=total)
+            self._bar = bar
+            self._task = bar.add_task("step", total=total)
             yield
-        self._bar = self._task = None
+        self._bar = None
+        self._task = None
 
     @contextmanager
     def part(self, text: str, total: int) -> Iterator[Callable[[], None]]:
@@ -109,19 +111,24 @@ class Progress:
                     bar.refresh()
                     bar.remove_task(task)
         else:
-            done, began = count(1), time.monotonic()
-            said = began
+            numbers = count(1)  # next() of it is one step in any thread, which `+= 1` is not
+            start_s = time.monotonic()
+            last_line_s = start_s
 
-            def one_more() -> None:
-                nonlocal said
-                number, now = next(done), time.monotonic()
-                if now - said >= _LINE_EVERY_S and number < total:
-                    said = now
-                    left_s = (now - began) / number * (total - number)
-                    left = f", about {duration(left_s)} left" if _says_much(number, total) else ""
-                    self.say(f"  {text}: {number} of {total}{left}")
+            def count_one() -> None:
+                nonlocal last_line_s
+                done = next(numbers)
+                now_s = time.monotonic()
+                if now_s - last_line_s < _LINE_EVERY_S or done >= total:
+                    return
+                last_line_s = now_s
+                left = ""
+                if _says_much(done, total):
+                    left_s = (now_s - start_s) / done * (total - done)
+                    left = f", about {duration(left_s)} left"
+                self.say(f"  {text}: {done} of {total}{left}")
 
-            yield one_more
+            yield count_one
 
     def _new_bar(self, **options: Any) -> Bar:
         columns = ("{task.description}", MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), _TimeLeftColumn())
@@ -135,7 +142,7 @@ class Progress:
 
     def evaluated(self, row: dict[str, Any]) -> None:
         """Report a finished evaluation, given its row of metrics.jsonl."""
-        lost = f", {aborted} lost by the machinery" if (aborted := row.get("aborted")) else ""
+        lost = f", {row['aborted']} lost by the machinery" if row.get("aborted") else ""
         self.say(
             f"held-out at step {row['step']}: {row['solve_rate']:.1%} of {row['problems']} problems solved{lost} "
             f"({row['seconds']:.0f} s)"

@@ -86,6 +86,7 @@ def _schedule_goes_on(stored: TrainConfig, given: TrainConfig, reached: int) -> 
     schedule = given.trl.get("lr_scheduler_type", given.schedule)
     if str(schedule).startswith("constant"):
         return []
+    # A schedule is a function of the step and of all steps, so its value at `reached` changes with their number.
     follows = f"the learning rate follows train.steps (schedule {schedule}), {given.steps} instead of {stored.steps}"
     if schedule != given.schedule:
         return [f"{follows}: from step {reached} on it is what a run of {given.steps} steps has there"]

@@ -65,17 +65,18 @@ def run(options: argparse.Namespace, console: Console) -> int:
     from repl_rl.view.watch import Board, TerminalCanvas, watched
 
     tasks = asked_tasks(options, config, options.n)
-    progress, attached = Progress(console), _attached(options, console)  # says what is missing, before all else
+    progress = Progress(console)
+    attached = _attached(options, console)  # says what is missing, before all else
     checked = check_rollouts(config)
-    ended: dict[int, Trajectory] = {}
-    so_far = options.out and options.out.with_suffix(".part.jsonl")
+    completed: dict[int, Trajectory] = {}
+    part_file = options.out and options.out.with_suffix(".part.jsonl")
 
     def keep(index: int, trajectory: Trajectory) -> None:
-        """As it ends: what kills this process leaves the others behind."""
-        ended[index] = trajectory
-        if so_far is not None:
+        """Write it as it ends: if this process is killed, those that have ended are left."""
+        completed[index] = trajectory
+        if part_file is not None:
             with contextlib.suppress(OSError):  # a full disk; the whole file is still to come
-                write_jsonl(so_far, [trajectory], append=len(ended) > 1)
+                write_jsonl(part_file, [trajectory], append=len(completed) > 1)
 
     failure: KeyboardInterrupt | ReplRLError | None = None
     try:
@@ -84,18 +85,19 @@ def run(options: argparse.Namespace, console: Console) -> int:
             sampling = config.sampling.seeded(f"{config.seed}/rollout")
             if console.is_terminal and options.n == 1 and not options.attach:  # shown line by line
                 board = Board(TerminalCanvas(console, shows_ended=False), 1, f"loading {config.model.path}")
-                ended = dict(enumerate(watched(config, tasks[0], board, sampling, checked)))
+                completed = dict(enumerate(watched(config, tasks[0], board, sampling, checked)))
             else:
                 with progress.stage("loading the model and the first kernels"):
                     service = stack.enter_context(open_service(config, attached, options.n, checked))
                 if not options.attach:  # which prints and waits for Enter meanwhile
-                    progress.say(f"{options.n} rollout{'s' * (options.n > 1)} ...")
+                    noun = "rollouts" if options.n > 1 else "rollout"
+                    progress.say(f"{options.n} {noun} ...")
                     service.watched = partial(progress.part, "sessions")
                 service.generate(tasks, sampling, on_end=keep)
     except (KeyboardInterrupt, ReplRLError) as error:
         failure = error
-    order = sorted(ended)
-    trajectories = [ended[index] for index in order]
+    order = sorted(completed)
+    trajectories = [completed[index] for index in order]
     tasks = [tasks[index] for index in order]
     if failure and all(trajectory.is_void for trajectory in trajectories):
         raise failure
@@ -107,16 +109,22 @@ def run(options: argparse.Namespace, console: Console) -> int:
             trajectories = [item.trajectory for item in credited]
     if options.out is not None:
         write_jsonl(options.out, trajectories)
-        so_far.unlink(missing_ok=True)
-        shutil.rmtree(so_far.with_suffix(".images"), ignore_errors=True)
+        part_file.unlink(missing_ok=True)
+        shutil.rmtree(part_file.with_suffix(".images"), ignore_errors=True)
     for trajectory in trajectories if options.out is None else trajectories[:_SHOWN]:
         print_trajectory(console, trajectory)
-    solved = sum((trajectory.outcome_reward or 0.0) > 0 for trajectory in trajectories)
-    grades = f", {solved} solved" if tasks[0].answer else ""
-    kept = "" if options.out is None else f" in {options.out}"
     count = f"{len(trajectories)} of {options.n}" if failure else str(len(trajectories))
-    missing = f"; without an answer, {lost}" if (lost := unanswered(trajectories)) else ""
-    progress.say(f"{count} trajector{'ies' if options.n > 1 else 'y'}{kept}{grades}{missing}")
+    noun = "trajectories" if options.n > 1 else "trajectory"
+    summary = f"{count} {noun}"
+    if options.out is not None:
+        summary += f" in {options.out}"
+    if tasks[0].answer:
+        solved = sum((trajectory.outcome_reward or 0.0) > 0 for trajectory in trajectories)
+        summary += f", {solved} solved"
+    reasons = unanswered(trajectories)
+    if reasons:
+        summary += f"; without an answer, {reasons}"
+    progress.say(summary)
     if failure:
         raise failure
     return 0
@@ -129,19 +137,25 @@ def _config(options: argparse.Namespace, console: Console) -> Config:
     from repl_rl.models.find import own_sampling
     from repl_rl.run.evaluation.plan import checkpoint_of
 
-    overrides, source = list(options.set), options.config
+    overrides = list(options.set)
+    source = options.config
     if options.model is None and source is None:
         raise ConfigError("give a config or --model")
     if options.model is not None:
         overrides.append(f"model.path={options.model}")
-        own = Path(options.model).expanduser() / "config.yaml"
-        source = str(own) if source is None and own.is_file() else source
+        config_of_run = Path(options.model).expanduser() / "config.yaml"  # if the model is a run's folder
+        if source is None and config_of_run.is_file():
+            source = str(config_of_run)
     if source is None:
         settings = own_sampling(checkpoint_of(options.model))
         config = parse_config({"sampling": settings}, tuple(overrides))
-        if taken := [f"{name} {value}" for name, value in settings.items() if getattr(config.sampling, name) == value]:
-            said = f"{', '.join(taken)}: the model's generation settings, unless --set sampling... says otherwise"
-            console.print(said, highlight=False, soft_wrap=True)
+        applied = []  # those that no override has replaced
+        for name, value in settings.items():
+            if getattr(config.sampling, name) == value:
+                applied.append(f"{name} {value}")
+        if applied:
+            text = f"{', '.join(applied)}: the model's generation settings, unless --set sampling... says otherwise"
+            console.print(text, highlight=False, soft_wrap=True)
     else:
         config = load_config(source, tuple(overrides))
     model = config.model.model_copy(update={"path": checkpoint_of(config.model.path)})

@@ -115,8 +115,8 @@ def prepare(
             wait_s = config.train.trl.get("ddp_timeout")
             join(wait_s if isinstance(wait_s, int) else WAIT_S)  # TRL refuses what is not a number
         if resume is None:
-            made = config
-            folder = from_main(lambda: new_run(made, runs))  # all processes get the same one
+            new_config = config
+            folder = from_main(lambda: new_run(new_config, runs))  # all processes get the same one
             if is_main_process():
                 stack.enter_context(folder.locked())
                 stack.callback(folder.discard_if_unused)
@@ -138,19 +138,23 @@ def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
             f"the model together, and train.processes is {config.train.processes}; set it to a multiple"
         )
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if local > 1 and 0 < (gpus := gpus_here()[0]) < local:
-        raise ConfigError(
-            f"train.processes: {local} were started on this machine, which has {gpus} GPUs, and each needs one of its "
-            f"own; start {gpus}"
-        )
-    model_path, checked = find_model(config.model.path), check_rollouts(config)
+    if local > 1:
+        gpus, _ = gpus_here()
+        if 0 < gpus < local:
+            raise ConfigError(
+                f"train.processes: {local} were started on this machine, which has {gpus} GPUs, and each needs one of "
+                f"its own; start {gpus}"
+            )
+    model_path = find_model(config.model.path)
+    checked = check_rollouts(config)
     if config.train.mask.function is not None:
         imported(config.train.mask.function, "train.mask.function:")
     adapted = require_adapter(config, is_dry=not asks_hub)
     if config.train.trl.get("optim") == KAHAN and importlib.util.find_spec("optimi") is None:
         raise DependencyError(f"train.trl.optim: {KAHAN} is torch-optimi's; bring it with: pip install torch-optimi")
     tokens = config.train.micro_batch_tokens
-    if tokens is not None and (architecture := config_alone(config.model.path)) is not None:
+    architecture = None if tokens is None else config_alone(config.model.path)
+    if tokens is not None and architecture is not None:
         require_one_loss(architecture, tokens, config.train.trl.get("router_aux_loss_coef"))
     # The config has checked its own keys, and TRL takes any plain number. It is asked about other arguments after what
     # is quick, because loading it takes seconds, and before problems are read, which may take longer.
@@ -161,15 +165,15 @@ def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
     if config.tasks.is_from_hub and not asks_hub:
         require_hub_id(str(config.tasks.dataset))
         return Inputs(model_path, [], [], checked, adapted)
-    train_tasks, heldout = load_splits(
-        config.tasks, ("train", config.seed, config.tasks.train), ("heldout", 0, config.eval.problems)
-    )
+    train_split = ("train", config.seed, config.tasks.train)
+    heldout_split = ("heldout", 0, config.eval.problems)  # the same problems for every seed
+    train_tasks, heldout_tasks = load_splits(config.tasks, train_split, heldout_split)
     if len(train_tasks) < config.train.prompts_per_step:  # TRL would end at once, without a step
         raise ConfigError(
             f"there are {len(train_tasks)} different problems to train on, and a step takes train.prompts_per_step "
             f"{config.train.prompts_per_step}; lower that, raise tasks.train ({config.tasks.train}), or add problems"
         )
-    return Inputs(model_path, train_tasks, heldout, checked, adapted)
+    return Inputs(model_path, train_tasks, heldout_tasks, checked, adapted)
 
 
 def train(prepared: Prepared, progress: Progress, **extra: Any) -> TrainingOutcome:
@@ -192,11 +196,11 @@ def train(prepared: Prepared, progress: Progress, **extra: Any) -> TrainingOutco
         if is_main_process():
             prepared.folder.forget_after(0 if prepared.checkpoint is None else checkpoint_step(prepared.checkpoint))
         before = _evaluate(trainer, prepared, 0, progress, trackers)
-        started = time.perf_counter()
+        began_s = time.perf_counter()
         is_in_time = _fit(trainer, prepared, progress)
-        seconds = time.perf_counter() - started
+        seconds = time.perf_counter() - began_s
         step = trainer.state.global_step
-        if step < config.train.steps and is_in_time:
+        if step < config.train.steps and is_in_time:  # interrupted
             return TrainingOutcome(before, None, seconds, step)
         if not from_main(lambda: prepared.folder.has_model_of(step)):
             trainer.save_whole(prepared.folder.model)
@@ -255,8 +259,13 @@ def training_arguments(config: Config, folder: RunFolder, **extra: Any) -> ReplG
     """A trainer's arguments for a run in `folder`; `extra` overrides them. Raises ConfigError if TRL refuses them."""
     from repl_rl.trainer import ReplGRPOConfig
 
-    named = {"run_name": folder.path.name, "rollout_dir": str(folder.rollouts)}
-    return ReplGRPOConfig.from_config(config, str(folder.checkpoints), **named, **extra)
+    return ReplGRPOConfig.from_config(
+        config,
+        str(folder.checkpoints),
+        run_name=folder.path.name,
+        rollout_dir=str(folder.rollouts),
+        **extra,
+    )
 
 
 def _evaluate(
@@ -264,9 +273,9 @@ def _evaluate(
 ) -> dict[str, Any]:
     """Held-out solve rate at `step`, taken from the run folder if it was measured there with the same settings."""
     settings = prepared.config.eval_settings
-    known = from_main(lambda: prepared.folder.evaluation(step, settings))
-    if known is not None:
-        return known
+    stored = from_main(lambda: prepared.folder.evaluation(step, settings))
+    if stored is not None:
+        return stored
     tasks = prepared.inputs.heldout_tasks
     progress.say(f"{len(tasks)} held-out problems at step {step} ...")
     trainer.sync_weights()
@@ -288,23 +297,30 @@ def _fit(trainer: ReplGRPOTrainer, prepared: Prepared, progress: Progress) -> bo
     from repl_rl.run.callbacks import StopEarly, WarnOnce, flat_groups, missing_trees
     from repl_rl.trainer.step_log import RecordSteps
 
-    if prepared.checkpoint is not None:
-        reached, steps = checkpoint_step(prepared.checkpoint), prepared.config.train.steps
-        is_over = "; no step remains, and only what is missing is measured" if reached == steps else ""
-        progress.say(f"resuming from step {reached}{is_over}")
     config = prepared.config.train
+    checkpoint = None
+    if prepared.checkpoint is not None:
+        checkpoint = str(prepared.checkpoint)
+        reached = checkpoint_step(prepared.checkpoint)
+        rest = "; no step remains, and only what is missing is measured" if reached == config.steps else ""
+        progress.say(f"resuming from step {reached}{rest}")
+
+    trainer.remove_callback(PrinterCallback)
+    warnings = [
+        WarnOnce(partial(flat_groups, groups=config.prompts_per_step), config.steps, progress),
+        WarnOnce(missing_trees, config.steps, progress),
+    ]
+    listeners = [warning.step for warning in warnings]
+    trainer.add_callback(RecordSteps(prepared.folder.append, progress.step, *listeners))
     limit_s = math.inf if config.max_minutes is None else 60 * config.max_minutes
     stop = StopEarly(limit_s, lambda: is_main_process() and prepared.folder.made_again(prepared.config))
-    trainer.remove_callback(PrinterCallback)
-    troubles = partial(flat_groups, groups=config.prompts_per_step), missing_trees
-    warnings = [WarnOnce(trouble, config.steps, progress).step for trouble in troubles]
-    trainer.add_callback(RecordSteps(prepared.folder.append, progress.step, *warnings))
     trainer.add_callback(stop)
     trainer.add_callback(callbacks.FollowArguments())
     trainer.add_callback(callbacks.TellOfPasses(progress))
-    said = "stopping after this step, with a checkpoint; press Ctrl-C again to stop at once"
-    with progress.steps(config.steps), progress.interrupts(said, stop.request):
-        trainer.train(resume_from_checkpoint=None if prepared.checkpoint is None else str(prepared.checkpoint))
+
+    text = "stopping after this step, with a checkpoint; press Ctrl-C again to stop at once"
+    with progress.steps(config.steps), progress.interrupts(text, stop.request):
+        trainer.train(resume_from_checkpoint=checkpoint)
     if stop.is_homeless:
         raise _lost_folder(prepared.folder, f"a checkpoint of step {trainer.state.global_step}")
     return not stop.is_over

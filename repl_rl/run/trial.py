@@ -90,9 +90,10 @@ class Trial:
 def configs(config: str | None, model: str | None, overrides: Sequence[str]) -> list[Config]:
     """The trials of this machine: with a config its own; without, a small model with each engine and type of number
     that can be had here. Raises ConfigError."""
-    chosen_model = [f"model.path={model}"] if model else []
+    model_settings = [f"model.path={model}"] if model else []
     if config is not None:
-        return [load_config(config, tuple(chosen_model + _SHORT.split() + list(overrides)))]
+        settings = [*model_settings, *_SHORT.split(), *overrides]
+        return [load_config(config, tuple(settings))]
     engines = ["transformers"]
     if importlib.util.find_spec("vllm") is not None:
         engines.insert(0, "vllm")
@@ -100,8 +101,9 @@ def configs(config: str | None, model: str | None, overrides: Sequence[str]) -> 
     trials: list[Config] = []
     for engine in engines:
         for dtype in dtypes:
-            kind = [f"engine.backend={engine}", f"model.dtype={dtype}"]
-            settings = _SMALL.split() + chosen_model + _SHORT.split() + kind + list(overrides)
+            settings = _SMALL.split() + model_settings + _SHORT.split()
+            settings += [f"engine.backend={engine}", f"model.dtype={dtype}"]
+            settings += overrides
             trial = load_config("quickstart", tuple(settings))
             if trial not in trials:  # where `overrides` name the engine or the type, several are the same
                 trials.append(trial)
@@ -116,11 +118,14 @@ def run_trials(configs: Sequence[Config], console: Console) -> bool:
         console.print(f"two steps with {name}", style="dim", highlight=False)
         with ProcessPoolExecutor(1, get_context("spawn"), _say_nothing) as process:
             try:
-                trials.append(process.submit(measure, config).result())
-                troubles += [f"{name}: {trouble}" for trouble in off(trials[-1], config)]
+                trial = process.submit(measure, config).result()
+                trials.append(trial)
+                troubles += [f"{name}: {trouble}" for trouble in off(trial, config)]
             except Exception as error:  # noqa: BLE001 - what a trial raises is what is off
                 kind = "" if isinstance(error, ReplRLError) else f"{type(error).__name__}: "
-                troubles.append(f"{name}: {kind}{(str(error).strip().splitlines() or [''])[-1]}")
+                lines = str(error).strip().splitlines()
+                reason = lines[-1] if lines else ""
+                troubles.append(f"{name}: {kind}{reason}")
     if trials:
         console.print(_table(trials))
     for trouble in troubles:
@@ -176,38 +181,42 @@ def measure(config: Config) -> Trial:
     with ExitStack() as stack:
         runs = stack.enter_context(TemporaryDirectory(prefix="repl_rl_doctor_"))
         prepared = stack.enter_context(prepare(config, Path(runs)))
-        started = time.perf_counter()
+        load_began_s = time.perf_counter()
         trainer = open_trainer(prepared, line_rewards=[_by_its_tokens])
         stack.callback(trainer.close)
         watch.peaks_mb["load"] = _peak_mb()
-        load_s = time.perf_counter() - started
-        before = _trained(trainer.model)
+        load_s = time.perf_counter() - load_began_s
+        weights_before = _trained(trainer.model)
         watch.follow(trainer.vllm_generation, "sync_weights", "sync")
         watch.follow(trainer.service, "roll_out", "rollout")
         watch.follow(trainer, "_compute_loss", "loss")
         watch.follow(trainer.accelerator, "backward", "backward")
         trainer.add_callback(watch)
         trainer.train()
-        moved = [now != then for now, then in zip(_trained(trainer.model), before, strict=True)]
-        logged = [row for row in trainer.state.log_history if "reward" in row][-1]
-        last = dict(watch.seconds)
-        device, graphs = str(trainer.accelerator.device.type), "none"
+        weights = _trained(trainer.model)
+        moved = [after != before for after, before in zip(weights, weights_before, strict=True)]
+        log_rows = [row for row in trainer.state.log_history if "reward" in row]
+        last_row = log_rows[-1]
+        parts_s = dict(watch.seconds)
+        device = str(trainer.accelerator.device.type)
+        graphs = "none"
         if hasattr(trainer.engine, "llm"):  # vLLM in this process
             compilation = trainer.engine.llm.llm_engine.vllm_config.compilation_config
-            if sizes := compilation.cudagraph_capture_sizes:
-                graphs = f"{compilation.cudagraph_mode.name}, up to {max(sizes)} tokens"
+            if compilation.cudagraph_capture_sizes:
+                most_tokens = max(compilation.cudagraph_capture_sizes)
+                graphs = f"{compilation.cudagraph_mode.name}, up to {most_tokens} tokens"
         return Trial(
             engine=type(trainer.engine).__name__,
             dtype=config.model.dtype,
             device=torch.cuda.get_device_name() if device == "cuda" else device,
             load_s=load_s,
             step_s=watch.step_s,
-            parts_s=last,
+            parts_s=parts_s,
             peaks_mb=dict(watch.peaks_mb),
-            sampled_tokens=round(logged["tokens_per_s"] * last["rollout"]),
-            tokens_per_s=logged["tokens_per_s"],
-            drift_mean=logged["drift/logprob_mean"],
-            drift_max=logged["drift/logprob_max"],
+            sampled_tokens=round(last_row["tokens_per_s"] * parts_s["rollout"]),
+            tokens_per_s=last_row["tokens_per_s"],
+            drift_mean=last_row["drift/logprob_mean"],
+            drift_max=last_row["drift/logprob_max"],
             moved=torch.cat(moved).float().mean().item(),
             is_packed=trainer.packs,
             is_one_call=trainer.attends_at_once,
@@ -260,10 +269,10 @@ class Watch:
         return lambda *arguments, **named: None
 
     def begin(self, part: str) -> None:
-        asked = time.perf_counter()
+        called_s = time.perf_counter()
         forget_peak()
         self._began[part] = time.perf_counter()
-        self._own_s += self._began[part] - asked
+        self._own_s += self._began[part] - called_s
 
     def end(self, part: str) -> None:
         peak_mb = _peak_mb()  # waits for a GPU
@@ -297,20 +306,25 @@ def _peak_mb() -> float:
 def status_mb(name: str) -> float:
     """A field of this process's status file, in MiB."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(name + ":")) / 1024
+    [line] = [line for line in lines if line.startswith(name + ":")]
+    _, kib, _ = line.split()
+    return int(kib) / 1024
 
 
 def _trained(model: torch.nn.Module) -> list[torch.Tensor]:
     """A copy of every entry of the trained weights, or of every so many of a large model's."""
     trained = [weight.detach().flatten() for weight in model.parameters() if weight.requires_grad]
-    step = -(-sum(map(len, trained)) // _MOST_COMPARED)
-    return [weight[::step].clone() for weight in trained]
+    entries = sum(len(weight) for weight in trained)
+    stride = -(-entries // _MOST_COMPARED)  # rounded up
+    return [weight[::stride].clone() for weight in trained]
 
 
 def _by_its_tokens(trajectory: Trajectory) -> list[float]:
     """A reward between 0 and 1 for the last line."""
+    if not trajectory.lines:
+        return []
     last = sum(trajectory.completion_ids) % 97 / 96
-    return [0.0] * (len(trajectory.lines) - 1) + [last] * bool(trajectory.lines)
+    return [0.0] * (len(trajectory.lines) - 1) + [last]
 
 
 def _rows_of(trial: Trial) -> str:
@@ -320,26 +334,27 @@ def _rows_of(trial: Trial) -> str:
 
 
 def _table(trials: Sequence[Trial]) -> Table:
-    shown = Table(box=None, pad_edge=False)
-    shown.add_column("")
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
     columns = []
     for trial in trials:
-        shown.add_column(f"{trial.engine}, {trial.dtype}", justify="right")
-        columns.append(
-            {
-                "device": trial.device,
-                "loading": f"{trial.load_s:.1f} s",
-                "a step": f"{trial.step_s:.2f} s",
-                **{f"  {part}": f"{seconds:.2f} s" for part, seconds in trial.all_parts_s.items()},
-                "sampled": f"{trial.sampled_tokens:,} tokens, {trial.tokens_per_s:,.0f}/s",
-                **{f"peak memory, {part}": f"{trial.peaks_mb.get(part, 0):,.0f} MB" for part in ("load", *_PARTS)},
-                "drift, mean and most": f"{trial.drift_mean:.1e}, {trial.drift_max:.1e} nats",
-                "weights that moved": f"{trial.moved:.1%}",
-                "packed rows": _rows_of(trial),
-                "attention": trial.attention,
-                "CUDA graphs": trial.graphs,
-            }
-        )
+        table.add_column(f"{trial.engine}, {trial.dtype}", justify="right")
+        column = {
+            "device": trial.device,
+            "loading": f"{trial.load_s:.1f} s",
+            "a step": f"{trial.step_s:.2f} s",
+        }
+        for part, seconds in trial.all_parts_s.items():
+            column[f"  {part}"] = f"{seconds:.2f} s"
+        column["sampled"] = f"{trial.sampled_tokens:,} tokens, {trial.tokens_per_s:,.0f}/s"
+        for part in ("load", *_PARTS):
+            column[f"peak memory, {part}"] = f"{trial.peaks_mb.get(part, 0):,.0f} MB"
+        column["drift, mean and most"] = f"{trial.drift_mean:.1e}, {trial.drift_max:.1e} nats"
+        column["weights that moved"] = f"{trial.moved:.1%}"
+        column["packed rows"] = _rows_of(trial)
+        column["attention"] = trial.attention
+        column["CUDA graphs"] = trial.graphs
+        columns.append(column)
     for name in columns[0]:
-        shown.add_row(name, *(column[name] for column in columns))
-    return shown
+        table.add_row(name, *(column[name] for column in columns))
+    return table
