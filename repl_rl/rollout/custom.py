@@ -56,35 +56,38 @@ class _SeededSlot:
 
     def __init__(self, slot: Slot, number: int) -> None:
         self._slot = slot
-        self._own = lru_cache(1)(lambda sampling: sampling.of_trajectory(number))
+        # a sampler passes the same sampling for every line
+        self._of_trajectory = lru_cache(1)(lambda sampling: sampling.of_trajectory(number))
 
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
-        own = self._own(sampling) if isinstance(sampling, SeededSampling) else sampling
-        return await self._slot.sample_line(ids, max_tokens, own)
+        if isinstance(sampling, SeededSampling):
+            sampling = self._of_trajectory(sampling)
+        return await self._slot.sample_line(ids, max_tokens, sampling)
 
 
 async def run_sampler(
     sampler: Sampler, tasks: Sequence[Task], engine: SamplerEngine, kernels: KernelSource
 ) -> Sequence[Trajectory]:
     """The sampler's trajectories, in the order of the tasks. Raises ConfigError if it returns anything else."""
-    made = await sampler(list(tasks), engine, kernels)
+    trajectories = await sampler(list(tasks), engine, kernels)
     name = getattr(sampler, "__name__", repr(sampler))
-    if not isinstance(made, Sequence) or not all(isinstance(one, Trajectory) for one in made):
-        raise ConfigError(f"rollout {name} returned {made!r:.200}; it has to return a list of trajectories")
-    ids = [trajectory.task_id for trajectory in made]
-    if ids != [task.id for task in tasks]:
+    is_sequence = isinstance(trajectories, Sequence)
+    if not is_sequence or not all(isinstance(trajectory, Trajectory) for trajectory in trajectories):
+        raise ConfigError(f"rollout {name} returned {trajectories!r:.200}; it has to return a list of trajectories")
+    trajectory_ids = [trajectory.task_id for trajectory in trajectories]
+    task_ids = [task.id for task in tasks]
+    if trajectory_ids != task_ids:
         raise ConfigError(
-            f"rollout {name} returned {len(made)} trajectories for {len(tasks)} tasks, or in another order: the first "
-            f"are of {ids[:3]}, and the tasks are {[task.id for task in tasks[:3]]}"
+            f"rollout {name} returned {len(trajectories)} trajectories for {len(tasks)} tasks, or in another order: "
+            f"the first are of {trajectory_ids[:3]}, and the tasks are {task_ids[:3]}"
         )
-    return made
+    return trajectories
 
 
 def load_sampler(sampler: Any) -> Sampler:
     """The sampler, or the one at an import path "package.module:function". Raises ConfigError."""
-    found = imported(sampler, "rollout") if isinstance(sampler, str) else sampler
-    call = found if inspect.isroutine(found) else getattr(found, "__call__", None)  # noqa: B004
+    function: Sampler = imported(sampler, "rollout") if isinstance(sampler, str) else sampler
+    call = function if inspect.isroutine(function) else getattr(function, "__call__", None)  # noqa: B004
     if not inspect.iscoroutinefunction(call):
         raise ConfigError(f"rollout {sampler!r} is not an async function (tasks, engine, kernels); write `async def`")
-    loaded: Sampler = found
-    return loaded
+    return function

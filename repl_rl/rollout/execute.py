@@ -158,10 +158,13 @@ class TurnResult:
         """A copy with a text that is shown after the last of the cells; "" or whole lines. Nothing if none ran."""
         if not text or not self.cells:
             return self
-        return replace(self, cells=(*self.cells[:-1], replace(self.cells[-1], observed=self.cells[-1].observed + text)))
+        *others, last = self.cells
+        last = replace(last, observed=last.observed + text)
+        return replace(self, cells=(*others, last))
 
     def as_line(self, start: int, end: int, text: str, shown: str, dialect: Dialect) -> Line:
         """The line of tokens `start:end`, after which `shown` was inserted."""
+        cells = [RecordedCell(run.cell.source, dialect.plain_output(run), run.images) for run in self.cells]
         return Line(
             start,
             end,
@@ -173,7 +176,7 @@ class TurnResult:
             fingerprint=self.fingerprint,
             calls=self.calls,
             subcalls=self.subcalls,
-            cells=tuple(RecordedCell(run.cell.source, dialect.plain_output(run), run.images) for run in self.cells),
+            cells=tuple(cells),
         )
 
 
@@ -210,8 +213,12 @@ async def run_turn(kernel: TrajectoryKernel, turn: Turn) -> TurnResult:
     stop = None
     for cell in turn.cells:
         if cell.refusal is not None:
-            name, message = cell.refusal.error_name, cell.refusal.message
-            result = ExecResult(ExecStatus.ERROR, error_name=name, compiled=False, error_message=message)
+            result = ExecResult(
+                ExecStatus.ERROR,
+                error_name=cell.refusal.error_name,
+                compiled=False,
+                error_message=cell.refusal.message,
+            )
         else:
             result = await kernel.execute(cell.source)
         results.append(result)
@@ -225,17 +232,19 @@ async def run_turn(kernel: TrajectoryKernel, turn: Turn) -> TurnResult:
     if not results:
         return TurnResult(turn.idle_kind if turn.answer is None else LineKind.ANSWER)
     kinds = [_kind(run.cell, result) for run, result in zip(runs, results, strict=True)]
-    telling = max(range(len(kinds)), key=lambda index: _LEAST_TELLING_FIRST.index(kinds[index]))
+    ranks = [_LEAST_TELLING_FIRST.index(kind) for kind in kinds]
+    most_telling = ranks.index(max(ranks))  # the first of several
+    last = results[-1]
     return TurnResult(
-        kinds[telling],
-        tuple(runs),
-        results[telling].error_name,
-        results[-1].answer,
-        stop,
-        sum(result.duration_s for result in results),
-        results[-1].fingerprint,
-        tuple(call for result in results for call in result.calls),
-        results[-1].answer_forms,
+        kind=kinds[most_telling],
+        cells=tuple(runs),
+        error_name=results[most_telling].error_name,
+        answer=last.answer,
+        stop=stop,
+        duration_s=sum(result.duration_s for result in results),
+        fingerprint=last.fingerprint,
+        calls=tuple(call for result in results for call in result.calls),
+        answer_forms=last.answer_forms,
     )
 
 

@@ -18,14 +18,14 @@ async def scheduled(
     """
     slots = asyncio.Semaphore(at_once or count)
 
-    async def one(index: int) -> tuple[int, Trajectory]:
-        async with slots:
+    async def run_in_turn(index: int) -> tuple[int, Trajectory]:
+        async with slots:  # whose waiters are served in the order in which they came
             return index, await run(index)
 
-    tasks = [asyncio.create_task(one(index)) for index in range(count)]
+    tasks = [asyncio.create_task(run_in_turn(index)) for index in range(count)]
     try:
-        for ended in asyncio.as_completed(tasks):
-            yield await ended
+        for completed in asyncio.as_completed(tasks):
+            yield await completed
     finally:
         for task in tasks:
             task.cancel()

@@ -70,9 +70,9 @@ class RolloutThread(RolloutService):
             raise
 
     def begin(self, batch: RolloutBatch, on_end: OnEnd = lambda index, trajectory: None) -> Future[list[Trajectory]]:
-        return self._loop.submit(self._rolled(batch, on_end))
+        return self._loop.submit(self._roll_out(batch, on_end))
 
-    async def _rolled(self, batch: RolloutBatch, on_end: OnEnd) -> list[Trajectory]:
+    async def _roll_out(self, batch: RolloutBatch, on_end: OnEnd) -> list[Trajectory]:
         trajectories, self.loop_share = await self._rollout.run(batch, on_end)
         return trajectories
 
@@ -97,17 +97,17 @@ def config_of(source: Config | Path | str, overrides: Sequence[str] = ()) -> Con
         raise ConfigError(f"an empty config: give a YAML file, a model, or one of {', '.join(shipped_configs())}")
     if isinstance(overrides, str):
         raise ConfigError(f"overrides {overrides!r}: give a list of them, such as [{overrides!r}]")
-    given = tuple(overrides)
+    overrides = tuple(overrides)
     if isinstance(source, Config):
-        return parse_config(source.model_dump(mode="json"), given) if given else source
+        return parse_config(source.model_dump(mode="json"), overrides) if overrides else source
     name = str(source)
     if Path(name).is_file() or name in shipped_configs() or Path(name).suffix in (".yaml", ".yml"):
-        return load_config(name, given)
+        return load_config(name, overrides)
     try:
         find_model(name)
     except ModelError as error:
         raise ConfigError(f"{no_config(name)}; and as a model, {error}") from error
-    return parse_config({"model": {"path": name}}, given)
+    return parse_config({"model": {"path": name}}, overrides)
 
 
 def load_engine(
@@ -132,13 +132,17 @@ def load_engine(
     prepare_environment(config.engine.kv_cache_gib)
     path = resolve_model(config.model.path)
     setup = RolloutSetup.for_model(config, path, extensions, wrap_kernels)
-    soonest = config.engine if sessions is None else for_few_sessions(config.engine, sessions)
+    engine_config = config.engine
+    if sessions is not None:
+        engine_config = for_few_sessions(config.engine, sessions)
     try:
-        return make_engine(path, setup.vocabulary, config.model, soonest, seed=config.seed), setup
+        engine = make_engine(path, setup.vocabulary, config.model, engine_config, seed=config.seed)
     except ModelError:
-        if soonest is config.engine:
+        if engine_config is config.engine:
             raise
-        return make_engine(path, setup.vocabulary, config.model, config.engine, seed=config.seed), setup
+        # the engine that loads soonest can't run every model
+        engine = make_engine(path, setup.vocabulary, config.model, config.engine, seed=config.seed)
+    return engine, setup
 
 
 @contextmanager

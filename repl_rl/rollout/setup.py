@@ -142,11 +142,12 @@ def make_extensions(
     )
 
 
-def _guest(named: Any) -> type[Guest]:
-    found = imported(named, "guests:", "package.module:Class") if isinstance(named, str) else named
-    if not (isinstance(found, type) and issubclass(found, Guest)):
-        raise ConfigError(f"guests: {named!r} is not a subclass of repl_rl.rollout.guest.Guest")
-    return found
+def _guest(source: Any) -> type[Guest]:
+    """The class of a guest, or the one at an import path. Raises ConfigError."""
+    guest = imported(source, "guests:", "package.module:Class") if isinstance(source, str) else source
+    if not (isinstance(guest, type) and issubclass(guest, Guest)):
+        raise ConfigError(f"guests: {source!r} is not a subclass of repl_rl.rollout.guest.Guest")
+    return guest
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +173,12 @@ class RolloutSetup:
     extensions: Extensions = field(default_factory=Extensions)
 
     def __post_init__(self) -> None:
-        named = self.dialect
-        made = dialect_class(named) if isinstance(named, DialectConfig) else named
-        if self.budget.compact_at is not None and not callable(getattr(made, "summary", None)):
-            name = named.name if isinstance(named, DialectConfig) else type(named).__name__
+        dialect: Any = self.dialect
+        name = type(dialect).__name__
+        if isinstance(dialect, DialectConfig):
+            name = dialect.name
+            dialect = dialect_class(dialect)
+        if self.budget.compact_at is not None and not callable(getattr(dialect, "summary", None)):
             raise ConfigError(
                 f"budget.compact_at {self.budget.compact_at}: dialect {name!r} has no form for the summary of a "
                 "transcript; take dialect.name python, or leave compact_at out"

@@ -49,7 +49,10 @@ class WarnOnce:
         trouble = self._trouble(row)
         if trouble is None or self._in_a_row == self._enough:
             return
-        self._in_a_row = self._in_a_row + 1 if trouble else 0
+        if not trouble:
+            self._in_a_row = 0
+            return
+        self._in_a_row += 1
         if self._in_a_row == self._enough:
             self._progress.warn(f"up to step {row['step']}, {self._in_a_row} steps in a row: {trouble}")
 
@@ -68,10 +71,12 @@ def flat_groups(row: dict[str, Any], groups: int) -> str | None:
 
 
 def missing_trees(row: dict[str, Any]) -> str | None:
-    """Of a step in which most branches began at the prompt, so that credit had no trees."""
+    """The trouble of a step in which most branches began at the prompt, so that credit had no trees."""
     share = row.get("branches/anew")
-    if share is None or share <= 0.5:
-        return None if share is None else ""
+    if share is None:
+        return None
+    if share <= 0.5:
+        return ""
     return (
         f"{share:.0%} of the branches began at the prompt, and are no part of a tree. Most often their roots end "
         f"before the line where they would fork: sessions take {row.get('lines_per_trajectory', 0.0):.1f} lines, "

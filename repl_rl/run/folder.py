@@ -61,8 +61,10 @@ class RunFolder(RunFiles):
         process on another machine never gave the run back. Raises RunError, naming process and machine, if the run is
         in use.
         """
-        lock, here = self._acquired(), socket.gethostname()
-        if (earlier := writer(self.path)) and earlier.host != here:
+        lock = self._acquire()
+        host = socket.gethostname()
+        earlier = writer(self.path)
+        if earlier and earlier.host != host:
             logger.warning(
                 "%s was in use by %s, which never gave it back. If that still runs, the file system's locks do not "
                 "hold between machines, and one of the two has to end",
@@ -70,7 +72,7 @@ class RunFolder(RunFiles):
                 earlier,
             )
         try:
-            self._lock_path.write_text(str(Writer(os.getpid(), here)), encoding="utf-8")
+            self._lock_path.write_text(str(Writer(os.getpid(), host)), encoding="utf-8")
             yield
         finally:
             with suppress(OSError):
@@ -80,9 +82,10 @@ class RunFolder(RunFiles):
     def require_free(self) -> None:
         """Raises RunError, as `locked` does, if the run is in use. Writes nothing."""
         if self._lock_path.exists():
-            self._acquired().release()
+            self._acquire().release()
 
-    def _acquired(self) -> FileLock:
+    def _acquire(self) -> FileLock:
+        """The lock, held. Raises RunError if another command has it."""
         lock = FileLock(self._lock_path, blocking=False, fallback_to_soft=False)
         try:
             lock.acquire()
@@ -101,8 +104,11 @@ class RunFolder(RunFiles):
         """The rows of the evaluations before and after training if nothing remains to do, as all steps are trained, the
         model is saved, and both are there; else none."""
         steps = config.train.steps
-        found = [row for step in (0, steps) if (row := self.evaluation(step, config.eval_settings))]
-        return found if len(found) == 2 and self.reached() == steps and self.has_model_of(steps) else []
+        before = self.evaluation(0, config.eval_settings)
+        after = self.evaluation(steps, config.eval_settings)
+        if not before or not after or self.reached() != steps or not self.has_model_of(steps):
+            return []
+        return [before, after]
 
     def has_model_of(self, step: int) -> bool:
         """Whether the model that the run leaves is that of `step`: it is saved before it is measured."""
@@ -134,8 +140,12 @@ class RunFolder(RunFiles):
 
     def evaluation(self, step: int, settings: dict[str, Any] | None = None) -> dict[str, Any] | None:
         """The row of the newest evaluation at `step`, if there was one; with `settings`, of one that had these."""
-        found = [row for row in self.rows() if row["kind"] == "eval" and row["step"] == step]
-        return next((row for row in reversed(found) if settings in (None, row.get("settings"))), None)
+        newest = None
+        for row in self.rows():
+            is_of_step = row["kind"] == "eval" and row["step"] == step
+            if is_of_step and settings in (None, row.get("settings")):
+                newest = row
+        return newest
 
     def forget_after(self, step: int) -> None:
         """As `RunFiles` does, and drop later checkpoints: they are incomplete, and would be kept as the newest ones."""
@@ -156,7 +166,8 @@ class RunFolder(RunFiles):
     @property
     def is_unused(self) -> bool:
         """Whether nothing has been done in the run yet."""
-        return {path for path in self.path.rglob("*") if not path.is_dir()} <= {self.config_path, self._lock_path}
+        files = {path for path in self.path.rglob("*") if not path.is_dir()}
+        return files <= {self.config_path, self._lock_path}
 
     def discard_if_unused(self) -> None:
         """Remove the folder if nothing has been done, so that the next run can have its name."""
@@ -209,8 +220,12 @@ def new_run(config: Config, parent: Path) -> RunFolder:
 
 def free_folder(name: str, parent: Path) -> Path:
     """The folder that the next run of this name would get."""
-    names = chain([name], (f"{name}-{number}" for number in count(2)))
-    return next(path for path in (parent / each for each in names) if not path.exists())
+    path = parent / name
+    number = 2
+    while path.exists():
+        path = parent / f"{name}-{number}"
+        number += 1
+    return path
 
 
 def checkpoint_step(path: Path) -> int:

@@ -48,8 +48,18 @@ REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.
 
 
 _NAMED_ALIKE = (
-    *("learning_rate", "warmup_steps", "max_grad_norm", "save_steps", "loss_type", "beta"),
-    *("asynchronous", "redraws", "oversample", "mask", "micro_batch_tokens", "output_loss"),
+    "learning_rate",
+    "warmup_steps",
+    "max_grad_norm",
+    "save_steps",
+    "loss_type",
+    "beta",
+    "asynchronous",
+    "redraws",
+    "oversample",
+    "mask",
+    "micro_batch_tokens",
+    "output_loss",
 )
 """Keys of the section `train` that are arguments under the same name."""
 
@@ -63,19 +73,22 @@ _CORRECTIONS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_m
 @cache
 def _defaults() -> dict[str, Any]:
     """TRL's, by the argument's name."""
-    return {
-        each.name: each.default if each.default_factory is MISSING else each.default_factory()
-        for each in fields(GRPOConfig)
-    }
+    defaults = {}
+    for argument in fields(GRPOConfig):
+        if argument.default_factory is MISSING:
+            defaults[argument.name] = argument.default
+        else:
+            defaults[argument.name] = argument.default_factory()
+    return defaults
 
 
 def _without_effect(arguments: Mapping[str, Any]) -> list[str]:
     """Of arguments that differ from TRL's defaults and would do nothing here, the name, the value and the reason."""
-    return [
-        f"{name}={arguments[name]!r} of TRL's arguments would do nothing: {why}"
-        for name, why in REFUSED.items()
-        if name in arguments and arguments[name] != _defaults()[name]
-    ]
+    refusals = []
+    for name, reason in REFUSED.items():
+        if name in arguments and arguments[name] != _defaults()[name]:
+            refusals.append(f"{name}={arguments[name]!r} of TRL's arguments would do nothing: {reason}")
+    return refusals
 
 
 @dataclass
@@ -161,11 +174,11 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
             "chat_template_kwargs": config.model.chat_template_kwargs or None,
         }
         sections = {name: getattr(config, name) for name in SECTIONS}
-        known = [field.name for field in fields(cls)]
+        names = [field.name for field in fields(cls)]
         refusals = []
         for name in plan.trl:
-            if name not in known:
-                refusals.append(f"train.trl.{name}: TRL has no such argument; {nearest(name, known)}")
+            if name not in names:
+                refusals.append(f"train.trl.{name}: TRL has no such argument; {nearest(name, names)}")
         refusals += _without_effect(plan.trl)
         if refusals:
             raise ConfigError("\n".join(refusals))

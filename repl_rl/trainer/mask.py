@@ -24,16 +24,17 @@ def leaves_out(config: MaskConfig) -> Callable[[Trajectory], bool]:
 
     Raises ConfigError if there is no such function. What comes back raises RewardError if the function raises.
     """
-    own = None if config.function is None else imported(config.function, "train.mask.function:")
+    function = None if config.function is None else imported(config.function, "train.mask.function:")
 
     def is_out(trajectory: Trajectory) -> bool:
         try:
-            is_out_by_own = own is not None and bool(own(trajectory))
+            is_out_by_function = function is not None and bool(function(trajectory))
         except Exception as error:  # users' code may raise anything
-            where = f" ({line})" if (line := place_of(error)) else ""
+            line = place_of(error)
+            where = f" ({line})" if line else ""
             raise RewardError(f"train.mask.function {config.function!r} raised {error!r}{where}") from error
         return (
-            is_out_by_own
+            is_out_by_function
             or (config.overlong and trajectory.is_overlong)
             or (config.void_turns and has_void_turn(trajectory))
             or trajectory.stop_reason in config.stops

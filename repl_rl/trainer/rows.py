@@ -107,8 +107,8 @@ def _chat_of(prompt: Any) -> Chat:
 def task_of(row: dict[str, Any]) -> Task:
     """The inverse of what `as_dataset` does with a task. Raises ConfigError for a prompt that is neither text nor
     messages."""
-    known = {"prompt", "answer", "task_id", "family", "task_metadata"}
-    metadata = {key: value for key, value in row.items() if key not in known}
+    columns_of_ours = {"prompt", "answer", "task_id", "family", "task_metadata"}
+    metadata = {name: value for name, value in row.items() if name not in columns_of_ours}
     try:
         chat = _chat_of(row["prompt"])
     except ValueError as error:
