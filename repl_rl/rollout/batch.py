@@ -77,17 +77,17 @@ class RolloutService(ABC):
 
     def roll_out(self, batch: RolloutBatch, on_end: OnEnd = lambda index, trajectory: None) -> list[Trajectory]:
         """As `generate`, for a batch that the caller has made."""
-        with self.watched(len(batch.tasks)) as one_more:
+        with self.watched(len(batch.tasks)) as count_one:
 
-            def ended(index: int, trajectory: Trajectory) -> None:
-                one_more()
+            def on_end_counted(index: int, trajectory: Trajectory) -> None:
+                count_one()
                 on_end(index, trajectory)
 
-            rolling = self.begin(batch, ended)
+            future = self.begin(batch, on_end_counted)
             try:
-                trajectories = rolling.result()
+                trajectories = future.result()
             except KeyboardInterrupt:
-                rolling.cancel()
+                future.cancel()
                 raise
         refuse_if_all_aborted(trajectories)
         return trajectories
@@ -118,5 +118,5 @@ class RolloutService(ABC):
 def refuse_if_all_aborted(trajectories: Sequence[Trajectory]) -> None:
     """Raises KernelError if no trajectory at all could run: then the machine is at fault, not a single kernel."""
     if trajectories and all(trajectory.stop_reason is StopReason.ABORTED for trajectory in trajectories):
-        count, first = len(trajectories), trajectories[0].error
-        raise KernelError(f"not one of {count} trajectories could run; the first: {first}")
+        reason = trajectories[0].error
+        raise KernelError(f"not one of {len(trajectories)} trajectories could run; the first: {reason}")

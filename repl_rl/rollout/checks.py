@@ -54,10 +54,11 @@ def check_rollouts(
 def require_positions(model: str, engine: EngineConfig) -> None:
     """Raises ConfigError for a context of more tokens than the model has positions, as far as they are known here.
     Servers and engines of one's own have limits of their own, and vLLM may be told of other positions."""
-    is_told_otherwise = engine.servers or ":" in engine.backend or "hf_overrides" in engine.vllm
-    most = None if is_told_otherwise else most_positions(model)
-    if most is not None and engine.context_tokens > most:
+    if engine.servers or ":" in engine.backend or "hf_overrides" in engine.vllm:
+        return
+    positions = most_positions(model)
+    if positions is not None and engine.context_tokens > positions:
         raise ConfigError(
-            f"engine.context_tokens is {engine.context_tokens}, and the model {model} has {most} positions; set it to "
-            f"{most} or less, or take another model"
+            f"engine.context_tokens is {engine.context_tokens}, and the model {model} has {positions} positions; set "
+            f"it to {positions} or less, or take another model"
         )

@@ -30,7 +30,8 @@ class Compactor(Guest):
     """Compacts the transcript of one session, whose dialect has a form for summaries."""
 
     def __init__(self, session: Session) -> None:
-        budget, context_tokens = session.budget, session.setup.context_tokens
+        budget = session.budget
+        context_tokens = session.setup.context_tokens
         assert budget.compact_at is not None
         self._limit = min(int(budget.compact_at * context_tokens), context_tokens - budget.line_tokens)
         self._session = session

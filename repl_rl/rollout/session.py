@@ -325,5 +325,5 @@ class Session:
 
 def _effects(ran: TurnResult) -> object:
     """What has to be equal when a turn runs again, beside what was observed."""
-    shown = [(run.cell, run.output, run.error_message) for run in ran.cells]
-    return ran.kind, shown, ran.answer, ran.stop, ran.fingerprint
+    cells = [(run.cell, run.output, run.error_message) for run in ran.cells]
+    return ran.kind, cells, ran.answer, ran.stop, ran.fingerprint

@@ -138,7 +138,7 @@ class ServedModel:
     def __init__(self, url: str, name: str | None = None, wait_s: float = 120.0) -> None:
         self._url = url.rstrip("/").removesuffix("/v1")
         parts = urlsplit(self._url)
-        self._shown = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+        self._public_url = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
         """Without user and password: the model reads it, and rollouts hold it."""
         self._name = name
         self._wait_s = wait_s

@@ -58,10 +58,13 @@ class WarnOnce:
 
 
 def flat_groups(row: dict[str, Any], groups: int) -> str | None:
-    """Of a step of so many groups in which none taught anything."""
-    flat, rate = row.get("credit/groups_without_variance"), row.get("solve_rate", 0.0)
-    if flat is None or flat < groups:
-        return None if flat is None else ""
+    """The trouble of a step of so many groups in which none taught anything."""
+    flat = row.get("credit/groups_without_variance")
+    if flat is None:
+        return None
+    if flat < groups:
+        return ""
+    rate = row.get("solve_rate", 0.0)
     problems = {0.0: "easier", 1.0: "harder"}.get(rate, "easier or harder")
     return (
         f"nothing to learn from, as all rollouts of a problem had the same outcome, for all {groups} problems of the "

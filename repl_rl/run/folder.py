@@ -9,7 +9,6 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import chain, count
 from pathlib import Path
 from typing import Any, BinaryIO
 

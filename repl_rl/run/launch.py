@@ -35,9 +35,10 @@ def launch_command(config: Config) -> str:
 
 def require_processes(config: Config) -> None:
     """Raises ConfigError, with the command that starts as many processes as the config says, for another number."""
-    wanted, started = config.train.processes, process_count()
-    if started != wanted:
+    needed = config.train.processes
+    running = process_count()
+    if running != needed:
         raise ConfigError(
-            f"train.processes is {wanted}, and this run was started in {started}; start it with "
+            f"train.processes is {needed}, and this run was started in {running}; start it with "
             f"`{launch_command(config)} train ...`, or set train.processes"
         )

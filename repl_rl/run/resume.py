@@ -47,14 +47,15 @@ def open_run(path: Path, config: Config | None, overrides: tuple[str, ...] = ())
     stored = folder.config()
     if config is None:
         config = load_config(str(folder.config_path), overrides)
-    refused = []
-    for key, there, here in sorted(_differences(stored.model_dump(mode="json"), config.model_dump(mode="json"))):
+    refusals = []
+    differences = _differences(stored.model_dump(mode="json"), config.model_dump(mode="json"))
+    for key, there, here in sorted(differences):
         if key not in MAY_CHANGE:
-            refused.append(f"  {key}: {_shown(there)} in the run, {_shown(here)} now")
-    if refused:
-        listed = "\n".join(refused)
+            refusals.append(f"  {key}: {_value_text(there)} in the run, {_value_text(here)} now")
+    if refusals:
+        lines = "\n".join(refusals)
         raise RunError(
-            f"{path} was started from another config. These keys differ:\n{listed}\n"
+            f"{path} was started from another config. These keys differ:\n{lines}\n"
             "Resume without them to go on with the run's own, or start a new run. What may change: "
             + ", ".join(MAY_CHANGE)
         )
@@ -112,5 +113,5 @@ def _differences(stored: dict[str, Any], config: dict[str, Any], prefix: str = "
             yield f"{prefix}{key}", there, here
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return "absent" if value is _ABSENT else repr(value)

@@ -126,7 +126,7 @@ def model_card(run: Run, config: Config, example: Trajectory | None, has_adapter
         pipeline_tag="text-generation",
         tags=["repl-rl", "reinforcement-learning", "grpo"],
     )
-    shown = "" if example is None else cut_middle(transcript(example), _SAMPLE_CHARS, _LEFT_OUT)
+    text = "" if example is None else cut_middle(transcript(example), _SAMPLE_CHARS, _LEFT_OUT)
     return str(
         ModelCard.from_template(
             data,
@@ -141,7 +141,7 @@ def model_card(run: Run, config: Config, example: Trajectory | None, has_adapter
             is_merged=config.train.lora is not None,
             has_adapter=has_adapter,
             example=example,
-            transcript=fenced(visible(shown), "python"),
+            transcript=fenced(visible(text), "python"),
             facts=facts(run),
             config=fenced(visible(write_yaml(run.config)), "yaml"),
         )
