@@ -91,7 +91,7 @@ class EpisodeMaker:
         """Offers the tools that every trajectory has."""
 
     def bare(self, task: Task) -> Episode:
-        """That of a session that can't begin: its prompt, and nothing else."""
+        """The episode of a session that can't begin: it has a prompt, and nothing else."""
         return Episode(self.prompt(task), self.dialect, Toolbox())
 
     async def make(

@@ -26,7 +26,7 @@ from repl_rl.trajectory import Line, LineKind, RecordedCell, StopReason, SubCall
 _KERNEL_ATTEMPTS = 3
 """Fresh kernels that a trajectory may use up before its first cell has run."""
 _MOST_IMAGE_BYTES = 8 << 20
-"""Of all images that a trajectory draws. Images beyond that are not kept."""
+"""How much the images of a trajectory may take together. Images beyond that are not kept."""
 _KINDS = {
     ExecStatus.TIMEOUT: LineKind.TIMEOUT,
     ExecStatus.KILLED: LineKind.KILLED,

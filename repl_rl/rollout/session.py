@@ -32,13 +32,13 @@ class Request:
     budget: BudgetConfig
     clock: Clock
     index: int | None = None
-    """Its place in a batch; None for a session that another one asks for."""
+    """The session's place in a batch; None for a session that another one asks for."""
     listener: events.Listener | None = None
     """Told of each line as it comes."""
     subcalls: SubCalls | None = None
     """What it may ask in turn, if another session asks for it."""
     environments: dict[int, Any] = field(default_factory=dict)
-    """Those of its batch, to which its own comes when it has ended."""
+    """The environments of its batch. The session's own is put there when it has ended."""
 
     @property
     def depth(self) -> int:

@@ -46,7 +46,7 @@ class Extensions:
     grader: Grader = grade
     """Says what a session came to, where `branch.at` names a rule that looks at outcomes."""
     guests: tuple[type[Guest], ...] = ()
-    """Of the user's own, in their order; each session has its own."""
+    """The user's classes of guests, in their order. Each session makes its own."""
 
     def __post_init__(self) -> None:
         if self.sampler is not None and (self.toolbox or self.environment is not None or self.guests):

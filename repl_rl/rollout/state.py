@@ -157,7 +157,8 @@ class ShownEncoder:
         self._encode_short = lru_cache(_REMEMBERED_TEXTS)(vocabulary.encode_output)
 
     def encoded(self, shown: Sequence[Shown], at_eos: bool) -> tuple[list[int], str]:
-        """Its ids and its text, without the end-of-turn token if the model has sampled it itself (`at_eos`)."""
+        """The ids and the text of what is shown, without the end-of-turn token if the model has sampled it itself
+        (`at_eos`)."""
         ids = list[int]()
         for part in shown:
             if part.is_frame:

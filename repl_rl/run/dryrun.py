@@ -54,7 +54,7 @@ _THOUGHT_SWITCHES = ("enable_thinking", "thinking")
 _HIGH, _HIGH_FOR_ADAPTERS = 1e-4, 1e-3
 """Learning rates at which weights that were trained before are lost."""
 _MOST_SHOWN_CHARS = 120
-"""Of what an environment says first, in its row; the first prompt has all of it."""
+"""How much of an environment's first text is in its row; the first prompt has all of it."""
 _SESSION_MB = 4.2
 """Private memory of a forked session, and of a stock Jupyter kernel, as measured in BENCHMARKS.md."""
 _STOCK_KERNEL_MB = 73.3

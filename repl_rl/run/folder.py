@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 _HAS_NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 _STATE_BYTES = 1 << 30
-"""Of trainer_state.json, which keeps the numbers of each step."""
+"""The largest trainer_state.json that is read. It keeps the numbers of each step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from repl_rl.view.words import duration
 _LINE_EVERY_S = 30.0
 _LEAST_DONE = 3
 _LEAST_SHARE = 0.05
-"""So much has to be done before it says how long the rest will take: what ends first is not like the rest."""
+"""Before so much is done, nothing is said of how long the rest will take: what ends first is not like the rest."""
 _STEP_LINE = (
     "step {step:>4}  solved {solve_rate:6.1%}  reward {reward:+.3f}  lines {lines_per_trajectory:4.1f}  "
     "errors {error_rate:5.1%}  {tokens_per_s:5.0f} tok/s  {seconds:6.1f} s"

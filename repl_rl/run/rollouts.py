@@ -181,7 +181,7 @@ def asked_tasks(options: argparse.Namespace, config: Config, count: int) -> list
 
 
 def _attached(options: argparse.Namespace, console: Console) -> Callable[[KernelPool], KernelSource] | None:
-    """With `--attach`: say where to attach, and keep the session until Enter is pressed."""
+    """For `--attach`: kernels that say where to attach, and keep the session until Enter is pressed. Else None."""
     if not options.attach:
         return None
     from repl_rl.rollout.service import AttachedKernels

@@ -67,7 +67,7 @@ class Trial:
     step_s: float
     parts_s: dict[str, float]
     peaks_mb: dict[str, float]
-    """By part, and `load`: torch's own on a GPU, that of the whole process on a CPU."""
+    """The peak of each part, and of `load`: torch's memory on a GPU, that of the whole process on a CPU."""
     sampled_tokens: int
     tokens_per_s: float
     drift_mean: float
@@ -232,7 +232,7 @@ class Watch:
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.step_s = 0.0
-        """From the step's begin to the optimizer's end, without what watching took."""
+        """The time from the step's begin to the optimizer's end, without what watching took."""
         self.peaks_mb: defaultdict[str, float] = defaultdict(float)
         self._began: dict[str, float] = {}
         self._own_s = 0.0

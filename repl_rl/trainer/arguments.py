@@ -83,7 +83,7 @@ def _defaults() -> dict[str, Any]:
 
 
 def _without_effect(arguments: Mapping[str, Any]) -> list[str]:
-    """Of arguments that differ from TRL's defaults and would do nothing here, the name, the value and the reason."""
+    """A sentence for each argument that differs from TRL's default and would do nothing here, with the reason."""
     refusals = []
     for name, reason in REFUSED.items():
         if name in arguments and arguments[name] != _defaults()[name]:

@@ -42,7 +42,7 @@ class _Group:
 
     number: int
     version: int
-    """Of the weights, when it began."""
+    """The version of the weights with which it began."""
     left: int
     """Trajectories that have not ended."""
     done: Future[list[Trajectory]]
@@ -53,7 +53,7 @@ class Taken:
     """The groups of one step."""
 
     groups: list[tuple[int, list[Trajectory]]]
-    """By number."""
+    """The number of each group in the order of all, and its trajectories."""
     ready: int
     """Groups that were finished beyond those that the step took."""
 
@@ -226,7 +226,7 @@ class GroupQueue:
         group.done.add_done_callback(lambda _: self._end(group, group.left))
 
     def _end(self, group: _Group, trajectories: int) -> None:
-        """So many trajectories of the group have ended."""
+        """Note that so many trajectories of the group have ended."""
         with self._changed:
             group.left -= trajectories
             self._running -= trajectories
@@ -266,7 +266,7 @@ class GroupOrder:
         self._process = process
         self._groups_of_all = groups * processes
         self._orders: dict[int, list[int]] = {}
-        """By epoch."""
+        """The rows that the sampler gives, by epoch."""
 
     def row(self, number: int) -> int:
         """The index of the row."""

@@ -25,7 +25,7 @@ PACKED_ATTENTION = "repl_rl_packed"
 _GROUPED = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
 """Before torch 2.13, the kernel took groups of heads without being told."""
 _FLASH_WIDEST = 256
-"""Of a head."""
+"""The widest head that flash attention takes."""
 
 
 def packed_attention(

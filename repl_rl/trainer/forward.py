@@ -171,7 +171,7 @@ class TypedForward:
 
 
 def _head_sizes(model: Any) -> set[int]:
-    """Those of the model's layers; of the config where the layers don't say."""
+    """The sizes of heads in the model's layers, or the one in its config where the layers have none."""
     of_modules = (getattr(module, "head_dim", None) for module in base_of(model).modules())
     sizes = {size for size in of_modules if isinstance(size, int)}
     config = base_of(model).config.get_text_config()

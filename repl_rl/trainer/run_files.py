@@ -34,8 +34,8 @@ class RunFiles:
 
     @classmethod
     def within(cls, folder: Path, step: int) -> RunFiles:
-        """Of a training in `folder` that begins at `step`: a new folder `run_001`, or the last one, without the steps
-        that will come again."""
+        """The files of a training in `folder` that begins at `step`: in a new folder `run_001`, or for a training that
+        is resumed in the last one, without the steps that will come again."""
         runs = list(folder.glob("run_[0-9][0-9][0-9]*"))
         number = 1
         if runs:

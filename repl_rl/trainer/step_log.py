@@ -31,7 +31,7 @@ class StepLog:
         self._prompt_tokens = (0, 0)
         self._drift: list[torch.Tensor] = []
         self._shares: dict[str, tuple[int, torch.Tensor]] = {}
-        """By the metric's name, the update and the tokens counted in it so far: those that are out, and all."""
+        """By the metric's name: an update, and the tokens counted in it so far, those that are out and all."""
 
     @property
     def _metrics(self) -> dict[str, list[float]]:

@@ -39,7 +39,7 @@ class TrainerQueue:
 
     @property
     def version(self) -> int:
-        """Of the weights that the engine has."""
+        """The version of the weights that the engine has."""
         version: int = self._trainer.engine.version
         return version
 
@@ -62,7 +62,7 @@ class TrainerQueue:
         return taken
 
     def _take_for_all(self) -> list[Taken]:
-        """Of the groups that the main process has taken, those of each process."""
+        """Take groups in the main process, and divide them among the processes."""
         taken = self._take_groups()
         size = len(taken.groups) // self._trainer.accelerator.num_processes
         starts = range(0, len(taken.groups), size)

@@ -31,7 +31,7 @@ from repl_rl.kernel.paths import Installation
 _RESOURCES_INSIDE = Path("/kernelspec")
 _SHARED_PREFIXES = (Path("/usr"), Path("/usr/local"), Path("/opt"), Path("/"), Path("~/.local").expanduser())
 _OWN_FOLDERS = ("lib", "lib64", "libexec", "share")
-"""Of a prefix that a program shares with everything else, where its folder may lie."""
+"""Where the folder of a program may lie in a prefix that it shares with everything else."""
 _OURS_ONLY = ("MPLBACKEND",)
 """Variables of the profile that are for our own kernels: repl_figures is no module of others."""
 

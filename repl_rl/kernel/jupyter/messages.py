@@ -25,10 +25,13 @@ OTHERS_BYTES = 64 << 20
 _MOST_ANSWERS = 1_000
 SYNTAX_ERRORS = frozenset({"SyntaxError", "IndentationError", "TabError", "_IncompleteInputError"})
 
-_MOST_FRAMES, _FRAME_BYTES = 1_000, 100
-"""Of one message: a kernel's own have six, and one for each buffer. Each counts as so much more than it holds."""
+_MOST_FRAMES = 1_000
+"""The most frames of one message: a kernel's own have six, and one for each buffer."""
+_FRAME_BYTES = 100
+"""What a frame counts for beside what it holds."""
 _MOST_MARKS = 500_000
-"""Of a message that may be meant to do harm: it is parsed in 0.15 s, in which the loop stands still."""
+"""The most commas, quotes and brackets of a message that may be meant to do harm: so many are parsed in 0.15 s, in
+which the loop stands still."""
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _ANY_FRAME = "Traceback (most recent call last)"
 _SUBSCRIBED_S = 0.2
