@@ -126,7 +126,7 @@ def assigned(source: str) -> frozenset[str]:
 
 def _sums(states: Sequence[Sequence[Sequence[float]]], rewards: Sequence[Sequence[float]], gamma: float) -> Array:
     """The sums of a group's valid trajectories."""
-    lines: list[list[float]] = []
+    lines: list[Sequence[float]] = []
     returns: list[float] = []
     for trajectory_states, line_rewards in zip(states, rewards, strict=True):
         if trajectory_states:
