@@ -165,9 +165,11 @@ def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
     if config.tasks.is_from_hub and not asks_hub:
         require_hub_id(str(config.tasks.dataset))
         return Inputs(model_path, [], [], checked, adapted)
-    train_split = ("train", config.seed, config.tasks.train)
-    heldout_split = ("heldout", 0, config.eval.problems)  # the same problems for every seed
-    train_tasks, heldout_tasks = load_splits(config.tasks, train_split, heldout_split)
+    train_tasks, heldout_tasks = load_splits(
+        config.tasks,
+        ("train", config.seed, config.tasks.train),
+        ("heldout", 0, config.eval.problems),  # the same problems for every seed
+    )
     if len(train_tasks) < config.train.prompts_per_step:  # TRL would end at once, without a step
         raise ConfigError(
             f"there are {len(train_tasks)} different problems to train on, and a step takes train.prompts_per_step "
