@@ -124,8 +124,8 @@ class Rollout:
                 environments=batch.environments,
             )
             if trees is None:
-                return await self._of_batch(request)
-            return await trees.typed(request, self._of_batch)
+                return await self._session_of_batch(request)
+            return await trees.typed(request, self._session_of_batch)
 
         try:
             async with aclosing(scheduled(run, len(tasks), setup.at_once)) as completed:
@@ -135,11 +135,13 @@ class Rollout:
             if trees is not None:
                 await trees.close()
 
-    async def _of_batch(self, request: Request, start: Start | None = None, root: Root | None = None) -> Trajectory:
+    async def _session_of_batch(
+        self, request: Request, start: Start | None = None, root: Root | None = None
+    ) -> Trajectory:
         """One of a batch, whatever happens: aborted if it can't begin. Raises ReplayDiffersError."""
         start = start or Start()
         try:
-            return await self._typed(request, start, root)
+            return await self._type_session(request, start, root)
         except KernelError as failure:
             episode = self._episodes.bare(request.task)
             session = self._session(request, start, episode, AsyncExitStack())
@@ -160,11 +162,11 @@ class Rollout:
         request = Request(task, sampling, budget, Clock(), subcalls=subcalls)
         start = Start(spent=Spent(seconds=subcalls.running_s()))
         try:
-            return await self._typed(request, start)
+            return await self._type_session(request, start)
         except KernelError as failure:
             raise NoAnswerError("session", str(failure)) from failure
 
-    async def _typed(self, request: Request, start: Start, root: Root | None = None) -> Trajectory:
+    async def _type_session(self, request: Request, start: Start, root: Root | None = None) -> Trajectory:
         """A session from its beginning to its end, aborted if the machinery fails.
 
         Raises KernelError if it has no environment, and ReplayDiffersError if it can't begin where it should.

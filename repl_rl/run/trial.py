@@ -186,14 +186,14 @@ def measure(config: Config) -> Trial:
         stack.callback(trainer.close)
         watch.peaks_mb["load"] = _peak_mb()
         load_s = time.perf_counter() - load_began_s
-        weights_before = _trained(trainer.model)
+        weights_before = _weight_sample(trainer.model)
         watch.follow(trainer.vllm_generation, "sync_weights", "sync")
         watch.follow(trainer.service, "roll_out", "rollout")
         watch.follow(trainer, "_compute_loss", "loss")
         watch.follow(trainer.accelerator, "backward", "backward")
         trainer.add_callback(watch)
         trainer.train()
-        weights = _trained(trainer.model)
+        weights = _weight_sample(trainer.model)
         moved = [after != before for after, before in zip(weights, weights_before, strict=True)]
         log_rows = [row for row in trainer.state.log_history if "reward" in row]
         last_row = log_rows[-1]
@@ -311,7 +311,7 @@ def status_mb(name: str) -> float:
     return int(kib) / 1024
 
 
-def _trained(model: torch.nn.Module) -> list[torch.Tensor]:
+def _weight_sample(model: torch.nn.Module) -> list[torch.Tensor]:
     """A copy of every entry of the trained weights, or of every so many of a large model's."""
     trained = [weight.detach().flatten() for weight in model.parameters() if weight.requires_grad]
     entries = sum(len(weight) for weight in trained)

@@ -73,7 +73,7 @@ class TypedForward:
         forward = cls(model, device)
         if before == "sdpa":
             base_of(model).set_attn_implementation(PACKED_ATTENTION)
-        reason = _of_any(forward._disagreement(model, device))
+        reason = _reason_of_any(forward._disagreement(model, device))
         if reason is not None and forward.is_one_call and not forward.is_flash:
             if is_main_process():
                 logger.warning(
@@ -82,7 +82,7 @@ class TypedForward:
                     reason,
                 )
             forward.is_one_call = False
-            reason = _of_any(forward._disagreement(model, device))
+            reason = _reason_of_any(forward._disagreement(model, device))
         if reason is None:
             if is_main_process():
                 logger.info("rows are packed; attention takes %s", _CALLS[forward.is_one_call])
@@ -178,7 +178,7 @@ def _head_sizes(model: Any) -> set[int]:
     return sizes or {config.hidden_size // config.num_attention_heads}
 
 
-def _of_any(reason: str | None) -> str | None:
+def _reason_of_any(reason: str | None) -> str | None:
     """The reason of the first process that has one; None if none has."""
     for reason_of_process in gather([reason]):
         if reason_of_process is not None:

@@ -70,7 +70,7 @@ def try_functions(
     Raises ConfigError for what is not a function, and RewardError naming the one that can't be called with these
     columns, raises, or does not return a number or None for each completion.
     """
-    columns = _made_up(row, count, scored)
+    columns = _columns_of_made_up_session(row, count, scored)
     if has_environment:
         columns["environments"] = [None] * count
     for function in functions:
@@ -100,7 +100,7 @@ async def _awaited(value: Any) -> Any:
     return await value
 
 
-def _made_up(row: Mapping[str, Any], count: int, scored: ScoredTrajectory) -> dict[str, Any]:
+def _columns_of_made_up_session(row: Mapping[str, Any], count: int, scored: ScoredTrajectory) -> dict[str, Any]:
     """What TRL calls a reward function with, for a session of three lines of which the first one raises."""
     prompt = row["prompt"]
     completion: Any = "".join(line.text + line.output for line in PROBE.lines)

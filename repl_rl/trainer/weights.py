@@ -18,7 +18,7 @@ from repl_rl.errors import ConfigError
 from repl_rl.utils.distributed import from_main
 
 
-def _gathered(shard: DTensor, device: torch.device) -> torch.Tensor:
+def _gather_shard(shard: DTensor, device: torch.device) -> torch.Tensor:
     """The whole weight. A shard that is offloaded to the CPU is gathered over GPUs all the same.
 
     vLLM's transfer reads weights inside streams of its own. A gather that waited there behind a broadcast would come
@@ -42,7 +42,7 @@ def _shard_again(model: torch.nn.Module) -> None:
 
 
 @contextmanager
-def _merged(layer: Any) -> Iterator[None]:
+def _merge_adapter(layer: Any) -> Iterator[None]:
     """One of PEFT's layers with its adapter in its weight; afterwards the weight has the bits from before."""
     weights = list(layer.get_base_layer().parameters(recurse=False))
     copies = [weight.data.clone() for weight in weights]
@@ -132,7 +132,7 @@ class EngineGeneration(VLLMGeneration):  # type: ignore[misc]
             return
         for name, weight, layer in self._parameters():
             parameters = [weight] if layer is None else list(layer.parameters())  # merging takes all of a layer's
-            with self._dist.gather_params(parameters), nullcontext() if layer is None else _merged(layer):
+            with self._dist.gather_params(parameters), nullcontext() if layer is None else _merge_adapter(layer):
                 yield name, self._whole(weight)
 
     def _whole_adapter(self) -> dict[str, torch.Tensor]:
@@ -153,7 +153,7 @@ class EngineGeneration(VLLMGeneration):  # type: ignore[misc]
         model.save_pretrained(folder, state_dict=state, save_embedding_layers=False)
 
     def _whole(self, weight: Any) -> torch.Tensor:
-        return _gathered(weight, self.accelerator.device) if isinstance(weight, DTensor) else weight.data
+        return _gather_shard(weight, self.accelerator.device) if isinstance(weight, DTensor) else weight.data
 
     def facts(self) -> list[TensorFacts] | None:
         """What `sync_weights` sends, without gathering it; None under FSDP 1, where a shard does not know its shape."""
