@@ -92,7 +92,7 @@ def configs(config: str | None, model: str | None, overrides: Sequence[str]) -> 
     that can be had here. Raises ConfigError."""
     model_settings = [f"model.path={model}"] if model else []
     if config is not None:
-        settings = [*model_settings, *_SHORT.split(), *overrides]
+        settings = model_settings + _SHORT.split() + list(overrides)
         return [load_config(config, tuple(settings))]
     engines = ["transformers"]
     if importlib.util.find_spec("vllm") is not None:
