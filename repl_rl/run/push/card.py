@@ -114,10 +114,10 @@ def model_card(run: Run, config: Config, example: Trajectory | None, has_adapter
     if base in PACKAGED:
         base_model = PACKAGED[base].hub_id
         model_license = PACKAGED[base].license
+    elif base in SHIPPED:
+        model_license = "apache-2.0"
     elif _HUB_ID.fullmatch(base):
         base_model = base
-    if base in SHIPPED and base not in PACKAGED:
-        model_license = "apache-2.0"
     data = ModelCardData(
         base_model=base_model,
         datasets=[published.rollouts] if published.on_hub and published.rollouts else None,
