@@ -149,7 +149,7 @@ class ServedModel:
             try:
                 self._name = str(models["data"][0]["id"])
             except (LookupError, TypeError) as error:
-                raise NoAnswerError("server", f"{self._shown} lists no model") from error
+                raise NoAnswerError("server", f"{self._public_url} lists no model") from error
         body = {
             "model": self._name,
             "messages": [{"role": "user", "content": prompt}],
@@ -164,7 +164,7 @@ class ServedModel:
             prompt_tokens = int(usage.get("prompt_tokens", 0))
             answer_tokens = int(usage.get("completion_tokens", 0))
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise NoAnswerError("server", f"{self._shown} answered in another form than OpenAI's API") from error
+            raise NoAnswerError("server", f"{self._public_url} answered in another form than OpenAI's API") from error
         text = "" if content is None else str(content)
         return SubCall(prompt, text, prompt_tokens, answer_tokens)
 
@@ -182,14 +182,14 @@ class ServedModel:
                 if response.status >= 400:
                     text = await response.text(errors="replace")
                     reason = cut_middle(text.strip(), 300, " ... ")
-                    raise NoAnswerError("server", f"{self._shown} answered with HTTP {response.status}: {reason}")
+                    raise NoAnswerError("server", f"{self._public_url} answered with HTTP {response.status}: {reason}")
                 return await response.json(content_type=None)
         except TimeoutError as error:
-            raise NoAnswerError("late", f"{self._shown} did not answer within {self._wait_s:g} s") from error
+            raise NoAnswerError("late", f"{self._public_url} did not answer within {self._wait_s:g} s") from error
         except ValueError as error:
-            raise NoAnswerError("server", f"{self._shown} answered with something that is not JSON") from error
+            raise NoAnswerError("server", f"{self._public_url} answered with something that is not JSON") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise NoAnswerError("server", f"{self._shown} can't be reached ({type(error).__name__})") from error
+            raise NoAnswerError("server", f"{self._public_url} can't be reached ({type(error).__name__})") from error
 
 
 @dataclass(slots=True)
