@@ -184,7 +184,7 @@ def _families(run: Run) -> Chart | None:
     def newest_rate(family: str) -> float:
         return number(rates[-1], family) or 0.0
 
-    names = sorted(families, key=newest_rate)
+    names = sorted(sorted(families), key=newest_rate)
     caption = "Held-out problems solved per family: open circles before training, full ones after." + _left_out(names)
     names = names[:_MOST_NAMES]
     labels = [label(name) for name in names]

@@ -298,7 +298,9 @@ async def inspect(client: ServerClient, wanted: Wanted) -> ServerFacts:
             most_requests=most_requests,
             takes_adapters=config.get("lora_config") is not None,
         )
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
+    except ConfigError:  # it is a ValueError, and says already what is wrong
+        raise
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise EngineError(f"{client.url} answers in a form that vLLM 0.32 does not have: {error!r}") from error
 
 

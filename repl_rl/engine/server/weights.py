@@ -122,9 +122,10 @@ def _write(folder: Path, label: str, named_params: Iterator[tuple[str, torch.Ten
     """Write files of a few GiB each, so that no copy of the whole model is held in memory; yields their paths."""
     for number in itertools.count():
         batch: dict[str, torch.Tensor] = {}
+        batch_bytes = 0
         for name, tensor in named_params:
             batch[name] = tensor.detach().to("cpu", copy=True).contiguous()
-            batch_bytes = sum(weights.nbytes for weights in batch.values())
+            batch_bytes += batch[name].nbytes
             if batch_bytes >= _FILE_BYTES:
                 break
         if not batch:

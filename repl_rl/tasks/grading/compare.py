@@ -339,9 +339,10 @@ def _same_collection(reference: Collection, submitted: Value) -> bool:
     if items is None:
         return False
     if submitted_brackets not in ("", reference.brackets):
+        if submitted_brackets not in _SEQUENCES:
+            return False
         # A point (1, 2) may be submitted as a list. But (1, 2) and [1, 2] differ if both are intervals.
-        may_differ = submitted.may_be_interval or reference.brackets != "()"
-        if submitted_brackets not in _SEQUENCES or (reference.may_be_interval and may_differ):
+        if reference.may_be_interval and (submitted.may_be_interval or reference.brackets != "()"):
             return False
     return _in_order(expected, items)
 

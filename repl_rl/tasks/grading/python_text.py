@@ -33,7 +33,15 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
 _NUMBER_TYPE = re.compile(
     r"u?int\d*|float\d*|longdouble|Integer|Rational|Float|Fraction|Decimal|mpf|mpz|mpq|Half", re.ASCII
 )
-_SECONDS: dict[str | None, Any] = {"days": 86400, "seconds": 1, "microseconds": sympy.Rational(1, 10**6)}
+_SECONDS: dict[str | None, Any] = {
+    "days": 86400,
+    "seconds": 1,
+    "microseconds": sympy.Rational(1, 10**6),
+    "milliseconds": sympy.Rational(1, 1000),
+    "minutes": 60,
+    "hours": 3600,
+    "weeks": 7 * 86400,
+}
 """How many seconds each argument of `datetime.timedelta` counts, in their order."""
 _RATIOS = ("Fraction", "Rational", "mpq")
 _BRACKETS = {
