@@ -259,6 +259,7 @@ def test_an_interrupt_ends_the_rollout_and_shows_what_there_is() -> None:
         process.wait(timeout=600)
     finally:
         process.kill()
+        process.wait(timeout=600)
         os.close(screen)
     shown = without_codes(text)
     *_, last, traceback = re.split("interrupted: this is what there was|(?=line 2 runs)", shown)
