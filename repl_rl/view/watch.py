@@ -41,6 +41,7 @@ from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.scheduler import scheduled
 from repl_rl.rollout.service import config_of, open_rollout
 from repl_rl.trajectory import Group, Line, Task, Trajectory
+from repl_rl.utils.interrupts import interrupts_at_safe_points
 from repl_rl.utils.text import visible
 from repl_rl.utils.threads import BackgroundLoop
 from repl_rl.view.display import bundle, trajectory_html, transcript_html
@@ -90,8 +91,11 @@ def watched(
                 return await _roll_all(rollout, task, board, sampling)
 
         future = loop.submit(open_and_roll())
-        while not wait([future], _TICK_S).done:
-            board.refresh()
+        with interrupts_at_safe_points() as let_interrupt_through:
+            while not wait([future], _TICK_S).done:
+                let_interrupt_through()
+                board.refresh()
+            let_interrupt_through()
         return future.result()
 
 

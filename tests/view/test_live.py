@@ -25,9 +25,10 @@ from vocabularies import nano
 from repl_rl.errors import ConfigError, EngineError
 from repl_rl.rollout.events import events_of
 from repl_rl.rollout.loop import Rollout
+from repl_rl.rollout.service import config_of
 from repl_rl.trajectory import Group, LineKind, StopReason, Task, Trajectory
 from repl_rl.view import live, print_trajectory
-from repl_rl.view.watch import Board, LiveRollout, PipeCanvas, TerminalCanvas, canvas_here, watch
+from repl_rl.view.watch import Board, LiveRollout, PipeCanvas, TerminalCanvas, canvas_here, watch, watched
 
 ROOT = Path(__file__).parents[2]
 TASK = Task("t1", "What is 6 * 7?", "42")
@@ -268,6 +269,36 @@ def test_an_interrupt_ends_the_rollout_and_shows_what_there_is() -> None:
     assert shown.rstrip().endswith("KeyboardInterrupt")
     assert kernels
     assert psutil.wait_procs(kernels, timeout=600)[1] == []
+
+
+class Finalized:
+    """Python drops what a finalizer raises, an interrupt too."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+class Interrupted(Kept):
+    """A canvas in whose drawing an interrupt comes, in a finalizer."""
+
+    def draw(self, seen: Sequence[LiveRollout], note: str) -> None:
+        super().draw(seen, note)
+        if seen[0].pending and "sleep" in seen[0].pending:
+            Finalized()
+
+
+@pytest.mark.slow
+def test_an_interrupt_in_the_middle_of_a_drawing_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = [" import time\n", " time.sleep(600)\n"]
+    make_engine = "repl_rl.rollout.service.make_engine"
+    monkeypatch.setattr(make_engine, lambda path, vocabulary, *_, **__: ScriptedEngine(vocabulary, typed))
+    canvas = Interrupted()
+    config = config_of("nano", [*QUICK, "kernel.line_s=300"])
+    with pytest.raises(KeyboardInterrupt):
+        watched(config, TASK, Board(canvas, 1), config.sampling.seeded("live"))
+    [((seen,), note)] = canvas.finished
+    assert (seen.pending, note) == (" time.sleep(600)\n", "interrupted: this is what there was")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.parametrize(
