@@ -93,6 +93,8 @@ class Gradients:
 
     def by_adapters(self, done: Pass, advantages: torch.Tensor) -> torch.Tensor:
         """The group's gradient, (P,), for advantages of each typed token, (K,)."""
+        if not advantages.any():  # a group without variance, half of all where the outcome alone is paid
+            return torch.zeros(sum(each.numel() for each in self.adapters))
         found = torch.autograd.grad(
             done.hidden, self.adapters, advantages[:, None] * done.derivatives, retain_graph=True
         )
