@@ -11,12 +11,15 @@ from peft import LoraConfig
 from recorded import RecordedTrainer, first_is_right, make_tasks_named, recorded, recorded_trainer
 from small import rows_of, small_trainer, with_experts
 from transformers import AutoModelForCausalLM
+from vocabularies import nano
 
 from repl_rl import ReplGRPOTrainer, read_jsonl
-from repl_rl.config import CreditConfig
+from repl_rl.config import CreditConfig, EngineConfig, ModelConfig
 from repl_rl.config.train import KAHAN
 from repl_rl.credit import line_advantages
+from repl_rl.engine.factory import make_engine
 from repl_rl.engine.vocabulary import load_vocabulary
+from repl_rl.models.nano import NANO_PATH
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import StopReason, Task, Trajectory
 
@@ -86,11 +89,21 @@ def test_lora_trains_the_adapter_alone_and_the_engine_samples_with_it(
     assert (adapted - plain).abs().max() > 1e-2, "the adapter says enough for the drift to show its absence"
 
 
+@pytest.fixture
+def dense_engine() -> Iterator[None]:
+    """vLLM has made its groups of processes for a model without experts."""
+    engine: Any = make_engine(str(NANO_PATH), nano(), ModelConfig(), EngineConfig(backend="vllm", context_tokens=384))
+    yield
+    engine.close()
+
+
 @pytest.mark.covers(
     "a mixture of experts, LoRA, vLLM", "experts and router are adapted; each step is sampled with its own weights"
 )
 @pytest.mark.filterwarnings("ignore:The following .* keys did not match any targeted module:RuntimeWarning")
-def test_experts_are_adapted_and_vllm_and_what_is_saved_have_them(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+def test_experts_are_adapted_and_vllm_and_what_is_saved_have_them(
+    make_trainer: MakeTrainer, tmp_path: Path, dense_engine: None
+) -> None:
     engine = {"context_tokens": 384, "places": 16}
     trainer = make_trainer({"peft_config": lora()}, model=with_experts(tmp_path / "experts"), engine=engine)
     randomize(trainer.model)

@@ -12,6 +12,7 @@ from weakref import WeakSet
 
 import torch
 from vllm import LLM
+from vllm.distributed import parallel_state
 from vllm.lora.request import LoRARequest
 from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload, get_layerwise_info
 from vllm.platforms import current_platform
@@ -146,6 +147,21 @@ def _end_reload(model: Any, config: Any) -> None:
     finalize_layerwise_reload(model, config)
 
 
+def _ensure_expert_group() -> None:
+    """Make the group of processes that share experts, if an open engine made vLLM's groups without it.
+
+    vLLM makes it for a mixture of experts only, and makes no groups where there are some already: beside a dense model
+    a mixture would not load. Experts are shared by the processes that share a model's tensors.
+    """
+    if not parallel_state.model_parallel_is_initialized() or parallel_state._EP is not None:
+        return
+    world = parallel_state.get_world_group()
+    size = parallel_state.get_tensor_model_parallel_world_size()
+    ranks = [list(range(start, start + size)) for start in range(0, world.world_size, size)]
+    backend = torch.distributed.get_backend(world.device_group)
+    parallel_state._EP = parallel_state.init_model_parallel_group(ranks, world.local_rank, backend, group_name="ep")
+
+
 def load_llm(path: str, dtype: str, config: EngineConfig, seed: int) -> LLM:
     """Load the checkpoint at `path` with our scheduler, replaceable weights and, on a CPU, small blocks.
 
@@ -186,4 +202,5 @@ def load_llm(path: str, dtype: str, config: EngineConfig, seed: int) -> LLM:
     logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # without a GPU, vLLM asks for Triton in vain
     with loading(f"vLLM can't load {path!r}"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`torch.distributed.reduce_op` is deprecated", FutureWarning)
+        _ensure_expert_group()
         return LLM(**{**arguments, **device, **config.vllm})
