@@ -33,7 +33,7 @@ GROUPS = {
     "engine": ("tests/engine/", "tests/rollout/test_exact_tokens.py"),
 }
 """Tests of one group run in one process and share its engines and pools. Each other file is a group of its own."""
-ROOMS = ("kernel", "trainer", "run", "rollout", "integrations", "tools", "dialect", "view")
+ROOMS = ("kernel", "trainer", "run", "rollout", "integrations", "tools", "dialect", "view", "tasks")
 """Those that take long."""
 
 

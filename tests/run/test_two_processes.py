@@ -23,6 +23,7 @@ from repl_rl.run.launch import SHARDED, launch_command
 
 WHOLE_RUNS = [
     pytest.mark.slow,
+    pytest.mark.timeout(3600),  # the fixture has three runs of two processes each, on cores that other tests use too
     pytest.mark.covers("two processes, the whole model in each (DDP)", "runs: evaluated, saved, resumed"),
     pytest.mark.covers(
         "two processes that share the model (FSDP 2, DeepSpeed ZeRO-3), all weights or LoRA",
