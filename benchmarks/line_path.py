@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from repl_rl.rollout.guest import Guest
+from repl_rl.rollout import Guest
 from repl_rl.trajectory import Line
 
 ROOT = Path(__file__).parents[1]
@@ -72,7 +72,7 @@ class Counting(Guest):
 def type_lines() -> None:
     """Sessions one after another in the working folder, with a pause in which the pool makes its next kernel."""
     from repl_rl.config import parse_config
-    from repl_rl.rollout.service import load_engine, start_service
+    from repl_rl.rollout import load_engine, start_service
     from repl_rl.tasks import make_tasks
 
     config = {"model": {"path": "nano"}, "kernel": {"size": 1}, "sampling": {"temperature": 1.5}}

@@ -26,8 +26,7 @@ from repl_rl.trajectory import (
 from repl_rl.trajectory.data import load_with
 
 if TYPE_CHECKING:
-    from repl_rl.rollout.loop import Rollout
-    from repl_rl.rollout.service import open_rollout
+    from repl_rl.rollout import Rollout, open_rollout
     from repl_rl.tools import tool
     from repl_rl.trainer import ReplGRPOConfig, ReplGRPOTrainer
 
@@ -57,10 +56,10 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Rollout": "repl_rl.rollout.loop",
+    "Rollout": "repl_rl.rollout",
     "ReplGRPOConfig": "repl_rl.trainer",
     "ReplGRPOTrainer": "repl_rl.trainer",
-    "open_rollout": "repl_rl.rollout.service",
+    "open_rollout": "repl_rl.rollout",
     "tool": "repl_rl.tools",
 }
 

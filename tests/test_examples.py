@@ -16,7 +16,7 @@ from repl_rl.engine import load_vocabulary
 from repl_rl.kernel import KernelPool, Limits
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rewards import RewardTable
-from repl_rl.rollout.score import credit, score
+from repl_rl.rollout import credit, score
 from repl_rl.tasks import grade, load_tasks
 from repl_rl.tools import tool_metrics
 from repl_rl.trajectory import LineKind, Message, StopReason, Task, Trajectory

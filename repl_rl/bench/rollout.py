@@ -25,13 +25,18 @@ from repl_rl.dialect import Turn
 from repl_rl.engine import Vocabulary, load_vocabulary
 from repl_rl.engine.environment import prepare_environment, require_vllm
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.rollout.batch import RolloutService
-from repl_rl.rollout.execute import TurnResult
-from repl_rl.rollout.guest import Guest, GuestSession
-from repl_rl.rollout.service import MakeRunner, start_service
-from repl_rl.rollout.session import Session
-from repl_rl.rollout.setup import Extensions, RolloutSetup
-from repl_rl.rollout.state import Wait
+from repl_rl.rollout import (
+    Extensions,
+    Guest,
+    GuestSession,
+    MakeRunner,
+    RolloutService,
+    RolloutSetup,
+    Session,
+    TurnResult,
+    Wait,
+    start_service,
+)
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import StopReason, Task, Trajectory
 from repl_rl.utils.machine import machine

@@ -21,8 +21,7 @@ from repl_rl.cluster.worker import RolloutActor, RolloutResult, WorkerSetup, req
 from repl_rl.config import ClusterConfig, Config, SeededSampling
 from repl_rl.engine import Engine, SharedEngine
 from repl_rl.errors import EngineError, ReplRLError
-from repl_rl.rollout.batch import OnEnd, RolloutBatch, RolloutService
-from repl_rl.rollout.setup import RolloutSetup, packed
+from repl_rl.rollout import OnEnd, RolloutBatch, RolloutService, RolloutSetup, packed
 from repl_rl.trajectory import Trajectory
 from repl_rl.utils.admission import Admission, Reservation, Room
 from repl_rl.utils.threads import BackgroundLoop

@@ -16,10 +16,7 @@ from repl_rl.config import Config, EngineConfig
 from repl_rl.engine import Engine, SharedEngine, Vocabulary, make_engine
 from repl_rl.engine.factory import engine_backend
 from repl_rl.errors import ConfigError
-from repl_rl.rollout.batch import RolloutBatch
-from repl_rl.rollout.loop import Rollout
-from repl_rl.rollout.setup import RolloutSetup, make_pool
-from repl_rl.rollout.worker.program import as_sent
+from repl_rl.rollout import Rollout, RolloutBatch, RolloutSetup, as_sent, make_pool
 from repl_rl.trajectory import Trajectory
 
 if TYPE_CHECKING:

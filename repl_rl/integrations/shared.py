@@ -19,8 +19,7 @@ from repl_rl.config import KernelConfig
 from repl_rl.dialect import CellRun, Turn
 from repl_rl.errors import ConfigError, KernelError
 from repl_rl.kernel import KernelSource
-from repl_rl.rollout.execute import TrajectoryKernel, run_turn
-from repl_rl.rollout.setup import make_pool
+from repl_rl.rollout import TrajectoryKernel, make_pool, run_turn
 from repl_rl.trajectory import LineKind, StopReason
 from repl_rl.utils.threads import BackgroundLoop
 

@@ -16,7 +16,7 @@ from repl_rl.errors import ConfigError
 from repl_rl.kernel.pool import require_backend
 from repl_rl.models.find import most_positions
 from repl_rl.rewards import RewardFunction, RewardTable
-from repl_rl.rollout.score import reward_table
+from repl_rl.rollout.scoring import reward_table
 from repl_rl.rollout.setup import Extensions, limits_of, load_extensions
 from repl_rl.rollout.tree import fork_rule
 

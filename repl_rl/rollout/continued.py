@@ -22,7 +22,7 @@ from repl_rl.config import BranchConfig, SamplingConfig
 from repl_rl.engine import Engine, Finish, SampledLine, Slot
 from repl_rl.errors import ConfigError, KernelError
 from repl_rl.rollout.loop import Rollout
-from repl_rl.rollout.score import graded_by
+from repl_rl.rollout.scoring import graded_by
 from repl_rl.rollout.setup import Grader
 from repl_rl.rollout.tree import ForkRule, Root
 from repl_rl.tasks import grade

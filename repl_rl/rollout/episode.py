@@ -6,16 +6,18 @@ shared too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from repl_rl.config import SamplingConfig
-from repl_rl.dialect import Dialect, Turn
+from repl_rl.config import Config, SamplingConfig
+from repl_rl.dialect import Dialect
 from repl_rl.engine import Engine, Vocabulary
-from repl_rl.errors import ConfigError, EnvironmentFailure, ForkRefusedError
+from repl_rl.errors import ConfigError, EnvironmentFailure
+from repl_rl.models import resolve_model
+from repl_rl.rollout.session import Episode
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.rollout.state import Prompt
 from repl_rl.rollout.subcalls import PolicyModel, ServedModel, Sessions, SubCalls, TextModel
@@ -27,44 +29,6 @@ _REMEMBERED_DIALECTS = 256
 _REMEMBERED_PROMPTS = 256
 _LINE_FRAME_TOKENS = 8
 """An upper bound on the tokens that frame each line of a question."""
-
-
-@dataclass(frozen=True, slots=True)
-class Episode:
-    """The surroundings of one trajectory. `environment` is open."""
-
-    prompt: Prompt
-    dialect: Dialect
-    toolbox: Toolbox
-    environment: EnvironmentSession | None = None
-    subcalls: SubCalls | None = None
-    """What the environment may ask a model."""
-
-    @property
-    def setup(self) -> tuple[str, ...]:
-        """Code for the session before its first cell, after the dialect's."""
-        environment_setup = "" if self.environment is None else self.environment.setup
-        return (self.toolbox.setup_source(), environment_setup)
-
-    async def fork(self, stack: AsyncExitStack) -> Episode:
-        """The same around a copy of the environment, which closes with `stack`. Raises ForkRefusedError."""
-        if self.environment is None:
-            return self
-        if self.environment.asks_model:
-            raise ForkRefusedError("its environment asks a model, and two sessions can't share budgets and answers")
-        environment, environment_tools = await self.environment.fork()
-        stack.push_async_callback(environment.close)
-        # the environment's tools act on the copy; those of all trajectories stay as they are
-        by_name = {tool.name: tool for tool in environment_tools.tools}
-        tools = [by_name.get(tool.name, tool) for tool in self.toolbox.tools]
-        toolbox = Toolbox(tools, self.toolbox.values)
-        return replace(self, toolbox=toolbox, environment=environment)
-
-    async def observed(self, turn: Turn) -> str:
-        """What the environment shows after a turn in which something ran. Raises EnvironmentFailure."""
-        if self.environment is None or not turn.cells:
-            return ""
-        return await self.environment.after_line()
 
 
 class EpisodeMaker:
@@ -180,3 +144,11 @@ def make_prompt(
         return Prompt(vocabulary.decode(ids), ids)
     text = dialect.completion_prompt(question, messages)
     return Prompt(vocabulary.released(text), vocabulary.encode_prompt(text))
+
+
+def prompts(config: Config, tasks: Sequence[Task]) -> Iterator[Prompt]:
+    """What the model reads first of each task. Loads the tokenizer only. Raises ModelError or ConfigError."""
+    setup = RolloutSetup.for_model(config, resolve_model(config.model.path))
+    dialect = setup.dialect_with(setup.extensions.toolbox.tools)
+    for task in tasks:
+        yield make_prompt(dialect, setup.vocabulary, task.question, setup.chat, task.history)

@@ -10,24 +10,29 @@ Not covered: a failing engine, which ends the run, because all trajectories shar
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
+from functools import lru_cache
 
 from repl_rl.config import BranchConfig, SamplingConfig, SeededSampling
-from repl_rl.engine import Engine, Finish
+from repl_rl.dialect import Shown
+from repl_rl.engine import Engine, Finish, Vocabulary
 from repl_rl.errors import ConfigError, KernelError
 from repl_rl.kernel import KernelSource, NestingSource
 from repl_rl.rollout.batch import OnEnd, RolloutBatch, refuse_if_all_aborted
 from repl_rl.rollout.custom import SamplerEngine, run_sampler
-from repl_rl.rollout.episode import Episode, EpisodeMaker
+from repl_rl.rollout.episode import EpisodeMaker
 from repl_rl.rollout.events import Event, Listener, event_stream
 from repl_rl.rollout.execute import TrajectoryKernel, read_turn, run_turn
 from repl_rl.rollout.guests import guests_of, trees_of
 from repl_rl.rollout.scheduler import scheduled
-from repl_rl.rollout.session import Request, Session, Start, Typed
+from repl_rl.rollout.session import Episode, Request, Session, Start, Typed
 from repl_rl.rollout.setup import RolloutSetup
-from repl_rl.rollout.state import Clock, ShownEncoder, Spent, Wait
+from repl_rl.rollout.state import Clock, Spent, Wait
 from repl_rl.rollout.subcalls import MOST_CHARS_PER_TOKEN, NoAnswerError, SubCalls
 from repl_rl.rollout.tree import Root
 from repl_rl.trajectory import Line, LineKind, Task, Trajectory
+
+_REMEMBERED_TEXTS = 1024
+_SHORT_CHARS = 32
 
 
 class Rollout:
@@ -244,3 +249,27 @@ class Rollout:
             session.insert(ids)
             session.add(result.as_line(start, end, turn.text, text, session.episode.dialect))
             await session.after_line()
+
+
+class ShownEncoder:
+    """Ids of what a dialect shows. Those of short texts are remembered: prompts and small numbers come again."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._encode_short = lru_cache(_REMEMBERED_TEXTS)(vocabulary.encode_output)
+
+    def encoded(self, shown: Sequence[Shown], at_eos: bool) -> tuple[list[int], str]:
+        """The ids and the text of what is shown, without the end-of-turn token if the model has sampled it itself
+        (`at_eos`)."""
+        ids = list[int]()
+        for part in shown:
+            if part.is_frame:
+                ids += self._vocabulary.encode_frame(part.text)
+            elif len(part.text) <= _SHORT_CHARS:
+                ids += self._encode_short(part.text)
+            else:
+                ids += self._vocabulary.encode_output(part.text)
+        text = "".join(part.text for part in shown)
+        if ids and at_eos and ids[0] in self._vocabulary.eos_ids:
+            return ids[1:], text.removeprefix(self._vocabulary.decode(ids[:1]))
+        return ids, text

@@ -27,12 +27,10 @@ from repl_rl.kernel import KernelPool, KernelSession, KernelSource
 from repl_rl.models import find_model, resolve_model
 from repl_rl.rollout.batch import OnEnd, RolloutBatch, RolloutService
 from repl_rl.rollout.checks import Checked, check_rollouts
-from repl_rl.rollout.episode import make_prompt
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.setup import RolloutSetup, make_pool
-from repl_rl.rollout.state import Prompt
 from repl_rl.rollout.worker import RolloutWorker
-from repl_rl.trajectory import Task, Trajectory
+from repl_rl.trajectory import Trajectory
 from repl_rl.utils.threads import BackgroundLoop
 
 MakeRunner = Callable[[Engine, RolloutSetup], RolloutService]
@@ -201,14 +199,6 @@ def _close_what_was_loaded(loading: Future[tuple[Engine, RolloutSetup]]) -> None
     if not loading.cancelled() and loading.exception() is None:
         engine, _ = loading.result()
         engine.close()
-
-
-def prompts(config: Config, tasks: Sequence[Task]) -> Iterator[Prompt]:
-    """What the model reads first of each task. Loads the tokenizer only. Raises ModelError or ConfigError."""
-    setup = RolloutSetup.for_model(config, resolve_model(config.model.path))
-    dialect = setup.dialect_with(setup.extensions.toolbox.tools)
-    for task in tasks:
-        yield make_prompt(dialect, setup.vocabulary, task.question, setup.chat, task.history)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,20 +4,21 @@ import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from repl_rl.config import BudgetConfig, SamplingConfig
-from repl_rl.dialect import PromptedReader, Reader, Turn, dialect_name
+from repl_rl.dialect import Dialect, PromptedReader, Reader, Turn, dialect_name
 from repl_rl.engine import SampledLine, Slot
-from repl_rl.errors import BrokenStateError, KernelError
+from repl_rl.errors import BrokenStateError, ForkRefusedError, KernelError
 from repl_rl.kernel import KernelSession
 from repl_rl.rollout import events
-from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.execute import TrajectoryKernel, TurnResult, read_turn, run_turn
 from repl_rl.rollout.guest import Guest
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.rollout.state import Clock, Prompt, Spent, Transcript, Wait
 from repl_rl.rollout.subcalls import SubCalls
+from repl_rl.tools import Toolbox
+from repl_rl.tools.environments import EnvironmentSession
 from repl_rl.trajectory import Branch, Line, LineKind, StopReason, Task, Trajectory
 
 _log = logging.getLogger(__name__)
@@ -44,6 +45,44 @@ class Request:
     def depth(self) -> int:
         """How many sessions wait for it."""
         return 0 if self.subcalls is None else self.subcalls.depth - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """The surroundings of one trajectory. `environment` is open."""
+
+    prompt: Prompt
+    dialect: Dialect
+    toolbox: Toolbox
+    environment: EnvironmentSession | None = None
+    subcalls: SubCalls | None = None
+    """What the environment may ask a model."""
+
+    @property
+    def setup(self) -> tuple[str, ...]:
+        """Code for the session before its first cell, after the dialect's."""
+        environment_setup = "" if self.environment is None else self.environment.setup
+        return (self.toolbox.setup_source(), environment_setup)
+
+    async def fork(self, stack: AsyncExitStack) -> Self:
+        """The same around a copy of the environment, which closes with `stack`. Raises ForkRefusedError."""
+        if self.environment is None:
+            return self
+        if self.environment.asks_model:
+            raise ForkRefusedError("its environment asks a model, and two sessions can't share budgets and answers")
+        environment, environment_tools = await self.environment.fork()
+        stack.push_async_callback(environment.close)
+        # the environment's tools act on the copy; those of all trajectories stay as they are
+        by_name = {tool.name: tool for tool in environment_tools.tools}
+        tools = [by_name.get(tool.name, tool) for tool in self.toolbox.tools]
+        toolbox = Toolbox(tools, self.toolbox.values)
+        return replace(self, toolbox=toolbox, environment=environment)
+
+    async def observed(self, turn: Turn) -> str:
+        """What the environment shows after a turn in which something ran. Raises EnvironmentFailure."""
+        if self.environment is None or not turn.cells:
+            return ""
+        return await self.environment.after_line()
 
 
 class Typed(NamedTuple):

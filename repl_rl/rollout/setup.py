@@ -146,7 +146,7 @@ def _guest(source: Any) -> type[Guest]:
     """The class of a guest, or the one at an import path. Raises ConfigError."""
     guest = imported(source, "guests:", "package.module:Class") if isinstance(source, str) else source
     if not (isinstance(guest, type) and issubclass(guest, Guest)):
-        raise ConfigError(f"guests: {source!r} is not a subclass of repl_rl.rollout.guest.Guest")
+        raise ConfigError(f"guests: {source!r} is not a subclass of repl_rl.rollout.Guest")
     return guest
 
 

@@ -5,10 +5,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
 
-from repl_rl.dialect import Shown
-from repl_rl.engine import Versions, Vocabulary
+from repl_rl.engine import Versions
 from repl_rl.trajectory import Compaction
 
 
@@ -27,10 +25,6 @@ class Spent:
     lines: int = 0
     tokens: int = 0
     seconds: float = 0.0
-
-
-_REMEMBERED_TEXTS = 1024
-_SHORT_CHARS = 32
 
 
 class Transcript:
@@ -147,27 +141,3 @@ class Clock:
     @property
     def duration_s(self) -> float:
         return (time.monotonic() if self._ended is None else self._ended) - self.asked
-
-
-class ShownEncoder:
-    """Ids of what a dialect shows. Those of short texts are remembered: prompts and small numbers come again."""
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
-        self._encode_short = lru_cache(_REMEMBERED_TEXTS)(vocabulary.encode_output)
-
-    def encoded(self, shown: Sequence[Shown], at_eos: bool) -> tuple[list[int], str]:
-        """The ids and the text of what is shown, without the end-of-turn token if the model has sampled it itself
-        (`at_eos`)."""
-        ids = list[int]()
-        for part in shown:
-            if part.is_frame:
-                ids += self._vocabulary.encode_frame(part.text)
-            elif len(part.text) <= _SHORT_CHARS:
-                ids += self._encode_short(part.text)
-            else:
-                ids += self._vocabulary.encode_output(part.text)
-        text = "".join(part.text for part in shown)
-        if ids and at_eos and ids[0] in self._vocabulary.eos_ids:
-            return ids[1:], text.removeprefix(self._vocabulary.decode(ids[:1]))
-        return ids, text

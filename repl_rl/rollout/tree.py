@@ -26,7 +26,7 @@ from typing import ClassVar
 from repl_rl.config import BranchConfig, SamplingConfig, SeededSampling
 from repl_rl.errors import ConfigError, ForkRefusedError, KernelDiedError
 from repl_rl.rollout.guest import Guest, GuestSession
-from repl_rl.rollout.score import graded_by
+from repl_rl.rollout.scoring import graded_by
 from repl_rl.rollout.session import Fork, ReplayDiffersError, Request, Session, Start
 from repl_rl.rollout.setup import Grader
 from repl_rl.rollout.state import Prompt, Spent, Wait
@@ -211,7 +211,7 @@ def fork_rule(name: str) -> type[ForkRule]:
         return FORK_RULES[name]
     rule = imported(name, "branch.at:", "package.module:Class")
     if not (isinstance(rule, type) and issubclass(rule, ForkRule)):
-        raise ConfigError(f"branch.at: {name!r} is not a subclass of repl_rl.rollout.tree.ForkRule")
+        raise ConfigError(f"branch.at: {name!r} is not a subclass of repl_rl.rollout.ForkRule")
     return rule
 
 

@@ -29,9 +29,7 @@ from repl_rl.errors import ConfigError
 from repl_rl.kernel.memory import default_budget_mb
 from repl_rl.models.find import config_of_model
 from repl_rl.models.nano import NANO_PATH, SHIPPED
-from repl_rl.rollout.episode import make_prompt
-from repl_rl.rollout.setup import RolloutSetup, environment_of, limits_of
-from repl_rl.rollout.subcalls import NoAnswerError, SubCalls
+from repl_rl.rollout import NoAnswerError, RolloutSetup, SubCalls, environment_of, limits_of, make_prompt
 from repl_rl.run.evaluate import longest_prompt
 from repl_rl.run.launch import launch_command
 from repl_rl.run.memory import Shapes, memory, shapes_of

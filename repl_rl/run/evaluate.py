@@ -8,10 +8,7 @@ from typing import Any
 from repl_rl.config import Config, SeededSampling
 from repl_rl.errors import ConfigError
 from repl_rl.rewards import RewardTable
-from repl_rl.rollout.batch import OnEnd, RolloutService
-from repl_rl.rollout.metrics import solve_rates
-from repl_rl.rollout.score import score
-from repl_rl.rollout.service import prompts
+from repl_rl.rollout import OnEnd, RolloutService, prompts, score, solve_rates
 from repl_rl.tasks import grade
 from repl_rl.trajectory import Task, Trajectory
 from repl_rl.utils.distributed import gather, process_count, process_rank

@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from repl_rl.config import Config, SamplingConfig
     from repl_rl.engine import SampledLine
     from repl_rl.rewards import RewardTable
-    from repl_rl.rollout.checks import Checked
-    from repl_rl.rollout.events import Event
-    from repl_rl.rollout.setup import RolloutSetup
+    from repl_rl.rollout import Checked, Event, RolloutSetup
 
     Talk = queue.SimpleQueue[Callable[[], None] | None]
     """What the person's thread has to do next; None: the session is over."""
@@ -58,8 +56,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # what is not UTF-8 becomes U+FFFD, as in a model's text
     from repl_rl.config import load_config
-    from repl_rl.rollout.checks import check_rollouts
-    from repl_rl.rollout.score import score
+    from repl_rl.rollout import check_rollouts, score
     from repl_rl.tasks import grade
     from repl_rl.view import print_trajectory
 
@@ -81,9 +78,7 @@ def play(config: Config, task: Task, checked: Checked, console: Console) -> Traj
     """A session that a person types at this terminal. No limit in seconds holds. Raises what a rollout raises."""
     from repl_rl.engine.environment import prepare_environment
     from repl_rl.models import resolve_model
-    from repl_rl.rollout.batch import RolloutBatch
-    from repl_rl.rollout.loop import Rollout
-    from repl_rl.rollout.setup import RolloutSetup, make_pool
+    from repl_rl.rollout import Rollout, RolloutBatch, RolloutSetup, make_pool
     from repl_rl.utils.threads import BackgroundLoop
 
     prepare_environment()
@@ -135,7 +130,7 @@ class Person:
 
     def hear(self, event: Event) -> None:
         """What the session says of itself."""
-        from repl_rl.rollout.events import Began, Ran
+        from repl_rl.rollout import Began, Ran
 
         if isinstance(event, Began):
             self._prompt = event.prompt
@@ -183,7 +178,7 @@ class PersonSlot:
 
     def _ask(self, ids: list[int], max_tokens: int, reply: Future[SampledLine]) -> None:
         """Show what came since the last line, and let the person type the next. Runs in the person's thread."""
-        from repl_rl.rollout.scripted import typed_line
+        from repl_rl.rollout import typed_line
         from repl_rl.utils.text import visible
 
         person = self._person

@@ -55,9 +55,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     if options.out is not None:
         require_file("--out", options.out)
     config = _config(options, console)
-    from repl_rl.rollout.checks import check_rollouts
-    from repl_rl.rollout.score import credit, score
-    from repl_rl.rollout.service import open_service
+    from repl_rl.rollout import check_rollouts, credit, open_service, score
     from repl_rl.run.progress import Progress
     from repl_rl.tasks import grade
     from repl_rl.view import print_trajectory
@@ -184,7 +182,7 @@ def _attached(options: argparse.Namespace, console: Console) -> Callable[[Kernel
     """For `--attach`: kernels that say where to attach, and keep the session until Enter is pressed. Else None."""
     if not options.attach:
         return None
-    from repl_rl.rollout.service import AttachedKernels
+    from repl_rl.rollout import AttachedKernels
     from repl_rl.utils.machine import install_command, jupyter_console
 
     command = jupyter_console()

@@ -23,7 +23,7 @@ from repl_rl.engine.environment import gpus_here, prepare_environment
 from repl_rl.errors import ConfigError, DependencyError, RunError
 from repl_rl.models import find_model, resolve_model
 from repl_rl.models.skeleton import Adapted, config_alone, require_one_loss
-from repl_rl.rollout.checks import Checked, check_rollouts
+from repl_rl.rollout import Checked, check_rollouts
 from repl_rl.run.evaluate import evaluate
 from repl_rl.run.folder import RunFolder, checkpoint_step, free_folder, new_run
 from repl_rl.run.launch import require_processes

@@ -42,9 +42,7 @@ from repl_rl.models.find import loading
 from repl_rl.models.skeleton import require_trainable
 from repl_rl.models.whole import begin_as_in_main, no_zeros
 from repl_rl.rewards import RewardFunction
-from repl_rl.rollout.checks import Checked, check_rollouts
-from repl_rl.rollout.service import MakeRunner
-from repl_rl.rollout.setup import Grader, RolloutSetup, make_extensions
+from repl_rl.rollout import Checked, Grader, MakeRunner, RolloutSetup, check_rollouts, make_extensions
 from repl_rl.tasks import grade
 from repl_rl.trainer.arguments import ReplGRPOConfig
 from repl_rl.trainer.forward import base_of
@@ -85,7 +83,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
     per completion, tried once before anything is loaded, and added to the last line's reward.
     `tools` are functions that the model may call, in the sandbox unless `@tool` or `tools_where` says otherwise.
     `environment` (or TRL's `environment_factory`) makes one object per trajectory; `rollout` replaces the line loop,
-    and `guests` are classes of what looks on (`repl_rl.rollout.guest.Guest`).
+    and `guests` are classes of what looks on (`repl_rl.rollout.Guest`).
     `wrap_kernels` puts something around the pool that sessions are taken from; `make_runner` puts the line loop (one
     for all processes) somewhere else, and `make_engine` takes another engine than `args.engine` names. Who has called
     `check_rollouts` for these arguments gives what came of it (`checked`) in place of tools, environment, rollout,

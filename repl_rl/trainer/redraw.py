@@ -17,7 +17,7 @@ from typing import Any
 from repl_rl.config import CreditConfig
 from repl_rl.errors import KernelError
 from repl_rl.rewards import ScoredTrajectory
-from repl_rl.rollout.score import is_flat
+from repl_rl.rollout import is_flat
 from repl_rl.trainer.rows import task_of
 from repl_rl.trajectory import Task
 from repl_rl.utils.distributed import any_of_all

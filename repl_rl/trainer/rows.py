@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from datasets import Dataset
 
 from repl_rl.errors import ConfigError
-from repl_rl.rollout.batch import require_tasks
+from repl_rl.rollout import require_tasks
 from repl_rl.tasks import require_gradable
 from repl_rl.tasks.chats import Chat, is_chat, read_chat
 from repl_rl.tasks.datasets import distinct_id

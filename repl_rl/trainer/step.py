@@ -42,9 +42,7 @@ from trl.trainer.utils import pad
 from repl_rl.config import BranchConfig, MaskConfig, SamplingConfig
 from repl_rl.credit.critic import Critic
 from repl_rl.rewards import RewardTable, ScoredTrajectory
-from repl_rl.rollout.batch import RolloutBatch, RolloutService
-from repl_rl.rollout.score import CreditedTrajectory, credit, credit_numbers, score
-from repl_rl.rollout.setup import Grader
+from repl_rl.rollout import CreditedTrajectory, Grader, RolloutBatch, RolloutService, credit, credit_numbers, score
 from repl_rl.trainer.arguments import ReplGRPOConfig
 from repl_rl.trainer.loss import SamplerCorrection, weights_of_sampler
 from repl_rl.trainer.mask import covarying, within_ratios

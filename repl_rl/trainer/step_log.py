@@ -12,8 +12,7 @@ from trl.trainer.utils import nanstd
 
 from repl_rl.engine import CountsPrompts
 from repl_rl.errors import TrainingError
-from repl_rl.rollout.batch import RolloutService
-from repl_rl.rollout.metrics import batch_metrics
+from repl_rl.rollout import RolloutService, batch_metrics
 from repl_rl.tools import tool_metrics
 from repl_rl.trainer.arguments import ReplGRPOConfig
 from repl_rl.trainer.run_files import RunFiles

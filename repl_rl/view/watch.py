@@ -35,11 +35,7 @@ from rich.text import Text
 from repl_rl.config import Config, SamplingConfig, SeededSampling
 from repl_rl.engine.environment import silence_libraries
 from repl_rl.errors import ConfigError
-from repl_rl.rollout.checks import Checked
-from repl_rl.rollout.events import Began, Ended, Event, Ran, Sampled
-from repl_rl.rollout.loop import Rollout
-from repl_rl.rollout.scheduler import scheduled
-from repl_rl.rollout.service import config_of, open_rollout
+from repl_rl.rollout import Began, Checked, Ended, Event, Ran, Rollout, Sampled, config_of, open_rollout, scheduled
 from repl_rl.trajectory import Group, Line, Task, Trajectory
 from repl_rl.utils.interrupts import interrupts_at_safe_points
 from repl_rl.utils.text import visible

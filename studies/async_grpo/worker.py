@@ -40,11 +40,19 @@ from repl_rl.engine import TrainableEngine
 from repl_rl.errors import ConfigError, EngineError
 from repl_rl.models import resolve_model
 from repl_rl.rewards import RewardFunction, ScoredTrajectory
-from repl_rl.rollout.batch import RolloutBatch, refuse_if_all_aborted
-from repl_rl.rollout.metrics import batch_metrics
-from repl_rl.rollout.score import CreditedTrajectory, credit, reward_table, score
-from repl_rl.rollout.service import config_of, load_engine, start_service
-from repl_rl.rollout.setup import Grader
+from repl_rl.rollout import (
+    CreditedTrajectory,
+    Grader,
+    RolloutBatch,
+    batch_metrics,
+    config_of,
+    credit,
+    load_engine,
+    refuse_if_all_aborted,
+    reward_table,
+    score,
+    start_service,
+)
 from repl_rl.tasks import grade, load_tasks
 from repl_rl.trajectory import Task, Trajectory
 

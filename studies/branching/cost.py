@@ -27,7 +27,7 @@ from repl_rl.engine import Vocabulary, load_vocabulary
 from repl_rl.engine.environment import prepare_environment, require_vllm
 from repl_rl.errors import ConfigError
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.rollout.batch import RolloutService
+from repl_rl.rollout import RolloutService
 from repl_rl.tasks import make_tasks
 from repl_rl.utils.machine import machine
 from studies.common.command import main

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from repl_rl.rollout.tree import ForkRule, Root
+from repl_rl.rollout import ForkRule, Root
 
 
 class Bisection:

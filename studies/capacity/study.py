@@ -40,7 +40,7 @@ from repl_rl.engine.environment import prepare_environment, require_vllm
 from repl_rl.errors import ConfigError
 from repl_rl.kernel import KernelPool
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.rollout.batch import RolloutService
+from repl_rl.rollout import RolloutService
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Trajectory
 from repl_rl.utils.machine import cores, machine

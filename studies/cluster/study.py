@@ -35,8 +35,7 @@ from repl_rl.engine.environment import prepare_environment, require_vllm
 from repl_rl.engine.server import VLLMServerEngine
 from repl_rl.errors import ConfigError
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.rollout.batch import RolloutService
-from repl_rl.rollout.scripted import ScriptedPolicy
+from repl_rl.rollout import RolloutService, ScriptedPolicy
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Task
 from repl_rl.utils.machine import machine

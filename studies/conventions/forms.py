@@ -26,9 +26,7 @@ from repl_rl.config import Config, parse_config
 from repl_rl.engine import load_vocabulary, make_engine
 from repl_rl.engine.environment import prepare_environment
 from repl_rl.models import resolve_model
-from repl_rl.rollout.score import reward_table, score
-from repl_rl.rollout.service import start_service
-from repl_rl.rollout.setup import RolloutSetup
+from repl_rl.rollout import RolloutSetup, reward_table, score, start_service
 from repl_rl.tasks import grade, load_tasks
 from repl_rl.trajectory import write_jsonl
 from repl_rl.utils.machine import machine

@@ -8,8 +8,7 @@ from typing import Any
 
 from repl_rl.config import Config
 from repl_rl.models import resolve_model
-from repl_rl.rollout.score import reward_table, score
-from repl_rl.rollout.service import open_service
+from repl_rl.rollout import open_service, reward_table, score
 from repl_rl.tasks import grade, load_tasks
 from repl_rl.trajectory import Task, Trajectory, read_jsonl, write_jsonl
 from studies.credit_noise.settings import GROUPS, NoiseSettings

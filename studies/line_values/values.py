@@ -10,8 +10,8 @@ from statistics import fmean
 from typing import Any
 
 from repl_rl.config import Config
+from repl_rl.rollout import open_rollout
 from repl_rl.rollout.continued import continued
-from repl_rl.rollout.service import open_rollout
 from repl_rl.tasks import grade
 from repl_rl.trajectory import Task, Trajectory
 

@@ -29,9 +29,7 @@ from repl_rl.engine import Finish, SampledLine, Vocabulary, load_vocabulary
 from repl_rl.errors import ConfigError, KernelStartError
 from repl_rl.kernel import ExecResult, ExecStatus, HostCalls
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.rollout.batch import RolloutBatch
-from repl_rl.rollout.loop import Rollout
-from repl_rl.rollout.setup import RolloutSetup
+from repl_rl.rollout import Rollout, RolloutBatch, RolloutSetup
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Task
 from repl_rl.utils.machine import machine

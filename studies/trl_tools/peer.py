@@ -30,7 +30,7 @@ from repl_rl.dialect import CellRun, Dialect, make_dialect
 from repl_rl.engine import Vocabulary
 from repl_rl.kernel import KernelSession
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.rollout.setup import make_pool
+from repl_rl.rollout import make_pool
 from repl_rl.trajectory import Task
 from repl_rl.utils.threads import BackgroundLoop
 

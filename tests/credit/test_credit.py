@@ -18,7 +18,7 @@ from repl_rl.config.estimators import ESTIMATOR_RECORDS
 from repl_rl.credit import ESTIMATORS, advantages, batch_line_advantages, line_advantages, spread
 from repl_rl.credit.normalize import anchors
 from repl_rl.errors import ConfigError, RewardError
-from repl_rl.rollout.score import reward_table
+from repl_rl.rollout import reward_table
 from repl_rl.trajectory import LineKind, StopReason
 
 BY_HAND = yaml.safe_load((Path(__file__).parent / "by_hand.yaml").read_text(encoding="utf-8"))

@@ -35,8 +35,8 @@ from repl_rl.errors import ConfigError
 from repl_rl.kernel import KernelPool, Limits, Profile
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rewards import RewardTable
+from repl_rl.rollout import reward_table
 from repl_rl.rollout.loop import Rollout
-from repl_rl.rollout.score import reward_table
 from repl_rl.rollout.setup import Extensions, RolloutSetup, load_extensions, make_extensions, make_pool
 from repl_rl.tasks import load_tasks
 from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory

@@ -23,7 +23,7 @@ from pages import PAGES, ROOT, blocks, commands, configs, heredocs, inline_comma
 
 from repl_rl.cli import make_parser
 from repl_rl.config import load_config, parse_config, shipped_configs
-from repl_rl.rollout.score import reward_table
+from repl_rl.rollout import reward_table
 from repl_rl.run.dryrun import dry_run
 from repl_rl.trajectory import LineKind, StopReason, read_jsonl
 

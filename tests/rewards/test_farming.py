@@ -19,7 +19,7 @@ from repl_rl.config.rewards import shipped_presets
 from repl_rl.credit import ESTIMATORS
 from repl_rl.kernel import KernelPool, Limits
 from repl_rl.rewards import RewardTable, ScoredTrajectory
-from repl_rl.rollout.score import credit, score
+from repl_rl.rollout import credit, score
 from repl_rl.rollout.scripted import type_session
 from repl_rl.tasks import grade
 from repl_rl.trajectory import LineKind, Task, Trajectory

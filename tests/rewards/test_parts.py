@@ -11,7 +11,7 @@ from made_trajectories import line, made
 
 from repl_rl.config import RewardsConfig
 from repl_rl.rewards import RewardTable
-from repl_rl.rollout.score import score
+from repl_rl.rollout import score
 from repl_rl.trajectory import Branch, LineKind, RewardPart, Task, Trajectory
 
 

@@ -14,7 +14,7 @@ from repl_rl.credit import line_advantages
 from repl_rl.errors import ConfigError
 from repl_rl.rewards import RewardTable
 from repl_rl.rewards.shaping import potential_differences
-from repl_rl.rollout.score import reward_table
+from repl_rl.rollout import reward_table
 from repl_rl.trajectory import Line, LineKind, Trajectory
 
 

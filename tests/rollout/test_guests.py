@@ -72,5 +72,5 @@ async def test_a_guest_ends_its_session(pool: KernelPool, guest: type[Guest]) ->
 
 @pytest.mark.parametrize("named", ["test_guests:LINES", Task, len])
 def test_what_is_no_guest_is_refused(named: object) -> None:
-    with pytest.raises(ConfigError, match=r"guests: .* is not a subclass of repl_rl.rollout.guest.Guest"):
+    with pytest.raises(ConfigError, match=r"guests: .* is not a subclass of repl_rl.rollout.Guest"):
         make_extensions(guests=[named])

@@ -15,7 +15,7 @@ from repl_rl.config import BudgetConfig, KernelConfig, RewardsConfig, SamplingCo
 from repl_rl.engine import Vocabulary
 from repl_rl.rewards import RewardTable
 from repl_rl.rewards.table import PROBE
-from repl_rl.rollout.score import score
+from repl_rl.rollout import score
 from repl_rl.rollout.service import start_service
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.tasks import grade

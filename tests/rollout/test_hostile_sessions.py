@@ -23,8 +23,8 @@ from repl_rl.config import BranchConfig, RewardsConfig
 from repl_rl.config.credit import CreditConfig
 from repl_rl.engine import Vocabulary
 from repl_rl.kernel import HostCall, HostReply, KernelPool, Limits
+from repl_rl.rollout import reward_table, score
 from repl_rl.rollout.metrics import batch_metrics
-from repl_rl.rollout.score import reward_table, score
 from repl_rl.tasks import grade, grade_many
 from repl_rl.tools import as_tools, tool, tool_metrics
 from repl_rl.tools.calls import HostTools

@@ -1,5 +1,7 @@
 """From finished trajectories to advantages per token: grading, groups, and what stays unassigned."""
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 from repl_rl.config import CreditConfig, RewardsConfig
 from repl_rl.errors import RewardError
 from repl_rl.rewards import RewardTable
-from repl_rl.rollout.score import credit, credit_numbers, score
+from repl_rl.rollout import credit, credit_numbers, score
 from repl_rl.tasks import grade
 from repl_rl.trajectory import Line, LineKind, RecordedCell, StopReason, Task, Trajectory, read_jsonl, write_jsonl
 
@@ -187,3 +189,14 @@ def test_groups_have_to_come_out_even() -> None:
     with pytest.raises(ValueError, match="3 trajectories don't divide into groups of 2"):
         credit(scored, 2, CreditConfig())
     assert credit([], 2, CreditConfig()) == []
+
+
+def test_the_former_place_of_scoring_has_all_of_it_and_hides_no_function() -> None:
+    program = (
+        "import repl_rl.rollout.score as former, repl_rl.rollout as room\n"
+        "print(former.score is former.credit.__globals__['score'], room.credit is former.credit)\n"
+        "from repl_rl.rollout import score\n"
+        "print(score([], [], None, None))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=600)
+    assert done.stdout == "True True\n[]\n"

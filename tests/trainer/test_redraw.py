@@ -13,7 +13,7 @@ from recorded import make_tasks_named, recorded, recorded_trainer
 from repl_rl.config import CreditConfig
 from repl_rl.errors import KernelError
 from repl_rl.rewards import ScoredTrajectory
-from repl_rl.rollout.score import is_flat
+from repl_rl.rollout import is_flat
 from repl_rl.trainer.redraw import further_rows, redraw
 from repl_rl.trajectory import Line, LineKind, StopReason, Task, Trajectory, read_jsonl
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from repl_rl.config import RewardsConfig
 from repl_rl.rewards import RewardTable
-from repl_rl.rollout.score import score
+from repl_rl.rollout import score
 from repl_rl.tasks import grade
 from repl_rl.trajectory import Task, Trajectory, read_jsonl, write_jsonl
 from repl_rl.view.display import trajectory_html

@@ -166,7 +166,7 @@ def keep(rows: Sequence[dict[str, Any]], tallies: Sequence[Tally], bounds: tuple
 
 def _keep_part(console: Console, plan: EvaluationPlan, out: Path, done: int, ended: dict[int, Trajectory]) -> None:
     """Grade and keep what has ended of a combination whose rest will not come. No figure counts it."""
-    from repl_rl.rollout.score import score
+    from repl_rl.rollout import score
     from repl_rl.run.evaluation.comparison import labels
     from repl_rl.tasks import grade
 

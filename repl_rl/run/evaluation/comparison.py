@@ -17,8 +17,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from repl_rl.rollout.batch import OnEnd, Watched
-from repl_rl.rollout.service import open_service
+from repl_rl.rollout import OnEnd, Watched, open_service
 from repl_rl.run.evaluate import evaluate
 from repl_rl.run.evaluation.plan import Combination, EvaluationPlan
 from repl_rl.trajectory import Line, LineKind, Trajectory

@@ -10,7 +10,7 @@ from repl_rl.config import Config, load_config
 from repl_rl.engine.environment import prepare_environment
 from repl_rl.errors import ConfigError, ModelError, RunError
 from repl_rl.models import find_model
-from repl_rl.rollout.checks import Checked, check_rollouts
+from repl_rl.rollout import Checked, check_rollouts
 from repl_rl.run.evaluate import longest_prompt
 from repl_rl.run.folder import RunFolder
 from repl_rl.tasks import Split, load_tasks

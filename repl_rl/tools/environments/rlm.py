@@ -56,7 +56,7 @@ class RLM:
             )
 
     def use_model(self, model: Any) -> None:
-        """Called before `reset` with a `repl_rl.rollout.subcalls.SubCalls`."""
+        """Called before `reset` with a `repl_rl.rollout.SubCalls`."""
         self._model = model
 
     def reset(self, task: Task) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from repl_rl.config import load_config
 from repl_rl.dialect import make_dialect
 from repl_rl.engine import load_vocabulary
 from repl_rl.models.nano import SHIPPED
+from repl_rl.rollout import reward_table, score
 from repl_rl.rollout.episode import make_prompt
-from repl_rl.rollout.score import reward_table, score
 from repl_rl.rollout.service import open_service
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.tasks import grade, make_tasks
