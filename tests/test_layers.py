@@ -9,6 +9,7 @@ one of its lazy names from it is an import of the module that has it.
 """
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import pytest
 import yaml
 
 import repl_rl
+import repl_rl.rollout
 
 PACKAGE = Path(repl_rl.__file__).parent
 CHECKOUT = PACKAGE.parent
@@ -30,6 +32,8 @@ LAYERS: list[list[str]] = PLAN["layers"]
 """Lowest first. Rooms of one layer may import each other as long as no circle comes of it."""
 FLOORS = 12
 """How long a chain of rooms may be in which each imports the next. `__main__` is another name of `cli`."""
+LONGEST_CHAIN = 20
+"""How many files may import each other in a row as they are loaded."""
 IMPORT_PATH = re.compile(r"repl_rl(?:\.\w+)+:\w+")
 
 
@@ -69,12 +73,8 @@ def imports_of(source: str, package: str) -> Iterator[str]:
     }
     for node in ast.walk(tree):
         match node:
-            case ast.Import(names=names):
-                yield from (alias.name for alias in names)
-            case ast.ImportFrom(module=module, names=names, level=level):
-                parents = package.split(".")
-                base = ".".join([*parents[: len(parents) - level + 1], module or ""]).strip(".") if level else module
-                yield from (f"{base}.{alias.name}" for alias in names)
+            case ast.Import() | ast.ImportFrom():
+                yield from imported_by(node, package)
             case ast.Constant(value=str(text)) if IMPORT_PATH.fullmatch(text):
                 yield text.replace(":", ".")
             case ast.Call(func=ast.Attribute(attr="import_module"), args=[ast.Constant(value=str(text)), *_]):
@@ -83,6 +83,18 @@ def imports_of(source: str, package: str) -> Iterator[str]:
                 yield from (f"{ast.literal_eval(begin)}{each}" for each in _from_table(end, tables, package))
             case ast.Call(func=ast.Attribute(attr="import_module"), args=[ast.Subscript() as named, *_]):
                 yield from _from_table(named, tables, package)
+
+
+def imported_by(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[str]:
+    """The names that a statement imports; `package` is that of its module."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+        return
+    base = node.module
+    if node.level:
+        parents = package.split(".")
+        base = ".".join([*parents[: len(parents) - node.level + 1], node.module or ""]).strip(".")
+    yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
 def _from_table(node: ast.expr, tables: dict[str, list[str]], package: str) -> list[str]:
@@ -99,6 +111,8 @@ def module_of(name: str) -> str | None:
         return None
     if rest in repl_rl._LAZY:
         return repl_rl._LAZY[rest]
+    if name in handed_on():  # which may be called as a module is
+        return name.rpartition(".")[0]
     while name not in modules():
         name = name.rpartition(".")[0]
         if name == "repl_rl":
@@ -117,6 +131,65 @@ def graph() -> dict[str, set[str]]:
     return found
 
 
+def is_for_type_checkers(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def run_at_import(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
+    """The imports that run when a module is loaded: none in functions, and none for type checkers alone."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            yield child
+        elif not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) and not is_for_type_checkers(child):
+            yield from run_at_import(child)
+
+
+@cache
+def handed_on() -> dict[str, str]:
+    """What rooms load when they are asked for it: each name there, and the name in the file that has it."""
+    found = {}
+    for package, path in {"repl_rl": PACKAGE / "__init__.py", **modules()}.items():
+        statements = ast.parse(path.read_text(encoding="utf-8")).body
+        if not any(isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in statements):
+            continue
+        for node in filter(is_for_type_checkers, statements):
+            for statement in node.body:
+                names = imported_by(statement, package)
+                found |= {f"{package}.{name.rpartition('.')[2]}": name for name in names}
+    return found
+
+
+def loaded_for(name: str) -> str | None:
+    """The module that is loaded for what is imported under this name: a room that loads it later hides nothing."""
+    while name in handed_on():
+        name = handed_on()[name]
+    return module_of(name)
+
+
+@cache
+def graph_at_import() -> dict[str, set[str]]:
+    """What each module loads of the others as it is loaded itself."""
+    found = {}
+    for module, path in modules().items():
+        package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+        names = [
+            name
+            for node in run_at_import(ast.parse(path.read_text(encoding="utf-8")))
+            for name in imported_by(node, package)
+        ]
+        found[module] = {other for name in names if (other := loaded_for(name)) is not None} - {module}
+    return found
+
+
+def longest_chain(imports: dict[str, set[str]]) -> list[str]:
+    """The longest chain in which each imports the one before it. Raises CycleError with the names of a circle."""
+    chains: dict[str, list[str]] = {}
+    for name in TopologicalSorter(imports).static_order():
+        below = max((chains[other] for other in imports[name]), key=len, default=[])
+        chains[name] = [*below, name]
+    return max(chains.values(), key=len)
+
+
 def rooms() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {room_of(module): set() for module in modules()}
     for module, others in graph().items():
@@ -133,11 +206,26 @@ def test_there_are_no_circles_of_rooms_or_modules_and_few_floors() -> None:
     """`graphlib` raises CycleError with the modules of a circle."""
     modules_in_order = list(TopologicalSorter(graph()).static_order())
     assert modules_in_order.index("repl_rl.rollout.loop") < modules_in_order.index("repl_rl.trainer.grpo")
-    chains: dict[str, list[str]] = {}
-    for room in TopologicalSorter(rooms()).static_order():
-        below = max((chains[other] for other in rooms()[room]), key=len, default=[])
-        chains[room] = [*below, *([room] if room != "__main__" else [])]
-    assert len(longest := max(chains.values(), key=len)) <= FLOORS, longest
+    longest = longest_chain({room: others for room, others in rooms().items() if room != "__main__"})
+    assert len(longest) <= FLOORS, longest
+
+
+def test_chains_of_imports_are_short() -> None:
+    longest = longest_chain(graph_at_import())
+    assert len(longest) <= LONGEST_CHAIN, longest
+
+
+def test_other_rooms_import_from_the_room_of_rollouts_not_from_its_files() -> None:
+    users = {module: others for module, others in graph().items() if room_of(module) != "rollout"}
+    assert {module for module, others in users.items() if any("repl_rl.rollout." in other for other in others)} == set()
+
+
+def test_each_room_has_the_names_that_it_announces() -> None:
+    for name in handed_on():
+        room, _, inside = name.rpartition(".")
+        assert hasattr(importlib.import_module(room), inside), name
+    with pytest.raises(AttributeError, match=r"module 'repl_rl.rollout' has no attribute 'Rolout'"):
+        _ = repl_rl.rollout.Rolout
 
 
 @pytest.mark.parametrize("room", sorted(rooms()))

@@ -56,6 +56,9 @@ class RolloutService(ABC):
     The engine is the caller's. Kernels start ahead of need while the caller does something else; `close` ends them all.
     """
 
+    is_of_main = False
+    """Whether the main process rolls out for several, which call `roll_out` together."""
+
     def __init__(self, setup: RolloutSetup) -> None:
         self.vocabulary = setup.vocabulary
         self.at_once = setup.at_once or setup.kernel.size

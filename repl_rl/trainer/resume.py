@@ -31,10 +31,9 @@ from repl_rl.config import SeededSampling
 from repl_rl.credit.critic import Critic
 from repl_rl.engine import Engine, SharedEngine
 from repl_rl.files import open_file
-from repl_rl.rollout.batch import RolloutService
+from repl_rl.rollout import RolloutService
 from repl_rl.trainer.asynchronous import EpochSampler
 from repl_rl.trainer.pass_rates import PassRates
-from repl_rl.trainer.shared_rollouts import RolloutsOfMain
 from repl_rl.trainer.step_log import KeepRun
 from repl_rl.trainer.trainer_queue import TrainerQueue
 
@@ -102,7 +101,7 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
     @property
     def place(self) -> tuple[int, int]:
         """Which of how many processes rolls out for this one: itself, or the only one that does so."""
-        if isinstance(self.service, RolloutsOfMain):
+        if self.service.is_of_main:
             return 0, 1
         return self.accelerator.process_index, self.accelerator.num_processes
 

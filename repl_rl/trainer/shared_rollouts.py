@@ -14,9 +14,7 @@ from typing import Any
 from repl_rl.engine import Engine, SharedEngine, Slot
 from repl_rl.engine.factory import EngineMaker
 from repl_rl.errors import EngineError
-from repl_rl.rollout.batch import OnEnd, RolloutBatch, RolloutService
-from repl_rl.rollout.service import MakeRunner, start_service
-from repl_rl.rollout.setup import RolloutSetup
+from repl_rl.rollout import MakeRunner, OnEnd, RolloutBatch, RolloutService, RolloutSetup, start_service
 from repl_rl.trainer.arguments import ReplGRPOConfig
 from repl_rl.trajectory import Trajectory
 from repl_rl.utils.distributed import gather, is_main_process, process_count, process_rank, share_of_main
@@ -69,6 +67,8 @@ class RolloutsOfMain(RolloutService):
 
     `begin` is the main process's alone.
     """
+
+    is_of_main = True
 
     def __init__(self, setup: RolloutSetup, service: RolloutService | None, team: int) -> None:
         super().__init__(setup)

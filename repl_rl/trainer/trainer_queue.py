@@ -12,10 +12,9 @@ from trl import GRPOTrainer
 
 from repl_rl.engine import ServesSlots
 from repl_rl.engine.environment import cores_beside_engine, limit_openmp
-from repl_rl.rollout.batch import RolloutBatch, refuse_if_all_aborted
+from repl_rl.rollout import RolloutBatch, refuse_if_all_aborted
 from repl_rl.trainer.asynchronous import GroupOrder, GroupQueue, Taken
 from repl_rl.trainer.rows import task_of
-from repl_rl.trainer.shared_rollouts import RolloutsOfMain
 from repl_rl.trajectory import Trajectory
 from repl_rl.utils.distributed import share_of_main
 
@@ -45,10 +44,7 @@ class TrainerQueue:
 
     def take(self) -> tuple[Taken, list[dict[str, Any]]]:
         """The groups of a step, and for each of their trajectories its row of the data set."""
-        if isinstance(self._trainer.service, RolloutsOfMain):
-            taken = share_of_main(self._take_for_all)
-        else:
-            taken = self._take_groups()
+        taken = share_of_main(self._take_for_all) if self._trainer.service.is_of_main else self._take_groups()
         rows = []
         for number, _ in taken.groups:
             rows += self._rows(number)

@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 
 from repl_rl.errors import RunError
-from repl_rl.files import lines_of, open_file
+from repl_rl.files import lines_of, open_file, read_file
 from repl_rl.trajectory.data import Trajectory
-from repl_rl.trajectory.images import read_images, write_images
+from repl_rl.trajectory.images import ReadFile, read_images, write_images
 
 _MOST_SHOWN_BYTES = 1 << 30
 _MOST_PARTS = 500_000
@@ -129,11 +129,18 @@ def read_record(line: bytes, folder: Path | None = None) -> Trajectory:
         return _DECODER.decode(line)  # a record that names no images, and holds no lone surrogates
     try:
         record = json.loads(line.decode("utf-8"), parse_constant=finite, parse_float=finite)
-        return msgspec.convert(read_images(record, folder), Trajectory)
+        return msgspec.convert(read_images(record, _reader_of(folder)), Trajectory)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     except ValueError as error:
         raise ValueError(str(error)[:_MOST_REASON_CHARS]) from error
+
+
+def _reader_of(folder: Path | None) -> ReadFile | None:
+    """Reads files in `folder`, to which no link leads."""
+    if folder is None:
+        return None
+    return lambda name, most_bytes: read_file(folder / name, folder, most_bytes)
 
 
 def finite(text: str) -> float:
