@@ -47,6 +47,7 @@ def first_is_right(task: Task, index: int) -> Trajectory:
 class RecordedService:
     """Stands where `RolloutService` stands, and remembers the tasks of each call."""
 
+    is_of_main = False
     loop_share = 0.0
 
     def __init__(self, vocabulary: Any, recording: Recording) -> None:

@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from rich.console import Console
 
-import repl_rl.kernel
+import repl_rl.kernel.landlock
 from repl_rl import doctor
 from repl_rl.doctor import Check, checks, print_report
 from repl_rl.kernel import Profile
