@@ -9,7 +9,6 @@ over the rounds.
 
 import statistics
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from repl_rl.bench.settings import Say, TrainSettings
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.run.trial import forget_peak, status_mb
+from repl_rl.run.step_cost import StepMeter
 from repl_rl.trainer.typed_tokens import TypedTokenTrainer
 from repl_rl.utils.machine import machine
 
@@ -47,11 +46,12 @@ def _both_sides(settings: TrainSettings, checkpoint: Path, say: Say) -> dict[str
     ours, theirs = _trainer(TypedTokenTrainer, checkpoint, settings), _trainer(GRPOTrainer, checkpoint, settings)
     vocabulary = ours.model.config.vocab_size
     inputs = make_batch(settings, vocabulary)
+    meter = StepMeter("cpu")  # where both trainers are, whatever this machine has
     steps: dict[str, list[dict[str, float]]] = {"": [], "trl_": []}
     for number in range(1 + settings.rounds):
         say(f"vocabulary of {vocabulary:,}: " + (f"round {number} of {settings.rounds}" if number else "warming up"))
         for side, trainer in (("", ours), ("trl_", theirs)):
-            steps[side].append(_step(trainer, inputs))
+            steps[side].append(_step(trainer, inputs, meter))
     figures = {
         f"{side}{name}": statistics.median(step[name] for step in taken[1:])
         for side, taken in steps.items()
@@ -94,17 +94,15 @@ def make_batch(settings: TrainSettings, vocabulary: int) -> Batch:
     }
 
 
-def _step(trainer: Any, inputs: Batch) -> dict[str, float]:
+def _step(trainer: Any, inputs: Batch, meter: StepMeter) -> dict[str, float]:
     """The figures of a loss and its backward pass."""
     trainer.model.zero_grad(set_to_none=True)
-    before_mb = forget_peak()
-    started = time.perf_counter()
+    meter.begin_step()
     loss = trainer._compute_loss(trainer.model, inputs)
     loss.backward()
-    seconds = time.perf_counter() - started
-    peak_mb = status_mb("VmHWM") - before_mb
+    cost = meter.end_step()
     trainer.model.zero_grad(set_to_none=True)
-    return {"step_s": seconds, "peak_mb": peak_mb, "loss": loss.item()}
+    return {"step_s": cost.step_s, "peak_mb": cost.peak_mb - cost.held_mb, "loss": loss.item()}
 
 
 def _checkpoint(vocabulary: int | None, folder: Path) -> Path:

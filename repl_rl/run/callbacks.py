@@ -8,6 +8,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from repl_rl.run.progress import Progress
+from repl_rl.run.step_cost import StepMeter
 from repl_rl.utils.distributed import any_of_all
 
 
@@ -30,6 +31,25 @@ class TellOfPasses(TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         self._step.close()
         self._one_more = None
+
+
+class MeasureSteps(TrainerCallback):  # type: ignore[misc]
+    """Tells a meter when steps begin and end. A step ends with its optimizer, which is a phase of it: logs and
+    checkpoints come after it."""
+
+    def __init__(self, meter: StepMeter) -> None:
+        self._meter = meter
+        self._optimizer = ExitStack()
+
+    def on_step_begin(self, *arguments: Any, **named: Any) -> None:
+        self._meter.begin_step()
+
+    def on_pre_optimizer_step(self, *arguments: Any, **named: Any) -> None:
+        self._optimizer.enter_context(self._meter.phase("optimizer"))
+
+    def on_optimizer_step(self, *arguments: Any, **named: Any) -> None:
+        self._optimizer.close()
+        self._meter.end_step()
 
 
 class WarnOnce:

@@ -10,14 +10,10 @@ Not covered: several processes, and servers that are not up.
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import gc
 import importlib.util
 import os
 import time
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -33,11 +29,14 @@ from rich.text import Text
 from repl_rl.config import Config, load_config
 from repl_rl.engine.environment import has_gpu_driver, prepare_environment, silence_libraries
 from repl_rl.errors import ReplRLError
+from repl_rl.run.step_cost import StepCost, StepMeter
 from repl_rl.trajectory import Trajectory
 from repl_rl.utils.processes import end_with_parent
 
 if TYPE_CHECKING:
     import torch
+
+    from repl_rl.trainer.asynchronous import Taken
 
 _SMALL = """
 name=doctor model.path=nano engine.context_tokens=512 engine.places=32 kernel.size=32 budget.line_tokens=48
@@ -53,22 +52,21 @@ _LEAST_MOVED = 0.5
 """Share of the trained weights that two steps have to change. AdamW's first steps change each by the learning rate."""
 _MOST_COMPARED = 10_000_000
 """Entries of trained weights that are compared with what they were: a whole copy might not fit where a run would."""
-_PARTS = ("sync", "rollout", "loss", "backward", "optimizer")
+_PHASES = ("sync", "rollout", "loss", "backward", "optimizer")
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What two steps cost. Seconds and tokens are those of the second step, memory is the most of both."""
+    """What two steps cost."""
 
     engine: str
     dtype: str
     device: str
     load_s: float
-    step_s: float
-    parts_s: dict[str, float]
+    step: StepCost
+    """The second step: the first one warms up. Its tokens are those that were sampled."""
     peaks_mb: dict[str, float]
-    """The peak of each part, and of `load`: torch's memory on a GPU, that of the whole process on a CPU."""
-    sampled_tokens: int
+    """The peak of each phase in either step, and that of `load`."""
     tokens_per_s: float
     drift_mean: float
     drift_max: float
@@ -79,12 +77,6 @@ class Trial:
     """Whether attention takes one call for all sequences of a row."""
     attention: str
     graphs: str
-
-    @property
-    def all_parts_s(self) -> dict[str, float]:
-        """The parts of a step, and the rest of it."""
-        parts = {part: self.parts_s.get(part, 0.0) for part in _PARTS}
-        return {**parts, "rest": self.step_s - sum(parts.values())}
 
 
 def configs(config: str | None, model: str | None, overrides: Sequence[str]) -> list[Config]:
@@ -175,29 +167,36 @@ def measure(config: Config) -> Trial:
     prepare_environment(config.engine.kv_cache_gib)
     import torch
 
+    from repl_rl.run.callbacks import MeasureSteps
     from repl_rl.run.training import open_trainer, prepare
 
-    watch = Watch()
+    meter = StepMeter("cuda" if torch.cuda.is_available() else "cpu")
     with ExitStack() as stack:
         runs = stack.enter_context(TemporaryDirectory(prefix="repl_rl_doctor_"))
         prepared = stack.enter_context(prepare(config, Path(runs)))
         load_began_s = time.perf_counter()
         trainer = open_trainer(prepared, line_rewards=[_by_its_tokens])
         stack.callback(trainer.close)
-        watch.peaks_mb["load"] = _peak_mb()
+        load_peak_mb = meter.peak_mb()
         load_s = time.perf_counter() - load_began_s
         weights_before = _weight_sample(trainer.model)
-        watch.follow(trainer.vllm_generation, "sync_weights", "sync")
-        watch.follow(trainer.service, "roll_out", "rollout")
-        watch.follow(trainer, "_compute_loss", "loss")
-        watch.follow(trainer.accelerator, "backward", "backward")
-        trainer.add_callback(watch)
+        meter.follow(trainer.vllm_generation, "sync_weights", "sync")
+        if config.train.asynchronous is None:
+            meter.follow(trainer.service, "roll_out", "rollout", _sampled_tokens)
+        else:  # sessions go on all the time, and a step waits for those that it takes
+            meter.follow(trainer.queue, "take", "rollout", _taken_tokens)
+        meter.follow(trainer, "_compute_loss", "loss")
+        meter.follow(trainer.accelerator, "backward", "backward")
+        trainer.add_callback(MeasureSteps(meter))
         trainer.train()
         weights = _weight_sample(trainer.model)
         moved = [after != before for after, before in zip(weights, weights_before, strict=True)]
         log_rows = [row for row in trainer.state.log_history if "reward" in row]
         last_row = log_rows[-1]
-        parts_s = dict(watch.seconds)
+        peaks_mb = {"load": load_peak_mb}
+        for step in meter.steps:
+            for phase, peak_mb in step.peaks_mb.items():
+                peaks_mb[phase] = max(peaks_mb.get(phase, 0.0), peak_mb)
         device = str(trainer.accelerator.device.type)
         graphs = "none"
         if hasattr(trainer.engine, "llm"):  # vLLM in this process
@@ -210,10 +209,8 @@ def measure(config: Config) -> Trial:
             dtype=config.model.dtype,
             device=torch.cuda.get_device_name() if device == "cuda" else device,
             load_s=load_s,
-            step_s=watch.step_s,
-            parts_s=parts_s,
-            peaks_mb=dict(watch.peaks_mb),
-            sampled_tokens=round(last_row["tokens_per_s"] * parts_s["rollout"]),
+            step=meter.steps[-1],
+            peaks_mb=peaks_mb,
             tokens_per_s=last_row["tokens_per_s"],
             drift_mean=last_row["drift/logprob_mean"],
             drift_max=last_row["drift/logprob_max"],
@@ -225,90 +222,13 @@ def measure(config: Config) -> Trial:
         )
 
 
-class Watch:
-    """Times methods and the optimizer in the current step, and reads the most memory that was held while they ran in
-    any. A callback of the trainer."""
-
-    def __init__(self) -> None:
-        self.seconds: defaultdict[str, float] = defaultdict(float)
-        self.step_s = 0.0
-        """The time from the step's begin to the optimizer's end, without what watching took."""
-        self.peaks_mb: defaultdict[str, float] = defaultdict(float)
-        self._began: dict[str, float] = {}
-        self._own_s = 0.0
-        """What watching took of this step: Python's garbage is collected before each part."""
-
-    def follow(self, owner: Any, name: str, part: str) -> None:
-        method: Callable[..., Any] = getattr(owner, name)
-
-        @functools.wraps(method)
-        def followed(*arguments: Any, **named: Any) -> Any:
-            self.begin(part)
-            result = method(*arguments, **named)
-            self.end(part)
-            return result
-
-        setattr(owner, name, followed)
-
-    def on_step_begin(self, *arguments: Any, **named: Any) -> None:
-        self.seconds.clear()
-        self._own_s = 0.0
-        self._began["step"] = time.perf_counter()
-
-    def on_pre_optimizer_step(self, *arguments: Any, **named: Any) -> None:
-        self.begin("optimizer")
-
-    def on_optimizer_step(self, *arguments: Any, **named: Any) -> None:
-        self.end("optimizer")
-        self.step_s = time.perf_counter() - self._began["step"] - self._own_s
-
-    def __getattr__(self, event: str) -> Callable[..., None]:
-        """Does nothing at all other events of transformers' callbacks."""
-        if not event.startswith("on_"):
-            raise AttributeError(event)
-        return lambda *arguments, **named: None
-
-    def begin(self, part: str) -> None:
-        called_s = time.perf_counter()
-        forget_peak()
-        self._began[part] = time.perf_counter()
-        self._own_s += self._began[part] - called_s
-
-    def end(self, part: str) -> None:
-        peak_mb = _peak_mb()  # waits for a GPU
-        self.seconds[part] += time.perf_counter() - self._began[part]
-        self.peaks_mb[part] = max(self.peaks_mb[part], peak_mb)
+def _sampled_tokens(trajectories: Iterable[Trajectory]) -> int:
+    return sum(trajectory.sampled_tokens for trajectory in trajectories if not trajectory.is_void)
 
 
-def forget_peak() -> float:
-    """Free unused memory and reset the peak; returns the memory in MiB that is held now."""
-    import torch
-
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        return float(torch.cuda.memory_allocated()) / 2**20
-    ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")
-    return status_mb("VmRSS")
-
-
-def _peak_mb() -> float:
-    import torch
-
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-        return float(torch.cuda.max_memory_allocated()) / 2**20
-    return status_mb("VmHWM")
-
-
-def status_mb(name: str) -> float:
-    """A field of this process's status file, in MiB."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    [line] = [line for line in lines if line.startswith(name + ":")]
-    _, kib, _ = line.split()
-    return int(kib) / 1024
+def _taken_tokens(taken_and_rows: tuple[Taken, Any]) -> int:
+    taken, _ = taken_and_rows
+    return sum(_sampled_tokens(trajectories) for _, trajectories in taken.groups)
 
 
 def _weight_sample(model: torch.nn.Module) -> list[torch.Tensor]:
@@ -342,13 +262,14 @@ def _table(trials: Sequence[Trial]) -> Table:
         column = {
             "device": trial.device,
             "loading": f"{trial.load_s:.1f} s",
-            "a step": f"{trial.step_s:.2f} s",
+            "a step": f"{trial.step.step_s:.2f} s",
         }
-        for part, seconds in trial.all_parts_s.items():
-            column[f"  {part}"] = f"{seconds:.2f} s"
-        column["sampled"] = f"{trial.sampled_tokens:,} tokens, {trial.tokens_per_s:,.0f}/s"
-        for part in ("load", *_PARTS):
-            column[f"peak memory, {part}"] = f"{trial.peaks_mb.get(part, 0):,.0f} MB"
+        for phase in _PHASES:
+            column[f"  {phase}"] = f"{trial.step.phases_s.get(phase, 0.0):.2f} s"
+        column["  rest"] = f"{trial.step.rest_s:.2f} s"
+        column["sampled"] = f"{trial.step.tokens:,} tokens, {trial.tokens_per_s:,.0f}/s"
+        for phase in ("load", *_PHASES):
+            column[f"peak memory, {phase}"] = f"{trial.peaks_mb.get(phase, 0.0):,.0f} MB"
         column["drift, mean and most"] = f"{trial.drift_mean:.1e}, {trial.drift_max:.1e} nats"
         column["weights that moved"] = f"{trial.moved:.1%}"
         column["packed rows"] = _rows_of(trial)

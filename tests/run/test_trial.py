@@ -1,19 +1,19 @@
 """`repl-rl doctor --train`: real steps with each engine, and what it says of a trial that is off."""
 
 import re
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from repl_rl.config import load_config
-from repl_rl.run.trial import Trial, Watch, configs, off
+from repl_rl.run.step_cost import StepCost
+from repl_rl.run.trial import Trial, configs, off
 
 Said = Callable[..., str]
-NUMBERS = {"load_s": 1.0, "step_s": 1.0, "sampled_tokens": 1, "tokens_per_s": 1.0, "drift_mean": 0.01, "drift_max": 0.1}
+NUMBERS = {"load_s": 1.0, "tokens_per_s": 1.0, "drift_mean": 0.01, "drift_max": 0.1, "moved": 0.99}
 WORDS = {"engine": "VLLMEngine", "dtype": "bfloat16", "device": "a GPU", "attention": "sdpa", "graphs": "FULL"}
-GOOD = Trial(parts_s={}, peaks_mb={}, moved=0.99, is_packed=True, is_one_call=True, **NUMBERS, **WORDS)  # type: ignore[arg-type]
+GOOD = Trial(step=StepCost(held_mb=0.0), peaks_mb={}, is_packed=True, is_one_call=True, **NUMBERS, **WORDS)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -26,6 +26,8 @@ def test_every_engine_of_this_machine_takes_two_steps_and_nothing_is_off(
     for name, form in (
         ("device", "cpu"),
         ("a step", r"[\d.]+ s"),
+        ("rollout", r"[\d.]+ s"),
+        ("sampled", r"\d,\d\d\d tokens, [\d,]+/s"),
         ("optimizer", r"[\d.]+ s"),
         ("rest", r"[\d.]+ s"),
         ("packed rows", "yes, a call for each sequence"),
@@ -36,37 +38,17 @@ def test_every_engine_of_this_machine_takes_two_steps_and_nothing_is_off(
         assert re.search(rf"{name} +({form}) +({form})", shown), (name, shown)
 
 
-@pytest.mark.more
-def test_parts_add_up_to_the_step() -> None:
-    watch = Watch()
-
-    class Trainer:
-        def sync(self) -> None:
-            time.sleep(0.02)
-
-        def rollout(self) -> None:
-            time.sleep(0.01)
-
-    trainer = Trainer()
-    watch.follow(trainer, "sync", "sync")
-    watch.follow(trainer, "rollout", "rollout")
-    for _ in range(2):  # of which the second one counts
-        watch.on_step_begin()
-        trainer.sync()
-        trainer.rollout()
-        watch.on_pre_optimizer_step()
-        watch.on_optimizer_step()
-    parts = replace(GOOD, step_s=watch.step_s, parts_s=dict(watch.seconds)).all_parts_s
-    assert sum(parts.values()) == pytest.approx(watch.step_s)
-    assert list(parts) == ["sync", "rollout", "loss", "backward", "optimizer", "rest"]
-    assert min(parts.values()) >= 0
-    assert 0.02 <= parts["sync"] < watch.step_s, "of the second step alone"
-
-
 def test_a_config_of_ones_own_is_shortened() -> None:
     (own,) = configs("quickstart", "some/model", ["train.group_size=4"])
     assert (own.model.path, own.train.steps, own.train.group_size) == ("some/model", 2, 4)
     assert own.budget == load_config("quickstart").budget
+
+
+@pytest.mark.slow
+def test_rollouts_that_go_on_while_the_trainer_trains_are_measured_too(said: Said) -> None:
+    options = ["--config", "quickstart", "--set", "train.asynchronous=true", "--set", "engine.backend=transformers"]
+    shown = said("doctor", "--train", *options, "--set", "train.group_size=4")
+    assert re.search(r"sampled +[1-9][\d,]* tokens, [\d,]+/s", shown), shown
 
 
 @pytest.mark.more
