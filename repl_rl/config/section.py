@@ -1,6 +1,7 @@
 """The base class of every section of the file, and what sections say of options that exclude one another."""
 
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import fields
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Self, Union, get_args, get_origin
 
@@ -41,6 +42,10 @@ def _is_list(annotation: Any) -> bool:
     return any(get_origin(option) is tuple and get_args(option)[-1] is Ellipsis for option in options_of(annotation))
 
 
+def _is_section(annotation: Any) -> bool:
+    return any(isinstance(option, type) and issubclass(option, Section) for option in options_of(annotation))
+
+
 Excluding = tuple[tuple[str, ...], str]
 """Options that can't all be set, and the reason."""
 
@@ -56,6 +61,21 @@ class Section(BaseModel):
     """The key whose value may stand for the whole section, as in `model: nano`."""
     OTHER_NAMES: ClassVar[dict[str, str]] = {}
     """What a key is called elsewhere, and what to write here."""
+
+    @classmethod
+    def keys_in(cls, other: type) -> tuple[str, ...]:
+        """The keys that the dataclass `other` has a field for, by the same name, in this section's order."""
+        names = {field.name for field in fields(other)}
+        return tuple(key for key in cls.model_fields if key in names)
+
+    @classmethod
+    def sections_in(cls, other: type) -> tuple[str, ...]:
+        """Those of `keys_in` that are sections."""
+        return tuple(key for key in cls.keys_in(other) if _is_section(cls.model_fields[key].annotation))
+
+    def values_for(self, other: type) -> dict[str, Any]:
+        """The values of `keys_in`."""
+        return {key: getattr(self, key) for key in self.keys_in(other)}
 
     @classmethod
     def written_out(cls, values: Any) -> Any:

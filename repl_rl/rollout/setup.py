@@ -198,18 +198,19 @@ class RolloutSetup:
         Loads the model's tokenizer. Raises ModelError, and ConfigError if the model can't speak the dialect.
         """
         named = config.model if isinstance(config, Config) else config
+        sections = {name: getattr(config, name) for name in Config.sections_in(cls)}
+        at_once = config.kernel.size
+        if config.engine.deterministic:
+            sections["subcalls"] = config.subcalls.one_by_one
+            at_once = 1
         setup = cls(
             load_vocabulary(path, require_dialect(config.dialect).stops, named.chat_template_kwargs),
-            config.dialect,
             context_tokens=config.engine.context_tokens,
-            budget=config.budget,
-            sampling=config.sampling,
-            subcalls=config.subcalls.one_by_one if config.engine.deterministic else config.subcalls,
             chat=named.chat,
-            at_once=1 if config.engine.deterministic else config.kernel.size,
-            kernel=config.kernel,
+            at_once=at_once,
             wrap_kernels=wrap_kernels,
             extensions=load_extensions(config) if extensions is None else extensions,
+            **sections,
         )
         setup.dialect_with(setup.extensions.toolbox.tools)
         return setup

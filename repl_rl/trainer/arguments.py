@@ -10,13 +10,11 @@ from typing import Any
 import torch
 from trl import GRPOConfig
 
-from repl_rl.config import Config, MaskConfig, SamplingConfig, parse_config
+from repl_rl.config import Config, MaskConfig, SamplingConfig, TrainConfig, parse_config
 from repl_rl.errors import ConfigError
 from repl_rl.utils.distributed import WAIT_S
 from repl_rl.utils.text import nearest
 
-SECTIONS = ("dialect", "kernel", "engine", "budget", "subcalls", "rewards", "credit", "branch")
-"""Those that are arguments under the same name."""
 _REASONS = {
     "training samples with a temperature alone; rollouts and evaluation have it in the section `sampling`": """
         min_p repetition_penalty""",
@@ -47,22 +45,6 @@ REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.
 """TRL's arguments that would do nothing here, and why."""
 
 
-_NAMED_ALIKE = (
-    "learning_rate",
-    "warmup_steps",
-    "max_grad_norm",
-    "save_steps",
-    "loss_type",
-    "beta",
-    "asynchronous",
-    "redraws",
-    "oversample",
-    "mask",
-    "micro_batch_tokens",
-    "output_loss",
-)
-"""Keys of the section `train` that are arguments under the same name."""
-
 CISPO_MOST = 5.0
 """CISPO's bound on the ratio, epsilon_max of Khatri et al. 2025, The Art of Scaling Reinforcement Learning Compute for
 LLMs. TRL falls back to `epsilon`, 0.2, which scales the loss by it."""
@@ -80,6 +62,18 @@ def _defaults() -> dict[str, Any]:
         else:
             defaults[argument.name] = argument.default_factory()
     return defaults
+
+
+@cache
+def _sections() -> tuple[str, ...]:
+    """The sections of the file that are arguments."""
+    return Config.sections_in(ReplGRPOConfig)
+
+
+@cache
+def _train_keys() -> tuple[str, ...]:
+    """The keys of the section `train` that are arguments of ours. TRL checks those that are its own."""
+    return tuple(name for name in TrainConfig.keys_in(ReplGRPOConfig) if name not in _defaults())
 
 
 def _without_effect(arguments: Mapping[str, Any]) -> list[str]:
@@ -146,11 +140,14 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
         """
         plan = config.train
         micro_batch = plan.micro_batch or plan.trajectories_per_process
-        arguments: dict[str, Any] = {
-            **{name: getattr(plan, name) for name in _NAMED_ALIKE},
-            **config.sampling.model_dump(include={"temperature", "top_p", "top_k"}),
+        arguments: dict[str, Any] = {}
+        for section in (config, config.model, config.sampling, plan):
+            arguments |= section.values_for(ReplGRPOConfig)
+        for name in REFUSED:  # of the section `sampling`, what training can't do: `require_gradient` refuses it
+            arguments.pop(name, None)
+        arguments |= {
+            "config": config,
             "output_dir": output_dir,
-            "seed": config.seed,
             "max_steps": plan.steps,
             "per_device_train_batch_size": micro_batch,
             "gradient_accumulation_steps": plan.trajectories_per_process // micro_batch,
@@ -169,11 +166,9 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
             "report_to": list(plan.report_to),
             "project": config.name,
             "disable_tqdm": True,
-            "chat": config.model.chat,
             "task_sampling": config.tasks.sampling,
             "chat_template_kwargs": config.model.chat_template_kwargs or None,
         }
-        sections = {name: getattr(config, name) for name in SECTIONS}
         names = [field.name for field in fields(cls)]
         refusals = []
         for name in plan.trl:
@@ -182,7 +177,7 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
         refusals += _without_effect(plan.trl)
         if refusals:
             raise ConfigError("\n".join(refusals))
-        arguments = arguments | sections | {"config": config} | plan.trl | extra
+        arguments = arguments | plan.trl | extra
         try:
             return cls(**arguments)
         except ConfigError:
@@ -191,16 +186,19 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
             raise ConfigError(f"TRL refuses these arguments: {error}; see train and train.trl in the config") from error
 
     def __post_init__(self) -> None:
-        sections = {name: getattr(self, name) for name in SECTIONS if getattr(self, name) is not None}
-        train = {"group_size": self.num_generations}
-        for name in ("redraws", "oversample", "asynchronous", "micro_batch_tokens", "mask", "output_loss"):
-            train[name] = getattr(self, name)
-        if not self._is_from(self.config, train):
-            self.config = parse_config({**sections, "train": train, "tasks": {"sampling": self.task_sampling}})
-        for name in SECTIONS:
+        if not self._is_from(self.config):
+            values: dict[str, Any] = {}
+            for name in _sections():
+                if getattr(self, name) is not None:
+                    values[name] = getattr(self, name)
+            values["train"] = {name: getattr(self, name) for name in _train_keys()}
+            values["train"]["group_size"] = self.num_generations
+            values["tasks"] = {"sampling": self.task_sampling}
+            self.config = parse_config(values)
+        for name in _sections():
             setattr(self, name, getattr(self.config, name))
-        self.asynchronous = self.config.train.asynchronous
-        self.mask = self.config.train.mask
+        for name in _train_keys():
+            setattr(self, name, getattr(self.config.train, name))
         refusals = _without_effect({name: getattr(self, name) for name in REFUSED})
         if refusals:
             raise ConfigError("\n".join(refusals))
@@ -228,12 +226,14 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
         if self.asynchronous is not None:
             self._refuse_groups_too_old()
 
-    def _is_from(self, config: Config | None, train: Mapping[str, Any]) -> bool:
+    def _is_from(self, config: Config | None) -> bool:
         """Whether these arguments are those of a config, none of them replaced, so that it has checked them."""
         if config is None or self.task_sampling != config.tasks.sampling:
             return False
-        is_same = [getattr(self, name) is getattr(config, name) for name in SECTIONS]
-        is_same += [value == getattr(config.train, name) for name, value in train.items()]
+        if self.num_generations != config.train.group_size:
+            return False
+        is_same = [getattr(self, name) is getattr(config, name) for name in _sections()]
+        is_same += [getattr(self, name) == getattr(config.train, name) for name in _train_keys()]
         return all(is_same)
 
     @property
@@ -282,7 +282,7 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
     def to_dict(self) -> dict[str, Any]:
         """JSON types only, as the Hugging Face trainer stores it."""
         stored: dict[str, Any] = super().to_dict()
-        for name in (*SECTIONS, "asynchronous", "mask"):
+        for name in (*_sections(), *TrainConfig.sections_in(ReplGRPOConfig)):
             section = getattr(self, name)
             stored[name] = section and section.model_dump(mode="json")
         del stored["config"]  # its sections are there

@@ -3,15 +3,17 @@
 import copy
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from repl_rl.config import Config, dump_config, load_config, parse_config, shipped_configs
+from repl_rl.config import BudgetConfig, Config, Section, dump_config, load_config, parse_config, shipped_configs
+from repl_rl.config.section import YES_OR_NO
 from repl_rl.errors import ConfigError
 from repl_rl.trajectory import LineKind
 
@@ -195,6 +197,27 @@ def test_keys_of_merged_mappings_and_comments_of_empty_values_are_no_mistakes(tm
 def test_configs_are_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Config().train.steps = 3
+
+
+def test_a_new_section_is_handed_on_by_its_name() -> None:
+    class Weather(Section):
+        wind: float = 3.0
+
+    class LargerConfig(Config):
+        weather: Annotated[Weather | None, YES_OR_NO] = None
+        altitude: int = 500
+
+    @dataclass
+    class Receiver:
+        altitude: int
+        budget: Any
+        weather: Any = None
+        elsewhere: int = 0
+
+    config = LargerConfig.model_validate({"weather": True, "budget": {"lines": 3}})
+    assert LargerConfig.keys_in(Receiver) == ("budget", "weather", "altitude")
+    assert LargerConfig.sections_in(Receiver) == ("budget", "weather")
+    assert Receiver(**config.values_for(Receiver)) == Receiver(500, BudgetConfig(lines=3), Weather())
 
 
 def test_numbers_in_scientific_notation_are_numbers_where_no_model_says_so(tmp_path: Path) -> None:

@@ -20,8 +20,10 @@ from transformers import AutoModelForCausalLM
 from trl import GRPOConfig
 from trl.trainer import grpo_trainer
 
+from repl_rl.config import Config, parse_config
 from repl_rl.errors import ConfigError
 from repl_rl.models.nano import NANO_PATH
+from repl_rl.rollout.setup import Extensions, RolloutSetup
 from repl_rl.trainer import ReplGRPOConfig
 from repl_rl.trainer.arguments import REFUSED
 from repl_rl.trainer.rows import as_dataset
@@ -167,6 +169,38 @@ def test_the_length_of_a_completion_is_the_budgets(tmp_path: Path) -> None:
     assert args.max_completion_length == 256
     with pytest.raises(ConfigError, match=r"max_completion_length=300 and budget\.tokens=256 differ"):
         ReplGRPOConfig(str(tmp_path), bf16=False, budget=budget, max_completion_length=300)
+
+
+def test_what_a_config_says_reaches_the_arguments_and_the_rollouts(tmp_path: Path) -> None:
+    values = {
+        "seed": 3,
+        "model": {"chat": False},
+        "dialect": {"max_output_chars": 99},
+        "kernel": {"size": 5},
+        "engine": {"backend": "transformers", "context_tokens": 777},
+        "sampling": {"temperature": 0.5},
+        "budget": {"tokens": 88},
+        "subcalls": {"calls": 2},
+        "branch": {"roots": 2, "forks": 1, "branches": 2},
+        "rewards": {"outcome": 2.0},
+        "credit": {"estimator": "branch", "gamma": 0.5},
+        "train": {"group_size": 4, "learning_rate": 0.25, "output_loss": 0.125, "mask": "overlong"},
+    }
+    config = parse_config(values)
+    args = ReplGRPOConfig.from_config(config, str(tmp_path), bf16=False)
+    sections = ("dialect", "kernel", "engine", "budget", "subcalls", "branch", "rewards", "credit")
+    assert Config.sections_in(ReplGRPOConfig) == sections
+    for name in sections:
+        assert getattr(args, name) is getattr(config, name)
+    assert (args.config, args.seed, args.chat, args.temperature) == (config, 3, False, 0.5)
+    assert (args.learning_rate, args.output_loss, args.mask) == (0.25, 0.125, config.train.mask)
+    assert args.to_dict()["mask"]["overlong"] is True
+    for source in (config, args):
+        setup = RolloutSetup.for_model(source, str(NANO_PATH), Extensions())
+        assert Config.sections_in(RolloutSetup) == ("dialect", "kernel", "sampling", "budget", "subcalls")
+        for name in ("dialect", "kernel", "sampling", "budget", "subcalls"):
+            assert getattr(setup, name) == getattr(config, name)
+        assert (setup.context_tokens, setup.chat, setup.at_once) == (777, False, 5)
 
 
 @pytest.mark.parametrize(("settings", "message"), ARGUMENTS["contradictory"])
