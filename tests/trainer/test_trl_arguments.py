@@ -183,7 +183,7 @@ def test_what_a_config_says_reaches_the_arguments_and_the_rollouts(tmp_path: Pat
         "subcalls": {"calls": 2},
         "branch": {"roots": 2, "forks": 1, "branches": 2},
         "rewards": {"outcome": 2.0},
-        "credit": {"estimator": "branch", "gamma": 0.5},
+        "credit": {"estimator": "branch"},
         "train": {"group_size": 4, "learning_rate": 0.25, "output_loss": 0.125, "mask": "overlong"},
     }
     config = parse_config(values)
