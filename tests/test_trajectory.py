@@ -20,6 +20,7 @@ from repl_rl.trajectory import (
     LineKind,
     RecordedCell,
     StopReason,
+    SubCall,
     Task,
     Trajectory,
     read_jsonl,
@@ -33,7 +34,8 @@ ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=30)
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 IDS = st.integers(0, 300_000)
 KINDS, NAMES, WORTH = st.sampled_from(LineKind), st.none() | ANY_TEXT, st.none() | FINITE
-CELLS = st.builds(RecordedCell, ANY_TEXT, ANY_TEXT, st.lists(st.binary(), max_size=2).map(tuple))
+SPANS = st.none() | st.tuples(st.integers(-9, 9), st.integers(-9, 9))
+CELLS = st.builds(RecordedCell, ANY_TEXT, ANY_TEXT, st.lists(st.binary(), max_size=2).map(tuple), SPANS)
 IN_LINES = {"cells": st.lists(CELLS, max_size=3).map(tuple)}
 LINES = st.builds(Line, st.just(0), st.just(1), ANY_TEXT, KINDS, NAMES, ANY_TEXT, WORTH, WORTH, FINITE, **IN_LINES)
 TIMES = ("duration_s", "engine_s", "kernel_s", "queue_s")
@@ -168,6 +170,21 @@ def test_keys_may_be_missing_if_they_have_a_default_and_unknown_ones_are_ignored
     assert Trajectory.from_dict(record) == trajectory(answer=None)
 
 
+def test_a_cell_without_a_span_is_written_as_earlier_versions_wrote_it() -> None:
+    cells = (RecordedCell("6 * 7", "42\n"), RecordedCell("_", "42\n", (), (3, 4)))
+    first, last = trajectory().lines
+    answered = trajectory(lines=(dataclasses.replace(first, cells=cells), last))
+    asked = dataclasses.replace(last, subcalls=(SubCall("p", "t", trajectory=answered),))
+    record = json.loads(json.dumps(trajectory(lines=(answered.lines[0], asked)).to_dict()))
+    expected = [
+        {"source": "6 * 7", "output": "42\n", "images": []},
+        {"source": "_", "output": "42\n", "images": [], "span": [3, 4]},
+    ]
+    assert record["lines"][0]["cells"] == expected
+    assert record["lines"][1]["subcalls"][0]["trajectory"]["lines"][0]["cells"] == expected
+    assert Trajectory.from_dict(record).to_dict() == trajectory(lines=(answered.lines[0], asked)).to_dict()
+
+
 def test_a_line_showed_what_its_cells_showed() -> None:
     cells = (RecordedCell("1", "1\n"),) * 2
     assert Line(0, 1, "1\n1\n", LineKind.EXPRESSION, output="1\n1\n>>>", cells=cells).shown == "1\n1\n"
@@ -228,7 +245,7 @@ VALUES = st.recursive(
 PATHS = [
     *((name,) for name in (*trajectory().to_dict(), "no such field")),
     *(("lines", 0, name) for name in trajectory().to_dict()["lines"][0]),
-    *(("lines", 0, "cells", 0, name) for name in ("source", "output", "images")),
+    *(("lines", 0, "cells", 0, name) for name in ("source", "output", "images", "span")),
     *(("lines", 0, "subcalls", 0, name) for name in ("prompt", "depth", "trajectory")),
     *(("lines", 0), ("lines", 0, "calls", 0), ("branch", "weight")),
 ]

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from repl_rl.trajectory import LineKind, Message
@@ -31,6 +31,9 @@ class Cell:
     refusal: Refusal | None = None
     is_valid: bool = True
     """False if the kernel of another language than Python has said that it can't be parsed. It runs, to say why."""
+    span: tuple[int, int] | None = field(default=None, compare=False)
+    """Where it was typed, with the fences or tags around it: start and end in characters, counted from the beginning of
+    its turn's text, and negative in earlier turns. None if the dialect does not say; then exports search for it."""
 
 
 @dataclass(frozen=True, slots=True)

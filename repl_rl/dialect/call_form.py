@@ -14,7 +14,7 @@ import ast
 import contextlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -200,25 +200,55 @@ def user_frame(template: Template) -> tuple[str, str] | None:
     return (before, after) if before and after else None
 
 
-def split_calls(message: str, form: CallForm) -> tuple[list[str], str]:
+class TypedCall(NamedTuple):
+    """A call, and where it stands in a text, marks included. Calls of one list stand in the same place."""
+
+    text: str
+    """JSON with the template's keys, or tags."""
+    start: int
+    end: int
+
+
+def split_calls(message: str, form: CallForm) -> tuple[list[TypedCall], str]:
     """The calls in a message as JSON or in tags, in order, and its prose. A call without a closing mark ends with the
     message."""
     tag = _PYTHON_TAG.search(message)
     if tag is not None and not _may_hold_calls(message[tag.end() :]):
         calls, prose = split_calls(message[: tag.start()], form)
-        return calls + _tagged_calls(message[tag.end() :].strip(), form), prose
+        tagged = _tagged_calls(message[tag.end() :].strip(), form)
+        return calls + _placed(tagged, tag.start(), len(message)), prose
+    calls = _typed_calls(message, form)
+    prose = ""
+    position = 0
+    for call in calls:
+        prose += message[position : call.start]
+        position = call.end
+    return calls, prose + message[position:]
+
+
+def _typed_calls(message: str, form: CallForm) -> list[TypedCall]:
     if not form.opening:
         mark = _WHOLE_MESSAGE.match(message)
         if mark is None:
             return _otherwise_written(message, form)
-        return _calls_in(message[mark.end() :].strip(), form), ""
+        return _placed(_calls_in(message[mark.end() :].strip(), form), 0, len(message))
     closing = rf"(?:{re.escape(form.closing)}|\Z)" if form.closing else r"\Z"
-    calls, prose = list[str](), ""
-    for index, part in enumerate(re.split(rf"{re.escape(form.opening)}([\s\S]*?){closing}", message)):
-        is_marked = index % 2 == 1
-        found, rest = (_calls_in(part.strip(), form), "") if is_marked else _otherwise_written(part, form)
-        calls, prose = calls + found, prose + rest
-    return calls, prose
+    calls: list[TypedCall] = []
+    position = 0
+    for marked in re.finditer(rf"{re.escape(form.opening)}([\s\S]*?){closing}", message):
+        calls += _moved(_otherwise_written(message[position : marked.start()], form), position)
+        calls += _placed(_calls_in(marked[1].strip(), form), marked.start(), marked.end())
+        position = marked.end()
+    return calls + _moved(_otherwise_written(message[position:], form), position)
+
+
+def _placed(calls: Iterable[str], start: int, end: int) -> list[TypedCall]:
+    return [TypedCall(call, start, end) for call in calls]
+
+
+def _moved(calls: Iterable[TypedCall], offset: int) -> list[TypedCall]:
+    """Calls of a part of a text that begins at `offset`."""
+    return [TypedCall(text, offset + start, offset + end) for text, start, end in calls]
 
 
 def read_tags(text: str, tags: Tags) -> tuple[str, dict[str, str]]:
@@ -260,21 +290,17 @@ def written_call(name: str, arguments: Mapping[str, Any], form: CallForm, templa
     return "\n".join(line for line in lines if line)
 
 
-def _otherwise_written(text: str, form: CallForm) -> tuple[list[str], str]:
-    """The calls in a text without the template's marks, and the prose around them. JSON has the template's keys."""
-    calls: list[str] = []
-    prose = ""
+def _otherwise_written(text: str, form: CallForm) -> list[TypedCall]:
+    """The calls in a text without the template's marks. JSON has the template's keys."""
+    calls: list[TypedCall] = []
     position = 0
     for mark in _OTHER_MARKS.finditer(text):
         marked_calls = _marked_calls(mark, form)
         if marked_calls:
-            calls_before, prose_before = _bare_calls(text[position : mark.start()], form)
-            calls += calls_before
-            calls += marked_calls
-            prose += prose_before
+            calls += _moved(_bare_calls(text[position : mark.start()], form), position)
+            calls += _placed(marked_calls, mark.start(), mark.end())
             position = mark.end()
-    last_calls, last_prose = _bare_calls(text[position:], form)
-    return calls + last_calls, prose + last_prose
+    return calls + _moved(_bare_calls(text[position:], form), position)
 
 
 def _marked_calls(mark: re.Match[str], form: CallForm) -> list[str]:
@@ -311,9 +337,10 @@ def _tagged_calls(code: str, form: CallForm) -> list[str]:
     return _python_calls(code, form)
 
 
-def _bare_calls(text: str, form: CallForm) -> tuple[list[str], str]:
-    """The calls that begin a line of a text without marks, and the rest of the text."""
-    calls, prose, position = list[str](), "", 0
+def _bare_calls(text: str, form: CallForm) -> list[TypedCall]:
+    """The calls that begin a line of a text without marks."""
+    calls: list[TypedCall] = []
+    position = 0
     for start in re.finditer(r"^[ \t]*(?=\[\s*\{|\{\s*[\"}])", text, re.MULTILINE):
         if start.start() < position:
             continue
@@ -321,13 +348,13 @@ def _bare_calls(text: str, form: CallForm) -> tuple[list[str], str]:
             value, end = _DECODER.raw_decode(text, start.end())
         except (ValueError, RecursionError):
             if _may_hold_calls(text[start.end() :]):  # meant as one, and to be refused
-                return [*calls, text[start.end() :].strip()], prose + text[position : start.start()]
+                return calls + _placed([text[start.end() :].strip()], start.start(), len(text))
             continue
         items = _unnested(value)
         if items and all(map(_is_call, items)):
-            calls += [_in_form(json.dumps(item), form) for item in items]
-            prose, position = prose + text[position : start.start()], end
-    return calls, prose + text[position:]
+            calls += _placed([_in_form(json.dumps(item), form) for item in items], start.start(), end)
+            position = end
+    return calls
 
 
 def _may_hold_calls(block: str) -> bool:

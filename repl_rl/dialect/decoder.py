@@ -29,6 +29,8 @@ class Typed:
 
     text: str
     lines: tuple[str, ...]
+    ends: tuple[int, ...] = field(default=(), compare=False)
+    """Where each of these lines ends in the text, its newline included."""
 
 
 class LineDecoder:
@@ -55,13 +57,15 @@ class LineDecoder:
         else:
             self._open_line += text
         *lines, self._open_line = self._open_line.split("\n")
+        ends = [end for end, character in enumerate(text, 1) if character == "\n"]
         if end_of_input and self._open_line:
             lines.append(self._open_line)
+            ends.append(len(text))
             self._open_line = ""
         # The bytes decide, not the text: an incomplete character after the newline is typed ahead too.
         _, newline, rest = typed.rpartition(b"\n")
         self.is_ahead = bool(rest) or (self.is_ahead and not newline)
-        return Typed(text, tuple(line.rstrip("\r") for line in lines))
+        return Typed(text, tuple(line.rstrip("\r") for line in lines), tuple(ends))
 
     def flush(self) -> str:
         """The text of an incomplete character at the end. Nothing may be typed after this call."""
@@ -74,6 +78,8 @@ class LineReader:
 
     truncate: Callable[[str], str] = str
     _typed: LineDecoder = field(default_factory=LineDecoder)
+    _start: int = 0
+    """Where the cell or block that is typed begins, counted from the beginning of the turn's text."""
 
     def flush(self) -> str:
         return self._typed.flush()

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from repl_rl.config import DialectConfig
 from repl_rl.dialect.answers import answer_in_line
@@ -85,14 +85,17 @@ class FencedReader(ProseReader):
         was_in_code = self._is_in_code
         prose: list[str] = []
         cells = []
-        for line in turn.lines:
+        for line, end in zip(turn.lines, turn.ends, strict=True):
             cell = self._feed(line, prose)
             if cell is not None:
-                cells.append(cell)
+                cells.append(replace(cell, span=(self._start, end)))
+            if self._block is None:
+                self._start = end
         if end_of_input and self._block is not None:
             cell = self._close(self._block, prose)
             if cell is not None:
-                cells.append(cell)
+                cells.append(replace(cell, span=(self._start, len(turn.text))))
+        self._start -= len(turn.text)
         answer = self._answers.read(prose, end_of_input)
         if was_in_code:
             kind = idle_kind(turn.lines)

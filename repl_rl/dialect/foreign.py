@@ -8,10 +8,11 @@ Lines with only a comment do not run, and count as comments, if the language is 
 and where a comment begins in other ways, they are cells.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from typing import Protocol, runtime_checkable
 
 from repl_rl.dialect.base import Cell, Reader, Turn
+from repl_rl.dialect.decoder import Typed
 from repl_rl.trajectory import LineKind
 
 COMMENTS = {
@@ -33,13 +34,16 @@ class AskingReader(Reader, Protocol):
 
 
 def cells_of(
-    pending: list[str], lines: Sequence[str], end_of_input: bool, language: str
-) -> Generator[str, str, tuple[list[Cell], LineKind]]:
-    """The cells that these lines complete, and the turn's kind if there are none. `pending` holds the open cell."""
+    pending: list[str], start: int, turn: Typed, end_of_input: bool, language: str
+) -> Generator[str, str, tuple[list[Cell], LineKind, int]]:
+    """The cells that a turn completes, the turn's kind if there are none, and where in its text the next cell begins.
+
+    `pending` holds the open cell, which begins at `start`.
+    """
     signs = COMMENTS.get(language.lower().partition(" ")[0], ())
     cells = []
     idle = LineKind.BLANK
-    for line in lines:
+    for line, end in zip(turn.lines, turn.ends, strict=True):
         is_blank = not line.strip()
         is_comment = line.lstrip().startswith(signs)
         if not is_blank and not is_comment:
@@ -47,14 +51,16 @@ def cells_of(
         elif is_comment and idle is LineKind.BLANK:
             idle = LineKind.COMMENT
         if not pending and (is_comment or is_blank):
+            start = end
             continue
         pending.append(line)
         source = "\n".join(pending)
         status = yield source
         if status != "incomplete":
             pending.clear()
-            cells.append(Cell(source, LineKind.STATEMENT, is_valid=status != "invalid"))
+            cells.append(Cell(source, LineKind.STATEMENT, is_valid=status != "invalid", span=(start, end)))
+            start = end
     if end_of_input and pending:
-        cells.append(Cell("\n".join(pending), LineKind.STATEMENT))
+        cells.append(Cell("\n".join(pending), LineKind.STATEMENT, span=(start, len(turn.text))))
         pending.clear()
-    return cells, idle
+    return cells, idle, start

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from repl_rl.dialect.base import Cell, CellRun, Refusal, Shown, Turn
 from repl_rl.dialect.prose import WHOLE_CELLS, ProseDialect, ProseReader, prose_kind, whole_cell
@@ -47,19 +47,25 @@ class InlineReader(ProseReader):
     def read(self, typed: bytes | str, end_of_input: bool = False) -> Turn:
         """Read one turn; the calls that it completes are its cells."""
         turn = self._typed.take(typed, end_of_input)
-        *parts, rest = _CALL.split(self._held + turn.text)
+        text = self._held + turn.text
+        cells = []
+        prose = ""
+        position = 0
+        for call in _CALL.finditer(text):
+            prose += text[position : call.start()]
+            position = call.end()
+            source = call[1].strip()
+            cell = whole_cell(source) if holds_statement(source) else Cell("", LineKind.SYNTAX_ERROR, _EMPTY)
+            cells.append(replace(cell, span=(call.start() - len(self._held), call.end() - len(self._held))))
+        rest = text[position:]
         start = _start_of_call(rest, end_of_input)
         self._held = rest[start:]
-        prose = "".join(parts[0::2]) + rest[:start]
+        prose += rest[:start]
         *lines, self._line = (self._line + prose).split("\n")
         if end_of_input:
             lines.append(self._line)
         answer = self._answers.read(lines, end_of_input)
         kind = LineKind.OPEN if self._held.startswith(_OPENING) else prose_kind([turn.text])
-        cells = (
-            whole_cell(source) if holds_statement(source) else Cell("", LineKind.SYNTAX_ERROR, _EMPTY)
-            for source in map(str.strip, parts[1::2])
-        )
         return Turn(turn.text, tuple(cells), kind, answer)
 
     def show(self, runs: Sequence[CellRun], goes_on: bool) -> tuple[Shown, ...]:

@@ -10,7 +10,7 @@ a block where two of them make an empty line, and does not count it as a line in
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from repl_rl.dialect.base import Cell, CellRun, Shown, Turn
 from repl_rl.dialect.decoder import LineReader
@@ -54,20 +54,24 @@ class PythonReader(LineReader):
         """Read one turn. The end of input completes an open line and an open block, as at a terminal's EOF."""
         turn = self._typed.take(typed, end_of_input)
         cells = []
-        for line in turn.lines:
+        for line, end in zip(turn.lines, turn.ends, strict=True):
             cell = self._feed(line)
             if cell is not None:
-                cells.append(cell)
+                cells.append(replace(cell, span=(self._start, end)))
+            if not self._pending:
+                self._start = end
         if end_of_input and self._pending:
             cell = self._end()
             if cell is not None:
-                cells.append(cell)
+                cells.append(replace(cell, span=(self._start, len(turn.text))))
+        self._start -= len(turn.text)
         return self._turn(turn.text, cells, idle_kind(turn.lines))
 
     def reading(self, typed: bytes | str, end_of_input: bool, language: str) -> Generator[str, str, Turn]:
         """As `read`, for a language that only its kernel can parse (`repl_rl.dialect.foreign`)."""
         turn = self._typed.take(typed, end_of_input)
-        cells, idle = yield from cells_of(self._pending, turn.lines, end_of_input, language)
+        cells, idle, start = yield from cells_of(self._pending, self._start, turn, end_of_input, language)
+        self._start = start - len(turn.text)
         return self._turn(turn.text, cells, idle)
 
     def show(self, runs: Sequence[CellRun], goes_on: bool) -> tuple[Shown, ...]:

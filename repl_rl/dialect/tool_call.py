@@ -18,6 +18,7 @@ import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from repl_rl.config import DialectConfig
@@ -108,9 +109,9 @@ class ToolCallDialect(ProseDialect):
         function = {"name": _PROBE_NAME, "arguments": _PROBE_ARGUMENTS}
         before_result, _ = self.frame(1)
         typed = typed_call(self._template, self._schemas, function, before_result)
-        texts, _ = split_calls(typed, self.form)
+        typed_calls, _ = split_calls(typed, self.form)
         try:
-            calls = [parse_call(text, self.form, {}) for text in texts]
+            calls = [parse_call(call.text, self.form, {}) for call in typed_calls]
         except _BadCall:
             calls = []
         if calls != [(_PROBE_NAME, _PROBE_ARGUMENTS)]:
@@ -189,14 +190,18 @@ class ToolCallReader(ProseReader):
             answer = None if calls else self._answers.read(turn.lines, False)
             return Turn(turn.text, (), kind, answer)
         calls, prose = split_calls(self._message + turn.text, form)
+        offset = len(self._message)
         self._message = ""
         kind = prose_kind([turn.text])
         if calls:
-            cells = tuple(self._cell(call) for call in calls)
+            cells = []
+            for call in calls:
+                span = (call.start - offset, call.end - offset)
+                cells.append(replace(self._cell(call.text), span=span))
             self._asks = False
             *_, after = self._dialect.frame(len(cells))
             self.begin_after(after)
-            return Turn(turn.text, cells, kind, None, waits=True)
+            return Turn(turn.text, tuple(cells), kind, None, waits=True)
         answer = AnswerReader(self._before).read(prose.split("\n"), True)
         asks = self._dialect.asks
         self._asks = answer is None and self.asks_left > 0 and asks is not None

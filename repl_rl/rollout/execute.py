@@ -164,7 +164,9 @@ class TurnResult:
 
     def as_line(self, start: int, end: int, text: str, shown: str, dialect: Dialect) -> Line:
         """The line of tokens `start:end`, after which `shown` was inserted."""
-        cells = [RecordedCell(run.cell.source, dialect.plain_output(run), run.images) for run in self.cells]
+        cells = []
+        for run in self.cells:
+            cells.append(RecordedCell(run.cell.source, dialect.plain_output(run), run.images, run.cell.span))
         return Line(
             start,
             end,

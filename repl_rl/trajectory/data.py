@@ -166,6 +166,9 @@ class RecordedCell:
     images: tuple[bytes, ...] = ()
     """PNG files of what it drew; the policy does not see them. In a record they are base64, and in files that
     `write_jsonl` writes, the names of files beside it."""
+    span: tuple[Counter, Counter] | None = None
+    """Where it was typed, with the fences or tags around it: start and end in characters, counted from the beginning of
+    its line's text, and negative in earlier lines. A record leaves it out where nobody said."""
 
 
 class RewardPart(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -489,6 +492,7 @@ class Trajectory(_Displayed):
         for line in record["lines"]:
             if not line["reward_parts"]:
                 del line["reward_parts"]
+        _leave_out_missing_spans(record)
         return record
 
     @classmethod
@@ -535,6 +539,17 @@ class Group(_Displayed, list[Trajectory]):
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """Overrides IPython's printer of lists, which would otherwise be used instead of the bundle."""
         printer.text(self._repr_mimebundle_()["text/plain"])
+
+
+def _leave_out_missing_spans(record: Mapping[str, Any]) -> None:
+    """Older records have no spans, and are written as they were read."""
+    for line in record["lines"]:
+        for cell in line["cells"]:
+            if cell["span"] is None:
+                del cell["span"]
+        for subcall in line["subcalls"]:
+            if subcall["trajectory"] is not None:
+                _leave_out_missing_spans(subcall["trajectory"])
 
 
 def _shifted(line: Line, tokens: int) -> Line:

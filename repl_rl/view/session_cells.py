@@ -1,11 +1,13 @@
 """A trajectory as the cells of its session: what ran, what was thought, what never ran, each with its output.
 
-What ran, and what it showed, is in the record (`Line.cells`). It is looked for in the typed text; what is left around
-it is thought or prose, or never ran. Nothing here fails on what a model typed.
+What ran, what it showed, and where it was typed, is in the record (`Line.cells`); what is left around it is thought or
+prose, or never ran. Nothing here fails on what a model typed.
 
-Not covered: what an environment showed after a line stays part of the output. Where a cell's source is not in the text
-as it was typed, all that was typed before counts as prose, and so do calls of a `tool_call` dialect that are written
-otherwise than Qwen's and Hermes' templates write them.
+Older records do not say where a cell was typed, nor do a user's dialects have to. Such a cell is searched for in the
+text. Where its source is not there as it was typed, all that was typed before counts as prose, and so do calls of a
+`tool_call` dialect that are written otherwise than Qwen's and Hermes' templates write them.
+
+Not covered: what an environment showed after a line stays part of the output.
 """
 
 import re
@@ -34,7 +36,8 @@ _AROUND = {
     InlineDialect: (r"<fn>\s*", r"\s*</fn>"),
     ToolCallDialect: (r"(?!)", ""),  # sources stand in calls, as JSON or in tags
 }
-"""What stands around the source of a cell in the typed text; elsewhere it has lines of its own."""
+"""What stands around the source of a cell in the typed text; elsewhere it has lines of its own. Cells without a span
+are searched for with this."""
 _LINES_OF_ITS_OWN = ("^", r"$\n?")
 _HERMES = CallForm("<tool_call>", "</tool_call>", "name", "arguments")
 _NO_RUN = frozenset({LineKind.COMMENT, LineKind.BLANK, LineKind.OPEN, LineKind.ANSWER})
@@ -146,16 +149,19 @@ class _Session:
                 break
         self._held: Typed = []
         """What was typed and belongs to no cell yet."""
+        self._taken_chars = 0
+        """How much of the typed text is in cells."""
+        self._starts: list[int] = []
+        """Where each line begins in the typed text."""
         self._number = 0
 
     def cells(self) -> Iterator[SessionCell]:
-        continues_line = False
+        typed_chars = 0
         for index, line in enumerate(self._trajectory.lines):
-            text = whole(line.text)
-            if self._has_prompts and not continues_line:  # one space belongs to the prompt
-                text = text.removeprefix(" ")
-            continues_line = not line.text.endswith("\n")
-            self._held.append((index, re.sub(r"\r+(?=\n)", "", text)))
+            text = self._typed(index)
+            self._held.append((index, text))
+            self._starts.append(typed_chars)
+            typed_chars += len(text)
             if line.kind is LineKind.OVERLONG:
                 break
             yield from self._of_line(index, line)
@@ -178,8 +184,13 @@ class _Session:
         cells: list[SessionCell] = []
         indices: tuple[int, ...] = ()
         for recorded in line.cells:
-            words, typed = self._take_cell(recorded)
-            yield from self._words(words)
+            if recorded.span is None:
+                words, typed = self._search(recorded)
+            else:
+                start, end = recorded.span
+                words = self._take(self._position(index, start) - self._taken_chars)
+                typed = self._take(self._position(index, end) - self._taken_chars)
+            cells += self._words(words)
             # A cell for which no text is left was typed in the lines of the cell before it.
             indices = tuple(dict.fromkeys([*(_lines(typed) or indices), index]))
             cells.append(self._cell(recorded, indices, _text(typed), line))
@@ -198,7 +209,23 @@ class _Session:
         if is_cut_off:
             yield self._not_run(self._why_not(line))
 
-    def _take_cell(self, recorded: RecordedCell) -> tuple[Typed, Typed]:
+    def _typed(self, index: int, chars: int | None = None) -> str:
+        """The text of a line, or its first characters, without what the prompt and the newline take of it."""
+        lines = self._trajectory.lines
+        text = whole(lines[index].text[:chars])
+        follows_prompt = index == 0 or lines[index - 1].text.endswith("\n")
+        if self._has_prompts and follows_prompt:  # one space belongs to the prompt
+            text = text.removeprefix(" ")
+        return re.sub(r"\r+(?=\n)", "", text)
+
+    def _position(self, index: int, chars: int) -> int:
+        """Where in the typed text a place is that a record counts from the beginning of a line."""
+        while chars < 0 and index > 0:
+            index -= 1
+            chars += len(self._trajectory.lines[index].text)
+        return self._starts[index] + len(self._typed(index, max(0, chars)))
+
+    def _search(self, recorded: RecordedCell) -> tuple[Typed, Typed]:
         """What was typed before a cell, and the text of the cell; all is before it if that is not found."""
         before, after = self._around
         indent = " {0,3}" if issubclass(self._kind, FencedDialect) else ""
@@ -217,9 +244,10 @@ class _Session:
         return [(first, words_of_calls)], typed
 
     def _take(self, chars: int) -> Typed:
-        """The first characters of what is held."""
+        """The first characters of what is held; none if `chars` is negative."""
         taken = Typed()
         held = Typed()
+        chars = max(0, chars)
         for index, text in self._held:
             if text[:chars]:
                 taken.append((index, text[:chars]))
@@ -227,6 +255,7 @@ class _Session:
                 held.append((index, text[chars:]))
             chars = max(0, chars - len(text))
         self._held = held
+        self._taken_chars += len(_text(taken))
         return taken
 
     def _cell(self, recorded: RecordedCell, lines: tuple[int, ...], typed: str, line: Line) -> SessionCell:

@@ -28,6 +28,9 @@ def test_half_a_character_behind_a_newline_is_typed_ahead() -> None:
     assert typed.take(GRIN[1:3]) == Typed("", ())
     assert typed.is_ahead
     assert typed.take(GRIN[3:] + b"\n") == Typed("😀\n", ("😀",))
+    assert typed.take(b" x\r\ny\nz").ends == (4, 6)
+    assert typed.take(b"\n\nend", end_of_input=True).ends == (1, 2, 5)
+    assert typed.take(b"", end_of_input=True).ends == ()
 
 
 PIECES = [

@@ -2,6 +2,8 @@
 
 import json
 import warnings
+from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from repl_rl.config import DialectConfig
 from repl_rl.dialect import Dialect, PythonReader, Reader, Turn, make_dialect
 from repl_rl.dialect.prose import PlainTextDialect
 from repl_rl.tools import as_tools, tool
+from repl_rl.trajectory import LineKind
 
 CASES = [json.loads(line) for line in (Path(__file__).parent / "turns.jsonl").read_text().splitlines()]
 TOOL_CALLS = {f"tool_call {template}": tool_calls(template) for template in CALL_TEMPLATES}
@@ -61,6 +64,19 @@ def test_turns(case: dict[str, Any]) -> None:
         assert recorded(reader, read) == turn
 
 
+def spans_of(turns: Sequence[Turn], spaces: Sequence[int]) -> list[tuple[int, int]]:
+    """Where in the text of all turns their cells were typed, not counting the characters at `spaces`."""
+    spans = []
+    begin = 0
+    for turn in turns:
+        for cell in turn.cells:
+            assert cell.span is not None
+            start, end = (begin + place for place in cell.span)
+            spans.append(tuple(place - sum(space < place for space in spaces) for place in (start, end)))
+        begin += len(turn.text)
+    return spans
+
+
 def texts_for(dialect: str) -> st.SearchStrategy[str]:
     pieces = [*PIECES[dialect.partition(" ")[0]].split("|"), "<|python_tag|>"]
     return st.lists(st.sampled_from(pieces), max_size=20).map("".join)
@@ -73,12 +89,21 @@ def test_where_turns_are_cut_changes_no_cell_and_no_answer(dialect: str, data: s
     text, has_prompts = data.draw(texts_for(dialect)), dialect in ("python", "ipython")
     stops = DIALECTS[dialect].stops.decode()
     turns = turns_of(text, stops, lambda left: data.draw(st.integers(0, left))) or [""]
+    spaces = []
     if has_prompts:  # the space after each prompt is the model's
         after_prompt = [True, *(turn.endswith("\n") for turn in turns[:-1])]
         turns = [" " * space + turn for turn, space in zip(turns, after_prompt, strict=True)]
+        begins = accumulate(map(len, turns[:-1]), initial=0)
+        spaces = [begin for begin, space in zip(begins, after_prompt, strict=True) if space]
         text = f" {text}"
     whole = cells_of(DIALECTS[dialect].reader(), [text], ends=True)
-    assert cells_of(DIALECTS[dialect].reader(), turns, ends=True) == whole
+    read = read_all(DIALECTS[dialect].reader(), turns, ends=True)
+    assert [cell for turn in read for cell in turn.cells] == whole
+    spans = [cell.span for cell in whole]
+    assert spans_of(read, spaces) == spans_of([Turn(text, tuple(whole), LineKind.BLANK)], spaces[:1])
+    for cell, (start, end) in zip(whole, spans, strict=True):
+        alone = " " * (has_prompts and start > 0) + text[start:end]
+        assert cell in cells_of(DIALECTS[dialect].reader(), [alone], ends=True)
     if dialect in ("text", "inline", "fenced"):
         cut, uncut = (
             [turn.answer for turn in read_all(DIALECTS[dialect].reader(), each, True) if turn.answer]

@@ -95,7 +95,13 @@ def test_a_whole_trajectory(roll: Roll, dialect: str) -> None:
     assert (trajectory.answer, trajectory.stop_reason) == ((told.answer,), StopReason.ANSWER)
     assert "".join(line.text for line in trajectory.lines) == "".join(told.typed)
     assert [[cell.source, cell.output] for line in trajectory.lines for cell in line.cells or ()] == told.cells
-    assert all(line.cells is not None for line in trajectory.lines)
+    typed, begin = "".join(told.typed), 0
+    for line in trajectory.lines:
+        for cell in line.cells:
+            assert cell.span is not None
+            start, end = (begin + place for place in cell.span)
+            assert all(row.strip() in typed[start:end] for row in cell.source.split("\n")) or dialect == "tool_call"
+        begin += len(line.text)
     if told.kinds:
         assert [line.kind for line in trajectory.lines] == told.kinds
 

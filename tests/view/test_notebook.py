@@ -4,13 +4,19 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
+from dialect.chats import call, tool_calls
 from hypothesis import given
 from hypothesis import strategies as st
 from view.conftest import SESSIONS, Typed, failed_trajectory, make_trajectory, solved_trajectory
 
+from repl_rl.dialect import Dialect
+from repl_rl.dialect.fenced import FencedDialect
+from repl_rl.dialect.inline import InlineDialect
+from repl_rl.dialect.ipython import IPythonDialect
 from repl_rl.errors import ConfigError, RunError
 from repl_rl.trajectory import LineKind, RecordedCell, StopReason, Trajectory
 from repl_rl.view.notebook import plain_markdown, to_notebook, value_of
@@ -117,9 +123,9 @@ def test_lines_typed_ahead_share_what_they_showed() -> None:
     assert notebook.cells[2].outputs[0].text == "2\n"
 
 
-def recorded(trajectory: Trajectory, *cells: Sequence[tuple[str, str]]) -> Trajectory:
-    """The same with what ran in each line."""
-    made = [tuple(RecordedCell(source, output) for source, output in ran) for ran in cells]
+def recorded(trajectory: Trajectory, *cells: Sequence[tuple[Any, ...]]) -> Trajectory:
+    """The same with what ran in each line, what that showed, and perhaps where it was typed."""
+    made = [tuple(RecordedCell(source, output, (), *span) for source, output, *span in ran) for ran in cells]
     lines = [replace(line, cells=ran) for line, ran in zip(trajectory.lines, made, strict=True)]
     return replace(trajectory, lines=tuple(lines))
 
@@ -137,6 +143,116 @@ def test_recorded_values_of_ipython_are_results() -> None:
     assert shown == [("stream", "4\n"), ("execute_result", "4")]
     assert [out.output_type for out in third.outputs] == ["stream"]
     assert second.source == "print('Out[2]: 5')"
+
+
+def as_read(dialect: Dialect, *turns: str) -> Trajectory:
+    """These turns, with what the dialect's reader makes of them recorded."""
+    reader = dialect.reader()
+    told_lines: list[Typed] = []
+    cells = []
+    for number, typed in enumerate(turns, 1):
+        turn = reader.read(typed, end_of_input=number == len(turns))
+        told_lines.append((typed, turn.cells[-1].kind if turn.cells else turn.idle_kind, None, ""))
+        cells.append(tuple(RecordedCell(cell.source, "", (), cell.span) for cell in turn.cells))
+    made = told(*told_lines)
+    lines = [replace(line, cells=ran) for line, ran in zip(made.lines, cells, strict=True)]
+    return replace(made, lines=tuple(lines))
+
+
+def without_spans(trajectory: Trajectory) -> Trajectory:
+    """The same, as earlier versions recorded it."""
+    lines = []
+    for line in trajectory.lines:
+        lines.append(replace(line, cells=tuple(replace(cell, span=None) for cell in line.cells)))
+    return replace(trajectory, lines=tuple(lines))
+
+
+QUOTED = "Plan:\n~~~text\nx = 1\n~~~\n"
+OWN_OUTPUT = "Before:\n```output\n6\n```\n"
+LLAMA = '{"name": "python", "parameters": {"code": "6 * 7"}}'
+
+
+@pytest.mark.parametrize(
+    ("dialect", "turns", "cells", "searched"),
+    [
+        pytest.param(
+            FencedDialect(),
+            [QUOTED, "```python\nx = 1\n```\n"],
+            [("markdown", QUOTED), ("code", "x = 1")],
+            [("markdown", "Plan:"), ("code", "x = 1"), ("markdown", "```python\nx = 1\n```")],
+            id="the text of a cell was quoted before",
+        ),
+        pytest.param(
+            FencedDialect(),
+            [OWN_OUTPUT, "```python\n6\n```\n"],
+            [("markdown", OWN_OUTPUT), ("code", "6")],
+            [("markdown", "Before:"), ("code", "6"), ("markdown", "```python\n6\n```")],
+            id="the text of a cell is in an output that the model made up",
+        ),
+        pytest.param(
+            FencedDialect(),
+            ["~~~text\na\n~~~\n", "```bash\nls\n```\n"],
+            [("markdown", "~~~text\na\n~~~"), ("raw", "[not run: refused: ]\n```bash\nls\n```\n")],
+            [("raw", "[not run: refused: ]\n~~~text\na\n~~~\n"), ("markdown", "```bash\nls\n```")],
+            id="a refused block follows another one",
+        ),
+        pytest.param(
+            IPythonDialect(),
+            [" >>> x\nx\n"],
+            [("code", "x"), ("code", "x")],
+            [("code", ">>> x"), ("code", "x"), ("code", "x")],
+            id="a prompt was typed with the first of two equal cells",
+        ),
+        pytest.param(
+            tool_calls("qwen2_5"),
+            [f"One.\n{call('python', code='1')}\nTwo.\n", call("python", code="2")],
+            [("markdown", "One."), ("code", "1"), ("markdown", "Two."), ("code", "2")],
+            [("markdown", "One.  \n  \nTwo."), ("code", "1"), ("code", "2")],
+            id="prose stands between calls",
+        ),
+        pytest.param(
+            InlineDialect(),
+            ["One <fn>1</fn> two <fn>2</fn> three\n"],
+            [("markdown", "One"), ("code", "1"), ("markdown", "two"), ("code", "2"), ("markdown", "three")],
+            [("markdown", "One"), ("code", "1"), ("markdown", "two"), ("code", "2"), ("markdown", "three")],
+            id="prose stands between calls that were typed ahead",
+        ),
+        pytest.param(
+            tool_calls("llama3_1"),
+            [f"<|python_tag|>{LLAMA}"],
+            [("code", "6 * 7")],
+            [("markdown", f"<|python_tag|>{LLAMA}"), ("code", "6 * 7")],
+            id="a call is written as Llama's template writes it",
+        ),
+    ],
+)
+def test_a_cell_stands_where_it_was_typed_and_older_records_are_searched(
+    dialect: Dialect, turns: list[str], cells: list[tuple[str, str]], searched: list[tuple[str, str]]
+) -> None:
+    def exported(trajectory: Trajectory) -> list[tuple[str, str]]:
+        return cells_of(to_notebook(trajectory, dialect=dialect))
+
+    def written(expected: list[tuple[str, str]]) -> list[tuple[str, str]]:
+        made = []
+        for kind, source in expected:
+            rows = [row.strip() for row in source.strip("\n").split("\n")]
+            made.append((kind, "  \n".join(map(plain_markdown, rows)) if kind == "markdown" else source))
+        return made
+
+    trajectory = as_read(dialect, *turns)
+    assert exported(trajectory) == written(cells)
+    assert exported(without_spans(trajectory)) == written(searched)
+
+
+def test_a_span_that_begins_before_the_first_line_begins_with_it() -> None:
+    """Of a branch that begins within a block: the rest was typed in its parent."""
+    made = told(("     x += 1\n", OPEN, None, "..."), ("\n", STATEMENT, None, ">>>"), (" # Why?\n", COMMENT, None, ""))
+    block = RecordedCell("for y in z:\n    x += 1\n", "", (), (-24, 1))
+    begun, ended, thought = made.lines
+    branch = replace(made, lines=(replace(begun, cells=()), replace(ended, cells=(block,)), thought))
+    notebook = to_notebook(branch)
+    assert cells_of(notebook) == [("code", block.source), ("code", "# Why?")]
+    assert notebook.cells[1].metadata.repl_rl.lines == [0, 1]
 
 
 def test_cells_that_the_reader_cannot_find_are_those_of_the_record() -> None:
@@ -201,6 +317,7 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 KINDS = st.sampled_from([kind for kind in LineKind if kind is not LineKind.OVERLONG])
+SPANS = st.none() | st.tuples(st.integers(-40, 40), st.integers(-40, 40)) | st.just((2**63 - 1, -(2**63)))
 TEXTS = st.text(st.characters() | st.sampled_from("\n\r `<>#:()>\"'\x00\ud800"), max_size=30)
 
 
@@ -208,10 +325,10 @@ TEXTS = st.text(st.characters() | st.sampled_from("\n\r `<>#:()>\"'\x00\ud800"),
 @given(
     typed=st.lists(st.tuples(TEXTS, KINDS, st.none() | TEXTS, TEXTS), max_size=4),
     stop=st.sampled_from(StopReason),
-    ran=st.none() | st.lists(st.tuples(TEXTS, TEXTS), max_size=3),
+    ran=st.none() | st.lists(st.tuples(TEXTS, TEXTS, SPANS), max_size=3),
 )
 def test_whatever_was_typed_and_shown_can_be_written(
-    dialect: str, typed: list[Typed], stop: StopReason, ran: list[tuple[str, str]] | None
+    dialect: str, typed: list[Typed], stop: StopReason, ran: list[tuple[Any, ...]] | None
 ) -> None:
     made = make_trajectory("t", "?", typed, stop=stop)
     trajectory = recorded(made, *([ran] * len(made.lines))) if ran is not None else made
