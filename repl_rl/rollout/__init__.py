@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from repl_rl.rollout.setup import Grader as Grader
     from repl_rl.rollout.setup import RolloutSetup as RolloutSetup
     from repl_rl.rollout.setup import environment_of as environment_of
+    from repl_rl.rollout.setup import environment_pays as environment_pays
     from repl_rl.rollout.setup import limits_of as limits_of
     from repl_rl.rollout.setup import load_extensions as load_extensions
     from repl_rl.rollout.setup import make_extensions as make_extensions
@@ -112,6 +113,7 @@ _HOMES = {
     "credit": "scoring",
     "credit_numbers": "scoring",
     "environment_of": "setup",
+    "environment_pays": "setup",
     "events_of": "events",
     "is_flat": "scoring",
     "limits_of": "setup",

@@ -25,7 +25,7 @@ from repl_rl.rollout.guest import Guest
 from repl_rl.tasks import environment_of as environment_of_families
 from repl_rl.tasks import grade
 from repl_rl.tools import Toolbox, as_tools
-from repl_rl.tools.environments import EnvironmentFactory, environment_factory
+from repl_rl.tools.environments import EnvironmentFactory, environment_factory, pays_outcome
 from repl_rl.tools.tool import Where
 from repl_rl.tools.toolbox import culprit
 from repl_rl.utils.import_path import imported
@@ -114,6 +114,15 @@ def environment_of(config: Config) -> str | None:
     if config.environment is not None or not config.tasks.is_generated:
         return config.environment
     return environment_of_families(config.tasks.families)
+
+
+def environment_pays(config: Config) -> bool:
+    """Whether a config's environment says what a session is worth, so that reference answers need not be readable.
+
+    Raises ConfigError if the environment can't be imported.
+    """
+    environment = environment_of(config)
+    return environment is not None and pays_outcome(environment_factory(environment))
 
 
 def load_extensions(config: Config) -> Extensions:

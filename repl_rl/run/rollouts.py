@@ -168,12 +168,14 @@ def require_task(options: argparse.Namespace) -> None:
 
 def asked_tasks(options: argparse.Namespace, config: Config, count: int) -> list[Task]:
     """`--task`, so many times, or else so many held-out problems. Raises ConfigError for an unreadable `--answer`."""
+    from repl_rl.rollout import environment_pays
     from repl_rl.tasks import load_tasks, require_gradable
 
+    compared = not environment_pays(config)
     if options.task is None:
-        return load_tasks(config.tasks, "heldout", 0, count)
+        return load_tasks(config.tasks, "heldout", 0, count, compared=compared)
     tasks = [Task("task", options.task, options.answer or "")] * count
-    if options.answer is not None:
+    if options.answer is not None and compared:
         require_gradable(tasks[:1])
     return tasks
 

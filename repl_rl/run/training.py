@@ -23,7 +23,7 @@ from repl_rl.engine.environment import gpus_here, prepare_environment
 from repl_rl.errors import ConfigError, DependencyError, RunError
 from repl_rl.models import find_model, resolve_model
 from repl_rl.models.skeleton import Adapted, config_alone, require_one_loss
-from repl_rl.rollout import Checked, check_rollouts
+from repl_rl.rollout import Checked, check_rollouts, environment_pays
 from repl_rl.run.evaluate import evaluate
 from repl_rl.run.folder import RunFolder, checkpoint_step, free_folder, new_run
 from repl_rl.run.launch import require_processes
@@ -169,6 +169,7 @@ def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
         config.tasks,
         ("train", config.seed, config.tasks.train),
         ("heldout", 0, config.eval.problems),  # the same problems for every seed
+        compared=not environment_pays(config),
     )
     if len(train_tasks) < config.train.prompts_per_step:  # TRL would end at once, without a step
         raise ConfigError(

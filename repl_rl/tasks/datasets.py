@@ -72,16 +72,17 @@ PRESETS: dict[str, Preset] = {
 """The presets, by their names in `tasks.dataset`."""
 
 
-def load_tasks(config: TasksConfig, split: Split, seed: int, count: int) -> list[Task]:
+def load_tasks(config: TasksConfig, split: Split, seed: int, count: int, *, compared: bool = True) -> list[Task]:
     """`count` problems in an order that `seed` determines. A data set with fewer problems gives all of them.
 
     Raises ConfigError for anything that is missing, empty or unreadable, and, unless `tasks.unreadable` says
-    otherwise, listing all problems among these that can't be graded.
+    otherwise, listing all problems among these that can't be graded. Without `compared`, because an environment pays
+    the outcome, reference answers may be anything.
     """
-    return load_splits(config, (split, seed, count))[0]
+    return load_splits(config, (split, seed, count), compared=compared)[0]
 
 
-def load_splits(config: TasksConfig, *requests: tuple[Split, int, int]) -> list[list[Task]]:
+def load_splits(config: TasksConfig, *requests: tuple[Split, int, int], compared: bool = True) -> list[list[Task]]:
     """As `load_tasks` for several (split, seed, count) at once, with one error for all that can't be graded."""
     remaining: list[list[Task]] = []
     where: dict[int, str] = {}
@@ -109,7 +110,7 @@ def load_splits(config: TasksConfig, *requests: tuple[Split, int, int]) -> list[
     batches = [tasks[:count] for tasks, count in zip(remaining, counts, strict=True)]
     while any(batches):
         row_count += sum(map(len, batches))
-        ungradable = _unreadable(chain(*batches))
+        ungradable = _unreadable(chain(*batches)) if compared else {}
         if config.unreadable != "text":
             for task_key, task in ungradable.items():
                 left_out.append((where.get(task_key, f"task {task.id!r}"), _why(task)))

@@ -1,5 +1,6 @@
 """Data sets through `load_tasks`: files of every kind and format, dates, and what is said where one does not fit."""
 
+import argparse
 import csv
 import gzip
 import io
@@ -18,6 +19,8 @@ from datasets import Dataset, DatasetDict
 from repl_rl.config import TasksConfig, dump_config, load_config, parse_config
 from repl_rl.config.tasks import PRESET_NAMES
 from repl_rl.errors import ConfigError
+from repl_rl.run.rollouts import asked_tasks
+from repl_rl.run.training import check_inputs
 from repl_rl.tasks import PRESETS, grade, load_splits, load_tasks, make_tasks
 from repl_rl.tasks.formats import FORMATS, period_of, row_of
 from repl_rl.trajectory import Task
@@ -424,6 +427,29 @@ def test_all_that_cannot_be_graded_is_listed_left_out_or_compared_as_text(tmp_pa
     [tasks] = load_splits(config.model_copy(update={"unreadable": "text", "heldout": 1e-9}), ("train", 1, 100))
     [zero] = [task for task in tasks if task.question == "0?"]
     assert (len(tasks), grade(zero, ("'all x with \\\\mho(x)=0++'",)), grade(zero, ("0",))) == (38, 1.0, 0.0)
+
+
+@pytest.mark.parametrize(("environment", "is_compared"), [("Pays", False), ("Shows", True)])
+def test_an_answer_need_not_be_readable_where_an_environment_pays(tmp_path, monkeypatch, environment, is_compared):
+    (tmp_path / "worlds.py").write_text(
+        "class Shows:\n    def reset(self, task): ...\n"
+        "class Pays(Shows):\n    def reward(self, trajectory):\n        return 1.0\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    _write(tmp_path / "rows.jsonl", [{"question": f"{n}?", "answer": "$\\mho(x)++$"} for n in range(40)])
+    tasks = {"dataset": str(tmp_path / "rows.jsonl"), "heldout": 0.3}
+    config = parse_config({"tasks": tasks, "environment": f"worlds:{environment}", "train": {"prompts_per_step": 4}})
+    options = argparse.Namespace(task=None, answer=None)
+    if is_compared:
+        for read in (check_inputs, lambda config: asked_tasks(options, config, 2)):
+            with pytest.raises(ConfigError, match="can't be graded"):
+                read(config)
+        return
+    inputs = check_inputs(config)
+    assert len(inputs.train_tasks) + len(inputs.heldout_tasks) == 40
+    assert len(asked_tasks(options, config, 2)) == 2
+    [task] = asked_tasks(argparse.Namespace(task="What?", answer="$\\mho(x)++$"), config, 1)
+    assert task.answer == "$\\mho(x)++$"
 
 
 SPLITS = yaml.safe_load((HERE / "splits.yaml").read_text(encoding="utf-8"))

@@ -10,7 +10,7 @@ from repl_rl.config import Config, load_config
 from repl_rl.engine.environment import prepare_environment
 from repl_rl.errors import ConfigError, ModelError, RunError
 from repl_rl.models import find_model
-from repl_rl.rollout import Checked, check_rollouts
+from repl_rl.rollout import Checked, check_rollouts, environment_pays
 from repl_rl.run.evaluate import longest_prompt
 from repl_rl.run.folder import RunFolder
 from repl_rl.tasks import Split, load_tasks
@@ -100,10 +100,11 @@ def make_plan(
         find_model(evaluated.model.path)
         combinations.append(Combination(config.model.path, evaluated, check_rollouts(evaluated)))
     first = configs[0]
+    compared = not environment_pays(first)
     if split == "train":
-        tasks = load_tasks(first.tasks, split, first.seed, first.tasks.train)
+        tasks = load_tasks(first.tasks, split, first.seed, first.tasks.train, compared=compared)
     else:
-        tasks = load_tasks(first.tasks, split, 0, first.eval.problems)
+        tasks = load_tasks(first.tasks, split, 0, first.eval.problems, compared=compared)
     for combination in combinations:
         # Refuse a prompt that fills the context now, not after evaluating earlier combinations.
         prepare_environment(combination.config.engine.kv_cache_gib)

@@ -88,13 +88,29 @@ def environment_factory(environment: Any) -> EnvironmentFactory:
                 f"can't be copied ({type(error).__name__}: {error}); give its class, or a function that makes one"
             ) from error
     elif not is_class and callable(environment):
-        try:
-            sample = environment()
-        except Exception as error:  # a user's factory may raise anything
-            raise ConfigError(
-                f"the environment factory {_name_of(environment)} raised {type(error).__name__}: {error}"
-            ) from error
+        sample = _sample(environment)
     return from_trl(make) if is_trl(sample) else make
+
+
+def pays_outcome(make: EnvironmentFactory) -> bool:
+    """Whether these environments have a method that says what a session is worth. Raises ConfigError."""
+    if isinstance(make, partial) and make.func is TrlEnvironment:
+        [factory] = make.args
+        factories = factory.values() if isinstance(factory, Mapping) else [factory]
+        return all(callable(getattr(_sample(factory), "get_reward", None)) for factory in factories)
+    return callable(getattr(_sample(make), "reward", None))
+
+
+def _sample(factory: Callable[[], Any]) -> Any:
+    """A class itself, or what another factory makes. Raises ConfigError."""
+    if inspect.isclass(factory):
+        return factory
+    try:
+        return factory()
+    except Exception as error:  # a user's factory may raise anything
+        raise ConfigError(
+            f"the environment factory {_name_of(factory)} raised {type(error).__name__}: {error}"
+        ) from error
 
 
 def is_trl(environment: Any) -> bool:

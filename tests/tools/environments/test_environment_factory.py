@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from repl_rl.errors import ConfigError
-from repl_rl.tools.environments.factory import TrlEnvironment, environment_factory, from_trl, is_trl
+from repl_rl.tools.environments.factory import TrlEnvironment, environment_factory, from_trl, is_trl, pays_outcome
 
 
 class Ours:
@@ -105,3 +105,24 @@ def test_an_object_that_knows_how_to_be_copied() -> None:
     original = Careful()
     assert environment_factory(original)() is not original
     assert copy.deepcopy(original).lock is not original.lock
+
+
+class Pays(Ours):
+    def reward(self, trajectory: Any) -> float:
+        return 1.0
+
+
+class TheirsPays(Theirs):
+    def get_reward(self) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        *((made, True) for made in (Pays, Pays(), lambda: Pays(), TheirsPays, TheirsPays(), {"a": TheirsPays})),
+        *((made, False) for made in (Ours, Ours(), lambda: Ours(), "rlm", Theirs, {"a": TheirsPays, "b": Theirs})),
+    ],
+)
+def test_which_environments_pay_the_outcome(environment: Any, expected: bool) -> None:
+    assert pays_outcome(environment_factory(environment)) is expected
