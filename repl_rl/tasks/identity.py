@@ -26,7 +26,7 @@ Split = Literal["train", "heldout"]
 
 _HELDOUT_ONE_IN = 8
 _SALT = "6"
-"""With it, each shipped puzzle has problems on both sides, those included of which there are six in all."""
+"""With it, each puzzle of `notebooks/puzzles.py` has problems on both sides, those of which there are six included."""
 _SEEN: set[str] = set()
 """Families whose environments have been seen to begin in the same way twice."""
 

@@ -8,6 +8,7 @@ A family of your own is named by its import path: `package.module:NAME` is a `Fa
 their family; the `name` of the `Family` is in their ids and decides their split.
 """
 
+import re
 from collections.abc import Sequence
 from random import Random
 from typing import Any, get_args
@@ -18,16 +19,17 @@ from repl_rl.tasks.families import EASY_FAMILIES, FAMILIES, Family
 from repl_rl.tasks.gym import GYM_FAMILIES
 from repl_rl.tasks.identity import Split, identity_of, split_by
 from repl_rl.tasks.proofs import PROOF_FAMILIES
-from repl_rl.tasks.puzzles import PUZZLE_FAMILIES
 from repl_rl.tasks.symbolic import SYMBOLIC_FAMILIES
 from repl_rl.trajectory import Task
 from repl_rl.utils.import_path import imported
 from repl_rl.utils.text import nearest
 
 KNOWN: dict[str, Family] = (
-    FAMILIES | EASY_FAMILIES | SYMBOLIC_FAMILIES | PUZZLE_FAMILIES | DOCUMENT_FAMILIES | PROOF_FAMILIES | GYM_FAMILIES
+    FAMILIES | EASY_FAMILIES | SYMBOLIC_FAMILIES | DOCUMENT_FAMILIES | PROOF_FAMILIES | GYM_FAMILIES
 )
 """The families that ship, and those that were named by import path in this process."""
+_PUZZLE = re.compile(r"(?:quantum_lock|jugs|tower_of_hanoi|sokoban|rush_hour)-\d+")
+"""Families that an earlier version shipped."""
 _MAX_DRAWS = 1_000
 """A family has run out of problems if so many draws in a row bring no new one."""
 
@@ -84,6 +86,11 @@ def family_of(name: str) -> Family:
         KNOWN[name] = _imported_family(name)
     if name in KNOWN:
         return KNOWN[name]
+    if _PUZZLE.fullmatch(name):
+        raise ConfigError(
+            f"task family {name!r} is now part of an example of environments: copy notebooks/puzzles.py of repl_rl's "
+            f"repository into the folder of this config, and write puzzles:{name}"
+        )
     hint = nearest(name, KNOWN)
     if "," in name:
         hint = f"several are written as a list, [{', '.join(part.strip() for part in name.split(','))}]"

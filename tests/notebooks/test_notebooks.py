@@ -16,12 +16,14 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 from real_kernels import pari_kernel, r_kernel
+from tasks.conftest import GYM
 
 from repl_rl.engine.environment import has_gpu_driver
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NAMES = re.findall(r"\((\w+)\.ipynb\)", (FOLDER / "README.md").read_text(encoding="utf-8"))
 SESSIONS = FOLDER / "qwen.jsonl"
+PUZZLES = FOLDER / "puzzles.py"
 SMALL = "05_attach_to_a_live_kernel"
 """Runs with each change; the others with all tests."""
 MACHINE_PATH = re.compile(r"/(?:home|root|work|Users|tmp|var|opt)/[\w.-]+/|site-packages|\.pyenv|\.venv")
@@ -67,7 +69,12 @@ def test_it_runs_and_gives_what_is_committed(name: str, tmp_path: Path, monkeypa
     if name == "07_other_languages":
         r_kernel()
         pari_kernel(tmp_path / "pari", lambda key, path: monkeypatch.setenv(key, f"{os.environ[key]}:{path}"))
-    shutil.copy(SESSIONS, here)
+    if name == "08_write_an_environment":
+        assert (GYM / "reasoning_gym").is_dir(), f"{GYM} is missing; `make .venv/reasoning_gym/.installed` brings it"
+        monkeypatch.setenv("PYTHONPATH", f"{os.environ.get('PYTHONPATH', '')}:{GYM}")
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path / "pycache"))
+    for file in (SESSIONS, PUZZLES):
+        shutil.copy(file, here)
     notebook = committed(name)
     for cell in code_cells(notebook):
         cell.outputs, cell.execution_count = [], None
@@ -75,7 +82,8 @@ def test_it_runs_and_gives_what_is_committed(name: str, tmp_path: Path, monkeypa
     for old, new in zip(code_cells(committed(name)), code_cells(notebook), strict=True):
         assert shown(new)[0] == shown(old)[0], old.id
         assert not is_compared_by_text(old) or shown(new)[1] == shown(old)[1], old.id
-    assert [file.name for file in here.iterdir()] == [SESSIONS.name], "a notebook leaves nothing where it is opened"
+    left = {file.name for file in here.iterdir()}
+    assert left == {SESSIONS.name, PUZZLES.name}, "a notebook leaves nothing where it is opened"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -90,7 +98,7 @@ def test_what_is_committed_is_clean(name: str) -> None:
     assert MACHINE_PATH.findall(file.read_text(encoding="utf-8")) == []
     cells = code_cells(notebook)
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
-    assert {cell.id for cell in cells if not cell.outputs} <= {"quiet", "tables", "dialect", "clean"}
+    assert {cell.id for cell in cells if not cell.outputs} <= {"quiet", "tables", "dialect", "environment", "clean"}
     for cell in cells:
         assert all(output.output_type != "error" and output.get("name") != "stderr" for output in cell.outputs)
         assert not any(ADDRESS.search(text) for text in shown(cell)[1]), cell.id

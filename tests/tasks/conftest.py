@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-GYM = Path(__file__).parents[2] / ".venv" / "reasoning_gym"
+CHECKOUT = Path(__file__).parents[2]
+GYM = CHECKOUT / ".venv" / "reasoning_gym"
+sys.path.append(str(CHECKOUT / "notebooks"))  # the puzzles of the example
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import re
 from random import Random
 from typing import Any
 
+import puzzles
 import pytest
 
 from repl_rl.config import parse_config
@@ -25,7 +26,9 @@ WORLDS = [
     f"studies.branching.worlds.{name}:{name}-{n}" for name in ("lock", "maze", "table", "bughunt") for n in (3, 10)
 ]
 DRAWS = 5_000
-FEWER = {"quantum_lock-10": 300, "quantum_lock-20": 300, "jugs-40": 1_500, "sokoban-40": 1_500}
+PUZZLES = [f"puzzles:{kind.name}-{length}" for kind in puzzles.KINDS for length in kind.arguments]
+FEWER = {"puzzles:quantum_lock-10": 300, "puzzles:quantum_lock-20": 300}
+FEWER |= {"puzzles:jugs-40": 1_500, "puzzles:sokoban-40": 1_500}
 FEWER |= {name: 100 if name.endswith("1m") else 1_000 for name in DOCUMENT_FAMILIES}
 """Draws of families that take up to 0.8 s to make a problem."""
 HIDDEN = {
@@ -44,7 +47,7 @@ def _content(name: str, family: Family, operands: tuple[int, ...]) -> str:
     said: list[Any] = [family.phrasings[0].format(*family.present(*operands))]
     if family.context is not None:
         said.append(family.context(*operands))
-    elif ":" in name:
+    elif name in WORLDS:
         said.append(HIDDEN[re.split(r"[:-]", name)[1]](*operands))
     elif family.environment is not None:
         environment = imported(family.environment, "", "")()
@@ -72,13 +75,13 @@ def _sides(name: str, draws: int) -> tuple[set[int], set[int]]:
         pytest.param(WORLDS[2], 300, marks=pytest.mark.more),
         *(
             pytest.param(name, FEWER.get(name, DRAWS), marks=pytest.mark.slow)
-            for name in [*KNOWN, *WORLDS]
+            for name in [*KNOWN, *WORLDS, *PUZZLES]
             if name not in NUMBERS
         ),
     ],
 )
 def test_no_problem_is_on_both_sides(name: str, draws: int, request: pytest.FixtureRequest) -> None:
-    if name in KNOWN and name not in NUMBERS:
+    if name not in NUMBERS and name not in WORLDS:
         request.getfixturevalue("reasoning_gym")
     train, heldout = _sides(name, draws)
     assert not train & heldout

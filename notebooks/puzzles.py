@@ -1,8 +1,11 @@
-"""Puzzles of reasoning-gym, one move after another: its generators, its metadata and its scorers.
+"""Puzzles of reasoning-gym, one move after another: an example of environments, and of families that bring one.
 
-In reasoning-gym, a puzzle is a question, and the answer lists all moves. Here each move is a call whose result is
-shown. At the end of a session, reasoning-gym's own `score_answer` scores the moves that were made; some of its puzzles
-pay less for longer ways. The package is imported when the first puzzle is made.
+In reasoning-gym (`pip install reasoning-gym`), a puzzle is a question, and the answer lists all moves. Here each move
+is a call whose result is shown. At the end of a session, reasoning-gym's own `score_answer` scores the moves that were
+made; some of its puzzles pay less for longer ways. The package is imported when the first puzzle is made.
+
+Copy this file beside your config and name its puzzles: `tasks: {families: [puzzles:jugs-10]}`. The number is the
+length: a session can solve the task in so many lines, the last of which submits.
 """
 
 from __future__ import annotations
@@ -10,12 +13,12 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, ClassVar
 
-from repl_rl.tasks.families import Family
-from repl_rl.tasks.gym import data_set, imported
-from repl_rl.trajectory import Task, Trajectory
+from repl_rl import Task, Trajectory
+from repl_rl.errors import DependencyError
+from repl_rl.tasks import Family
 
 LENGTHS = (3, 10, 20, 40)
 """The numbers in names of families: a puzzle can be solved in fewer moves."""
@@ -31,11 +34,21 @@ Entry = Mapping[str, Any]
 """A puzzle of reasoning-gym: question, answer, metadata."""
 
 
+@cache
+def data_set(name: str, **arguments: Any) -> Any:
+    """A data set of reasoning-gym, with these arguments for its generator."""
+    try:
+        import reasoning_gym
+    except ImportError as error:
+        raise DependencyError(f"puzzles need reasoning-gym ({error}); bring it: pip install reasoning-gym") from error
+    return reasoning_gym.create_dataset(name, seed=0, size=1, **arguments)
+
+
 class Puzzle:
     """The environment: collects the moves, which are scored at the end. A subclass knows one kind of puzzle: what it
     asks, its rules, and how reasoning-gym makes it for each length."""
 
-    forks = True
+    forks = True  # all of its state can be copied, so that a fork of a session has a puzzle of its own
     name: ClassVar[str]
     phrasing: ClassVar[str]
     question_values: ClassVar[staticmethod[[Entry], tuple[Any, ...]]] = staticmethod(lambda entry: ())
@@ -212,11 +225,14 @@ class Sokoban(Puzzle):
     }
 
     def begin(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
+        import numpy
+        from reasoning_gym.games.contrib.sokoban.src.game import Game
+
         board = metadata["gamestr"].replace(" ", "").strip()
         rows = [list(row) for row in board.split("\n")]
         width, height = len(rows[0]), len(rows)
-        self._game = imported("reasoning_gym.games.contrib.sokoban.src.game").Game(width, height)
-        self._game.load_puzzle_matrix(imported("numpy").array(rows))
+        self._game = Game(width, height)
+        self._game.load_puzzle_matrix(numpy.array(rows))
         return {"go": self.go}
 
     def go(self, step: str) -> None:
@@ -245,7 +261,9 @@ class RushHour(Puzzle):
     between = " "
 
     def begin(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
-        self._board = imported("reasoning_gym.games.rush_hour").Board(metadata["board_config"])
+        from reasoning_gym.games.rush_hour import Board
+
+        self._board = Board(metadata["board_config"])
         return {"slide": self.slide}
 
     def slide(self, car: str, cells: int) -> None:
@@ -269,14 +287,15 @@ def _buttons(entry: Entry) -> str:
     return "; ".join(rules)
 
 
-_KINDS = {kind.name: kind for kind in (QuantumLock, Jugs, TowerOfHanoi, Sokoban, RushHour)}
+KINDS = (QuantumLock, Jugs, TowerOfHanoi, Sokoban, RushHour)
+_BY_NAME = {kind.name: kind for kind in KINDS}
 
 
 @lru_cache(256)
 def made(name: str, number: int, length: int) -> Entry:
     """The first puzzle from this number on that can be solved in fewer than `length` moves, but not in fewer than the
     next smaller one of `LENGTHS`. Raises DependencyError if reasoning-gym is missing."""
-    kind = _KINDS[name]
+    kind = _BY_NAME[name]
     least = max((smaller for smaller in LENGTHS if smaller < length), default=1)
     data = data_set(name, **kind.arguments[length])
     index = number
@@ -287,8 +306,11 @@ def made(name: str, number: int, length: int) -> Entry:
         index += 1
 
 
-def _family(kind: type[Puzzle], length: int) -> Family:
+def family(kind: type[Puzzle], length: int) -> Family:
+    """The puzzles of one kind and length. Raises ValueError for a length that it does not have."""
     name = kind.name
+    if length not in kind.arguments:
+        raise ValueError(f"{name} comes in lengths {', '.join(map(str, kind.arguments))}")
     return Family(
         f"{name}-{length}",
         draw=lambda rng: (rng.randrange(10**9), length),
@@ -299,7 +321,24 @@ def _family(kind: type[Puzzle], length: int) -> Family:
     )
 
 
-PUZZLE_FAMILIES: dict[str, Family] = {
-    f"{name}-{length}": _family(kind, length) for name, kind in _KINDS.items() for length in kind.arguments
-}
-"""The puzzles by name. The number is the length: a task can be solved in so many lines, the last of which submits."""
+# What a config names: `puzzles:jugs-10` is `jugs(10)`.
+
+
+def quantum_lock(length: int) -> Family:
+    return family(QuantumLock, length)
+
+
+def jugs(length: int) -> Family:
+    return family(Jugs, length)
+
+
+def tower_of_hanoi(length: int) -> Family:
+    return family(TowerOfHanoi, length)
+
+
+def sokoban(length: int) -> Family:
+    return family(Sokoban, length)
+
+
+def rush_hour(length: int) -> Family:
+    return family(RushHour, length)
