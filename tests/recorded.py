@@ -12,7 +12,7 @@ from small import small_args
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.batch import RolloutBatch
 from repl_rl.trainer import ReplGRPOTrainer
-from repl_rl.trainer.step import loss_mask_of
+from repl_rl.trainer.loss import loss_mask_of
 from repl_rl.trajectory import Line, LineKind, StopReason, Task, Trajectory
 
 Recording = Callable[[Task, int], Trajectory]
@@ -47,8 +47,9 @@ def first_is_right(task: Task, index: int) -> Trajectory:
 class RecordedService:
     """Stands where `RolloutService` stands, and remembers the tasks of each call."""
 
-    is_of_main = False
+    is_shared = False
     loop_share = 0.0
+    is_shared = False
 
     def __init__(self, vocabulary: Any, recording: Recording) -> None:
         self.vocabulary = vocabulary

@@ -56,8 +56,8 @@ class RolloutService(ABC):
     The engine is the caller's. Kernels start ahead of need while the caller does something else; `close` ends them all.
     """
 
-    is_of_main = False
-    """Whether the main process rolls out for several, which call `roll_out` together."""
+    is_shared = False
+    """Whether one process rolls out for several, which then call `roll_out` together."""
 
     def __init__(self, setup: RolloutSetup) -> None:
         self.vocabulary = setup.vocabulary

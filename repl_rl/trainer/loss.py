@@ -40,6 +40,7 @@ B batch, T completion tokens. Where `loss_mask` is 0, tensors may hold any finit
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -140,6 +141,12 @@ class LossInputs:
     accumulated: int
     """Batches of an update, 1 in an evaluation. What is a mean over the batch is divided by it."""
     is_training: bool
+
+
+def loss_mask_of(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """`LossInputs.loss_mask` of the tensors that a step makes, (B, T). `completion_mask` is 0 on padding, and
+    `tool_mask` on the interpreter's output and on what `train.mask` leaves out (`repl_rl.trainer.step`)."""
+    return batch["completion_mask"] * batch["tool_mask"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,7 +101,7 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
     @property
     def place(self) -> tuple[int, int]:
         """Which of how many processes rolls out for this one: itself, or the only one that does so."""
-        if self.service.is_of_main:
+        if self.service.is_shared:
             return 0, 1
         return self.accelerator.process_index, self.accelerator.num_processes
 

@@ -68,7 +68,7 @@ class RolloutsOfMain(RolloutService):
     `begin` is the main process's alone.
     """
 
-    is_of_main = True
+    is_shared = True
 
     def __init__(self, setup: RolloutSetup, service: RolloutService | None, team: int) -> None:
         super().__init__(setup)

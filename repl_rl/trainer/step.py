@@ -44,7 +44,7 @@ from repl_rl.credit.critic import Critic
 from repl_rl.rewards import RewardTable, ScoredTrajectory
 from repl_rl.rollout import CreditedTrajectory, Grader, RolloutBatch, RolloutService, credit, credit_numbers, score
 from repl_rl.trainer.arguments import ReplGRPOConfig
-from repl_rl.trainer.loss import SamplerCorrection, weights_of_sampler
+from repl_rl.trainer.loss import SamplerCorrection, loss_mask_of, weights_of_sampler
 from repl_rl.trainer.mask import covarying, within_ratios
 from repl_rl.trainer.pass_rates import PassRates, right_share
 from repl_rl.trainer.redraw import further_rows, redraw
@@ -356,11 +356,6 @@ def token_advantages(
         for part_line, number in zip(row.part.lines, row.lines, strict=False):  # a void row names no lines
             advantages[index, part_line.start : part_line.end] = lines[number].advantage or 0.0
     return advantages
-
-
-def loss_mask_of(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """1 for each token that was typed and is in the loss, (B, T). Before `leave_out`, all typed tokens are."""
-    return batch["completion_mask"] * batch["tool_mask"]
 
 
 # 6. Look back

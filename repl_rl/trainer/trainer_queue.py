@@ -44,7 +44,8 @@ class TrainerQueue:
 
     def take(self) -> tuple[Taken, list[dict[str, Any]]]:
         """The groups of a step, and for each of their trajectories its row of the data set."""
-        taken = share_of_main(self._take_for_all) if self._trainer.service.is_of_main else self._take_groups()
+        is_shared = self._trainer.service.is_shared
+        taken = share_of_main(self._take_for_all) if is_shared else self._take_groups()
         rows = []
         for number, _ in taken.groups:
             rows += self._rows(number)

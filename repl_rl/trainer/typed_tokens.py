@@ -20,9 +20,8 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import nanmax, nanmin, use_adapter
 
 from repl_rl.trainer.forward import TypedForward
-from repl_rl.trainer.loss import LossInputs, LossOutputs, LossSettings, Mean, SamplerCorrection, loss
+from repl_rl.trainer.loss import LossInputs, LossOutputs, LossSettings, Mean, SamplerCorrection, loss, loss_mask_of
 from repl_rl.trainer.packing import computed, divide
-from repl_rl.trainer.step import loss_mask_of
 from repl_rl.trainer.step_log import StepLog
 from repl_rl.utils.distributed import gather, is_main_process
 

@@ -13,9 +13,10 @@ from trl.trainer.utils import pad
 from repl_rl.config import MaskConfig, parse_config
 from repl_rl.errors import ConfigError, RewardError
 from repl_rl.trainer import ReplGRPOConfig
+from repl_rl.trainer.loss import loss_mask_of
 from repl_rl.trainer.mask import leaves_out, within_ratios
 from repl_rl.trainer.rows import row_lists, rows_of
-from repl_rl.trainer.step import kept_tokens, loss_mask_of
+from repl_rl.trainer.step import kept_tokens
 from repl_rl.trajectory import (
     Branch,
     Compaction,
