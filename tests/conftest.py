@@ -116,7 +116,7 @@ def loop() -> Iterator[BackgroundLoop]:
 @pytest.fixture(scope="session")
 def kernel_pools(loop: BackgroundLoop) -> Iterator[Pools]:
     """Real pools on that loop by their settings: each is opened once, when it is first asked for."""
-    opened: dict[tuple[Limits, int, str, str, str, int], KernelPool] = {}
+    opened: dict[tuple[Limits, int, str, str, str], KernelPool] = {}
 
     def pool(
         limits: Limits,
@@ -125,13 +125,12 @@ def kernel_pools(loop: BackgroundLoop) -> Iterator[Pools]:
         backend: str = "fork",
         sandbox: SandboxKind = "bwrap",
         profile: str = "default",
-        depth: int = 0,
     ) -> KernelPool:
         if sandbox == "sandlock" and (problem := landlock.problem()):
             pytest.skip(problem)
-        settings = limits, size, backend, sandbox, profile, depth
+        settings = limits, size, backend, sandbox, profile
         if settings not in opened:
-            made = KernelPool(size=size, limits=limits, backend=backend, sandbox=sandbox, profile=profile, depth=depth)
+            made = KernelPool(size=size, limits=limits, backend=backend, sandbox=sandbox, profile=profile)
             loop.run(made.__aenter__())
             opened[settings] = made
         return opened[settings]

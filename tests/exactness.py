@@ -30,8 +30,8 @@ class RecordingEngine:
         return self.engine.version
 
     @asynccontextmanager
-    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[Any]:
-        async with self.engine.slot(tokens, depth) as slot:
+    async def slot(self, tokens: int, is_subcall: bool = False) -> AsyncIterator[Any]:
+        async with self.engine.slot(tokens, is_subcall) as slot:
 
             async def sample_line(ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
                 given = tuple(ids)

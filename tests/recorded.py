@@ -49,7 +49,6 @@ class RecordedService:
 
     is_shared = False
     loop_share = 0.0
-    is_shared = False
 
     def __init__(self, vocabulary: Any, recording: Recording) -> None:
         self.vocabulary = vocabulary

@@ -28,7 +28,7 @@ from repl_rl.tools.tool import Where
 from repl_rl.utils.admission import Admission, Room
 
 LOGPROB = -0.25
-Script = Callable[[str], str | Sequence[str] | Awaitable[str]]
+Script = Callable[[str], str | Awaitable[str]]
 BeforeTurn = Callable[[str, int, SamplingConfig], Awaitable[None]]
 """Called with the prompt of a session, the number of the turn and how it is sampled."""
 
@@ -45,7 +45,7 @@ class FakeEngine:
     version = 0
 
     @asynccontextmanager
-    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[Any]:
+    async def slot(self, tokens: int, is_subcall: bool = False) -> AsyncIterator[Any]:
         yield self
 
     def close(self) -> None:
@@ -72,7 +72,7 @@ class ScriptedEngine(FakeEngine):
         self.sessions: dict[tuple[int, ...], tuple[str, int]] = {}
 
     @asynccontextmanager
-    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[Any]:
+    async def slot(self, tokens: int, is_subcall: bool = False) -> AsyncIterator[Any]:
         self.slots += 1
         try:
             yield self
@@ -189,59 +189,12 @@ def multiply(a: int, b: int) -> int:
     return a * b
 
 
-class RecursiveEngine(FakeEngine):
-    """Sessions and sub-calls alike type `script(prompt)`: a list of lines, or a text as the answer to a question.
+class AskedEngine(FakeEngine):
+    """Trajectories type `typed`, and each sub-call gets `answer(prompt)`.
 
-    Both wait for room as at a real engine. `held` is how many slots are held now, by depth, `most` the most that were.
-    `note` is called with how each line is sampled.
+    Both wait for room as at a real engine. `held` is how many slots are held now, under True those of sub-calls, and
+    `most` the most that were. `note` is called with how each line is sampled.
     """
-
-    def __init__(
-        self,
-        vocabulary: Vocabulary,
-        script: Script,
-        capacity_tokens: int = 1 << 30,
-        note: Callable[[Any], None] = lambda sampling: None,
-    ) -> None:
-        self.admission = Admission(Room(capacity_tokens), learns=True)
-        self.held: Counter[int] = Counter()
-        self.most: Counter[int] = Counter()
-        self.given: list[tuple[int, ...]] = []
-        """Every list of ids that it was handed."""
-        self.vocabulary = vocabulary
-        self.script = script
-        self.note = note
-
-    @asynccontextmanager
-    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[Any]:
-        left: list[str] | None = None
-
-        async def sample_line(ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
-            nonlocal left
-            self.given.append(tuple(ids))
-            self.note(sampling)
-            if left is None:
-                found = self.script_at(depth)(self.vocabulary.decode(ids))
-                if not isinstance(found, str | Sequence):
-                    found = await found
-                left = [f" {found}\n"] if isinstance(found, str) else list(found)
-            await asyncio.sleep(0)
-            return scripted_line(self.vocabulary, left.pop(0), max_tokens)
-
-        async with self.admission.reserve(tokens, depth):
-            self.held[depth] += 1
-            self.most[depth] = max(self.most[depth], self.held[depth])
-            try:
-                yield SimpleNamespace(sample_line=sample_line)
-            finally:
-                self.held[depth] -= 1
-
-    def script_at(self, depth: int) -> Script:
-        return self.script
-
-
-class AskedEngine(RecursiveEngine):
-    """Trajectories type `typed`, and each sub-call gets `answer(prompt)`."""
 
     def __init__(
         self,
@@ -249,12 +202,43 @@ class AskedEngine(RecursiveEngine):
         typed: Sequence[str],
         answer: Script = "about {}".format,
         capacity_tokens: int = 1 << 30,
+        note: Callable[[Any], None] = lambda sampling: None,
     ) -> None:
-        super().__init__(vocabulary, answer, capacity_tokens)
+        self.admission = Admission(Room(capacity_tokens), learns=True)
+        self.held: Counter[bool] = Counter()
+        self.most: Counter[bool] = Counter()
+        self.given: list[tuple[int, ...]] = []
+        """Every list of ids that it was handed."""
+        self.vocabulary = vocabulary
+        self.note = note
         self._typed = typed
+        self._answer = answer
 
-    def script_at(self, depth: int) -> Script:
-        return self.script if depth else lambda prompt: self._typed
+    @asynccontextmanager
+    async def slot(self, tokens: int, is_subcall: bool = False) -> AsyncIterator[Any]:
+        left: list[str] | None = None
+
+        async def sample_line(ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
+            nonlocal left
+            self.given.append(tuple(ids))
+            self.note(sampling)
+            if left is None:
+                left = await self._answered(ids) if is_subcall else list(self._typed)
+            await asyncio.sleep(0)
+            return scripted_line(self.vocabulary, left.pop(0), max_tokens)
+
+        async with self.admission.reserve(tokens, is_subcall):
+            self.held[is_subcall] += 1
+            self.most[is_subcall] = max(self.most[is_subcall], self.held[is_subcall])
+            try:
+                yield SimpleNamespace(sample_line=sample_line)
+            finally:
+                self.held[is_subcall] -= 1
+
+    async def _answered(self, ids: Sequence[int]) -> list[str]:
+        answer = self._answer(self.vocabulary.decode(ids))
+        text = answer if isinstance(answer, str) else await answer
+        return [f" {text}\n"]
 
 
 def locked() -> Callable[[int], int]:

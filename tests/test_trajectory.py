@@ -185,6 +185,18 @@ def test_a_cell_without_a_span_is_written_as_earlier_versions_wrote_it() -> None
     assert Trajectory.from_dict(record).to_dict() == trajectory(lines=(answered.lines[0], asked)).to_dict()
 
 
+def test_records_of_sub_calls_that_were_sessions_are_read() -> None:
+    """They were, in runs with `subcalls.depth` above 1: what they asked in turn followed them in the same list."""
+    record = trajectory().to_dict()
+    asked = {"prompt": "p", "text": "t", "tokens": 3, "batch": 0, "depth": 1, "lines": 2}
+    asked_in_turn = {"prompt": "q", "text": "u", "tokens": 1, "batch": 1, "depth": 2, "lines": 0}
+    record["lines"][0]["subcalls"] = [asked | {"trajectory": trajectory().to_dict()}, asked_in_turn]
+    made = read_record(json.dumps(record).encode())
+    first = SubCall("p", "t", tokens=3, trajectory=trajectory())
+    assert made.lines[0].subcalls == (first, SubCall("q", "u", tokens=1, batch=1))
+    assert read_record(json.dumps(made.to_dict()).encode()) == made
+
+
 def test_a_line_showed_what_its_cells_showed() -> None:
     cells = (RecordedCell("1", "1\n"),) * 2
     assert Line(0, 1, "1\n1\n", LineKind.EXPRESSION, output="1\n1\n>>>", cells=cells).shown == "1\n1\n"
@@ -246,7 +258,7 @@ PATHS = [
     *((name,) for name in (*trajectory().to_dict(), "no such field")),
     *(("lines", 0, name) for name in trajectory().to_dict()["lines"][0]),
     *(("lines", 0, "cells", 0, name) for name in ("source", "output", "images", "span")),
-    *(("lines", 0, "subcalls", 0, name) for name in ("prompt", "depth", "trajectory")),
+    *(("lines", 0, "subcalls", 0, name) for name in ("prompt", "batch", "trajectory")),
     *(("lines", 0), ("lines", 0, "calls", 0), ("branch", "weight")),
 ]
 

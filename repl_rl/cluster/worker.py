@@ -58,7 +58,7 @@ class RolloutActor:
                 rollout: RolloutSetup = pickle.loads(setup.rollout)
                 engine = await asyncio.to_thread(open_engine, setup, rollout.vocabulary)
                 self._stack.callback(engine.close)
-                pool = await self._stack.enter_async_context(make_pool(rollout.kernel, rollout.subcalls))
+                pool = await self._stack.enter_async_context(make_pool(rollout.kernel))
             except Exception as error:  # noqa: BLE001 - raised on the other side
                 await self._close()
                 return as_sent(error)

@@ -172,11 +172,6 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _sections_go_together(self) -> Config:
-        if self.kernel.size < self.subcalls.depth:
-            raise ValueError(
-                f"subcalls.depth {self.subcalls.depth}: so many sessions wait for one another, each in a kernel, and "
-                f"kernel.size is {self.kernel.size}; set kernel.size: {self.subcalls.depth} or more, or a smaller depth"
-            )
         if self.train.mask.void_turns and self.dialect.name in ("python", "ipython"):
             raise ValueError(
                 f"train.mask.void_turns beside dialect {self.dialect.name}: its prompt has lines and no turns, "

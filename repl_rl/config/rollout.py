@@ -284,22 +284,29 @@ class SubcallsConfig(Section):
     """Tokens of all answers."""
     call_tokens: int = Field(256, ge=1)
     """Tokens of one answer."""
-    depth: int = Field(1, ge=1, le=16)
-    """How deep sub-calls may go. 1: questions are answered at once. 2 brings `rlm_query`, which asks for a session with
-    an interpreter of its own, whose questions are answered at once; and so on. For each depth beyond 1, the pool keeps
-    one of its kernels."""
-    session_tokens: int = Field(1024, ge=1)
-    """Completion tokens of a session that `rlm_query` asks for, what it shows included. What it samples comes out of
-    `tokens`."""
     at_once: int = Field(16, ge=1)
     """Questions of one session that are answered at a time."""
     seconds: float = Field(120.0, gt=0)
     """How long a server may take for an answer."""
     train: bool = False
-    """Train what is sampled for sub-calls too: each answer of the policy, and each session, becomes a row of the batch
-    with the advantage of the line that asked."""
+    """Train what is sampled for sub-calls too: each answer of the policy becomes a row of the batch with the advantage
+    of the line that asked."""
 
     EXCLUDING: ClassVar[tuple[Excluding, ...]] = ((("train", "model"), "only what the policy samples can be trained"),)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_has_left(cls, values: Any) -> Any:
+        """Configs of earlier runs name `depth` and `session_tokens`, from when sessions could ask for sessions."""
+        if not isinstance(values, dict):
+            return values
+        depth = values.get("depth", 1)
+        if depth != 1:
+            raise ValueError(
+                f"depth {depth!r}: sub-calls have one level, and no session asks for another one; leave depth out, ask "
+                "with llm_query in place of rlm_query, and put what it should know of the context into the prompt"
+            )
+        return {key: value for key, value in values.items() if key not in ("depth", "session_tokens")}
 
     @property
     def one_by_one(self) -> SubcallsConfig:

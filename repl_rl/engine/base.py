@@ -102,11 +102,11 @@ class Engine(Protocol):
     def version(self) -> int:
         """How many weight updates the policy has seen."""
 
-    def slot(self, tokens: int, depth: int = 0) -> AbstractAsyncContextManager[Slot]:
+    def slot(self, tokens: int, is_subcall: bool = False) -> AbstractAsyncContextManager[Slot]:
         """A slot for a trajectory of at most `tokens` tokens, prompt included. Waits in order until there is room.
 
-        A sub-call, for which a trajectory of one depth less waits, has a `depth` of 1 or more. It goes first, so that
-        the two can't wait for each other.
+        A trajectory waits for its sub-calls, which go first, so that the two can't wait for each other. Callers give
+        `is_subcall` by position, and only for a sub-call, so an engine may call it otherwise, or leave it out.
         """
 
     def close(self) -> None:

@@ -37,7 +37,7 @@ Start = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 class TakeSlot(NamedTuple):  # a trajectory of at most `tokens` tokens wants to begin
     slot: int
     tokens: int
-    depth: int = 0
+    is_subcall: bool = False
     number: int = 0
 
 
@@ -87,10 +87,10 @@ class RemoteEngine:
         return engine
 
     @asynccontextmanager
-    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[Slot]:
+    async def slot(self, tokens: int, is_subcall: bool = False) -> AsyncIterator[Slot]:
         number = next(self._numbers)
         try:
-            await self.ask(TakeSlot(number, tokens, depth))
+            await self.ask(TakeSlot(number, tokens, is_subcall))
             yield RemoteSlot(self, number)
         finally:
             self.send(LeaveSlot(number))
@@ -192,10 +192,11 @@ class _HostedSlot:
 class SlotHost:
     """The slots of the process at the other end of one socket.
 
-    `take` asks for one without blocking, by its tokens and depth. It raises ConfigError if the tokens are too many.
+    `take` asks for one without blocking: of how many tokens, and whether for a sub-call. It raises ConfigError if the
+    tokens are too many.
     """
 
-    def __init__(self, take: Callable[[int, int, Taken], HeldSlot], send: Callable[[Answer], None]) -> None:
+    def __init__(self, take: Callable[[int, bool, Taken], HeldSlot], send: Callable[[Answer], None]) -> None:
         self._take = take
         self._send = send
         self._slots: dict[int, _HostedSlot] = {}
@@ -212,7 +213,7 @@ class SlotHost:
         elif isinstance(message, TakeSlot):
             on_taken = partial(self._answer, message)
             try:
-                self._slots[message.slot] = _HostedSlot(self._take(message.tokens, message.depth, on_taken))
+                self._slots[message.slot] = _HostedSlot(self._take(message.tokens, message.is_subcall, on_taken))
             except ReplRLError as error:
                 on_taken(error)
         elif isinstance(message, CancelLine):
@@ -273,13 +274,13 @@ class EngineHost:
 class _LoopSlot:
     """A slot that a task holds, and the task of its last line; `start` starts them."""
 
-    def __init__(self, start: Start, engine: Engine, tokens: int, depth: int, on_taken: Taken) -> None:
+    def __init__(self, start: Start, engine: Engine, tokens: int, is_subcall: bool, on_taken: Taken) -> None:
         self._start = start
         self._slot: Slot | None = None
         self._line: asyncio.Task[None] | None = None
         self._one_at_a_time = asyncio.Lock()
         """Held while a line is sampled: a dropped line may take a moment to end."""
-        self._holder = start(self._hold(engine, tokens, depth, on_taken))
+        self._holder = start(self._hold(engine, tokens, is_subcall, on_taken))
 
     def begin(self, ids: list[int], max_tokens: int, sampling: SamplingConfig, done: Done) -> None:
         self._line = self._start(self._sample(ids, max_tokens, sampling, done))
@@ -291,11 +292,11 @@ class _LoopSlot:
     def leave(self) -> None:
         self._holder.cancel()
 
-    async def _hold(self, engine: Engine, tokens: int, depth: int, on_taken: Taken) -> None:
+    async def _hold(self, engine: Engine, tokens: int, is_subcall: bool, on_taken: Taken) -> None:
         """Stay in the engine's slot until cancelled."""
         try:
-            # An engine that no session asks may have no parameter `depth`.
-            slot = engine.slot(tokens, depth) if depth else engine.slot(tokens)
+            # By position, and only for a sub-call: as `Engine.slot` promises
+            slot = engine.slot(tokens, is_subcall) if is_subcall else engine.slot(tokens)
             async with slot as self._slot:
                 on_taken(None)
                 try:

@@ -106,10 +106,10 @@ class ThreadedEngine(ABC, Generic[SequenceT]):
         return tokens
 
     @asynccontextmanager
-    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[Slot]:
+    async def slot(self, tokens: int, is_subcall: bool = False) -> AsyncIterator[Slot]:
         """Raises ConfigError for a trajectory that is longer than the engine's context."""
         check_trajectory(tokens, self._context_tokens)
-        async with self.admission.reserve(self.reserved_tokens(tokens), depth) as reservation:
+        async with self.admission.reserve(self.reserved_tokens(tokens), is_subcall) as reservation:
             slot = ThreadedSlot(self, self.make_sequence(tokens), reservation)
             try:
                 yield slot
@@ -180,13 +180,13 @@ class ThreadedEngine(ABC, Generic[SequenceT]):
 
     # Called in the engine's thread.
 
-    def take(self, tokens: int, depth: int, on_taken: Taken) -> ThreadedSlot[SequenceT]:
+    def take(self, tokens: int, is_subcall: bool, on_taken: Taken) -> ThreadedSlot[SequenceT]:
         """A slot for a remote trajectory; calls `on_taken` once there is room. Raises ConfigError as `slot` does."""
         check_trajectory(tokens, self._context_tokens)
         sequence = self.make_sequence(tokens)
         # Whichever thread makes room calls back, so `on_taken` is posted to this one.
         on_admitted = partial(self.post, partial(on_taken, None))
-        reservation = self.admission.ask(self.reserved_tokens(tokens), on_admitted, depth)
+        reservation = self.admission.ask(self.reserved_tokens(tokens), on_admitted, is_subcall)
         return ThreadedSlot(self, sequence, reservation)
 
     def _step_forever(self) -> None:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from repl_rl.kernel.results import KernelSession as KernelSession
     from repl_rl.kernel.results import KernelSource as KernelSource
     from repl_rl.kernel.results import LineLimit as LineLimit
-    from repl_rl.kernel.results import NestingSource as NestingSource
     from repl_rl.kernel.sandbox import check_sandbox as check_sandbox
 
 _HOMES = {
@@ -36,7 +35,6 @@ _HOMES = {
     "KernelSource": "results",
     "Limits": "limits",
     "LineLimit": "results",
-    "NestingSource": "results",
     "Profile": "limits",
     "check_sandbox": "sandbox",
 }

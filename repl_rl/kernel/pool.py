@@ -43,7 +43,6 @@ from repl_rl.kernel.results import (
     KernelSession,
 )
 from repl_rl.kernel.sandbox import SandboxKind, require_sandbox
-from repl_rl.utils.admission import Admission, Room
 
 FORK = "fork"
 """The backend of our own sessions."""
@@ -235,7 +234,7 @@ class PooledKernel:
         try:
             reason = "no fresh kernel came up in time"
             async with asyncio.timeout(min(limits.start_s, session_left_s)):
-                self.kernel = await self._pool._take(is_waited_for=True)
+                self.kernel = await self._pool._take(is_urgent=True)
                 for source in past.setup:
                     await self.kernel.prepare(source)
             reason = "its lines took much longer than before"
@@ -287,9 +286,8 @@ class KernelPool:
     `backend` is "fork", kernels forked from a warm server, or the name of a Jupyter kernelspec. As many come up at once
     as there are cores. `memory_mb` is the budget of all kernels together (default: four fifths of what is available
     when the pool is opened); beyond it, sessions wait. `profile` is the name of a sandbox profile, or the path of your
-    own (docs/sessions.md). `depth` is how deep sessions may wait for sessions that they have asked for: for each depth,
-    one place is kept. Entering the pool raises ConfigError, DependencyError or SandboxError if no kernel could ever run
-    here as asked.
+    own (docs/sessions.md). Entering the pool raises ConfigError, DependencyError or SandboxError if no kernel
+    could ever run here as asked.
     """
 
     def __init__(
@@ -302,17 +300,10 @@ class KernelPool:
         profile: str = "default",
         warm: int | None = None,
         memory_mb: float | None = None,
-        depth: int = 0,
     ) -> None:
         if size < 1:
             raise ConfigError(f"a kernel pool of size {size} holds no kernel; give it at least 1")
-        if size <= depth:
-            raise ConfigError(
-                f"a kernel pool of size {size} has no place for sessions that wait for {depth} more, one by one; "
-                f"give it at least {depth + 1} (kernel.size), or lower subcalls.depth"
-            )
         self.size = size
-        self.depth = depth
         self.stats = PoolStats()
         loaded = Profile.load(profile)
         self.limits = limits or loaded.limits
@@ -334,8 +325,7 @@ class KernelPool:
         self._alive: set[Kernel] = set()
         self._waiting: deque[asyncio.Future[Kernel]] = deque()
         self._urgent: set[asyncio.Future[Kernel]] = set()
-        """Those among `_waiting` for whose sessions other sessions wait."""
-        self._admission = Admission(Room(size - depth)) if depth else None
+        """Those among `_waiting` in which an open session is to be restored."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_open = False
         self._is_short_of_processes = False
@@ -370,27 +360,18 @@ class KernelPool:
         await self.backend.close()
 
     @asynccontextmanager
-    async def session(self, depth: int = 0) -> AsyncIterator[PooledKernel]:
-        """A fresh kernel, killed at exit. Waits while `size` are taken; raises KernelStartError if none comes up.
-
-        A session of another `depth` than 0 is one for which a session of one depth less waits. It goes first, so that
-        the two can't wait for each other; where it would wait for memory, which the others may hold until it has ended,
-        KernelStartError says so.
-        """
-        if depth > self.depth:
-            raise KernelError(f"a session at depth {depth}, and this pool keeps places down to depth {self.depth}")
+    async def session(self) -> AsyncIterator[PooledKernel]:
+        """A fresh kernel, killed at exit. Waits while `size` are taken; raises KernelStartError if none comes up."""
+        if not self._is_open:
+            raise KernelError("the kernel pool is not open; use it as `async with KernelPool(...) as pool:`")
         began = time.monotonic()
-        async with AsyncExitStack() as stack:
-            if self._admission is not None:
-                await stack.enter_async_context(self._admission.reserve(1, depth))
-            if not self._is_open:
-                raise KernelError("the kernel pool is not open; use it as `async with KernelPool(...) as pool:`")
-            kernel = await self._take(is_waited_for=depth > 0)
-            self.stats.queue_s.append(time.monotonic() - began)
-            self._top_up()
-            self.stats.sessions += 1
-            past = _Past() if self._may_repeat else None
-            yield await stack.enter_async_context(self._handed_out(kernel, past))
+        kernel = await self._take(is_urgent=False)
+        self.stats.queue_s.append(time.monotonic() - began)
+        self._top_up()
+        self.stats.sessions += 1
+        past = _Past() if self._may_repeat else None
+        async with self._handed_out(kernel, past) as pooled:
+            yield pooled
 
     @asynccontextmanager
     async def fork(
@@ -506,14 +487,14 @@ class KernelPool:
         self._has_changed.set()
         self._has_changed.clear()
 
-    async def _take(self, is_waited_for: bool) -> Kernel:
+    async def _take(self, is_urgent: bool) -> Kernel:
         while self._ready:
             kernel = self._ready.popleft()
             if kernel.is_alive:
                 return kernel
             self._spawn(self._discard(kernel))
         waiter: asyncio.Future[Kernel] = asyncio.get_running_loop().create_future()
-        if is_waited_for:
+        if is_urgent:
             self._urgent.add(waiter)
             self._waiting.appendleft(waiter)
         else:
@@ -599,7 +580,7 @@ class KernelPool:
         if is_held_back:
             self._top_up()
         if self._urgent and not self.stats.starting and not self._budget.has_room(0):
-            # The sessions that wait for these may hold the memory until they have ended, so nothing would ever come.
+            # Other sessions may hold the memory until they have ended; a session that is restored can't wait for that.
             urgent = [waiter for waiter in self._waiting if waiter in self._urgent]
             for waiter in urgent:
                 self._waiting.remove(waiter)
@@ -655,8 +636,6 @@ class KernelPool:
     def _count(self) -> None:
         self.stats.alive = len(self._alive)
         self.stats.queued = len(self._waiting)
-        if self._admission is not None:
-            self.stats.queued += self._admission.waiting
         self.stats.used_mb = self._budget.used_mb
         self.stats.killed_for_memory = self._budget.killed
         self.stats.restarts = self.backend.restarts

@@ -155,18 +155,6 @@ class KernelSource(Protocol):
 
 
 @runtime_checkable
-class NestingSource(KernelSource, Protocol):
-    """A source with places for sessions that other sessions wait for."""
-
-    depth: int
-    """How deep sessions may wait for sessions that they have asked for."""
-
-    def session(self, depth: int = 0) -> AbstractAsyncContextManager[KernelSession]:
-        """As `KernelSource.session`. A session of a `depth` above 0 is one for which a session of one depth less waits;
-        it never waits for anything that such a session holds. Raises KernelError if that can't be."""
-
-
-@runtime_checkable
 class ForkingSource(KernelSource, Protocol):
     """A source whose interpreters can be forked."""
 

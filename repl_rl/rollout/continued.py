@@ -106,13 +106,13 @@ class RecordedThenSampled:
     def version(self) -> int:
         return self._engine.version
 
-    def slot(self, tokens: int, depth: int = 0) -> AbstractAsyncContextManager[Slot]:
+    def slot(self, tokens: int, is_subcall: bool = False) -> AbstractAsyncContextManager[Slot]:
         if not self._is_begun:  # a root asks before its branches do, which wait for it
             self._is_begun = True
             return self._typing()
-        if depth:
-            return self._engine.slot(tokens, depth)
-        return self._engine.slot(tokens)  # an engine need not know of depths
+        if is_subcall:
+            return self._engine.slot(tokens, is_subcall)
+        return self._engine.slot(tokens)  # an engine need not know of sub-calls
 
     def close(self) -> None:
         """There is nothing of its own to release."""

@@ -20,7 +20,7 @@ from repl_rl.models import resolve_model
 from repl_rl.rollout.session import Episode
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.rollout.state import Prompt
-from repl_rl.rollout.subcalls import PolicyModel, ServedModel, Sessions, SubCalls, TextModel
+from repl_rl.rollout.subcalls import PolicyModel, ServedModel, SubCalls, TextModel
 from repl_rl.tools import Toolbox
 from repl_rl.tools.environments import EnvironmentSession
 from repl_rl.trajectory import Message, Task
@@ -34,10 +34,8 @@ _LINE_FRAME_TOKENS = 8
 class EpisodeMaker:
     """Makes the episode of each trajectory."""
 
-    def __init__(self, setup: RolloutSetup, engine: Engine, sessions: Sessions) -> None:
-        """`sessions` types those that environments ask for."""
+    def __init__(self, setup: RolloutSetup, engine: Engine) -> None:
         self._setup = setup
-        self._sessions = sessions
         subcalls = setup.subcalls
         self._model: TextModel
         if subcalls.model == "policy":
@@ -58,19 +56,13 @@ class EpisodeMaker:
         """The episode of a session that can't begin: it has a prompt, and nothing else."""
         return Episode(self.prompt(task), self.dialect, Toolbox())
 
-    async def make(
-        self, task: Task, sampling: SamplingConfig, stack: AsyncExitStack, subcalls: SubCalls | None = None
-    ) -> Episode:
-        """Make the episode of a task and open its environment, which closes with `stack`. Raises EnvironmentFailure.
-
-        `subcalls` are those of a session that another one has asked for.
-        """
+    async def make(self, task: Task, sampling: SamplingConfig, stack: AsyncExitStack) -> Episode:
+        """Make the episode of a task and open its environment, which closes with `stack`. Raises EnvironmentFailure."""
         toolbox = self._setup.extensions.toolbox
         factory = self._setup.extensions.environment
         if factory is None:
             return Episode(self.prompt(task), self.dialect, toolbox)
-        if subcalls is None:
-            subcalls = SubCalls(self._model, self._setup.subcalls, sampling, task.id, self._sessions)
+        subcalls = SubCalls(self._model, self._setup.subcalls, sampling, task.id)
         environment = EnvironmentSession(factory, model=subcalls)
         stack.push_async_callback(environment.close)
         stack.push_async_callback(subcalls.close)

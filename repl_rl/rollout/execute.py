@@ -18,7 +18,6 @@ from repl_rl.kernel import (
     HostReply,
     KernelSession,
     KernelSource,
-    NestingSource,
 )
 from repl_rl.rollout.state import Clock, Wait
 from repl_rl.trajectory import Line, LineKind, RecordedCell, StopReason, SubCall, ToolCall
@@ -47,12 +46,10 @@ class TrajectoryKernel:
         host: HostCalls | None = None,
         *,
         dialect_setup: str = "",
-        depth: int = 0,
     ) -> None:
         """`setup` runs in each kernel before its first cell, after `dialect_setup` if the kernel runs Python.
 
-        `host` answers calls of functions outside the sandbox. `depth` is above 0 for a session that another one waits
-        for; then `kernels` is a NestingSource.
+        `host` answers calls of functions outside the sandbox.
         """
         self._kernels = kernels
         self._session = AsyncExitStack()
@@ -63,7 +60,6 @@ class TrajectoryKernel:
         self.language = "python"
         """The language of its kernel."""
         self._host = host
-        self._depth = depth
         self._kernel: KernelSession | None = None
         self._has_state = False
         self._image_bytes = 0
@@ -72,9 +68,7 @@ class TrajectoryKernel:
         """Take a kernel. Raises KernelError if none starts."""
         with self._clock.waiting(Wait.QUEUE):
             await self._session.aclose()  # gives a failed one back to the pool first
-            kernels = self._kernels
-            session = kernels.session(self._depth) if isinstance(kernels, NestingSource) else kernels.session()
-            self._kernel = await self._session.enter_async_context(session)
+            self._kernel = await self._session.enter_async_context(self._kernels.session())
             if isinstance(self._kernel, ForeignSession):
                 self.language = self._kernel.language
             sources = list(self._setup)

@@ -53,9 +53,6 @@ class Asking(Guest):
     def __init__(self, subcalls: SubCalls) -> None:
         self._subcalls = subcalls
 
-    async def opened(self, session: GuestSession) -> None:
-        self._subcalls.running_s = lambda: session.seconds
-
     async def ran(self, session: GuestSession, turn: Turn, ran: TurnResult) -> TurnResult:
         return replace(ran, subcalls=await self._subcalls.take())
 

@@ -15,8 +15,8 @@ from functools import lru_cache
 from repl_rl.config import BranchConfig, SamplingConfig, SeededSampling
 from repl_rl.dialect import Shown
 from repl_rl.engine import Engine, Finish, Vocabulary
-from repl_rl.errors import ConfigError, KernelError
-from repl_rl.kernel import KernelSource, NestingSource
+from repl_rl.errors import KernelError
+from repl_rl.kernel import KernelSource
 from repl_rl.rollout.batch import OnEnd, RolloutBatch, refuse_if_all_aborted
 from repl_rl.rollout.custom import SamplerEngine, run_sampler
 from repl_rl.rollout.episode import EpisodeMaker
@@ -26,8 +26,7 @@ from repl_rl.rollout.guests import guests_of, trees_of
 from repl_rl.rollout.scheduler import scheduled
 from repl_rl.rollout.session import Episode, Request, Session, Start, Typed
 from repl_rl.rollout.setup import RolloutSetup
-from repl_rl.rollout.state import Clock, Spent, Wait
-from repl_rl.rollout.subcalls import MOST_CHARS_PER_TOKEN, NoAnswerError, SubCalls
+from repl_rl.rollout.state import Clock, Wait
 from repl_rl.rollout.tree import Root
 from repl_rl.trajectory import Line, LineKind, Task, Trajectory
 
@@ -42,14 +41,7 @@ class Rollout:
         self.engine = engine
         self.kernels = kernels
         self.setup = setup
-        depth = kernels.depth if isinstance(kernels, NestingSource) else 0
-        needed_depth = 0 if setup.extensions.sampler is not None else setup.subcalls.depth - 1
-        if needed_depth > depth:
-            raise ConfigError(
-                f"subcalls.depth {setup.subcalls.depth} lets sessions wait for sessions, and these kernels keep no "
-                f"places for that; give KernelPool(size, depth={needed_depth}), or set subcalls.depth to 1"
-            )
-        self._episodes = EpisodeMaker(setup, engine, self.asked)
+        self._episodes = EpisodeMaker(setup, engine)
         self._encoder = ShownEncoder(setup.vocabulary)
 
     def stream(self, task: Task, sampling: SamplingConfig | None = None) -> AsyncGenerator[Event, None]:
@@ -152,25 +144,6 @@ class Rollout:
             session = self._session(request, start, episode, AsyncExitStack())
             return session.aborted(failure)
 
-    async def asked(self, task: Task, max_tokens: int, subcalls: SubCalls, sampling: SamplingConfig) -> Trajectory:
-        """A session that another one has asked for, of at most `max_tokens` tokens. `subcalls` answers what it asks.
-
-        It takes a slot and a kernel of its own depth, in the same order as all sessions. There is always one of them
-        for each depth, so the deepest session can go on, and in the end all can. Its seconds are those of the session
-        that waits for it. Aborted if the machinery fails. Raises NoAnswerError if it can't begin.
-        """
-        budget = self.setup.budget
-        budget = budget.model_copy(update={"tokens": min(budget.tokens, max_tokens)})
-        if len(task.question) > MOST_CHARS_PER_TOKEN * self.setup.context_tokens:
-            chars = f"{len(task.question):,}"
-            raise NoAnswerError("length", f"a prompt of {chars} characters does not fit; give long text as context")
-        request = Request(task, sampling, budget, Clock(), subcalls=subcalls)
-        start = Start(spent=Spent(seconds=subcalls.running_s()))
-        try:
-            return await self._type_session(request, start)
-        except KernelError as failure:
-            raise NoAnswerError("session", str(failure)) from failure
-
     async def _type_session(self, request: Request, start: Start, root: Root | None = None) -> Trajectory:
         """A session from its beginning to its end, aborted if the machinery fails.
 
@@ -181,7 +154,7 @@ class Rollout:
             if start.fork is not None:
                 episode = start.fork.episode
             else:
-                episode = await self._episodes.make(request.task, request.sampling, stack, request.subcalls)
+                episode = await self._episodes.make(request.task, request.sampling, stack)
             session = self._session(request, start, episode, stack)
             session.guests = guests_of(session, root)
             try:
@@ -190,7 +163,7 @@ class Rollout:
                 trajectory = await session.ended()
             except KernelError as failure:
                 trajectory = session.aborted(failure)
-        if episode.environment is not None and request.index is not None:
+        if episode.environment is not None:
             request.environments[request.index] = episode.environment.instance
         return trajectory
 
@@ -203,7 +176,6 @@ class Rollout:
             episode.setup,
             episode.toolbox.host_calls(),
             dialect_setup=episode.dialect.setup,
-            depth=request.depth,
         )
         return Session(request, self.setup, episode, kernel, start, self.engine.version)
 
@@ -211,8 +183,7 @@ class Rollout:
         """Take a slot and a kernel, which `stack` gives back. Raises KernelError and ReplayDiffersError."""
         most_tokens = min(len(session.transcript) + session.tokens_left, self.setup.context_tokens)
         with session.clock.waiting(Wait.QUEUE):
-            depth = (session.request.depth,) if session.request.depth else ()  # an engine need not know of it
-            slot = await stack.enter_async_context(self.engine.slot(most_tokens, *depth))
+            slot = await stack.enter_async_context(self.engine.slot(most_tokens))
         await session.open(slot)
 
     async def one(self, session: Session) -> None:

@@ -75,8 +75,6 @@ def _subcall_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "subcalls/tokens": sum(call.tokens for call in calls) / len(trajectories),
         "subcalls/seconds": fmean(call.duration_s for call in calls),
         "subcalls/refused": fmean(float(call.error_name is not None) for call in calls),
-        "subcalls/depth": float(max(call.depth for call in calls)),
-        "subcalls/sessions": sum(call.lines > 0 for call in calls) / len(trajectories),
     }
 
 

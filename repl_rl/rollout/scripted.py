@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -39,72 +39,54 @@ async def type_session(
     tools: Iterable[Any] = (),
     environment: Any = None,
     answer: Callable[[str], str] = lambda prompt: "",
-    sessions: Mapping[str, str] | None = None,
     subcalls: SubcallsConfig | None = None,
 ) -> Trajectory:
     """The trajectory of typing `text` as the answer to a task or question, with `model`'s vocabulary.
 
     `dialect` is `python` unless one is given. Without `kernels`, a pool is opened for this session. `tools` and
     `environment` are what a config names or a trainer takes; if the environment asks a language model, as `rlm` does,
-    `answer` answers. If it asks for sessions, as far as the depth in `subcalls` goes, `sessions` says what is typed for
-    each question. Raises what `Rollout.many` raises.
+    `answer` answers, within the budgets of `subcalls`. Raises what `Rollout.many` raises.
     """
-    subcalls = subcalls or SubcallsConfig()
     prepare_environment()
     extensions = make_extensions(tools, environment=environment)
     stops = (dialect or PythonDialect()).stops
     vocabulary = load_vocabulary(resolve_model(model), stops)
     async with AsyncExitStack() as stack:
         if kernels is None:
-            kernels = await stack.enter_async_context(KernelPool(subcalls.depth, depth=subcalls.depth - 1))
+            kernels = await stack.enter_async_context(KernelPool(1))
         setup = RolloutSetup(
             vocabulary,
             dialect or DialectConfig(),
             context_tokens=_NO_LIMIT,
             budget=BudgetConfig(line_tokens=_NO_LIMIT, lines=_NO_LIMIT, tokens=_NO_LIMIT, repeats=None),
-            subcalls=subcalls,
+            subcalls=subcalls or SubcallsConfig(),
             chat=False,
             extensions=extensions,
         )
-        rollout = Rollout(ScriptedPolicy(vocabulary, text, answer, sessions or {}), kernels, setup)
+        rollout = Rollout(ScriptedPolicy(vocabulary, text, answer), kernels, setup)
         [trajectory] = await rollout.many([Task("typed", task, "") if isinstance(task, str) else task])
     return trajectory
 
 
 class ScriptedPolicy:
-    """An engine without a model: each slot types `text`, turn by turn, and each sub-call gets `answer(prompt)`.
-
-    In a session that another one asks for, what `sessions` has for its question is typed.
-    """
+    """An engine without a model: each slot types `text`, turn by turn, and each sub-call gets `answer(prompt)`."""
 
     version = 0
 
-    def __init__(
-        self,
-        vocabulary: Vocabulary,
-        text: str,
-        answer: Callable[[str], str] = lambda prompt: "",
-        sessions: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, vocabulary: Vocabulary, text: str, answer: Callable[[str], str] = lambda prompt: "") -> None:
         self.vocabulary = vocabulary
         self._text = text
         self._answer = answer
-        self._sessions = sessions or {}
 
     @asynccontextmanager
-    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[ScriptedSlot]:
-        # Only what a session asks for has a depth.
-        yield ScriptedSlot(self.vocabulary, self._reply if depth else lambda prompt: (self._text, True))
+    async def slot(self, tokens: int, is_subcall: bool = False) -> AsyncIterator[ScriptedSlot]:
+        def script(prompt: str) -> tuple[str, bool]:
+            return (self._answer(prompt), False) if is_subcall else (self._text, True)
+
+        yield ScriptedSlot(self.vocabulary, script)
 
     def close(self) -> None:
         """Does nothing: there is nothing to release."""
-
-    def _reply(self, prompt: str) -> tuple[str, bool]:
-        """The text for what a session asks, and whether that is a session of turns."""
-        for question, text in self._sessions.items():
-            if question in prompt and question != prompt:  # a prompt that is the question alone asks for a text
-                return text, True
-        return self._answer(prompt), False
 
 
 class ScriptedSlot:

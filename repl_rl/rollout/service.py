@@ -60,7 +60,7 @@ class RolloutThread(RolloutService):
         super().__init__(setup)
         self._loop = BackgroundLoop()
         try:
-            self._pool = make_pool(setup.kernel, setup.subcalls)
+            self._pool = make_pool(setup.kernel)
             self._rollout = Rollout(engine, setup.kernels(self._pool), setup)
             self._loop.run(self._pool.__aenter__())
         except BaseException:
@@ -180,7 +180,7 @@ async def open_rollout(
     """
     config = config_of(config, overrides)
     checked = checked or await asyncio.to_thread(check_rollouts, config)
-    async with make_pool(config.kernel, config.subcalls, warm=sessions) as pool:  # comes up while the model loads
+    async with make_pool(config.kernel, warm=sessions) as pool:  # comes up while the model loads
         thread = ThreadPoolExecutor(1, thread_name_prefix="repl-rl-loading")
         loading = thread.submit(load_engine, config, checked, sessions=sessions)
         thread.shutdown(wait=False)
@@ -211,18 +211,10 @@ class AttachedKernels:
     done: Callable[[], None]
     """Called in a thread when the rollout has finished with the session, which ends when this returns."""
 
-    @property
-    def depth(self) -> int:
-        return self.pool.depth
-
     @asynccontextmanager
-    async def session(self, depth: int = 0) -> AsyncIterator[KernelSession]:
-        """A fresh interpreter; one of another `depth` than 0 is not opened. Raises KernelError if it has no Jupyter
-        side."""
-        async with self.pool.session(depth) as kernel:
-            if depth:
-                yield kernel
-                return
+    async def session(self) -> AsyncIterator[KernelSession]:
+        """A fresh interpreter. Raises KernelError if it has no Jupyter side."""
+        async with self.pool.session() as kernel:
             self.opened(await kernel.open_jupyter())
             yield kernel
             if kernel.is_alive:

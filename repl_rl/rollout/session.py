@@ -1,4 +1,4 @@
-"""`Session`: what one trajectory has while it lives, whether it began at its prompt, at a fork, or for another one."""
+"""`Session`: what one trajectory has while it lives, whether it began at its prompt or at a fork."""
 
 import logging
 from collections.abc import Sequence
@@ -32,19 +32,12 @@ class Request:
     sampling: SamplingConfig
     budget: BudgetConfig
     clock: Clock
-    index: int | None = None
-    """The session's place in a batch; None for a session that another one asks for."""
+    index: int
+    """The session's place in its batch."""
     listener: events.Listener | None = None
     """Told of each line as it comes."""
-    subcalls: SubCalls | None = None
-    """What it may ask in turn, if another session asks for it."""
     environments: dict[int, Any] = field(default_factory=dict)
     """The environments of its batch. The session's own is put there when it has ended."""
-
-    @property
-    def depth(self) -> int:
-        """How many sessions wait for it."""
-        return 0 if self.subcalls is None else self.subcalls.depth - 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -273,9 +273,8 @@ def limits_of(config: KernelConfig) -> Limits:
     return replace(Profile.load(config.profile).limits, **changes)
 
 
-def make_pool(config: KernelConfig, subcalls: SubcallsConfig | None = None, warm: int | None = None) -> KernelPool:
-    """The pool that a config describes, for sessions that may ask for sessions as `subcalls` says. `warm` kernels are
-    started ahead of need; None: as many as the pool holds."""
+def make_pool(config: KernelConfig, *, warm: int | None = None) -> KernelPool:
+    """The pool that a config describes. `warm` kernels are started ahead of need; None: as many as the pool holds."""
     return KernelPool(
         size=config.size,
         limits=limits_of(config),
@@ -284,5 +283,4 @@ def make_pool(config: KernelConfig, subcalls: SubcallsConfig | None = None, warm
         profile=config.profile,
         warm=warm,
         memory_mb=config.budget_mb,
-        depth=0 if subcalls is None else subcalls.depth - 1,
     )

@@ -36,7 +36,7 @@ from repl_rl.run.memory import Shapes, memory, shapes_of
 from repl_rl.run.training import Inputs, check_inputs, choose_run, training_arguments
 from repl_rl.tools import Toolbox
 from repl_rl.tools.environments import EnvironmentSession
-from repl_rl.trajectory import LineKind, SubCall, Task, Trajectory
+from repl_rl.trajectory import LineKind, SubCall, Task
 from repl_rl.utils.text import cut_middle, visible
 from repl_rl.utils.threads import BackgroundLoop
 
@@ -234,12 +234,8 @@ class _TriedEnvironment:
 class _NoModel:
     """A `TextModel` for an environment that asks one as it begins."""
 
-    async def complete(self, prompt: str, max_tokens: int, depth: int, sampling: SamplingConfig) -> SubCall:
+    async def complete(self, prompt: str, max_tokens: int, sampling: SamplingConfig) -> SubCall:
         raise NoAnswerError("dry run", "a dry run has no model")
-
-
-async def _no_session(task: Task, tokens: int, subcalls: SubCalls, sampling: SamplingConfig) -> Trajectory:
-    raise NoAnswerError("dry run", "a dry run has no model")
 
 
 def _try_environment(config: Config, inputs: Inputs, notes: list[str]) -> _TriedEnvironment | None:
@@ -257,7 +253,7 @@ def _try_environment(config: Config, inputs: Inputs, notes: list[str]) -> _Tried
     task = tasks[0]
 
     async def open_and_close() -> tuple[Toolbox, str, Any]:
-        subcalls = SubCalls(_NoModel(), config.subcalls, config.sampling, task.id, _no_session)
+        subcalls = SubCalls(_NoModel(), config.subcalls, config.sampling, task.id)
         session = EnvironmentSession(make, model=subcalls)
         try:
             toolbox, observation = await session.open(task)

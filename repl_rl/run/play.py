@@ -87,10 +87,10 @@ def play(config: Config, task: Task, checked: Checked, console: Console) -> Traj
     talk: Talk = queue.SimpleQueue()
     person = Person(setup, checked.table, console, talk)
 
-    kernel = config.kernel.model_copy(update={"size": config.subcalls.depth})  # sessions wait for those they ask for
+    kernel = config.kernel.model_copy(update={"size": 1})
 
     async def roll_out() -> Trajectory:
-        async with make_pool(kernel, config.subcalls) as pool:
+        async with make_pool(kernel) as pool:
             rollout = Rollout(person, pool, setup).as_completed(RolloutBatch([task]), person.hear)
             async with aclosing(rollout) as completed:
                 [(_, trajectory)] = [pair async for pair in completed]
@@ -122,8 +122,8 @@ class Person:
         self._lines: list[Line] = []
 
     @asynccontextmanager
-    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[PersonSlot]:
-        yield PersonSlot(self, depth)
+    async def slot(self, tokens: int, is_subcall: bool = False) -> AsyncIterator[PersonSlot]:
+        yield PersonSlot(self, is_subcall)
 
     def close(self) -> None:
         """There is nothing to close."""
@@ -164,9 +164,9 @@ class Person:
 class PersonSlot:
     """One session's lines, or those of a sub-call, typed by a person who sees the text of all that comes before."""
 
-    def __init__(self, person: Person, depth: int) -> None:
+    def __init__(self, person: Person, is_subcall: bool) -> None:
         self._person = person
-        self._depth = depth
+        self._is_subcall = is_subcall
         self._shown_tokens = 0
 
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
@@ -183,7 +183,7 @@ class PersonSlot:
 
         person = self._person
         text = visible(person.vocabulary.decode(ids[self._shown_tokens :]))
-        if self._depth:
+        if self._is_subcall:
             note = "" if self._shown_tokens else "a sub-call asks:"
             text += "\nanswer> "
         else:

@@ -171,8 +171,8 @@ def rows_of(trajectories: Sequence[Trajectory], subcalls: bool = False) -> list[
     its end, is in one of them.
 
     The first part of each trajectory comes first, then what was sampled after transcripts were compacted, then the
-    sub-calls. These have the advantage of the line that asked, or asked for the session that did; none that was lost or
-    ended with its line is there. A void trajectory, which is in no loss, has its first row alone.
+    sub-calls. These have the advantage of the line that asked; none that was lost or ended with its line is there. A
+    void trajectory, which is in no loss, has its first row alone.
     """
     first_rows: list[Row] = []
     rows_after_compaction: list[Row] = []
@@ -195,8 +195,8 @@ def rows_of(trajectories: Sequence[Trajectory], subcalls: bool = False) -> list[
             for call in line.subcalls:
                 if call.trajectory is None or call.trajectory.is_void:
                     continue
-                for part in call.trajectory.parts:
-                    subcall_rows.append(Row(owner, [number] * len(part.lines), part, sessions))
+                lines = [number] * len(call.trajectory.lines)
+                subcall_rows.append(Row(owner, lines, call.trajectory, sessions))
                 sessions += 1
     rows = first_rows + rows_after_compaction
     return rows + subcall_rows if subcalls else rows

@@ -42,7 +42,7 @@ class EngineOfMain(SharedEngine):
     def __init__(self, *arguments: Any) -> None:
         """`arguments` are those of `make_engine`."""
 
-    def slot(self, tokens: int, depth: int = 0) -> AbstractAsyncContextManager[Slot]:
+    def slot(self, tokens: int, is_subcall: bool = False) -> AbstractAsyncContextManager[Slot]:
         raise EngineError("only the main process samples")
 
     def adopt(self, weights: Any) -> None:

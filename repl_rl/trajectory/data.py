@@ -142,15 +142,10 @@ class SubCall:
     tokens: int = 0
     """Tokens of the answer."""
     batch: int = 0
-    depth: int = 1
-    """1 if the trajectory itself asked; 2 if what it asked has asked in turn, and so on."""
     duration_s: float = 0.0
     error_name: str | None = None
-    lines: int = 0
-    """How many lines were typed for it, if it was answered by a session with an interpreter of its own."""
     trajectory: Trajectory | None = None
-    """With `subcalls.train`, what the policy sampled for it. What it asked in turn is not in its lines, but follows it
-    in `Line.subcalls`."""
+    """With `subcalls.train`, what the policy sampled for it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,8 +99,7 @@ def _add_questions(table: Table, row: ScreenRow) -> None:
     for call in calls[:_SHOWN_SUBCALLS]:
         prompt = visible(one_line(short(call.prompt, _SUBCALL_CHARS)))
         answer = visible(one_line(short(call.text, _SUBCALL_CHARS)))
-        indent = "  " * (min(call.depth, 16) - 1)
-        question = Text.assemble(indent, (prompt, "italic"), " → ", (answer, "dim"))
+        question = Text.assemble((prompt, "italic"), " → ", (answer, "dim"))
         table.add_row(Text("?"), question, Text(visible(cost(call)), style="red" if call.error_name else "dim"))
     if len(calls) > _SHOWN_SUBCALLS:
         table.add_row(Text("?"), Text(f"and {counted(len(calls) - _SHOWN_SUBCALLS, 'more question')}", style="dim"))

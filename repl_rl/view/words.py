@@ -108,11 +108,10 @@ def fenced(text: str, language: str) -> str:
 
 
 def cost(call: SubCall) -> str:
-    """What a sub-call took, or why there is no answer: `3 lines, 40 tokens`, `no answer: calls`."""
+    """What a sub-call took, or why there is no answer: `40 tokens`, `no answer: calls`."""
     if call.error_name is not None:
         return f"no answer: {call.error_name}"
-    lines = f"{counted(call.lines, 'line')}, " if call.lines else ""
-    return f"{lines}{counted(call.tokens, 'token')}"
+    return counted(call.tokens, "token")
 
 
 def short(text: str, limit_chars: int) -> str:

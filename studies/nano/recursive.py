@@ -32,9 +32,7 @@ _NAMES = ("said", "answers", "a")
 
 
 class TrueAnswers:
-    """Answers the questions of `QUESTIONS` as the remarks were made: what `environment: rlm` asks at depth 1."""
-
-    has_sessions = False
+    """Answers the questions of `QUESTIONS` as the remarks were made: what `environment: rlm` asks."""
 
     async def ask(self, prompts: Sequence[str]) -> list[str]:
         return [answer_to(prompt) for prompt in prompts]

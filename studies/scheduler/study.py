@@ -87,7 +87,7 @@ class CannedEngine:
         self._lines = [SampledLine(line, (-0.25,) * len(line), Finish.NEWLINE) for line in ids]
 
     @asynccontextmanager
-    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[CannedSlot]:
+    async def slot(self, tokens: int, is_subcall: bool = False) -> AsyncIterator[CannedSlot]:
         yield CannedSlot(self._lines)
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ class SharedScript(ScriptedPolicy):
         self.version = 0
 
     @asynccontextmanager
-    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[ScriptedSlot]:
+    async def slot(self, tokens: int, is_subcall: bool = False) -> AsyncIterator[ScriptedSlot]:
         yield ScriptedSlot(self.vocabulary, _typed)
 
     @property

@@ -12,7 +12,16 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from repl_rl.config import BudgetConfig, Config, Section, dump_config, load_config, parse_config, shipped_configs
+from repl_rl.config import (
+    BudgetConfig,
+    Config,
+    Section,
+    SubcallsConfig,
+    dump_config,
+    load_config,
+    parse_config,
+    shipped_configs,
+)
 from repl_rl.config.section import YES_OR_NO
 from repl_rl.errors import ConfigError
 from repl_rl.trajectory import LineKind
@@ -170,6 +179,17 @@ def test_short_forms_are_what_they_stand_for(short: dict[str, Any], long: dict[s
     config = parse_config(short)
     assert config == parse_config(long)
     assert parse_config(config.model_dump(mode="json")) == config
+
+
+def test_configs_of_runs_that_name_the_one_level_of_sub_calls_load(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("subcalls: {calls: 3, depth: 1, session_tokens: 2048}\n")
+    config = load_config(str(path))
+    assert config.subcalls == SubcallsConfig(calls=3)
+    assert "depth" not in dump_config(config)
+    assert load_config(str(path), ("subcalls.depth=1",)) == config
+    with pytest.raises(ConfigError, match="subcalls: depth 2: sub-calls have one level"):
+        load_config(str(path), ("subcalls.depth=2",))
 
 
 def test_an_override_goes_into_a_section_that_a_name_stands_for() -> None:

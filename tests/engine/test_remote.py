@@ -275,7 +275,7 @@ async def test_slots_wait_for_room_in_the_order_of_their_coming_and_sub_calls_go
             await served.waiting(1)
             small = typing(served, 5, tokens=10)
             await served.waiting(2)
-            async with served.remote.slot(50, depth=1) as asked:
+            async with served.remote.slot(50, True) as asked:
                 assert (await asked.sample_line([7], 1, COLD)).ids == (8,)
             assert served.admission.waiting == 2
         assert (await large, await small) == ((2, 3), (6, 7))

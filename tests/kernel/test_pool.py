@@ -162,35 +162,6 @@ async def test_a_temporary_folder_with_a_long_path_is_not_used(monkeypatch: pyte
 
 
 @pytest.mark.more
-async def test_sessions_that_wait_for_others_leave_them_a_place() -> None:
-    async with KernelPool(size=2, limits=LIMITS, depth=1) as pool:
-        came: list[int] = []
-
-        async def come(depth: int, then: asyncio.Event) -> None:
-            async with pool.session(depth) as kernel:
-                assert (await kernel.execute("1 + 1")).output == "2\n"
-                came.append(depth)
-                await then.wait()
-
-        end, inner_end = asyncio.Event(), asyncio.Event()
-        outer = [asyncio.create_task(come(0, end)) for _ in range(3)]
-        await until(lambda: came == [0])
-        assert pool.stats.queued == 2, "one place is left free"
-        inner = [asyncio.create_task(come(1, inner_end)) for _ in range(2)]
-        await until(lambda: came == [0, 1])
-        assert pool.stats.alive == 2
-        outer[1].cancel()
-        await asyncio.wait([outer[1]])
-        inner_end.set()
-        await asyncio.gather(*inner)
-        end.set()
-        await asyncio.gather(outer[0], outer[2])
-        assert came == [0, 1, 1, 0]
-        with pytest.raises(KernelError, match="a session at depth 2, and this pool keeps places down to depth 1"):
-            await come(2, end)
-
-
-@pytest.mark.more
 async def test_without_a_sandbox_an_endless_line_is_interrupted_too() -> None:
     async with KernelPool(size=1, sandbox="none", limits=HASTY) as pool:
         stopped, alive, answer = await in_one_session(pool, "while True: pass\n", "'alive'", "submit_final_answer(3)")

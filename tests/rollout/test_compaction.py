@@ -12,7 +12,7 @@ from exactness import (
     assert_masked_text_is_the_outputs,
     assert_the_engine_was_given_the_sequence_so_far,
 )
-from scripted import RecursiveEngine, rollout_of
+from scripted import AskedEngine, rollout_of
 
 from repl_rl.config import BranchConfig
 from repl_rl.errors import ConfigError
@@ -35,24 +35,22 @@ def compacting(
     given: dict[str, Any] = {"environment": budget.pop("environment", None), "context_tokens": context_tokens}
     given["budget"] = {"compact_at": 0.9, "lines": 200, "tokens": 5000, "line_tokens": 60, "seconds": 3600}
     given["budget"] |= {"repeats": None, **budget}
-    subcalls = {"depth": 2, "session_tokens": 2000, "train": True}
-    return rollout_of(engine, pool, dialect=dialect, subcalls=subcalls, **given)
+    return rollout_of(engine, pool, dialect=dialect, **given)
 
 
 @pytest.fixture
 def pool(kernel_pools: Pools) -> KernelPool:
-    return kernel_pools(Limits(line_s=60), size=3, depth=1)
+    return kernel_pools(Limits(line_s=60), size=3)
 
 
 Play = Callable[..., tuple[Trajectory, list[Any]]]
-"""Types lines, or what a function of the prompt gives, and returns what the engine was given and sampled besides."""
+"""Types lines, and returns what the engine was given and sampled besides."""
 
 
 @pytest.fixture
 def play(loop: BackgroundLoop, pool: KernelPool) -> Play:
     def play(typed: Any, task: Task = TASK, **settings: Any) -> tuple[Trajectory, list[Any]]:
-        script = typed if callable(typed) else lambda prompt: typed
-        engine = RecordingEngine(RecursiveEngine(vocabularies.nano(), script))  # type: ignore[arg-type]
+        engine = RecordingEngine(AskedEngine(vocabularies.nano(), typed))  # type: ignore[arg-type]
         [trajectory] = loop.run(compacting(engine, pool, **settings).many([task]))
         return trajectory, engine.calls
 
@@ -137,24 +135,17 @@ def test_a_session_that_spoils_the_list_of_names(play: Play, spoilt: str, answer
         assert "and nothing is bound" in trajectory.compactions[0].prompt
 
 
-def test_sessions_that_are_asked_for_are_compacted_too(play: Play) -> None:
-    task = Task("t", "Begin", "", metadata={"context": "x"})
-    trajectory, calls = play(
-        lambda prompt: [" FINAL(rlm_query('Add'))\n"] if "# Begin" in prompt else [*TYPED, " FINAL(total)\n"],
-        task,
-        context_tokens=700,
-        environment="rlm",
-    )
-    assert trajectory.answer == ("'780'",)
-    [call] = trajectory.lines[0].subcalls
-    assert call.trajectory is not None
-    assert call.trajectory.compactions
-    assert "FINAL (" not in call.trajectory.compactions[0].prompt
-    assert_the_engine_was_given_the_sequence_so_far([trajectory, *call.trajectory.parts], calls)
+def test_sessions_of_an_environment_are_compacted_too(play: Play) -> None:
+    task = Task("t", "Add", "", metadata={"context": "x"})
+    trajectory, calls = play([*TYPED, " FINAL(total)\n"], task, context_tokens=700, environment="rlm")
+    assert trajectory.answer == ("780",)
+    assert trajectory.compactions
+    assert "FINAL (" not in trajectory.compactions[0].prompt
+    assert_the_engine_was_given_the_sequence_so_far(trajectory.parts, calls)
 
 
 async def test_what_can_not_be_compacted_is_refused(pool: KernelPool) -> None:
-    engine = RecursiveEngine(vocabularies.nano(), str)
+    engine = AskedEngine(vocabularies.nano(), [])
     with pytest.raises(
         ConfigError, match=r"budget.compact_at 0.9: dialect 'ipython' has no form .*dialect.name python"
     ):

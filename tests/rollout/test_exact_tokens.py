@@ -51,7 +51,7 @@ def made(engine: RecordingEngine, vocabulary: Vocabulary) -> Made:
 @pytest.fixture
 def patient_pool(kernel_pools: Callable[..., KernelPool]) -> KernelPool:
     """A line that asks lasts as long as all it asks, where one session may type a line that never ends."""
-    return kernel_pools(Limits(line_s=900, cpu_s=15), size=3, depth=1)
+    return kernel_pools(Limits(line_s=900, cpu_s=15), size=3)
 
 
 class HalfScripted(FakeEngine):
@@ -61,16 +61,16 @@ class HalfScripted(FakeEngine):
         self._engine = engine
         self._vocabulary = vocabulary
         self._typed = typed
-        self.held: Counter[int] = Counter()
+        self.held: Counter[bool] = Counter()
 
     @asynccontextmanager
-    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[Any]:
-        async with self._engine.slot(tokens, depth) as slot:
-            self.held[depth] += 1
+    async def slot(self, tokens: int, is_subcall: bool = False) -> AsyncIterator[Any]:
+        async with self._engine.slot(tokens, is_subcall) as slot:
+            self.held[is_subcall] += 1
             try:
-                yield slot if depth else ScriptedSlot(self._vocabulary, lambda _: ("".join(self._typed), True))
+                yield slot if is_subcall else ScriptedSlot(self._vocabulary, lambda _: ("".join(self._typed), True))
             finally:
-                self.held[depth] -= 1
+                self.held[is_subcall] -= 1
 
 
 def asking(
@@ -130,7 +130,7 @@ async def test_sub_calls_that_are_given_up_leave_no_request_in_vllm(
     tasks = [Task(f"t{number}", "Q?", "", metadata={"context": ""}) for number in range(3)]
     async with aclosing(rollout.as_completed(RolloutBatch(tasks))) as stream:
         waiting = asyncio.ensure_future(anext(stream))
-        await until_async(lambda: held[1])
+        await until_async(lambda: held[True])
         waiting.cancel()
         await asyncio.wait([waiting])
     assert held.total() == 0
@@ -141,35 +141,33 @@ QUESTIONS = ["What is 3 * 4?", "What is 17 + 25?", "What is the greatest common 
 
 
 class Consulting:
-    """Sessions of tasks may ask for answers and sessions; those that are asked for may not. Its prompt is short."""
+    """An environment whose sessions may ask. Its prompt is short."""
 
     def use_model(self, model: Any) -> None:
         self._model = model
 
     def reset(self, task: Task) -> Any:
-        return None if "context" in task.metadata else {"consult": self.consult}
+        return {"consult": self.consult}
 
     async def consult(self) -> list[str]:
         """Consult."""
-        return [*await self._model.ask(QUESTIONS), *await self._model.ask_sessions(QUESTIONS)]
+        answers: list[str] = await self._model.ask(QUESTIONS)
+        return answers
 
 
 @pytest.mark.more
 async def test_what_is_sampled_for_sub_calls_is_exact_to_the_token(
     engine: RecordingEngine, vocabulary: Vocabulary, patient_pool: KernelPool
 ) -> None:
-    """Answers and sessions, as `subcalls.train` trains them: all that the engine was given and has sampled."""
+    """Answers, as `subcalls.train` trains them: all that the engine was given and has sampled."""
     recording = RecordingEngine(engine.engine)
-    options: dict[str, Any] = {"environment": Consulting, "temperature": 1, "depth": 2, "train": True}
+    options: dict[str, Any] = {"environment": Consulting, "temperature": 1, "train": True}
     rollout = asking(recording, vocabulary, patient_pool, ["submit_final_answer(len(consult()))\n"], **options)
     made = await rollout.many([Task(f"t{number}", "Solve?", "") for number in range(4)])
-    assert {each.answer for each in made} == {("6",)}
+    assert {each.answer for each in made} == {("3",)}
     calls = [call for each in made for line in each.lines for call in line.subcalls]
     trained = [call.trajectory for call in calls if call.trajectory is not None]
-    assert len(trained) == len(calls) == 24
-    sessions = [call.trajectory for call in calls if call.lines and call.trajectory is not None]
-    assert len(sessions) == 12
-    assert any(len(session.lines) > 1 for session in sessions)
+    assert len(trained) == len(calls) == 12
     assert_exact(trained, recording, vocabulary)
     assert all(call.tokens == call.trajectory.sampled_tokens for call in calls if call.trajectory is not None)
     assert_logprobs(trained, NANO_PATH)

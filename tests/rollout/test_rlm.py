@@ -70,8 +70,8 @@ def test_what_a_session_asks_is_shown_in_masked_text_and_recorded_apart(
     assert trajectory.stop_reason == StopReason.ANSWER
     assert trajectory.answer == ("'about c'",)
     assert [line.rstrip("\n").rpartition(" ")[2] for line in shown(trajectory)] == ["one'", "", "c']", ""]
-    asked = [[(call.prompt, call.text, call.batch, call.depth) for call in line.subcalls] for line in trajectory.lines]
-    assert asked == [[("one", "about one", 0, 1)], [(name, f"about {name}", 1, 1) for name in "abc"], [], []]
+    asked = [[(call.prompt, call.text, call.batch) for call in line.subcalls] for line in trajectory.lines]
+    assert asked == [[("one", "about one", 0)], [(name, f"about {name}", 1) for name in "abc"], [], []]
     assert all(call.tokens and call.prompt_tokens for line in trajectory.lines for call in line.subcalls)
     assert_masked_text_is_the_outputs(trajectory, vocabularies.nano())
     sampled = [index for index, own in zip(trajectory.completion_ids, trajectory.sampled_mask, strict=True) if own]
@@ -159,7 +159,7 @@ def test_budgets_end_with_a_message(play: Play) -> None:
     seconds, tokens = numbers.pop("subcalls/seconds"), numbers.pop("subcalls/tokens")
     assert (seconds >= 0, tokens) == (True, sum(call.tokens for line in trajectory.lines for call in line.subcalls))
     found = {name: value for name, value in numbers.items() if name.startswith("subcalls/")}
-    counts = {"calls": 4.0, "batch": 2.0, "prompt_tokens": 2.0, "refused": 0.5, "depth": 1.0, "sessions": 0.0}
+    counts = {"calls": 4.0, "batch": 2.0, "prompt_tokens": 2.0, "refused": 0.5}
     assert found == {f"subcalls/{name}": value for name, value in counts.items()}
 
 

@@ -6,7 +6,8 @@ import asyncio
 import copy
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import vocabularies
 from scripted import AskedEngine, ScriptedEngine, rollout_of
 from waiting import until_async
 
-from repl_rl.config import SamplingConfig, SubcallsConfig
+from repl_rl.config import SamplingConfig, SeededSampling, SubcallsConfig
 from repl_rl.engine import Vocabulary
 from repl_rl.engine.remote import EngineHost, RemoteEngine
 from repl_rl.errors import EngineError
@@ -22,7 +23,7 @@ from repl_rl.kernel import ExecResult, ExecStatus, HostCall, HostCalls
 from repl_rl.rollout.batch import RolloutBatch
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.subcalls import PolicyModel, SubCalls
-from repl_rl.trajectory import StopReason, SubCall, Task
+from repl_rl.trajectory import StopReason, SubCall, Task, read_jsonl, write_jsonl
 
 SAMPLING = SamplingConfig()
 TYPED = ["ask()\n", "submit_final_answer(1)\n"]
@@ -101,9 +102,9 @@ async def test_trajectories_with_ten_sub_calls_each_end_at_any_capacity(count: i
     assert (engine.admission.admitted, engine.admission.taken) == (0, 0)
     assert engine.held.total() == 0
     if capacity_tokens == 1:
-        assert dict(engine.most) == {0: 1, 1: 1}
+        assert dict(engine.most) == {False: 1, True: 1}
     else:
-        assert engine.most[1] > 1
+        assert engine.most[True] > 1
 
 
 async def test_sub_calls_of_another_process_go_first_too() -> None:
@@ -117,7 +118,56 @@ async def test_sub_calls_of_another_process_go_first_too() -> None:
     assert {trajectory.lines[0].shown for trajectory in trajectories} == {"['about a', 'about b']\n"}
     remote.close()
     await host.close()
-    assert engine.most == {0: 1, 1: 1}
+    assert engine.most == {False: 1, True: 1}
+
+
+class EngineWithDepths(AskedEngine):
+    """An engine of a user's own, as docs/engines.md described them when sub-calls could be nested."""
+
+    depths: list[int]
+
+    @asynccontextmanager
+    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[Any]:
+        self.depths.append(depth)
+        async with super().slot(tokens, depth > 0) as slot:
+            yield slot
+
+
+@pytest.mark.parametrize("in_another_process", [False, True])
+async def test_an_engine_whose_slots_take_a_depth_gets_1_for_sub_calls(in_another_process: bool) -> None:
+    engine: Any = EngineWithDepths(vocabularies.nano(), TYPED, capacity_tokens=1)
+    engine.depths = []
+    async with AsyncExitStack() as stack:
+        asked = engine
+        if in_another_process:
+            ours, theirs = socket.socketpair()
+            host = await EngineHost.open(engine, ours)
+            stack.push_async_callback(host.close)
+            asked = await RemoteEngine.open(theirs)
+            stack.callback(asked.close)
+        async with asyncio.timeout(300):
+            [trajectory] = await rollout_of_asking(asked, AskingKernels("ab")).many(tasks(1))
+    assert trajectory.lines[0].shown == "['about a', 'about b']\n"
+    assert engine.depths == [0, 1, 1]
+
+
+async def test_seeds_of_answers_are_their_own() -> None:
+    sampled: list[Any] = []
+    engine = AskedEngine(vocabularies.nano(), TYPED, note=sampled.append)
+    rollout = rollout_of_asking(engine, AskingKernels("ab"), at_once=1)
+    await rollout.many(tasks(1), SeededSampling(seed="s"))
+    assert [sampling.seed for sampling in sampled] == ["s/0", "s/0/sub-call 0", "s/0/sub-call 1", "s/0"]
+
+
+@pytest.mark.parametrize("trains", [False, True])
+async def test_what_the_policy_sampled_is_recorded_where_it_is_trained(trains: bool, tmp_path: Path) -> None:
+    engine = AskedEngine(vocabularies.nano(), TYPED)
+    [trajectory] = await rollout_of_asking(engine, AskingKernels("ab"), train=trains).many(tasks(1))
+    sampled = [call.trajectory for call in trajectory.lines[0].subcalls]
+    names = [None if each is None else (each.task_id, each.answer) for each in sampled]
+    assert names == ([("t0/0", ("about a",)), ("t0/1", ("about b",))] if trains else [None, None])
+    write_jsonl(tmp_path / "made.jsonl", [trajectory])
+    assert list(read_jsonl(tmp_path / "made.jsonl")) == [trajectory]
 
 
 def stalled(prompt: str) -> Any:
@@ -126,11 +176,11 @@ def stalled(prompt: str) -> Any:
 
 async def test_sub_calls_end_with_the_line_that_asked() -> None:
     engine = AskedEngine(vocabularies.nano(), TYPED, stalled)
-    kernels = AskingKernels("abcd", leaves=lambda: engine.held[1] == 4)
+    kernels = AskingKernels("abcd", leaves=lambda: engine.held[True] == 4)
     held: list[int] = []
     rollout = rollout_of_asking(engine, kernels)
     async for event in rollout.stream(tasks(1)[0]):
-        held.append(engine.held[1])
+        held.append(engine.held[True])
         last = event
     assert held[-1] == 0
     [first, _] = last.trajectory.lines  # type: ignore[union-attr]
@@ -162,7 +212,7 @@ async def test_a_batch_that_ends_in_the_middle_leaves_nothing_at_the_engine(ends
             async with aclosing(rollout.as_completed(RolloutBatch(tasks(8)))) as stream:
                 waiting = asyncio.ensure_future(anext(stream))
                 await until_async(lambda: len(asked) > 10)
-                assert engine.held[1] > 0
+                assert engine.held[True] > 0
                 waiting.cancel()
                 await asyncio.wait([waiting])
     assert engine.held.total() == 0
@@ -178,7 +228,7 @@ class Noting:
         self.may_answer.set()
         self.under_way = self.most = 0
 
-    async def complete(self, prompt: str, max_tokens: int, depth: int, sampling: SamplingConfig) -> SubCall:
+    async def complete(self, prompt: str, max_tokens: int, sampling: SamplingConfig) -> SubCall:
         self.asked.append((prompt, max_tokens, sampling))
         self.under_way += 1
         self.most = max(self.most, self.under_way)
@@ -206,6 +256,19 @@ async def test_what_is_left_of_the_tokens_set_aside_comes_back() -> None:
     assert [tokens for _, tokens, _ in model.asked] == [6, 4, 6]
 
 
+async def test_what_was_set_aside_for_a_call_that_is_ended_comes_back() -> None:
+    model = Noting()
+    model.may_answer.clear()
+    calls = SubCalls(model, SubcallsConfig(tokens=10, call_tokens=10), SAMPLING)
+    asking = asyncio.ensure_future(calls.ask(["a"]))
+    await until_async(lambda: model.under_way == 1)
+    assert [(call.prompt, call.text, call.error_name) for call in await calls.take()] == [("a", "", "cancelled")]
+    assert asking.cancelled()
+    model.may_answer.set()
+    assert await calls.ask(["b"]) == ["B"]
+    assert [tokens for _, tokens, _ in model.asked] == [10, 10]
+
+
 async def test_a_closed_session_asks_nothing_any_more() -> None:
     model = Noting()
     model.may_answer.clear()
@@ -223,14 +286,14 @@ async def test_a_base_model_continues_the_line_and_a_chat_model_its_turn() -> No
     base, chat = ScriptedEngine(vocabulary, lines), ScriptedEngine(vocabulary, lines)
     tokenizer = copy.deepcopy(vocabulary.tokenizer)
     tokenizer.chat_template = "{% for each in messages %}<{{ each.content }}>{% endfor %}"
-    made = await PolicyModel(base, vocabulary, 512, chat=False).complete("Say:", 50, 1, SAMPLING)
+    made = await PolicyModel(base, vocabulary, 512, chat=False).complete("Say:", 50, SAMPLING)
     assert (made.text, made.prompt_tokens) == ("one", len(vocabulary.encode_prompt("Say:")))
     model = PolicyModel(chat, Vocabulary(tokenizer, tuple(vocabulary.eos_ids)), 512)
-    made = await model.complete("Say:", 50, 1, SAMPLING)
+    made = await model.complete("Say:", 50, SAMPLING)
     assert made.text == "one\ntwo\nthree"
     assert [vocabulary.decode(ids) for ids in chat.given] == ["<Say:>", "<Say:>one\n", "<Say:>one\ntwo\n"]
     chat.sessions.clear()
-    assert (await model.complete("Say:", 3, 1, SAMPLING)).tokens == 3
+    assert (await model.complete("Say:", 3, SAMPLING)).tokens == 3
 
 
 async def test_questions_beyond_a_budget_cost_no_work_and_few_records() -> None:
@@ -244,6 +307,5 @@ async def test_questions_beyond_a_budget_cost_no_work_and_few_records() -> None:
     assert len(asyncio.all_tasks()) == before
     recorded = await subcalls.take()
     assert [call.error_name for call in recorded] == [None, None, *["calls"] * 100]
-    for ask in (subcalls.ask, subcalls.ask_sessions):
-        with pytest.raises(ValueError, match="1001 questions at once, and 1000 are the most; ask fewer"):
-            await ask(["x"] * 1_001)
+    with pytest.raises(ValueError, match="1001 questions at once, and 1000 are the most; ask fewer"):
+        await subcalls.ask(["x"] * 1_001)

@@ -18,8 +18,8 @@ TASKS = make_tasks_named("a", "b")
 
 def asking(task: Task, index: int) -> Trajectory:
     """The first of each group is right. Of task a, it asks two things in its first line, one of them cut by a budget,
-    and what it leaves behind counts for nothing; the wrong one asks for a session in its second line. Of task b, the
-    wrong one has asked and was cut."""
+    and what it leaves behind counts for nothing; the wrong one asks in its second line. Of task b, the wrong one has
+    asked and was cut."""
     is_unfinished = (task.id, index) == ("b", 1)
     made = recorded(
         task, index, is_right=index == 0, stop_reason=StopReason.UNFINISHED if is_unfinished else StopReason.ANSWER
@@ -39,7 +39,7 @@ def asking(task: Task, index: int) -> Trajectory:
             ),
         )
     else:
-        second = replace(second, subcalls=(SubCall("p", "t", lines=3, trajectory=three),))
+        second = replace(second, subcalls=(SubCall("p", "t", trajectory=three),))
     return replace(made, lines=(first, second))
 
 
@@ -105,11 +105,11 @@ def test_each_sub_call_is_a_row_with_the_advantage_of_its_line(tmp_path: Path) -
 
 def compacted(task: Task, index: int) -> Trajectory:
     """Four lines. The wrong one of task a was compacted twice, after its first line and before its last one, in which
-    it asks; what it asked was compacted too."""
+    it asks."""
     made = recorded(task, index, is_right=index == 0, lines=4)
     if (task.id, index) != ("a", 1):
         return made
-    asked = replace(recorded(Task("s", "?", ""), 9, lines=2), compactions=(Compaction(5, "s", (7,)),))
+    asked = recorded(Task("s", "?", ""), 9, lines=2)
     last = replace(made.lines[3], subcalls=(SubCall("p", "t", trajectory=asked),))
     compactions = (Compaction(5, "one", (1, 2)), Compaction(15, "two", (3,)))
     third = replace(made.lines[2], kind=LineKind.EXCEPTION)
@@ -144,7 +144,7 @@ def test_what_is_sampled_after_a_compaction_is_a_row_with_its_own_prompt(tmp_pat
     ]
     if trains:
         [asked] = asked_by(whole.lines[3])
-        wanted += [expected(part, [round(advantages[3], 5)]) for part in asked.parts]
+        wanted.append(expected(asked, [round(advantages[3], 5)] * 2))
     assert shown == wanted
     assert (first.lines[0].start, second.lines[0].start, third.lines[0].start) == (0, 0, 0)
     typed = (output["completion_mask"] * output["tool_mask"]).sum().item()
@@ -191,34 +191,26 @@ def uneven(task: Task, index: int) -> Trajectory:
 
 
 class Consulting:
-    """An environment of a user's own that asks the policy after each line, and for a session about it once."""
+    """An environment of a user's own that asks the policy two things after each line."""
 
     def use_model(self, model: Any) -> None:
         self._model = model
-        self._asked = False
 
-    def reset(self, task: Task) -> None:
-        self._is_inner = "context" in task.metadata
+    def reset(self, task: Task) -> None: ...
 
     async def observe(self) -> str | None:
-        if self._is_inner:
-            return None
-        said = await self._model.ask([">>> #"])
-        if not self._asked and self._model.has_sessions:
-            self._asked = True
-            said += await self._model.ask_sessions(["What is 3 * 4?"], ["12"])
-        return " ".join(said)[:40]
+        return " ".join(await self._model.ask([">>> #", "What is 3 * 4?"]))[:40]
 
 
 @pytest.mark.slow
 def test_steps_with_sub_calls_of_the_policy(tmp_path: Path) -> None:
-    """Real kernels, and nano's own lines, answers and sessions: as the sampler had them, so the trainer has them."""
+    """Real kernels, and nano's own lines and answers: as the sampler had them, so the trainer has them."""
     settings: dict[str, Any] = {
         "per_device_train_batch_size": 4,
         "gradient_accumulation_steps": 2,
         "kernel": {"size": 4},
         "budget": {"lines": 3, "tokens": 200, "line_tokens": 32},
-        "subcalls": {"train": True, "depth": 2, "call_tokens": 16, "session_tokens": 64},
+        "subcalls": {"train": True, "call_tokens": 16},
     }
     tasks = make_tasks_named("7 * 8", "5 * 5", "6 * 9", "2 * 4")
     with small_trainer(tmp_path, tasks, {"environment": Consulting}, **settings) as trainer:
@@ -229,5 +221,4 @@ def test_steps_with_sub_calls_of_the_policy(tmp_path: Path) -> None:
         kept = list(read_jsonl(tmp_path / "rollouts" / f"step_{step:05d}.jsonl"))
         calls = [call for each in kept for line in each.lines for call in line.subcalls]
         assert row["subcalls/rows"] == sum(call.trajectory is not None for call in calls) > 8
-        assert any(call.lines for call in calls)
         assert row["drift/logprob_max"] < 1e-3

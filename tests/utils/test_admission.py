@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from repl_rl.utils.admission import Admission, Reservation, Room
 
 CASES = yaml.safe_load(Path(__file__).with_name("admission.yaml").read_text(encoding="utf-8"))
-STEP = re.compile(r"(?P<leaves>-)?(?P<name>\w)(?P<cost>\d+)?(/(?P<used>\d+))?(@(?P<depth>\d))?")
+STEP = re.compile(r"(?P<leaves>-)?(?P<name>\w)(?P<cost>\d+)?(/(?P<used>\d+))?(?P<is_subcall>s)?")
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["steps"] for case in CASES])
@@ -31,15 +31,14 @@ def test_who_is_admitted_to_room_for_100(case: dict[str, Any]) -> None:
             admission.leave(asked[found["name"]])
         else:
             name = found["name"]
-            asked[name] = admission.ask(
-                int(found["cost"]), lambda name=name: order.append(name), int(found["depth"] or 0)
-            )
+            is_subcall = found["is_subcall"] is not None
+            asked[name] = admission.ask(int(found["cost"]), lambda name=name: order.append(name), is_subcall)
             if found["used"]:
                 admission.grow(asked[name], int(found["used"]))
     assert ("".join(order), admission.taken) == (case["admitted"], case["taken"])
 
 
-requests = st.tuples(st.just("ask"), st.integers(1, 30), st.integers(0, 3))
+requests = st.tuples(st.just("ask"), st.integers(1, 30), st.integers(0, 1))
 changes = st.tuples(
     st.sampled_from(["leave", "leave", "grow", "close", "reopen"]), st.integers(0, 99), st.integers(1, 50)
 )
@@ -53,21 +52,21 @@ changes = st.tuples(
 def test_after_any_sequence_of_requests(capacities: list[int], learns: bool, steps: list[tuple[str, int, int]]) -> None:
     admission = Admission(*map(Room, capacities), learns=learns)
     here: list[Reservation] = []
-    came: dict[int, list[Reservation]] = {depth: [] for depth in range(4)}
+    came: dict[bool, list[Reservation]] = {True: [], False: []}
     admitted: list[Reservation] = []
     grown = 0
 
     def leave(reservation: Reservation) -> None:
         here.remove(reservation)
         if reservation not in admitted:
-            came[reservation.depth].remove(reservation)
+            came[reservation.is_subcall].remove(reservation)
         admission.leave(reservation)
 
     for what, number, size in steps:
         if what == "ask":
-            reservation = admission.ask(number, lambda: None, size)
+            reservation = admission.ask(number, lambda: None, size == 1)
             here.append(reservation)
-            came[size].append(reservation)
+            came[reservation.is_subcall].append(reservation)
         elif what == "close":
             admission.rooms[number % len(admission.rooms)].is_open = False
         elif what == "reopen":
@@ -83,19 +82,19 @@ def test_after_any_sequence_of_requests(capacities: list[int], learns: bool, ste
         holding = [each for each in here if each.room is not None]
         waiting = [each for each in here if each.room is None]
         assert (admission.admitted, admission.waiting) == (len(holding), len(waiting))
-        for depth, queue in came.items():
+        for queue in came.values():
             ahead = [each.room is not None for each in queue]
-            assert ahead == sorted(ahead, reverse=True), f"first come, first served at depth {depth}"
+            assert ahead == sorted(ahead, reverse=True), "first come, first served"
         for room in admission.rooms:
             own = [each for each in holding if each.room is room]
             assert room.taken == sum(each.cost for each in own)
             assert room.admitted.total() == len(own)
-            beyond = sum(max((each.cost for each in own if each.depth == depth), default=0) for depth in range(4))
+            beyond = sum(max((each.cost for each in own if each.is_subcall is kind), default=0) for kind in came)
             assert room.taken <= room.capacity + beyond + grown
             for each in waiting if room.is_open else ():
-                assert room.admitted[each.depth], "one of each depth is admitted at any time"
+                assert room.admitted[each.is_subcall], "one of each kind is admitted at any time"
         if waiting and not learns:
-            first = max(waiting, key=lambda each: (each.depth, -came[each.depth].index(each)))
+            first = max(waiting, key=lambda each: (each.is_subcall, -came[each.is_subcall].index(each)))
             assert all(room.taken + first.max_cost > room.capacity for room in admission.rooms if room.is_open)
 
     for room in admission.rooms:
@@ -105,20 +104,21 @@ def test_after_any_sequence_of_requests(capacities: list[int], learns: bool, ste
     assert (admission.admitted, admission.taken, admission.waiting) == (0, 0, 0)
 
 
-@pytest.mark.parametrize(("size", "deepest"), [(deepest + more, deepest) for deepest in range(4) for more in (1, 2, 3)])
-async def test_trees_of_sub_calls_end_in_any_room(size: int, deepest: int) -> None:
+@pytest.mark.parametrize("size", [2, 3, 5])
+async def test_sub_calls_end_in_any_room(size: int) -> None:
     """Each holds its room until all that it has asked for have ended; some of these are cancelled."""
-    random = Random(f"{size} {deepest}")
-    admission, held, most = Admission(Room(size - deepest)), 0, 0
+    random = Random(size)
+    admission, held, most = Admission(Room(size - 1)), 0, 0
 
-    async def call(depth: int) -> None:
+    async def call(is_subcall: bool) -> None:
         nonlocal held, most
-        async with admission.reserve(1, depth):
+        async with admission.reserve(1, is_subcall):
             held += 1
             most = max(most, held)
             try:
                 await asyncio.sleep(0)
-                asked = [asyncio.create_task(call(depth + 1)) for _ in range((depth < deepest) * random.randrange(4))]
+                count = 0 if is_subcall else random.randrange(4)
+                asked = [asyncio.create_task(call(True)) for _ in range(count)]
                 await asyncio.sleep(0)
                 for each in asked:
                     if random.random() < 0.1:
@@ -128,7 +128,7 @@ async def test_trees_of_sub_calls_end_in_any_room(size: int, deepest: int) -> No
                 held -= 1
 
     async with asyncio.timeout(300):
-        await asyncio.gather(*(call(0) for _ in range(40)))
+        await asyncio.gather(*(call(False) for _ in range(40)))
     assert (held, admission.admitted, admission.taken, admission.waiting) == (0, 0, 0, 0)
     assert most == size, "all of it was used, and never more"
 

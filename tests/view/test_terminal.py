@@ -49,8 +49,8 @@ def test_a_long_prompt_is_folded_around_its_middle() -> None:
 def test_what_a_line_asked_follows_it_with_the_answers() -> None:
     made, screen = failed_trajectory(), console()
     calls = (
-        SubCall("Count\x1b[2J", "4\n5", tokens=12, lines=3),
-        SubCall("why", "[no answer: used up]", depth=2, error_name="calls"),
+        SubCall("Count\x1b[2J", "4\n5", tokens=12),
+        SubCall("why", "[no answer: used up]", error_name="calls"),
         *[SubCall("more", "yes", tokens=1)] * 20,
     )
     print_trajectory(screen, replace(made, lines=(replace(made.lines[0], subcalls=calls), made.lines[1])))
@@ -58,7 +58,7 @@ def test_what_a_line_asked_follows_it_with_the_answers() -> None:
     assert rows[3] == "› >>> math.gcd(12, 18) NameError -0.10 -0.75"
     assert "\x1b" not in rows[4]
     assert rows[4].startswith("? Count")
-    assert rows[4].endswith("→ 4⏎5 3 lines, 12 tokens")
+    assert rows[4].endswith("→ 4⏎5 12 tokens")
     assert rows[5] == "? why → [no answer: used up] no answer: calls"
     assert rows[6:25] == [*["? more → yes 1 token"] * 18, "? and 2 more questions"]
     assert rows[25] == "‹ Traceback (most recent call last):"

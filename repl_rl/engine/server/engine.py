@@ -118,7 +118,7 @@ class VLLMServerEngine:
         return self._fleet.servers
 
     @asynccontextmanager
-    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[Slot]:
+    async def slot(self, tokens: int, is_subcall: bool = False) -> AsyncIterator[Slot]:
         """Raises ConfigError for a trajectory that is longer than the engine's context. The servers queue lines."""
         check_trajectory(tokens, self._wanted.context_tokens)
         slot = _ServerSlot(self)

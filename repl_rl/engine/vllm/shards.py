@@ -87,7 +87,7 @@ class VLLMShard(LocalLLM):
         self._thread = threading.Thread(target=self._follow, name="vLLM", daemon=True)
         self._thread.start()
 
-    def slot(self, tokens: int, depth: int = 0) -> AbstractAsyncContextManager[Slot]:
+    def slot(self, tokens: int, is_subcall: bool = False) -> AbstractAsyncContextManager[Slot]:
         raise EngineError("only the first process of a model in shards samples")
 
     @contextmanager

@@ -45,7 +45,7 @@ class Worker:
         setup: RolloutSetup = pickle.loads(packed)
         self._engine = await RemoteEngine.open(self._lines)
         self._stack.callback(self._engine.close)
-        self._pool = await self._stack.enter_async_context(make_pool(setup.kernel, setup.subcalls))
+        self._pool = await self._stack.enter_async_context(make_pool(setup.kernel))
         self._rollout = Rollout(self._engine, setup.kernels(self._pool), setup)
 
     async def roll_out(self, version: int, packed: bytes, on_end: OnEnd) -> float:

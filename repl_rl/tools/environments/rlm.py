@@ -3,8 +3,7 @@
 A long context is not in the prompt but in the session, as the variable `context`. The model reads it by typing Python,
 and asks a language model about pieces of it: `llm_query`, `llm_query_batched`. The answer is the value of
 `answer["content"]` when `answer["ready"]` is set, or the argument of `FINAL` or `FINAL_VAR`. All of these names are
-restored after every line, whatever the line bound them to. With `subcalls.depth` above 1 there are also `rlm_query` and
-`rlm_query_batched`, which ask for sessions like this one.
+restored after every line, whatever the line bound them to.
 """
 
 from collections.abc import Mapping, Sequence
@@ -67,11 +66,7 @@ class RLM:
             assert make is not None
             context = make(*task.metadata["operands"])
         self._description = described(context)
-        names = {"context": context, "llm_query": self.llm_query, "llm_query_batched": self.llm_query_batched}
-        if self._model is not None and self._model.has_sessions:
-            names["rlm_query"] = self.rlm_query
-            names["rlm_query_batched"] = self.rlm_query_batched
-        return names
+        return {"context": context, "llm_query": self.llm_query, "llm_query_batched": self.llm_query_batched}
 
     def observe(self) -> str | None:
         """The model's instructions, once: the context's type and size, and how to answer."""
@@ -97,28 +92,6 @@ class RLM:
             prompts: The questions, each with all that is needed to answer it.
         """
         answers: list[str] = await self._model.ask(prompts)
-        return answers
-
-    @tool(where="host", timeout_s=_TIMEOUT_S, at_once=_AT_ONCE)
-    async def rlm_query(self, prompt: str, context: Any = None) -> str:
-        """Ask a language model with a Python session of its own, in which context is a variable.
-
-        Args:
-            prompt: The question.
-            context: What its session has as context; the prompt if there is none.
-        """
-        [answer] = await self.rlm_query_batched([prompt], [context])
-        return answer
-
-    @tool(where="host", timeout_s=_TIMEOUT_S, at_once=_AT_ONCE)
-    async def rlm_query_batched(self, prompts: list[str], contexts: list[Any] | None = None) -> list[str]:
-        """Ask several such sessions at once; the answers have the order of the prompts.
-
-        Args:
-            prompts: The questions.
-            contexts: The context of each.
-        """
-        answers: list[str] = await self._model.ask_sessions(prompts, contexts)
         return answers
 
 

@@ -104,7 +104,6 @@ def _line(trajectory: Trajectory, index: int, images: Sequence[str]) -> dict[str
             {
                 "prompt": short(call.prompt, _SUBCALL_CHARS),
                 "text": short(call.text, _SUBCALL_CHARS),
-                "depth": call.depth,
                 "cost": cost(call),
                 "duration_s": call.duration_s,
             }

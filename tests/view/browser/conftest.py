@@ -87,8 +87,8 @@ def aborted_trajectory() -> Trajectory:
     made = make_trajectory("gcd-train-13-1", "Look it up.", typed, stop=StopReason.ABORTED)
     calls = (ToolCall("look", None, 0.012), ToolCall("look", "TimeoutError", 1.5))
     cells = (RecordedCell("look('gcd')", "'a divisor'\n", (TWO_PIXELS,)),)
-    first = SubCall("Which?", "this one", tokens=7, lines=2, duration_s=0.25)
-    asked = (first, SubCall("Sure?", "yes", tokens=1, depth=2))
+    first = SubCall("Which?", "this one", tokens=7, duration_s=0.25)
+    asked = (first, SubCall("Sure?", "yes", tokens=1))
     line = replace(made.lines[0], calls=calls, subcalls=asked, cells=cells)
     return replace(made, lines=(line,), error="the kernel went away")
 

@@ -93,9 +93,7 @@ def test_a_failure_and_calls_of_tools_are_told(visit: Visit, address: str) -> No
     expect(page.locator(".strip > p").first).to_contain_text("called look (12 ms), look raised TimeoutError (1.50 s).")
     expect(page.locator(".calls")).to_have_text("2 calls: look, look (TimeoutError)")
     asked = page.locator(".asked li")
-    expect(asked).to_have_text(["Which? → this one 2 lines, 7 tokens, 250 ms", "Sure? → yes 1 token, 0 ms"])
-    lefts = [box["x"] for each in asked.all() if (box := each.bounding_box()) is not None]
-    assert lefts[1] > lefts[0], "what was asked in turn is indented"
+    expect(asked).to_have_text(["Which? → this one 7 tokens, 250 ms", "Sure? → yes 1 token, 0 ms"])
 
 
 @pytest.mark.slow

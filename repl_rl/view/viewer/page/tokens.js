@@ -38,15 +38,11 @@
   const paid = (line) => line.reward_parts && h("div", { class: "paid" }, h("p", { class: "soft" }, `Reward ${view.signed(line.reward)}:`),
     h("ul", {}, line.reward_parts.map((each) => h("li", {}, part(each)))));
 
-  // What the line asked a language model; what was asked about that in turn is indented.
+  // What the line asked a language model.
   const asked = (line) => line.subcalls.length > 0 && h("div", { class: "asked" },
     h("p", { class: "soft" }, `Asked ${view.count(line.subcalls.length + line.subcalls_left_out, "question", "questions")}:`),
-    h("ol", {}, line.subcalls.map((call) => {
-      const item = h("li", {}, h("code", { class: "prompt" }, call.prompt), " → ", h("code", {}, call.text),
-        h("span", { class: "soft" }, ` ${call.cost}, ${view.time(call.duration_s)}`));
-      item.style.setProperty("--depth", String(Math.max(0, Math.min(call.depth, 16) - 1)));
-      return item;
-    })),
+    h("ol", {}, line.subcalls.map((call) => h("li", {}, h("code", { class: "prompt" }, call.prompt), " → ", h("code", {}, call.text),
+      h("span", { class: "soft" }, ` ${call.cost}, ${view.time(call.duration_s)}`)))),
     line.subcalls_left_out > 0 && h("p", { class: "soft" }, `${view.count(line.subcalls_left_out, "question", "questions")} not shown here`));
 
   view.tokens = {
