@@ -158,7 +158,7 @@ async def test_a_sub_call_borrows_the_row_of_the_trajectory_that_waits_for_it(
     engine = opened()
 
     async def sub_call(length: int) -> None:
-        async with engine.slot(100, 1) as slot:
+        async with engine.slot(100, True) as slot:
             line = await slot.sample_line(prompt(vocabulary, 2), length, GREEDY)
             assert 0 < len(line.ids) <= length
 

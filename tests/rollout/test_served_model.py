@@ -151,7 +151,7 @@ async def test_a_name_is_asked_for_once_and_may_be_given() -> None:
     server = Server()
     async with server.open() as url:
         model = ServedModel(url, "large")
-        await model.complete("a", 5, 1, SamplingConfig())
+        await model.complete("a", 5, SamplingConfig())
     assert [body["model"] for body in server.bodies] == ["large"]
     with pytest.raises(NoAnswerError, match="can't be reached"):
-        await model.complete("a", 5, 1, SamplingConfig())
+        await model.complete("a", 5, SamplingConfig())
