@@ -5,7 +5,10 @@
     │   └── ToolError          a function that can't be given to the model as a tool
     ├── ModelError           a checkpoint or tokenizer that can't be used
     ├── DependencyError      something has to be installed first (vLLM, bwrap, ...)
-    ├── RewardError          a reward function or grader broke its contract
+    ├── ExtensionError       code that a user handed in failed, or returned something else than it should
+    │   ├── RewardError        a reward function, a grader or an estimator did
+    │   ├── ExtensionConfigError  the same where it is loaded or made; it is a ConfigError, too
+    │   └── EnvironmentFailure see below; it is a KernelError, too
     ├── RunError             a run folder that can't be read or resumed
     ├── OutputError          nothing more can be printed
     ├── EngineError          the inference engine failed or lost a request
@@ -43,7 +46,19 @@ class DependencyError(ReplRLError):
     """A package or program that this call needs is missing; the message holds the command that installs it."""
 
 
-class RewardError(ReplRLError):
+class ExtensionError(ReplRLError):
+    """Code that a user handed in raised, or returned something other than what it promised.
+
+    The message names the code, the line and what was expected (`repl_rl.utils.user_code`). What was raised is the
+    `__cause__`.
+    """
+
+
+class ExtensionConfigError(ExtensionError, ConfigError):
+    """What a config or an argument names failed as it was loaded or made, or made something that can't be used."""
+
+
+class RewardError(ExtensionError):
     """A reward function, an estimator or a grader failed, or returned something other than what it promised."""
 
 
@@ -83,7 +98,7 @@ class SandboxError(KernelError):
     """This machine can't isolate a kernel in the way that was asked for."""
 
 
-class EnvironmentFailure(KernelError):
+class EnvironmentFailure(KernelError, ExtensionError):
     """The code of a user's environment failed, or did not return what it promised: its trajectory is aborted.
 
     An environment may raise it itself, at any time, if what it stands on is gone (a server, a browser).

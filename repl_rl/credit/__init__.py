@@ -24,9 +24,11 @@ from repl_rl.credit.return_to_go import return_to_go
 from repl_rl.credit.rloo import rloo
 from repl_rl.credit.tree import branch
 from repl_rl.credit.turn import turn
-from repl_rl.errors import ConfigError, RewardError
+from repl_rl.errors import ConfigError
 from repl_rl.trajectory import Trajectory, whole_session
-from repl_rl.utils.import_path import imported, place_of
+from repl_rl.utils.import_path import imported
+from repl_rl.utils.text import shown
+from repl_rl.utils.user_code import Seam, boundary, failure
 
 if TYPE_CHECKING:
     from repl_rl.credit.critic import Critic
@@ -69,21 +71,15 @@ def estimator_of(config: CreditConfig) -> Estimator:
 
     @wraps(function)
     def checked(group: Sequence[Trajectory], rewards: Sequence[Sequence[float]], config: CreditConfig) -> LineValues:
-        try:
+        with boundary(Seam.ESTIMATOR, function):
             estimates = [[float(value) for value in values] for values in function(group, rewards, config)]
-        except Exception as error:  # users' code may raise anything
-            line = place_of(error)
-            where = f" ({line})" if line else ""
-            raise RewardError(f"credit.estimator {path!r} raised {type(error).__name__}: {error}{where}") from error
         value_counts = [len(values) for values in estimates]
         line_counts = [len(values) for values in rewards]
         if value_counts != line_counts:
-            raise RewardError(
-                f"credit.estimator {path!r} returned {value_counts} values for trajectories of "
-                f"{line_counts} lines; return one number per line of each trajectory"
-            )
+            returned = f"returned {value_counts} values for trajectories of {line_counts} lines"
+            raise failure(Seam.ESTIMATOR, function, returned)
         if not all(math.isfinite(value) for values in estimates for value in values):
-            raise RewardError(f"credit.estimator {path!r} returned {estimates}; every value has to be finite")
+            raise failure(Seam.ESTIMATOR, function, f"returned {shown(estimates)}")
         return estimates
 
     return checked

@@ -31,6 +31,7 @@ from repl_rl.dialect.tool_call import ToolCallDialect
 from repl_rl.errors import ConfigError
 from repl_rl.utils.import_path import imported
 from repl_rl.utils.text import nearest
+from repl_rl.utils.user_code import Seam, boundary
 
 __all__ = [
     "DIALECTS",
@@ -72,7 +73,8 @@ def make_dialect(config: DialectConfig, tools: Sequence[OfferedTool] = (), templ
     kind = dialect_class(config)
     if issubclass(kind, ToolCallDialect | FencedDialect):
         return kind(config, tools, template)
-    dialect: Dialect = kind(config, tools)
+    with boundary(Seam.DIALECT, kind):
+        dialect: Dialect = kind(config, tools)
     return dialect
 
 
@@ -95,7 +97,8 @@ def require_dialect(config: DialectConfig) -> type[Any]:
     """
     kind = dialect_class(config)
     if not issubclass(kind, ToolCallDialect):
-        kind(config, ())
+        with boundary(Seam.DIALECT, kind):
+            kind(config, ())
     return kind
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from repl_rl.engine.base import CountsPrompts as CountsPrompts
     from repl_rl.engine.base import Engine as Engine
     from repl_rl.engine.base import Finish as Finish
+    from repl_rl.engine.base import RecordsGraphs as RecordsGraphs
     from repl_rl.engine.base import SampledLine as SampledLine
     from repl_rl.engine.base import ServesSlots as ServesSlots
     from repl_rl.engine.base import SharedEngine as SharedEngine
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from repl_rl.engine.base import TensorFacts as TensorFacts
     from repl_rl.engine.base import TrainableEngine as TrainableEngine
     from repl_rl.engine.base import Versions as Versions
+    from repl_rl.engine.base import slot_of as slot_of
     from repl_rl.engine.factory import make_engine as make_engine
     from repl_rl.engine.vocabulary import Vocabulary as Vocabulary
     from repl_rl.engine.vocabulary import load_vocabulary as load_vocabulary
@@ -29,6 +31,7 @@ _HOMES = {
     "CountsPrompts": "base",
     "Engine": "base",
     "Finish": "base",
+    "RecordsGraphs": "base",
     "SampledLine": "base",
     "ServesSlots": "base",
     "SharedEngine": "base",
@@ -41,6 +44,7 @@ _HOMES = {
     "Vocabulary": "vocabulary",
     "load_vocabulary": "vocabulary",
     "make_engine": "factory",
+    "slot_of": "base",
 }
 
 

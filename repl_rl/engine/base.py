@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from repl_rl.config import SamplingConfig
 from repl_rl.errors import ConfigError
+from repl_rl.utils.user_code import Seam, boundary, is_shipped
 
 if TYPE_CHECKING:
     import torch
@@ -113,6 +114,26 @@ class Engine(Protocol):
         """Release the model; a second call does nothing."""
 
 
+@asynccontextmanager
+async def slot_of(engine: Engine, tokens: int, is_subcall: bool = False) -> AsyncIterator[Slot]:
+    """A slot of the engine. What an engine of the user's raises is an ExtensionError."""
+    async with AsyncExitStack() as stack:
+        with boundary(Seam.ENGINE, engine, "slot"):
+            # By position, and only for a sub-call: as `Engine.slot` promises.
+            entered = engine.slot(tokens, is_subcall) if is_subcall else engine.slot(tokens)
+            slot = await stack.enter_async_context(entered)
+        yield slot if is_shipped(engine) else _UsersSlot(slot)
+
+
+class _UsersSlot:
+    def __init__(self, slot: Slot) -> None:
+        self._slot = slot
+
+    async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
+        with boundary(Seam.ENGINE, self._slot, "sample_line"):
+            return await self._slot.sample_line(ids, max_tokens, sampling)
+
+
 @runtime_checkable
 class ServesSlots(Protocol):
     """An engine that can serve slots to another process without an event loop in this one."""
@@ -140,6 +161,23 @@ class CountsPrompts(Protocol):
     @property
     def prompt_tokens(self) -> tuple[int, int]:
         """Since its start: the tokens that lines were to continue, and how many of these it has computed for them."""
+
+
+@runtime_checkable
+class RecordsGraphs(Protocol):
+    """An engine that may replay CUDA graphs."""
+
+    @property
+    def graphs(self) -> str:
+        """The graphs that it has recorded, in words; "none" without any."""
+
+
+@runtime_checkable
+class KnowsFacts(Protocol):
+    """Weights that say what will come before they are read."""
+
+    def facts(self) -> Sequence[TensorFacts] | None:
+        """In the order of the weights; None if that is not known."""
 
 
 @runtime_checkable

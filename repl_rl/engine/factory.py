@@ -20,6 +20,8 @@ from repl_rl.engine.vocabulary import Vocabulary
 from repl_rl.errors import ConfigError
 from repl_rl.utils.distributed import process_count, process_rank
 from repl_rl.utils.import_path import imported
+from repl_rl.utils.text import shown
+from repl_rl.utils.user_code import Seam, called, failure
 
 EngineMaker = Callable[[str, Vocabulary, ModelConfig, EngineConfig, int], Engine]
 """Takes `(path, vocabulary, model, config, seed)` and returns an engine with the checkpoint at `path`."""
@@ -89,13 +91,11 @@ def make_engine(path: str, vocabulary: Vocabulary, model: ModelConfig, config: E
     shard = process_rank() % config.shards
     maker = _maker(_SHARD if shard > 0 else ENGINES.get(backend, backend))
     first_rank = process_rank() - shard  # of the processes that hold this model together: they have one seed
-    engine = maker(path, vocabulary, model, config, seed + first_rank)
+    engine = called(Seam.ENGINE_MAKER, maker, path, vocabulary, model, config, seed + first_rank)
     missing = [name for name in ("version", "slot", "close") if not hasattr(engine, name)]
     if missing:
-        raise ConfigError(
-            f"engine.backend: {backend!r} made {engine!r}, which is not an engine: it has no "
-            f"{' and no '.join(missing)}; see docs/engines.md"
-        )
+        returned = f"returned {shown(engine)}, which is not an engine: it has no {' and no '.join(missing)}"
+        raise failure(Seam.ENGINE_MAKER, maker, returned)
     return engine
 
 

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from repl_rl.config import SamplingConfig
-from repl_rl.engine.base import Engine, SampledLine, Slot
+from repl_rl.engine.base import Engine, SampledLine, Slot, slot_of
 from repl_rl.errors import EngineError, ReplRLError
 from repl_rl.utils.channel import Channel
 
@@ -295,9 +295,7 @@ class _LoopSlot:
     async def _hold(self, engine: Engine, tokens: int, is_subcall: bool, on_taken: Taken) -> None:
         """Stay in the engine's slot until cancelled."""
         try:
-            # By position, and only for a sub-call: as `Engine.slot` promises
-            slot = engine.slot(tokens, is_subcall) if is_subcall else engine.slot(tokens)
-            async with slot as self._slot:
+            async with slot_of(engine, tokens, is_subcall) as self._slot:
                 on_taken(None)
                 try:
                     await asyncio.get_running_loop().create_future()

@@ -33,6 +33,7 @@ from repl_rl.integrations.shared import LiveSession, shared_kernels
 from repl_rl.tasks import grade, make_tasks
 from repl_rl.tasks.formats import rows_of
 from repl_rl.trajectory import LineKind, Task
+from repl_rl.utils.user_code import Seam, boundary
 
 try:
     import httpx
@@ -154,10 +155,12 @@ class ReplHarness(vf.Harness[ReplHarnessConfig]):  # type: ignore[misc]
         dialect = make_dialect(self.config.dialect)
         kernels = shared_kernels(self.config.kernel)
         session = LiveSession(kernels.pool)
-        reader = dialect.reader()
+        with boundary(Seam.DIALECT, dialect, "reader"):
+            reader = dialect.reader()
         refusal = ""
         system, question = self.resolve_text_prompt(data)
-        chat = dialect.chat_prompt(question or "")
+        with boundary(Seam.DIALECT, dialect, "chat_prompt"):
+            chat = dialect.chat_prompt(question or "")
         system_message = chat.messages[0]
         if system is not None:
             system_message = {"role": "system", "content": system}
@@ -174,14 +177,17 @@ class ReplHarness(vf.Harness[ReplHarnessConfig]):  # type: ignore[misc]
                     content = response.json()["choices"][0]["message"]["content"] or ""
                     # A provider leaves out the newline at which it stopped.
                     line = content if content.endswith("\n") else content + "\n"
-                    turn = reader.read(line.encode("utf-8", "surrogatepass"))
+                    with boundary(Seam.DIALECT, reader, "read"):
+                        turn = reader.read(line.encode("utf-8", "surrogatepass"))
                     reply = await asyncio.wrap_future(kernels.loop.submit(session.type(turn)))
                     if session.failure is not None:
                         raise vf.SandboxError(session.failure)
                     if session.answer is not None:
                         break
                     output = reply.note
-                    for part in reader.show(reply.cells, goes_on=True):
+                    with boundary(Seam.DIALECT, reader, "show"):
+                        parts = reader.show(reply.cells, goes_on=True)
+                    for part in parts:
                         output += part.text
                     messages.append({"role": "assistant", "content": content})
                     messages.append({"role": "user", "content": output})

@@ -12,10 +12,12 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from repl_rl.errors import ConfigError, RewardError
+from repl_rl.errors import ConfigError, ReplRLError, RewardError
 from repl_rl.trajectory import Trajectory
-from repl_rl.utils.import_path import imported, place_of
+from repl_rl.utils.import_path import imported
+from repl_rl.utils.text import shown
 from repl_rl.utils.threads import BackgroundLoop, in_own_thread
+from repl_rl.utils.user_code import Seam, boundary, failure, name_of_code
 
 RewardFunction = Callable[[Trajectory], Sequence[float] | Awaitable[Sequence[float]]]
 
@@ -46,8 +48,9 @@ def load_function(function: str | RewardFunction) -> RewardFunction:
         takes_trajectory = False
     if not takes_trajectory:
         raise RewardError(
-            f"reward function {name_of(reward)!r} takes {signature}; it has to be (trajectory) -> list[float], one "
-            "number per line. Functions of TRL's kind, one number per completion, go to ReplGRPOTrainer as reward_funcs"
+            f"reward function {name_of_code(reward)!r} takes {signature}; it has to be (trajectory) -> list[float], "
+            "one number per line. Functions of TRL's kind, one number per completion, go to ReplGRPOTrainer as "
+            "reward_funcs"
         )
     return reward
 
@@ -59,29 +62,33 @@ def name_of(function: Callable[..., Any]) -> str:
 def call_function(function: RewardFunction, trajectory: Trajectory, limit_s: float) -> tuple[float, ...]:
     """One value per line. Raises RewardError naming the function if it breaks its contract."""
     global _loop
-    name = name_of(function)
+    where = f"on task {trajectory.task_id!r}"
 
     def call() -> list[float]:
         global _loop
-        result: Any = function(trajectory)
-        if inspect.isawaitable(result):
-            with _loop_lock:
-                if _loop is None:
-                    _loop = BackgroundLoop()
-                loop = _loop
-            result = loop.submit(asyncio.wait_for(result, limit_s)).result()
-        # A generator runs the user's code here: outside the `try` below, so that what it raises is reported as it is.
-        if isinstance(result, Iterator):
-            result = list(result)
-        try:
-            if isinstance(result, str | bytes | Mapping):
-                raise TypeError
-            return [float(value) for value in result]
-        except (TypeError, ValueError):
-            raise RewardError(
-                f"reward function {name!r} returned {result!r:.200} on task {trajectory.task_id!r}; it has to be "
-                "(trajectory) -> list[float], one number per line, 0.0 where it has nothing to say"
-            ) from None
+        # In this thread, SystemExit would end the thread alone. A TimeoutError may come from `wait_for`.
+        with boundary(
+            Seam.LINE_REWARD,
+            function,
+            where=where,
+            catches=(Exception, SystemExit),
+            through=(ReplRLError, TimeoutError),
+        ):
+            result: Any = function(trajectory)
+            if inspect.isawaitable(result):
+                with _loop_lock:
+                    if _loop is None:
+                        _loop = BackgroundLoop()
+                    loop = _loop
+                result = loop.submit(asyncio.wait_for(result, limit_s)).result()
+            if isinstance(result, Iterator):  # a generator runs the user's code here
+                result = list(result)
+            try:
+                if isinstance(result, str | bytes | Mapping):
+                    raise TypeError
+                return [float(value) for value in result]
+            except (TypeError, ValueError):
+                raise failure(Seam.LINE_REWARD, function, f"returned {shown(result)}", where=where) from None
 
     try:
         values: list[float] = in_own_thread(call).result(limit_s)
@@ -89,24 +96,17 @@ def call_function(function: RewardFunction, trajectory: Trajectory, limit_s: flo
         with _loop_lock:  # the next awaitable starts a new loop: this one may hang in code that does not await
             _loop = None
         raise RewardError(
-            f"reward function {name!r} took longer than {limit_s:g} s, or raised TimeoutError, on task "
-            f"{trajectory.task_id!r}; raise rewards.function_s, or let it give up earlier"
+            f"reward function {name_of_code(function)!r} took longer than {limit_s:g} s, or raised TimeoutError, "
+            f"{where}; raise rewards.function_s, or let it give up earlier"
         ) from error
-    except RewardError:
-        raise
-    except (Exception, SystemExit) as error:  # users' code may raise anything
-        place = place_of(error)
-        where = f"on task {trajectory.task_id!r}"
-        if place:
-            where = f"{place}, {where}"
-        raise RewardError(f"reward function {name!r} raised {type(error).__name__}: {error} ({where})") from error
     if len(values) != len(trajectory.lines):
-        raise RewardError(
-            f"reward function {name!r} returned {len(values)} values for {len(trajectory.lines)} lines; "
-            "return one number per line, 0.0 where it has nothing to say"
-        )
+        returned = f"returned {len(values)} values for {len(trajectory.lines)} lines"
+        raise failure(Seam.LINE_REWARD, function, returned, where=where)
     if not all(abs(value) <= LARGEST for value in values):  # false for NaN, too
-        raise RewardError(
-            f"reward function {name!r} returned {values}; every value has to be finite, and within {LARGEST:g} of 0"
+        raise failure(
+            Seam.LINE_REWARD,
+            function,
+            f"returned {values}, of which every value has to be finite, and within {LARGEST:g} of 0",
+            where=where,
         )
     return tuple(values)

@@ -16,6 +16,7 @@ from repl_rl.rollout.guest import Guest, GuestSession
 from repl_rl.rollout.session import Session
 from repl_rl.trajectory import Compaction, Line, LineKind, StopReason
 from repl_rl.utils.text import cut_middle
+from repl_rl.utils.user_code import Seam, boundary
 
 _KEPT_LINES = 4
 _SUMMARY_CHARS = 600
@@ -78,7 +79,9 @@ class Compactor(Guest):
         for first in range(max(1, count - _KEPT_LINES), count):  # the longest tail is tried first
             if not self._may_cut_before(first):
                 continue
-            summary = self._dialect.summary(cut_middle(_summary(first, names), _SUMMARY_CHARS, " ... "))
+            content = cut_middle(_summary(first, names), _SUMMARY_CHARS, " ... ")
+            with boundary(Seam.DIALECT, self._dialect, "summary"):
+                summary = self._dialect.summary(content)
             summary_ids = session.setup.vocabulary.encode_output(summary)
             tail = session.lines[first:]
             tail_ids = transcript.completion_ids[tail[0].start :]
@@ -97,7 +100,10 @@ class Compactor(Guest):
     def _may_cut_before(self, first: int) -> bool:
         """Whether line `first` may follow a summary, and the line before it had ended."""
         before = self._session.lines[first - 1]
-        return before.kind is not LineKind.OPEN and self._dialect.may_follow_summary(before.output)
+        if before.kind is LineKind.OPEN:
+            return False
+        with boundary(Seam.DIALECT, self._dialect, "may_follow_summary"):
+            return bool(self._dialect.may_follow_summary(before.output))
 
 
 def _summary(count: int, names: list[str]) -> str:

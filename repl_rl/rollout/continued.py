@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from repl_rl.config import BranchConfig, SamplingConfig
-from repl_rl.engine import Engine, Finish, SampledLine, Slot
+from repl_rl.engine import Engine, Finish, SampledLine, Slot, slot_of
 from repl_rl.errors import ConfigError, KernelError
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.scoring import graded_by
@@ -110,9 +110,7 @@ class RecordedThenSampled:
         if not self._is_begun:  # a root asks before its branches do, which wait for it
             self._is_begun = True
             return self._typing()
-        if is_subcall:
-            return self._engine.slot(tokens, is_subcall)
-        return self._engine.slot(tokens)  # an engine need not know of sub-calls
+        return slot_of(self._engine, tokens, is_subcall)
 
     def close(self) -> None:
         """There is nothing of its own to release."""

@@ -13,11 +13,13 @@ from functools import lru_cache
 from typing import Any
 
 from repl_rl.config import SamplingConfig, SeededSampling
-from repl_rl.engine import Engine, SampledLine, Slot, Vocabulary
+from repl_rl.engine import Engine, SampledLine, Slot, Vocabulary, slot_of
 from repl_rl.errors import ConfigError
 from repl_rl.kernel import KernelSource
 from repl_rl.trajectory import Task, Trajectory
 from repl_rl.utils.import_path import imported
+from repl_rl.utils.text import shown
+from repl_rl.utils.user_code import Seam, boundary, failure
 
 Sampler = Callable[..., Awaitable[Sequence[Trajectory]]]
 """Takes `(tasks, engine, kernels)`. Returns one trajectory per task."""
@@ -47,7 +49,7 @@ class SamplerEngine:
         Each slot draws random numbers of its own.
         """
         number = next(self._numbers)
-        async with self.engine.slot(self.context_tokens if tokens is None else tokens) as slot:
+        async with slot_of(self.engine, self.context_tokens if tokens is None else tokens) as slot:
             yield _SeededSlot(slot, number)
 
 
@@ -69,18 +71,19 @@ async def run_sampler(
     sampler: Sampler, tasks: Sequence[Task], engine: SamplerEngine, kernels: KernelSource
 ) -> Sequence[Trajectory]:
     """The sampler's trajectories, in the order of the tasks. Raises ConfigError if it returns anything else."""
-    trajectories = await sampler(list(tasks), engine, kernels)
-    name = getattr(sampler, "__name__", repr(sampler))
+    with boundary(Seam.SAMPLER, sampler):
+        trajectories = await sampler(list(tasks), engine, kernels)
     is_sequence = isinstance(trajectories, Sequence)
     if not is_sequence or not all(isinstance(trajectory, Trajectory) for trajectory in trajectories):
-        raise ConfigError(f"rollout {name} returned {trajectories!r:.200}; it has to return a list of trajectories")
+        raise failure(Seam.SAMPLER, sampler, f"returned {shown(trajectories)}")
     trajectory_ids = [trajectory.task_id for trajectory in trajectories]
     task_ids = [task.id for task in tasks]
     if trajectory_ids != task_ids:
-        raise ConfigError(
-            f"rollout {name} returned {len(trajectories)} trajectories for {len(tasks)} tasks, or in another order: "
-            f"the first are of {trajectory_ids[:3]}, and the tasks are {task_ids[:3]}"
-        )
+        returned = f"returned {len(trajectories)} trajectories for {len(tasks)} tasks"
+        if len(trajectories) == len(tasks):
+            returned += " in another order"
+        returned += f": the first are of {trajectory_ids[:3]}, and the tasks are {task_ids[:3]}"
+        raise failure(Seam.SAMPLER, sampler, returned)
     return trajectories
 
 

@@ -24,6 +24,7 @@ from repl_rl.rollout.subcalls import PolicyModel, ServedModel, SubCalls, TextMod
 from repl_rl.tools import Toolbox
 from repl_rl.tools.environments import EnvironmentSession
 from repl_rl.trajectory import Message, Task
+from repl_rl.utils.user_code import Seam, boundary
 
 _REMEMBERED_DIALECTS = 256
 _REMEMBERED_PROMPTS = 256
@@ -103,7 +104,8 @@ class EpisodeMaker:
         if callable(check):
             by_id = {task.id: task for task in tasks}
             for task in by_id.values():
-                check(task)
+                with boundary(Seam.ENVIRONMENT_CHECK, check, where=f"on task {task.id!r}"):
+                    check(task)
 
     def _dialect(self, toolbox: Toolbox) -> Dialect:
         """The dialect for a set of tools. They are cached: most environments have the same tools every time."""
@@ -131,10 +133,12 @@ def make_prompt(
         messages.append(message)
     in_chat = vocabulary.has_chat_template if chat is None else chat
     if dialect.needs_chat or in_chat:
-        prompt = dialect.chat_prompt(question, messages)
+        with boundary(Seam.DIALECT, dialect, "chat_prompt"):
+            prompt = dialect.chat_prompt(question, messages)
         ids = vocabulary.encode_chat(prompt.messages, prompt.prefill, prompt.tools)
         return Prompt(vocabulary.decode(ids), ids)
-    text = dialect.completion_prompt(question, messages)
+    with boundary(Seam.DIALECT, dialect, "completion_prompt"):
+        text = dialect.completion_prompt(question, messages)
     return Prompt(vocabulary.released(text), vocabulary.encode_prompt(text))
 
 

@@ -21,6 +21,7 @@ from repl_rl.kernel import (
 )
 from repl_rl.rollout.state import Clock, Wait
 from repl_rl.trajectory import Line, LineKind, RecordedCell, StopReason, SubCall, ToolCall
+from repl_rl.utils.user_code import Seam, boundary
 
 _KERNEL_ATTEMPTS = 3
 """Fresh kernels that a trajectory may use up before its first cell has run."""
@@ -158,9 +159,11 @@ class TurnResult:
 
     def as_line(self, start: int, end: int, text: str, shown: str, dialect: Dialect) -> Line:
         """The line of tokens `start:end`, after which `shown` was inserted."""
+        with boundary(Seam.DIALECT, dialect, "plain_output"):
+            outputs = [dialect.plain_output(run) for run in self.cells]
         cells = []
-        for run in self.cells:
-            cells.append(RecordedCell(run.cell.source, dialect.plain_output(run), run.images, run.cell.span))
+        for run, output in zip(self.cells, outputs, strict=True):
+            cells.append(RecordedCell(run.cell.source, output, run.images, run.cell.span))
         return Line(
             start,
             end,
@@ -183,20 +186,22 @@ async def read_turn(reader: Reader, kernel: TrajectoryKernel, typed: bytes, end_
     """
     language = kernel.language
     if language == "python":
-        return reader.read(typed, end_of_input)
+        with boundary(Seam.DIALECT, reader, "read"):
+            return reader.read(typed, end_of_input)
     if not isinstance(reader, AskingReader):
         raise ConfigError(
             f"the dialect's {type(reader).__name__} reads Python, and the kernel runs {language}; take dialect.name "
             "python or ipython, whose readers ask the kernel where a cell ends (docs/kernelspecs.md)"
         )
-    reading = reader.reading(typed, end_of_input, language)
-    try:
-        source = next(reading)
-        while True:
-            source = reading.send(await kernel.is_complete(source))
-    except StopIteration as end:
-        turn: Turn = end.value
-        return turn
+    with boundary(Seam.DIALECT, reader, "reading"):
+        reading = reader.reading(typed, end_of_input, language)
+        try:
+            source = next(reading)
+            while True:
+                source = reading.send(await kernel.is_complete(source))
+        except StopIteration as end:
+            turn: Turn = end.value
+            return turn
 
 
 async def run_turn(kernel: TrajectoryKernel, turn: Turn) -> TurnResult:

@@ -17,6 +17,7 @@ from repl_rl.rollout.subcalls import SubCalls
 from repl_rl.rollout.tree import Root, Trees
 from repl_rl.tools.environments import EnvironmentSession
 from repl_rl.trajectory import LineKind, StopReason, Trajectory
+from repl_rl.utils.user_code import Seam, boundary
 
 _log = logging.getLogger(__name__)
 
@@ -122,7 +123,9 @@ def guests_of(session: Session, root: Root | None = None) -> tuple[Guest, ...]:
         guests.append(Repeats(session.budget.repeats, _warning_of_repeats(session)))
     if session.budget.compact_at is not None:
         guests.append(Compactor(session))
-    guests += [guest() for guest in session.setup.extensions.guests]
+    for guest in session.setup.extensions.guests:
+        with boundary(Seam.GUEST, guest):
+            guests.append(guest())
     # Forks come last: a branch begins with all that the others have made of a line.
     if root is not None:
         root.session = session

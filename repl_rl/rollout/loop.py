@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from repl_rl.config import BranchConfig, SamplingConfig, SeededSampling
 from repl_rl.dialect import Shown
-from repl_rl.engine import Engine, Finish, Vocabulary
+from repl_rl.engine import Engine, Finish, Vocabulary, slot_of
 from repl_rl.errors import KernelError
 from repl_rl.kernel import KernelSource
 from repl_rl.rollout.batch import OnEnd, RolloutBatch, refuse_if_all_aborted
@@ -29,6 +29,7 @@ from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.rollout.state import Clock, Wait
 from repl_rl.rollout.tree import Root
 from repl_rl.trajectory import Line, LineKind, Task, Trajectory
+from repl_rl.utils.user_code import Seam, boundary
 
 _REMEMBERED_TEXTS = 1024
 _SHORT_CHARS = 32
@@ -85,7 +86,8 @@ class Rollout:
         async with aclosing(self.as_completed(batch)) as completed:
             async for index, trajectory in completed:
                 trajectories[index] = trajectory
-                on_end(index, trajectory)
+                with boundary(Seam.LISTENER, on_end):
+                    on_end(index, trajectory)
         share = (time.thread_time() - began_cpu_s) / (time.monotonic() - began_s)
         return [trajectories[index] for index in range(len(batch.tasks))], share
 
@@ -183,7 +185,7 @@ class Rollout:
         """Take a slot and a kernel, which `stack` gives back. Raises KernelError and ReplayDiffersError."""
         most_tokens = min(len(session.transcript) + session.tokens_left, self.setup.context_tokens)
         with session.clock.waiting(Wait.QUEUE):
-            slot = await stack.enter_async_context(self.engine.slot(most_tokens))
+            slot = await stack.enter_async_context(slot_of(self.engine, most_tokens))
         await session.open(slot)
 
     async def one(self, session: Session) -> None:
@@ -215,7 +217,7 @@ class Rollout:
             session.turns.append(Typed(typed, at_eos, result))
 
             # Insert what the dialect shows.
-            shown = session.reader.show(result.cells, goes_on=session.stop is None)
+            shown = session.show(result, goes_on=session.stop is None)
             ids, text = self._encoder.encoded(shown, at_eos)
             session.insert(ids)
             session.add(result.as_line(start, end, turn.text, text, session.episode.dialect))

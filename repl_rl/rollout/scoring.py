@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 from repl_rl.config import CreditConfig, RewardsConfig
 from repl_rl.credit import batch_line_advantages, is_without_variance, line_advantages, spread
 from repl_rl.credit.tree import first_weights
-from repl_rl.errors import RewardError
 from repl_rl.rewards import RewardFunction, RewardTable, ScoredTrajectory
-from repl_rl.rewards.functions import name_of
 from repl_rl.rewards.table import PROBE
 from repl_rl.rollout.setup import Grader
 from repl_rl.tasks import Verdict, grade, judge_many
 from repl_rl.trajectory import Task, Trajectory, whole_session
 from repl_rl.utils.distributed import gather
-from repl_rl.utils.import_path import place_of
+from repl_rl.utils.text import shown
+from repl_rl.utils.user_code import Seam, boundary, failure
 
 if TYPE_CHECKING:
     from repl_rl.credit.critic import Critic
@@ -110,28 +109,20 @@ def graded_by(grader: Grader, task: Task, trajectory: Trajectory) -> Verdict:
         takes_forms = "forms" in inspect.signature(grader).parameters
     except (TypeError, ValueError):  # a callable without a signature
         takes_forms = False
-    try:
-        options = {"forms": trajectory.answer_forms} if takes_forms else {}
+    where = f"on task {task.id!r}"
+    options = {"forms": trajectory.answer_forms} if takes_forms else {}
+    with boundary(Seam.GRADER, grader, where=where):
         result: Any = grader(task, trajectory.answer, **options)
-    except Exception as error:
-        where = place_of(error)
-        raise RewardError(
-            f"grader {name_of(grader)!r} raised {type(error).__name__}: {error} ({where and f'{where}, '}on task "
-            f"{task.id!r})"
-        ) from error
-    value = result
-    reason: Any = ""
-    if isinstance(result, tuple) and len(result) == 2:
-        value, reason = result
-    try:
-        if isinstance(reason, str):
-            return Verdict(float(value), reason)
-    except (TypeError, ValueError):
-        pass
-    raise RewardError(
-        f"grader {name_of(grader)!r} returned {result!r:.200} on task {task.id!r}; it has to be "
-        "(task, answer) -> float, or -> (float, reason), where answer is a tuple of texts, or None without a submission"
-    )
+        value = result
+        reason: Any = ""
+        if isinstance(result, tuple) and len(result) == 2:
+            value, reason = result
+        try:
+            if isinstance(reason, str):
+                return Verdict(float(value), reason)  # of an object of the user's, it runs the user's code
+        except (TypeError, ValueError):
+            pass
+    raise failure(Seam.GRADER, grader, f"returned {shown(result)}", where=where)
 
 
 def _known_verdict(trajectory: Trajectory) -> Verdict | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
 from repl_rl.config import BudgetConfig, SamplingConfig
-from repl_rl.dialect import Dialect, PromptedReader, Reader, Turn, dialect_name
+from repl_rl.dialect import Dialect, PromptedReader, Reader, Shown, Turn, dialect_name
 from repl_rl.engine import SampledLine, Slot
 from repl_rl.errors import BrokenStateError, ForkRefusedError, KernelError
 from repl_rl.kernel import KernelSession
@@ -20,6 +20,8 @@ from repl_rl.rollout.subcalls import SubCalls
 from repl_rl.tools import Toolbox
 from repl_rl.tools.environments import EnvironmentSession
 from repl_rl.trajectory import Branch, Line, LineKind, StopReason, Task, Trajectory
+from repl_rl.utils.text import shown
+from repl_rl.utils.user_code import Seam, boundary, failure
 
 _log = logging.getLogger(__name__)
 
@@ -140,11 +142,13 @@ class Session:
 
     def __post_init__(self) -> None:
         self.sampling = self.request.sampling
-        self.reader = self.episode.dialect.reader()
+        with boundary(Seam.DIALECT, self.episode.dialect, "reader"):
+            self.reader = self.episode.dialect.reader()
         if not self.task.answer and hasattr(self.reader, "asks_left"):
             self.reader.asks_left = 0  # whatever it ends with: somebody's reward function looks at all of it
         if isinstance(self.reader, PromptedReader):
-            self.reader.begin_after(self.prompt.text)
+            with boundary(Seam.DIALECT, self.reader, "begin_after"):
+                self.reader.begin_after(self.prompt.text)
         self.transcript = Transcript(self.prompt.ids, self.version)
 
     @property
@@ -196,16 +200,15 @@ class Session:
             await self.kernel.start()
         await self._replay()
         self.clock.begin()
-        if self.request.listener is not None:
-            self.request.listener(events.Began(self.task, self.prompt.text, self.prompt.ids))
+        self._tell(events.Began(self.task, self.prompt.text, self.prompt.ids))
         for guest in self.guests:
-            await guest.opened(self)
+            with boundary(Seam.GUEST, guest, "opened"):
+                await guest.opened(self)
 
     def sampled(self, turn: Turn, sampled: SampledLine) -> None:
         """Note that a line has been sampled, before any of it runs."""
         self._sampled_text = turn.text
-        if self.request.listener is not None:
-            self.request.listener(events.Sampled(len(self.lines), turn.text, sampled.ids, sampled.logprobs))
+        self._tell(events.Sampled(len(self.lines), turn.text, sampled.ids, sampled.logprobs))
 
     async def ran(self, turn: Turn, ran: TurnResult, at_eos: bool) -> TurnResult:
         """Note what a turn did and whether it was the last. Returns what guests make of it."""
@@ -222,10 +225,18 @@ class Session:
             elif lines >= self.budget.lines:
                 self.stop = StopReason.MAX_LINES
         for guest in self.guests:
-            ran = await guest.ran(self, turn, ran)
+            with boundary(Seam.GUEST, guest, "ran"):
+                ran = await guest.ran(self, turn, ran)
+            if not isinstance(ran, TurnResult):
+                raise failure(Seam.GUEST, guest, f"returned {shown(ran)}, not a TurnResult", "ran")
         if self.stop is None and self.seconds >= self.budget.seconds:
             self.stop = StopReason.SECONDS
         return ran
+
+    def show(self, ran: TurnResult, goes_on: bool) -> tuple[Shown, ...]:
+        """What the dialect shows of a turn."""
+        with boundary(Seam.DIALECT, self.reader, "show"):
+            return self.reader.show(ran.cells, goes_on=goes_on)
 
     def insert(self, ids: Sequence[int]) -> None:
         """Insert what the last line showed, unless that leaves no token for another one."""
@@ -238,13 +249,13 @@ class Session:
     def add(self, line: Line) -> None:
         """Add the line that was sampled last, which is over."""
         self.lines.append(line)
-        if self.request.listener is not None:
-            self.request.listener(events.Ran(len(self.lines) - 1, line))
+        self._tell(events.Ran(len(self.lines) - 1, line))
 
     async def after_line(self) -> None:
         """Tell the guests that a line is over, and end the session if the context is full then."""
         for guest in self.guests:
-            await guest.after_line(self, self.lines[-1])
+            with boundary(Seam.GUEST, guest, "after_line"):
+                await guest.after_line(self, self.lines[-1])
         if self.stop is None and self.is_full:
             self.stop = StopReason.CONTEXT
 
@@ -253,7 +264,10 @@ class Session:
         self.clock.end()
         trajectory = self.trajectory()
         for guest in self.guests:
-            trajectory = await guest.ended(self, trajectory)
+            with boundary(Seam.GUEST, guest, "ended"):
+                trajectory = await guest.ended(self, trajectory)
+            if not isinstance(trajectory, Trajectory):
+                raise failure(Seam.GUEST, guest, f"returned {shown(trajectory)}, not a Trajectory", "ended")
         return trajectory
 
     def aborted(self, failure: KernelError) -> Trajectory:
@@ -275,6 +289,12 @@ class Session:
         self.error = str(failure)
         self.answer = None
 
+    def _tell(self, event: events.Event) -> None:
+        listener = self.request.listener
+        if listener is not None:
+            with boundary(Seam.LISTENER, listener):
+                listener(event)
+
     def trajectory(self) -> Trajectory:
         """The trajectory so far.
 
@@ -289,7 +309,9 @@ class Session:
         if lost_tokens:
             lines.append(Line(lost_tokens[0], lost_tokens[-1] + 1, self._sampled_text, LineKind.KILLED))
         if lines:
-            lines[-1] = replace(lines[-1], text=lines[-1].text + self.reader.flush())
+            with boundary(Seam.DIALECT, self.reader, "flush"):
+                rest = self.reader.flush()
+            lines[-1] = replace(lines[-1], text=lines[-1].text + rest)
         transcript.truncate(lines[-1].end if lines else 0)
         # Nothing was sampled after a compaction that came after the last line.
         compactions = [
@@ -340,7 +362,7 @@ class Session:
                         raise ReplayDiffersError from None
                 if _effects(again) != _effects(typed.ran) or not self._has_observed(again, typed.ran):
                     raise ReplayDiffersError
-            self.reader.show(typed.ran.cells, goes_on=True)
+            self.show(typed.ran, goes_on=True)
 
     def _has_observed(self, again: TurnResult, before: TurnResult) -> bool:
         """Whether the environment has said the same again. Guests may have added to it the first time, after what it

@@ -29,6 +29,7 @@ from repl_rl.tools.environments import EnvironmentFactory, environment_factory, 
 from repl_rl.tools.tool import Where
 from repl_rl.tools.toolbox import culprit
 from repl_rl.utils.import_path import imported
+from repl_rl.utils.user_code import Seam, boundary, called
 
 Grader = Callable[..., float | tuple[float, str]]
 """`(task, answer) -> float`, where `answer` is a tuple of texts, or None without a submission. A third parameter, named
@@ -98,7 +99,11 @@ def require_readable(dialect: DialectConfig, kernel: KernelConfig) -> None:
     from repl_rl.kernel.jupyter.backend import find_spec
 
     language = find_spec(kernel.backend).language
-    if language.lower() in ("python", "") or isinstance(kind(dialect, ()).reader(), AskingReader):
+    if language.lower() in ("python", ""):
+        return
+    with boundary(Seam.DIALECT, kind, "reader"):
+        reader = kind(dialect, ()).reader()
+    if isinstance(reader, AskingReader):
         return
     raise ConfigError(
         f"dialect.name {dialect.name!r} reads Python, and kernel.backend {kernel.backend!r} runs {language}; take "
@@ -241,7 +246,9 @@ class RolloutSetup:
 
     def kernels(self, pool: KernelPool) -> KernelSource:
         """The source from which the rollouts take their kernels."""
-        return pool if self.wrap_kernels is None else self.wrap_kernels(pool)
+        if self.wrap_kernels is None:
+            return pool
+        return called(Seam.KERNELS, self.wrap_kernels, pool)
 
 
 def packed(thing: object, setup: RolloutSetup) -> bytes:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from repl_rl.config import SamplingConfig, SeededSampling, SubcallsConfig
-from repl_rl.engine import Engine, Finish, Vocabulary
+from repl_rl.engine import Engine, Finish, Vocabulary, slot_of
 from repl_rl.errors import ModelError
 from repl_rl.rollout.state import Transcript
 from repl_rl.trajectory import Line, LineKind, StopReason, SubCall, Trajectory
@@ -83,8 +83,8 @@ class PolicyModel:
         transcript = Transcript(prompt_ids, self._engine.version)
         lines: list[Line] = []
         finish = Finish.LENGTH
-        is_subcall = True  # by position: an engine of a user's may call it otherwise
-        async with self._engine.slot(prompt_tokens + max_tokens, is_subcall) as slot:
+        is_subcall = True
+        async with slot_of(self._engine, prompt_tokens + max_tokens, is_subcall) as slot:
             while len(transcript.completion_ids) < max_tokens:
                 tokens_left = max_tokens - len(transcript.completion_ids)
                 sampled = await slot.sample_line(transcript.ids, tokens_left, sampling)

@@ -33,6 +33,7 @@ from repl_rl.rollout.state import Prompt, Spent, Wait
 from repl_rl.tasks import grade
 from repl_rl.trajectory import Branch, Line, LineKind, Task, Trajectory
 from repl_rl.utils.import_path import imported
+from repl_rl.utils.user_code import Seam, boundary
 
 _log = logging.getLogger(__name__)
 
@@ -102,7 +103,8 @@ class Root(Guest):
         """Whether to fork after the last line. Asked once after each line, for the random number that may be drawn."""
         if self.rule is None or not self.forks_left or not self.lines or not self._may_fork_after(self.lines[-1]):
             return False
-        return self.rule.is_due(self)
+        with boundary(Seam.FORK_RULE, self.rule, "is_due"):
+            return self.rule.is_due(self)
 
     async def fork(self, session: Session) -> None:
         """Let branches begin here, as many as can have one at once with a fork. A session that does not survive this is
@@ -246,7 +248,8 @@ class Trees:
                 if isinstance(sampling, SeededSampling):
                     seed = f"{sampling.of_trajectory(first + index).seed}/fork"
                 roots.append(Root(config, index, most_lines, Random(seed)))
-            self._rules.append(rule(roots))
+            with boundary(Seam.FORK_RULE, rule):
+                self._rules.append(rule(roots))
 
     async def typed(self, request: Request, type_: Callable[..., Awaitable[Trajectory]]) -> Trajectory:
         """One session, typed by `type_(request, start, root)`: a root, or a branch once it is known where it begins.
@@ -278,7 +281,8 @@ class Trees:
                 outcome = await self._outcome(request.task, trajectory)
             return trajectory
         finally:
-            rule.ended(root, is_branch, outcome)
+            with boundary(Seam.FORK_RULE, rule, "ended"):
+                rule.ended(root, is_branch, outcome)
 
     async def close(self) -> None:
         """Close the forks that nobody took."""

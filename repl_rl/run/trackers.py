@@ -30,6 +30,7 @@ from repl_rl.trajectory import Trajectory, read_record
 from repl_rl.utils.distributed import is_main_process
 from repl_rl.utils.import_path import LazyModule
 from repl_rl.utils.text import cut_middle, excerpt, visible
+from repl_rl.utils.user_code import Seam, failure
 from repl_rl.view.transcript import plain_text, screen_rows
 from repl_rl.view.words import status, total_reward
 
@@ -327,7 +328,8 @@ class Trackers:
             call(*arguments, **named)
         except Exception as error:  # noqa: BLE001 - whatever a tracker raises, it is not a reason to lose a run
             if name not in self._failed:
-                logger.warning("the tracker %s failed, and training goes on; its run may lack rows: %r", name, error)
+                trouble = failure(Seam.TRACKER, call, error)
+                logger.warning("the tracker %s failed, and training goes on; its run may lack rows: %s", name, trouble)
             self._failed.add(name)
 
     @property

@@ -27,6 +27,7 @@ from rich.table import Table
 from rich.text import Text
 
 from repl_rl.config import Config, load_config
+from repl_rl.engine import RecordsGraphs
 from repl_rl.engine.environment import has_gpu_driver, prepare_environment, silence_libraries
 from repl_rl.errors import ReplRLError
 from repl_rl.run.step_cost import StepCost, StepMeter
@@ -199,11 +200,8 @@ def measure(config: Config) -> Trial:
                 peaks_mb[phase] = max(peaks_mb.get(phase, 0.0), peak_mb)
         device = str(trainer.accelerator.device.type)
         graphs = "none"
-        if hasattr(trainer.engine, "llm"):  # vLLM in this process
-            compilation = trainer.engine.llm.llm_engine.vllm_config.compilation_config
-            if compilation.cudagraph_capture_sizes:
-                most_tokens = max(compilation.cudagraph_capture_sizes)
-                graphs = f"{compilation.cudagraph_mode.name}, up to {most_tokens} tokens"
+        if isinstance(trainer.engine, RecordsGraphs):
+            graphs = trainer.engine.graphs
         return Trial(
             engine=type(trainer.engine).__name__,
             dtype=config.model.dtype,

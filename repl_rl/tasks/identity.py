@@ -21,6 +21,7 @@ from repl_rl.errors import ConfigError, DependencyError
 from repl_rl.tasks.families import Family
 from repl_rl.trajectory import Task
 from repl_rl.utils.import_path import imported
+from repl_rl.utils.user_code import Seam, boundary, called
 
 Split = Literal["train", "heldout"]
 
@@ -39,7 +40,7 @@ def identity_of(name: str, family: Family | None, operands: Sequence[int]) -> by
     """
     values: Sequence[Any] = operands
     if family is not None and family.identity is not None:
-        values = [family.identity(*operands)]
+        values = [called(Seam.FAMILY, family.identity, *operands)]
     elif family is not None:
         values = _question_values(family, operands)
     parts = [family.name if family else name]
@@ -47,7 +48,7 @@ def identity_of(name: str, family: Family | None, operands: Sequence[int]) -> by
         parts.append(_words(value))
     if family is not None and family.identity is None:
         if family.context is not None:
-            parts.append(_data(family.context(*operands)))
+            parts.append(_data(called(Seam.FAMILY, family.context, *operands)))
         elif family.environment and ":" in family.environment:
             try:
                 beginning = _beginning(name, family, operands)
@@ -72,7 +73,7 @@ def _question_values(family: Family, operands: Sequence[int]) -> list[Any]:
             if field:
                 number, *_ = re.split(r"[.\[]", field)  # {0[1]} and {0.name} are of value 0
                 fields.add(number)
-    return [value for index, value in enumerate(family.present(*operands)) if str(index) in fields]
+    return [value for index, value in enumerate(called(Seam.FAMILY, family.present, *operands)) if str(index) in fields]
 
 
 def _order(value: Any) -> tuple[bool, Any]:
@@ -102,8 +103,8 @@ def _data(value: Any) -> str:
 
 def _beginning(name: str, family: Family, operands: Sequence[int]) -> list[str]:
     """The beginning of a session of the problem, as texts: the answer, what is shown, and the values it is given."""
-    answer = str(family.solve(*operands))
-    question = family.phrasings[0].format(*family.present(*operands))
+    answer = str(called(Seam.FAMILY, family.solve, *operands))
+    question = family.phrasings[0].format(*called(Seam.FAMILY, family.present, *operands))
     task = Task(family.name, question, answer, name, {"operands": list(operands)})
     class_or_instance = imported(str(family.environment), "environment", "package.module:Class")
 
@@ -125,17 +126,13 @@ def _beginning(name: str, family: Family, operands: Sequence[int]) -> list[str]:
 
     times = 1 if name in _SEEN else 2
     beginnings = []
-    try:
-        with ThreadPoolExecutor(1) as thread:  # a loop may be running in this one
-            for _ in range(times):
-                beginnings.append(thread.submit(asyncio.run, begin()).result())
-    except DependencyError:
-        raise
-    except Exception as error:  # a user's code may raise anything
-        raise ConfigError(
-            f"tasks.families: the environment of {name!r} can't be begun to see what its problems are "
-            f"({type(error).__name__}: {error}); say it with Family(identity=...), from the operands"
-        ) from error
+    # All but a missing package becomes a ConfigError, which `identity_of` may do without.
+    with (
+        boundary(Seam.BEGINNING, class_or_instance, where=f"for {name!r}", through=(DependencyError,)),
+        ThreadPoolExecutor(1) as thread,  # a loop may be running in this one
+    ):
+        for _ in range(times):
+            beginnings.append(thread.submit(asyncio.run, begin()).result())
     if beginnings[0] != beginnings[-1]:
         raise ConfigError(
             f"tasks.families: the environment of {name!r} begins differently each time, so its problems can't be told "

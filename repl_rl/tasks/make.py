@@ -22,7 +22,8 @@ from repl_rl.tasks.proofs import PROOF_FAMILIES
 from repl_rl.tasks.symbolic import SYMBOLIC_FAMILIES
 from repl_rl.trajectory import Task
 from repl_rl.utils.import_path import imported
-from repl_rl.utils.text import nearest
+from repl_rl.utils.text import nearest, shown
+from repl_rl.utils.user_code import Seam, boundary, called, failure
 
 KNOWN: dict[str, Family] = (
     FAMILIES | EASY_FAMILIES | SYMBOLIC_FAMILIES | DOCUMENT_FAMILIES | PROOF_FAMILIES | GYM_FAMILIES
@@ -103,10 +104,12 @@ def _imported_family(path: str) -> Family:
     import_path = base if is_function else path
     family: Any = imported(import_path, "tasks.families:", "package.module:NAME or package.module:NAME-10")
     if is_function:
-        try:
-            family = family(int(number))
-        except Exception as error:  # users' code may raise anything
-            raise ConfigError(f"tasks.families: {path!r} raised {type(error).__name__}: {error}") from error
+        maker = family
+        where = f"of {path!r}"
+        with boundary(Seam.FAMILY_MAKER, maker, where=where):
+            family = maker(int(number))
+        if not isinstance(family, Family):
+            raise failure(Seam.FAMILY_MAKER, maker, f"returned {shown(family)}", where=where)
     if not isinstance(family, Family):
         raise ConfigError(f"tasks.families: {path!r} is {type(family).__name__}, not a repl_rl.tasks.Family")
     return family
@@ -141,7 +144,7 @@ def accepts(family: str, submitted: Sequence[str], operands: Sequence[int]) -> b
 def _new_task(name: str, family: Family, rng: Random, split: Split, seen: set[bytes]) -> Task | None:
     """A new problem, whose identity is added to `seen`. None if the family has none left."""
     for _ in range(_MAX_DRAWS):
-        operands = family.draw(rng)
+        operands = called(Seam.FAMILY, family.draw, rng)
         identity = identity_of(name, family, operands)
         if identity in seen or split_by(identity) != split:
             continue
@@ -149,8 +152,8 @@ def _new_task(name: str, family: Family, rng: Random, split: Split, seen: set[by
         phrasing = rng.choice(family.phrasings)
         return Task(
             id="-".join([family.name, split, *map(str, operands)]),
-            question=phrasing.format(*family.present(*operands)),
-            answer=str(family.solve(*operands)),
+            question=phrasing.format(*called(Seam.FAMILY, family.present, *operands)),
+            answer=str(called(Seam.FAMILY, family.solve, *operands)),
             family=name,
             metadata={"operands": list(operands)},
         )

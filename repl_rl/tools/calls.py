@@ -26,11 +26,10 @@ from repl_rl.kernel.results import HostCall, HostReply
 from repl_rl.tools.signatures import read_arguments, typed_signature
 from repl_rl.tools.tool import Submit, Tool
 from repl_rl.utils.admission import Admission, Reservation, Room
-from repl_rl.utils.text import cut_middle
+from repl_rl.utils.user_code import message_of
 
 MOST_BYTES = 1 << 20
 """The largest result, in bytes of JSON."""
-_MESSAGE_CHARS = 2000
 
 
 class HostTools:
@@ -168,14 +167,6 @@ def _failure(error: BaseException) -> HostReply:
         message = f"the tool raised {name}: {message}"
         name = "RuntimeError"
     return HostReply(error_name=name, error_message=message)
-
-
-def message_of(error: BaseException) -> str:
-    """What an exception says, with its middle left out if it is long; "" if its own `__str__` fails."""
-    try:
-        return cut_middle(str(error), _MESSAGE_CHARS, " ... {} characters left out ... ")
-    except Exception:  # noqa: BLE001 - it may raise anything
-        return ""
 
 
 class CallSemaphore:

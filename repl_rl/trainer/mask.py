@@ -13,10 +13,10 @@ from random import Random
 import torch
 
 from repl_rl.config.train import MaskConfig
-from repl_rl.errors import RewardError
 from repl_rl.trajectory import Trajectory
 from repl_rl.utils.distributed import gather, process_rank
-from repl_rl.utils.import_path import imported, place_of
+from repl_rl.utils.import_path import imported
+from repl_rl.utils.user_code import Seam, boundary
 
 
 def leaves_out(config: MaskConfig) -> Callable[[Trajectory], bool]:
@@ -27,12 +27,10 @@ def leaves_out(config: MaskConfig) -> Callable[[Trajectory], bool]:
     function = None if config.function is None else imported(config.function, "train.mask.function:")
 
     def is_out(trajectory: Trajectory) -> bool:
-        try:
-            is_out_by_function = function is not None and bool(function(trajectory))
-        except Exception as error:  # users' code may raise anything
-            line = place_of(error)
-            where = f" ({line})" if line else ""
-            raise RewardError(f"train.mask.function {config.function!r} raised {error!r}{where}") from error
+        is_out_by_function = False
+        if function is not None:
+            with boundary(Seam.MASK, function, where=f"on task {trajectory.task_id!r}"):
+                is_out_by_function = bool(function(trajectory))
         return (
             is_out_by_function
             or (config.overlong and trajectory.is_overlong)

@@ -26,7 +26,8 @@ from repl_rl.errors import ConfigError, RewardError
 from repl_rl.rewards import ScoredTrajectory
 from repl_rl.rewards.functions import name_of
 from repl_rl.rewards.table import PROBE
-from repl_rl.utils.import_path import place_of
+from repl_rl.utils.text import shown
+from repl_rl.utils.user_code import Seam, boundary, failure, name_of_code
 
 Rewards = list[float | None]
 
@@ -81,19 +82,14 @@ def try_functions(
         _require_arguments(function, columns)
         if has_environment:
             continue
-        name = _name_of(function)
-        try:
+        where = f"tried on {count} completions of a made-up session"
+        # Nothing runs yet that SystemExit could mean to end.
+        with boundary(Seam.BATCH_REWARD, function, where=where, catches=(Exception, SystemExit)):
             returned = function(**columns)
             if inspect.isawaitable(returned):
                 with ThreadPoolExecutor(1) as thread:  # a loop may be running in this one
                     returned = thread.submit(asyncio.run, _awaited(returned)).result()
-        except (Exception, SystemExit) as error:  # users' code may raise anything
-            line = place_of(error)
-            raise RewardError(
-                f"reward function {name!r} raised {type(error).__name__}: {error} ({line and f'{line}, '}tried on "
-                f"{count} completions of a made-up session)"
-            ) from error
-        _read_rewards(name, returned, count)
+        _read_rewards(function, returned, count, where)
 
 
 async def _awaited(value: Any) -> Any:
@@ -129,7 +125,7 @@ def _require_arguments(function: Callable[..., Any], columns: Mapping[str, Any])
     try:
         signature.bind(**columns)
     except TypeError as error:
-        name = _name_of(function)
+        name = name_of_code(function)
         missing = [
             parameter.name
             for parameter in signature.parameters.values()
@@ -148,27 +144,20 @@ def _require_arguments(function: Callable[..., Any], columns: Mapping[str, Any])
         ) from error
 
 
-def _read_rewards(name: str, returned: Any, count: int) -> Rewards:
-    """The rewards of a batch that the function of this name returned. Raises RewardError."""
-    try:
-        if isinstance(returned, str | bytes | Mapping):
-            raise TypeError
-        rewards = [None if value is None else float(value) for value in returned]
-    except (TypeError, ValueError):
-        raise RewardError(
-            f"reward function {name!r} returned {returned!r:.200}; it has to return a list with a number, or None, "
-            "for each completion"
-        ) from None
+def _read_rewards(function: Any, returned: Any, count: int, where: str = "") -> Rewards:
+    """The rewards of a batch that the function returned. Raises RewardError."""
+    with boundary(Seam.BATCH_REWARD, function, where=where):  # it may be a generator, which runs the user's code here
+        try:
+            if isinstance(returned, str | bytes | Mapping):
+                raise TypeError
+            rewards = [None if value is None else float(value) for value in returned]
+        except (TypeError, ValueError):
+            raise failure(Seam.BATCH_REWARD, function, f"returned {shown(returned)}", where=where) from None
     if len(rewards) != count:
-        raise RewardError(
-            f"reward function {name!r} returned {len(rewards)} rewards for {count} completions; return one for each, "
-            "None where it has nothing to say"
-        )
+        text = f"returned {len(rewards)} rewards for {count} completions"
+        raise failure(Seam.BATCH_REWARD, function, text, where=where)
     if not all(reward is None or math.isfinite(reward) for reward in rewards):
-        raise RewardError(
-            f"reward function {name!r} returned {rewards!r:.200}; every reward has to be finite, or None where it has "
-            "nothing to say"
-        )
+        raise failure(Seam.BATCH_REWARD, function, f"returned {shown(rewards)}", where=where)
     return rewards
 
 
@@ -209,19 +198,25 @@ def asked_of_valid(function: Any) -> Any:
     def rewards_of_all(returned: Any, columns: dict[str, Any]) -> Rewards:
         """The rewards that the function returned for the valid trajectories, and None for void ones."""
         is_valid = [not item.trajectory.is_void for item in columns["scored"]]
-        rewards = iter(_read_rewards(name, returned, sum(is_valid)))
+        rewards = iter(_read_rewards(function, returned, sum(is_valid)))
         return [next(rewards) if valid else None for valid in is_valid]
 
     @wraps(function)
     def reward(**columns: Any) -> Rewards:
         arguments = columns_of_valid(columns)
-        returned = function(**arguments) if arguments["scored"] else []
+        returned: Any = []
+        if arguments["scored"]:
+            with boundary(Seam.BATCH_REWARD, function):
+                returned = function(**arguments)
         return rewards_of_all(returned, columns)
 
     @wraps(function)
     async def async_reward(**columns: Any) -> Rewards:
         arguments = columns_of_valid(columns)
-        returned = await function(**arguments) if arguments["scored"] else []
+        returned: Any = []
+        if arguments["scored"]:
+            with boundary(Seam.BATCH_REWARD, function):
+                returned = await function(**arguments)
         return rewards_of_all(returned, columns)
 
     wrapped = async_reward if _is_async(function) else reward

@@ -16,6 +16,7 @@ from trl.generation.vllm_generation import VLLMGeneration
 from repl_rl.engine import Engine, SharedEngine, TakesAdapters, TensorFacts, TrainableEngine
 from repl_rl.errors import ConfigError
 from repl_rl.utils.distributed import from_main
+from repl_rl.utils.user_code import Seam, boundary
 
 
 def _gather_shard(shard: DTensor, device: torch.device) -> torch.Tensor:
@@ -104,14 +105,17 @@ class EngineGeneration(VLLMGeneration):  # type: ignore[misc]
         if self._sends_adapter:
             state = self._whole_adapter()
             if loads:
-                self._engine.load_adapter(partial(self._save_adapter, state))
+                with boundary(Seam.ENGINE, self._engine, "load_adapter"):
+                    self._engine.load_adapter(partial(self._save_adapter, state))
         elif loads:
-            self._engine.load_weights(self)
+            with boundary(Seam.ENGINE, self._engine, "load_weights"):
+                self._engine.load_weights(self)
         else:
             deque(self, maxlen=0)
         if is_shared:
             (weights,) = broadcast_object_list([self._engine.weights])
-            self._engine.adopt(weights)
+            with boundary(Seam.ENGINE, self._engine, "adopt"):
+                self._engine.adopt(weights)
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The weights of a sync, to be read once; `facts` says beforehand what they are."""

@@ -74,8 +74,13 @@ def place_of(error: BaseException) -> str:
     for frame, line in traceback.walk_tb(error.__traceback__):
         file = frame.f_code.co_filename
         if not file.startswith("<frozen") and not _is_library(file):
-            place = f"{_short(file)}:{line}"
+            place = place_in(file, line)
     return place
+
+
+def place_in(file: str, line: int) -> str:
+    """A line of a file, as `file.py:15`."""
+    return f"{_short(file)}:{line}"
 
 
 def _search_folders() -> str:

@@ -147,8 +147,12 @@ def test_an_estimator_of_ones_own_sees_the_valid_trajectories_and_is_clipped() -
     [
         ("own_credit:raises", RewardError, r"credit\.estimator 'own_credit:raises' raised KeyError: 'x'"),
         ("own_credit:nothing", RewardError, "raised TypeError: 'NoneType' object is not iterable"),
-        ("own_credit:too_few", RewardError, r"returned \[1, 1\] values for trajectories of \[2, 1\] lines; return one"),
-        ("own_credit:infinite", RewardError, "every value has to be finite"),
+        (
+            "own_credit:too_few",
+            RewardError,
+            r"\[1, 1\] values for trajectories of \[2, 1\] lines .*; it has to",
+        ),
+        ("own_credit:infinite", RewardError, r"returned \[\[inf, .*; it has to return one finite number"),
         ("own_credit:number", ConfigError, "credit.estimator: 'own_credit:number' is int, not a function"),
         ("own_credit:absent", ConfigError, "credit.estimator: 'own_credit:absent' can't be imported"),
     ],

@@ -217,7 +217,7 @@ async def too_few(tasks: Any, engine: Any, kernels: Any) -> list[Trajectory]:
 
 @pytest.mark.usefixtures("tools")
 async def test_a_loop_that_returns_something_else_is_named(pool: KernelPool) -> None:
-    with pytest.raises(ConfigError, match="rollout too_few returned 0 trajectories for 1 tasks"):
+    with pytest.raises(ConfigError, match=r"rollout '.*too_few' returned 0 trajectories for 1 tasks"):
         await roll(pool, LINES, [Task("a", "First?", "42")], make_extensions(sampler=too_few))
     with pytest.raises(ConfigError, match="is not an async function"):
         make_extensions(sampler=len)

@@ -77,5 +77,5 @@ def test_what_is_not_there_is_refused_before_anything_is_loaded(path: str, what:
 @pytest.mark.usefixtures("own_module")
 def test_what_is_not_an_engine_is_refused() -> None:
     config = EngineConfig(backend="own_engine:nothing")
-    with pytest.raises(ConfigError, match="made 7, which is not an engine: it has no version and no slot and no close"):
+    with pytest.raises(ConfigError, match="returned 7, which is not an engine: it has no version and no slot and no"):
         make_engine("some/path", nano(), ModelConfig(), config)

@@ -95,7 +95,7 @@ def drip(trajectory: Trajectory) -> Iterator[float]:
 
 @pytest.mark.parametrize("function", [hang, wait, block_the_loop, drip])
 def test_a_function_that_is_late_is_left_alone(function: Any) -> None:
-    with pytest.raises(RewardError, match=rf"'{function.__name__}' took longer than 0.2 s.*raise rewards.function_s"):
+    with pytest.raises(RewardError, match=rf":{function.__name__}' took longer than 0.2 s.*raise rewards.function_s"):
         table(function, function_s=0.2)
     late = [thread for thread in threading.enumerate() if thread.name.startswith("repl-rl-call")]
     assert all(thread.daemon for thread in late)
@@ -106,18 +106,24 @@ def test_a_function_that_is_late_is_left_alone(function: Any) -> None:
 @pytest.mark.parametrize(
     ("give", "message"),
     [
-        (lambda lines: [0.0] * (len(lines) - 1), "returned 2 values for 3 lines; return one number per line"),
-        (lambda lines: [math.nan] * len(lines), r"returned \[nan, nan, nan\]; every value has to be finite"),
-        (lambda lines: [0.0, 0.0, math.inf], r"returned \[0.0, 0.0, inf\]"),
-        (lambda lines: [1e300] * 3, r"returned \[1e\+300, .*every value has to be finite, and within 1e\+09 of 0"),
+        (
+            lambda lines: [0.0] * (len(lines) - 1),
+            r"returned 2 values for 3 lines .*; it has to be .* one number per line",
+        ),
+        (lambda lines: [math.nan] * len(lines), r"returned \(nan, nan, nan\), of which every value has to be finite"),
+        (lambda lines: [0.0, 0.0, math.inf], r"returned \(0.0, 0.0, inf\)"),
+        (lambda lines: [1e300] * 3, r"returned \(1e\+300, .*every value has to be finite, and within 1e\+09 of 0"),
         (lambda lines: {}["colour"], "raised KeyError: 'colour'"),
-        (lambda lines: 0.5, r"returned 0\.5 on task 'made up to try rewards'; it has to be \(trajectory\) -> list\["),
-        (lambda lines: None, "returned None on task"),
-        (lambda lines: "abc", "returned 'abc' on task"),
-        (lambda lines: {1: 0.5}, r"returned \{1: 0.5\} on task"),
-        (lambda lines: ["good", 1.0, None], r"returned \['good', 1.0, None\] on task"),
-        (lambda lines: np.float64(2.0), r"returned np.float64\(2.0\) on task"),
-        (lambda lines: np.array(0.5), r"returned array\(0.5\) on task"),
+        (
+            lambda lines: 0.5,
+            r"returned 0\.5 .*on task 'made up to try rewards'\); it has to be \(traj",
+        ),
+        (lambda lines: None, r"returned None \(.*on task"),
+        (lambda lines: "abc", r"returned 'abc' \(.*on task"),
+        (lambda lines: {1: 0.5}, r"returned \{1: 0.5\} \(.*on task"),
+        (lambda lines: ["good", 1.0, None], r"returned \['good', 1.0, None\] \(.*on task"),
+        (lambda lines: np.float64(2.0), r"returned np.float64\(2.0\) \(.*on task"),
+        (lambda lines: np.array(0.5), r"returned array\(0.5\) \(.*on task"),
     ],
 )
 def test_a_faulty_function_is_named_before_anything_is_loaded(give: Callable[[Any], Any], message: str) -> None:
@@ -130,7 +136,7 @@ def test_a_faulty_function_is_named_before_anything_is_loaded(give: Callable[[An
         return give(trajectory.lines)
 
     for function in (sync, later):
-        with pytest.raises(RewardError, match=f"reward function '{function.__name__}' {message}"):
+        with pytest.raises(RewardError, match=f"reward function '{__name__}:.*{function.__name__}' {message}"):
             table(function)
 
 
@@ -138,7 +144,7 @@ def test_a_function_that_leaves_is_named() -> None:
     def leaves(trajectory: Trajectory) -> Any:
         sys.exit(3)
 
-    with pytest.raises(RewardError, match="'leaves' raised SystemExit: 3"):
+    with pytest.raises(RewardError, match="leaves' raised SystemExit: 3"):
         table(leaves)
 
 
@@ -147,9 +153,9 @@ def test_a_function_that_fails_later_is_named_then() -> None:
         return [1.0 / (len(trajectory.lines) - 1)] * 3
 
     rewards = table(picky)
-    with pytest.raises(RewardError, match="'picky' returned 3 values for 2 lines"):
+    with pytest.raises(RewardError, match="picky' returned 3 values for 2 lines"):
         rewards.score(SESSION, 1.0)
-    with pytest.raises(RewardError, match="'picky' raised ZeroDivisionError"):
+    with pytest.raises(RewardError, match="picky' raised ZeroDivisionError"):
         rewards.score(made([line()]), 1.0)
 
 
@@ -203,8 +209,9 @@ def test_the_line_that_raised_is_named(user_module: str) -> None:
         with pytest.raises(RewardError) as caught:
             table(functions=(f"{user_module}:{name}",))
         assert str(caught.value) == (
-            f"reward function {name!r} raised JSONDecodeError: Extra data: line 1 column 4 (char 3) "
-            "(rewards_of_a_user.py:6, on task 'made up to try rewards')"
+            f"reward function '{user_module}:{name}' raised JSONDecodeError: Extra data: line 1 column 4 (char 3) "
+            "(rewards_of_a_user.py:6, on task 'made up to try rewards'); it has to be (trajectory) -> list[float], one "
+            "number per line, 0.0 where it has nothing to say"
         )
 
 
@@ -221,8 +228,9 @@ def test_functions_with_other_arguments(function: Any, signature: str) -> None:
         with pytest.raises(RewardError) as caught:
             given(function)
         assert str(caught.value) == (
-            f"reward function '<lambda>' takes {signature}; it has to be (trajectory) -> list[float], one number per "
-            "line. Functions of TRL's kind, one number per completion, go to ReplGRPOTrainer as reward_funcs"
+            f"reward function '{__name__}:<lambda>' takes {signature}; it has to be (trajectory) -> list[float], "
+            "one number per line. Functions of TRL's kind, one number per completion, go to ReplGRPOTrainer as "
+            "reward_funcs"
         )
 
 

@@ -75,9 +75,9 @@ async def test_a_session_that_breaks_its_environment_was_killed_or_earns_nothing
     assert (paid.stop_reason, paid.environment_reward) == (StopReason.ANSWER, 0.0)
     assert (down.stop_reason, down.environment_reward) == (StopReason.ABORTED, None)
     assert killed.error is not None
-    assert "observe raised ValueError: Exceeds the limit" in killed.error
+    assert "observe' raised ValueError: Exceeds the limit" in killed.error
     assert paid.error is not None
-    assert "reward raised OverflowError" in paid.error
+    assert "reward' raised OverflowError" in paid.error
 
 
 async def test_an_environment_may_say_half_a_character(vocabulary: Vocabulary, pool: KernelPool) -> None:

@@ -81,18 +81,27 @@ def says_nothing(task: Task, answer: Sequence[str] | None) -> Any:
     return None
 
 
+def place_of(function: Any, line: int) -> str:
+    return f"{Path(__file__).relative_to(Path.cwd())}:{function.__code__.co_firstlineno + line}"
+
+
+EXPECTED = (
+    "it has to be (task, answer) -> float, or -> (float, reason), where answer is a tuple of texts, or None without a "
+    "submission"
+)
+
+
 @pytest.mark.parametrize(
     ("grader", "message"),
     [
         (
             reads_too_much,
-            "grader 'reads_too_much' raised IndexError: tuple index out of range "
-            f"({Path(__file__).relative_to(Path.cwd())}:{reads_too_much.__code__.co_firstlineno + 1}, on task 't')",
+            f"grader '{__name__}:reads_too_much' raised IndexError: tuple index out of range "
+            f"({place_of(reads_too_much, 1)}, on task 't'); {EXPECTED}",
         ),
         (
             says_nothing,
-            "grader 'says_nothing' returned None on task 't'; it has to be (task, answer) -> float, or -> (float, "
-            "reason), where answer is a tuple of texts, or None without a submission",
+            f"grader '{__name__}:says_nothing' returned None ({place_of(says_nothing, 0)}, on task 't'); {EXPECTED}",
         ),
     ],
 )
@@ -117,7 +126,7 @@ def test_each_verdict_has_its_reason() -> None:
         (0.0, "the session is void"),
         (0.75, "41 is close"),
     ]
-    with pytest.raises(RewardError, match=r"returned \(1.0, None\) on task"):
+    with pytest.raises(RewardError, match=r"returned \(1.0, None\) \(.*on task"):
         score([TASK], [answering("42")], lambda task, answer: (1.0, None), TABLE)
 
 

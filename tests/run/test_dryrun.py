@@ -274,7 +274,7 @@ def test_what_an_environment_pays_is_said_in_words(name: str, says: list[str], s
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("Closed", "environment Closed: reset raised KeyError: 'key' (shops.py:46)"),
+        ("Closed", "environment 'shops:Closed.reset' raised KeyError: 'key' (shops.py:46)"),
         ("Wordy", "with what the environment says first, has 6"),
     ],
 )

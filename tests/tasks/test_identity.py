@@ -116,7 +116,7 @@ def test_the_others_go_on_when_a_family_has_run_out(own_families: None) -> None:
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("chance", "begins differently each time"), ("needs", r"can't be begun .*OSError: no session.*identity")],
+    [("chance", "begins differently each time"), ("needs", r"raised OSError: no session .*identity")],
 )
 def test_an_environment_that_does_not_say_what_its_problems_are_is_refused(
     name: str, message: str, own_families: None

@@ -194,7 +194,7 @@ def test_what_is_refused(train: dict[str, Any], message: str) -> None:
 
 
 def test_a_function_that_raises_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RewardError, match=r"train.mask.function '.*:raises' raised KeyError\('colour'\) \(.*:\d+\)"):
+    with pytest.raises(RewardError, match=r"train.mask.function '.*:raises' raised KeyError: 'colour' \(.*:\d+, on"):
         leaves_out(MaskConfig(function=f"{__name__}:raises"))(of_kinds(RAN))
     with pytest.raises(ConfigError, match=r"mask geometric, veto or covariance with vllm_imp.*correction=False"):
         trainer_of(tmp_path, mask="veto", vllm_importance_sampling_correction=False)

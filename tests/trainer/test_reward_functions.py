@@ -79,22 +79,34 @@ def returning(value: Any) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        (plain, r"reward function 'plain' takes .* and is given more by name: .*; end its arguments with \*\*kwargs"),
+        (plain, r"reward function '.*plain' takes .* and is given more by name: .*; end its arguments with \*\*kwargs"),
         (
             of_verifiers,
-            "reward function 'of_verifiers' wants prompt, completion, state, which it is not given: it gets ",
+            "reward function '.*:of_verifiers' wants prompt, completion, state, which it is not given: it gets ",
         ),
-        (of_lines, "'of_lines' wants trajectory, .* Functions of one trajectory, with a number per line, are line_rew"),
-        (wrong, r"'wrong' raised TypeError: .* \(.*test_reward_functions.py:\d+, tried on 4 completions of a made-"),
-        (wrong_later, r"reward function 'wrong_later' raised KeyError: 'solution' \(.*test_reward_functions.py:\d+, "),
-        (exits, "reward function 'exits' raised SystemExit: no judge"),
-        (returning([1.0]), "'returns' returned 1 rewards for 4 completions; return one for each"),
-        (returning(1.0), r"'returns' returned 1.0; it has to return a list with a number, or None, for each"),
-        (returning(None), "'returns' returned None; it has to return a list"),
-        (returning(["good"] * 4), "'returns' returned .*'good'.*; it has to return a list with a number"),
-        (returning({"a": 1, "b": 2, "c": 3, "d": 4}), "'returns' returned {'a'.*; it has to return a list"),
-        (returning([0.0, float("nan"), 0.0, 0.0]), "'returns' returned .*; every reward has to be finite, or None"),
-        (functools.partial(plain, prompts=[]), "'plain' takes .* and is given more by name"),
+        (of_lines, "of_lines' wants trajectory, .* Functions of one trajectory, with a number per line, are line_rew"),
+        (wrong, r":wrong' raised TypeError: .* \(.*test_reward_functions.py:\d+, tried on 4 completions of a made-"),
+        (
+            wrong_later,
+            r"function '.*:wrong_later' raised KeyError: 'solution' \(.*test_reward_functions.py:\d+, ",
+        ),
+        (exits, "reward function '.*:exits' raised SystemExit: no judge"),
+        (
+            returning([1.0]),
+            "returns' returned 1 rewards for 4 completions .*; it has to return a list",
+        ),
+        (
+            returning(1.0),
+            "returns' returned 1.0 .*; it has to return a list with a finite number, or None, for each",
+        ),
+        (returning(None), r"returns' returned None \(.*; it has to return a list"),
+        (returning(["good"] * 4), "returns' returned .*'good'.*; it has to return a list with a finite number"),
+        (returning({"a": 1, "b": 2, "c": 3, "d": 4}), "returns' returned {'a'.*; it has to return a list"),
+        (
+            returning([0.0, float("nan"), 0.0, 0.0]),
+            r"returns' returned \[0.0, nan, .*; it has to return a list with a finite",
+        ),
+        (functools.partial(plain, prompts=[]), ":plain' takes .* and is given more by name"),
     ],
 )
 def test_a_slip_of_a_function_is_said_before_anything_is_loaded(
@@ -133,7 +145,7 @@ def test_where_there_are_environments_arguments_alone_are_looked_at(tmp_path: Pa
 
     with pytest.raises(ModelError):
         given(tmp_path, of_environment, environment_factory=Environment)
-    with pytest.raises(RewardError, match="'of_verifiers' wants prompt, completion, state"):
+    with pytest.raises(RewardError, match=":of_verifiers' wants prompt, completion, state"):
         given(tmp_path, of_verifiers, environment_factory=Environment)
 
 
@@ -141,6 +153,9 @@ def test_rewards_are_checked_in_training_too() -> None:
     lost = ScoredTrajectory(replace(PROBE, stop_reason=StopReason.ABORTED), {})
     scored = [ScoredTrajectory(PROBE, {}), lost, ScoredTrajectory(PROBE, {})]
     assert asked_of_valid(returning([1, None]))(scored=scored, completions=["a", "b", "c"]) == [1.0, None, None]
-    for value, says in (([1.0], "returned 1 rewards for 2 completions"), ([1.0, float("nan")], "has to be finite")):
+    for value, says in (
+        ([1.0], "returned 1 rewards for 2 completions"),
+        ([1.0, float("nan")], "returned .1.0, nan"),
+    ):
         with pytest.raises(RewardError, match=says):
             asked_of_valid(returning(value))(scored=scored, completions=["a", "b", "c"])

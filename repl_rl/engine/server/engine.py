@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import aiohttp
 
 from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig, SeededSampling
-from repl_rl.engine.base import SampledLine, Slot, check_line, check_trajectory
+from repl_rl.engine.base import KnowsFacts, SampledLine, Slot, check_line, check_trajectory
 from repl_rl.engine.server.client import (
     GENERATE,
     WORKER_EXTENSION,
@@ -169,7 +169,7 @@ class VLLMServerEngine:
         """
         version = self._next_version()
         facts = None
-        if self._transfer is not None and hasattr(named_weights, "facts"):
+        if self._transfer is not None and isinstance(named_weights, KnowsFacts):
             facts = named_weights.facts()
         if self._transfer is None or facts is None:
             weights = self._folder.write(version, named_weights)

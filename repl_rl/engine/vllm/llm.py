@@ -111,6 +111,15 @@ class LocalLLM:
                 ) from error
             self.adapter = LoRARequest("trained", 1, folder)
 
+    @property
+    def graphs(self) -> str:
+        """The CUDA graphs that vLLM has recorded, in words; "none" without any."""
+        compilation = self.llm.llm_engine.vllm_config.compilation_config
+        if not compilation.cudagraph_capture_sizes:
+            return "none"
+        most_tokens = max(compilation.cudagraph_capture_sizes)
+        return f"{compilation.cudagraph_mode.name}, up to {most_tokens} tokens"
+
     def shut_down(self) -> None:
         """Unload the model."""
         _open.discard(self)

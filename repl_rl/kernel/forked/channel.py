@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from repl_rl.kernel.border import MOST_BYTES, BorderError, parsed
 from repl_rl.kernel.results import HostCall, HostCalls, HostReply
+from repl_rl.utils.user_code import message_of
 
 _HEADER = struct.Struct("!I")
 _CHUNK_BYTES = 1 << 16
@@ -328,7 +329,7 @@ class LineCalls:
                 reply = await self._host(call)
         except Exception as error:  # noqa: BLE001 - a tool is anybody's code
             _log.warning("a host tool, %s, failed outside of what it answers for", call.name, exc_info=error)
-            reply = HostReply(error_name=type(error).__name__, error_message=str(error))
+            reply = HostReply(error_name=type(error).__name__, error_message=message_of(error))
         finally:
             self._settle(number, reply)
 

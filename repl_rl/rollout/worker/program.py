@@ -11,7 +11,7 @@ import traceback
 from contextlib import AsyncExitStack
 
 from repl_rl.engine.remote import RemoteEngine
-from repl_rl.errors import EngineError, ReplRLError
+from repl_rl.errors import EngineError, ExtensionError, ReplRLError
 from repl_rl.rollout.batch import OnEnd, RolloutBatch
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.setup import RolloutSetup, make_pool
@@ -87,9 +87,12 @@ class Worker:
 
 
 def as_sent(failure: Exception) -> Exception:
-    """The exception to send: the failure itself if it pickles, else an EngineError. If it is not a ReplRLError, a note
-    holds its traceback in this process."""
-    if not isinstance(failure, ReplRLError):
+    """The exception to send: the failure itself if it pickles, else an EngineError.
+
+    A note holds the traceback in this process, unless it is a ReplRLError of our own: the exception of a user's code
+    does not travel with the ExtensionError that it led to.
+    """
+    if not isinstance(failure, ReplRLError) or isinstance(failure, ExtensionError):
         failure.add_note("In the process that runs the rollouts:\n" + "".join(traceback.format_exception(failure)))
     try:
         pickle.loads(pickle.dumps(failure))

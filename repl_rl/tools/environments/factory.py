@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from repl_rl.errors import ConfigError
 from repl_rl.trajectory import Task, Trajectory
 from repl_rl.utils.import_path import imported
+from repl_rl.utils.user_code import Seam, boundary, called
 
 _NO_TOOLS = ("reset", "get_reward")
 
@@ -80,13 +81,9 @@ def environment_factory(environment: Any) -> EnvironmentFactory:
     is_class = inspect.isclass(environment)
     if not is_class and callable(getattr(environment, "reset", None)):
         make = partial(copy.deepcopy, environment)
-        try:
+        # An object's own __deepcopy__ may raise anything.
+        with boundary(Seam.ENVIRONMENT_FACTORY, environment, where="as it was copied"):
             sample = make()
-        except Exception as error:  # an object's own __deepcopy__ may raise anything
-            raise ConfigError(
-                f"environment {_name_of(environment)} is an object, which every trajectory gets a copy of, and it "
-                f"can't be copied ({type(error).__name__}: {error}); give its class, or a function that makes one"
-            ) from error
     elif not is_class and callable(environment):
         sample = _sample(environment)
     return from_trl(make) if is_trl(sample) else make
@@ -105,12 +102,7 @@ def _sample(factory: Callable[[], Any]) -> Any:
     """A class itself, or what another factory makes. Raises ConfigError."""
     if inspect.isclass(factory):
         return factory
-    try:
-        return factory()
-    except Exception as error:  # a user's factory may raise anything
-        raise ConfigError(
-            f"the environment factory {_name_of(factory)} raised {type(error).__name__}: {error}"
-        ) from error
+    return called(Seam.ENVIRONMENT_FACTORY, factory)
 
 
 def is_trl(environment: Any) -> bool:

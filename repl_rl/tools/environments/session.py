@@ -26,15 +26,15 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from repl_rl.errors import BrokenStateError, ConfigError, EnvironmentFailure, ForkRefusedError
+from repl_rl.errors import BrokenStateError, ConfigError, EnvironmentFailure, ForkRefusedError, ReplRLError
 from repl_rl.tools import Tool, Toolbox
-from repl_rl.tools.calls import call_within, message_of
+from repl_rl.tools.calls import call_within
 from repl_rl.tools.environments.factory import Environment, TrlEnvironment
 from repl_rl.tools.tool import make_tool
 from repl_rl.trajectory import Task, Trajectory
-from repl_rl.utils.import_path import place_of
 from repl_rl.utils.text import shown, whole
 from repl_rl.utils.threads import OneThread
+from repl_rl.utils.user_code import Seam, failure
 
 _CLOSE_S = 10.0
 
@@ -144,7 +144,7 @@ class EnvironmentSession:
             number = math.nan
         if not math.isfinite(number):
             raise self._failure(
-                f"reward returned {shown(value)} on task {trajectory.task_id!r}; return a finite number"
+                "reward", f"returned {shown(value)}, not a finite number", where=f"on task {trajectory.task_id!r}"
             )
         return number
 
@@ -160,13 +160,11 @@ class EnvironmentSession:
         try:
             if close is not None:
                 outcome = await call_within(close, min(self._limit_s, _CLOSE_S), thread.submit)
-                failure = None
-                if outcome is None:
-                    failure = "took too long"
-                elif outcome.error is not None:
-                    failure = f"raised {_description(outcome.error)}"
-                if failure is not None:
-                    _log.warning("environment %s: close %s; what it holds may stay", self._name, failure)
+                trouble: BaseException | str | None = "took too long"
+                if outcome is not None:
+                    trouble = outcome.error
+                if trouble is not None:
+                    _log.warning("%s; what it holds may stay", self._failure("close", trouble))
         finally:
             thread.close()
 
@@ -176,13 +174,13 @@ class EnvironmentSession:
         if text is None:
             return ""
         if not isinstance(text, str):
-            raise self._failure(f"observe returned {type(text).__name__}; it has to return a string or None")
+            raise self._failure("observe", f"returned {type(text).__name__}, not a string or None")
         return whole(text)  # it may say what a session has said
 
     def _toolbox(self) -> Toolbox:
         names = self._names
         if not isinstance(names, Mapping) or not all(isinstance(name, str) for name in names):
-            raise self._failure(f"reset returned {shown(names)}; it has to return a dict of names and values, or None")
+            raise self._failure("reset", f"returned {shown(names)}, not a dict of names and values, or None")
         try:
             tools: list[Tool] = []
             values: dict[str, Any] = {}
@@ -198,7 +196,7 @@ class EnvironmentSession:
             toolbox = Toolbox(tools, values)
             toolbox.setup_source()
         except ConfigError as error:
-            raise self._failure(f"reset returned what no session can have: {error}") from error
+            raise self._failure("reset", f"returned what no session can have: {error}") from error
         return toolbox
 
     async def _call(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
@@ -210,16 +208,15 @@ class EnvironmentSession:
             if unfinished:
                 tool = unfinished[0]  # it has the environment's one thread
                 raise self._failure(
-                    f"its tool {tool} did not return, so that {name} could not be called within {self._limit_s:g} s; "
-                    f"let {tool} give up by itself"
+                    name,
+                    f"could not be called within {self._limit_s:g} s, because the tool {tool} did not return, which "
+                    "has to give up by itself",
                 )
-            raise self._failure(f"{name} took longer than {self._limit_s:g} s")
+            raise self._failure(name, f"took longer than {self._limit_s:g} s")
         if isinstance(outcome.error, EnvironmentFailure):
             raise outcome.error
         if outcome.error is not None:
-            line = place_of(outcome.error)
-            place = f" ({line})" if line else ""
-            raise self._failure(f"{name} raised {_description(outcome.error)}{place}") from outcome.error
+            raise self._failure(name, outcome.error) from outcome.error
         return outcome.value
 
     def _submit(self, tool: str, call: Callable[[], Any]) -> Future[Any]:
@@ -229,19 +226,16 @@ class EnvironmentSession:
         future.add_done_callback(lambda future: self._calls.pop(future, None))
         return future
 
-    def _failure(self, message: str) -> EnvironmentFailure:
+    def _failure(self, method: str, what: BaseException | str, where: str = "") -> ReplRLError:
         kind = BrokenStateError if self._has_begun else EnvironmentFailure
-        return kind(f"environment {self._name}: {message}")
+        code = self.instance
+        if code is None:
+            code = self._make
+            if isinstance(code, partial) and code.func in (copy.deepcopy, TrlEnvironment):
+                code = code.args[0]  # the user's object, or factory
+        return failure(Seam.ENVIRONMENT, code, what, method, where=where, error=kind)
 
     @property
     def _name(self) -> str:
-        instance = self.instance
-        if instance is None:
-            return getattr(self._make, "__name__", "of the factory")
-        return type(instance).__name__
-
-
-def _description(error: BaseException) -> str:
-    name = type(error).__name__
-    message = message_of(error)
-    return whole(f"{name}: {message}" if message else name)
+        """What messages about forks call it."""
+        return type(self.instance).__name__

@@ -80,8 +80,8 @@ def failing() -> Ours:
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        (Uncopied(), "environment Uncopied is an object.*it can't be copied.*give its class"),
-        (failing, "the environment factory failing raised OSError: no port"),
+        (Uncopied(), r"Uncopied' raised .*as it was copied\); it has to be a class, a function"),
+        (failing, "environment '.*:failing' raised OSError: no port"),
         (dict, "environment dict has no method reset"),
         (lambda: 7, "environment int has no method reset"),
         (7, "environment int has no method reset"),

@@ -132,7 +132,7 @@ async def test_observations_in_parts() -> None:
     async with opened(saying(parts), TASK) as (_, _, observation):
         assert observation == "ab"
     for wrong in ([{"type": "image", "image": 1}], 7):
-        with pytest.raises(EnvironmentFailure, match="environment Saying: reset raised TypeError: reset returned"):
+        with pytest.raises(EnvironmentFailure, match=r"Saying.reset' raised TypeError: reset returned"):
             await opened(saying(wrong), TASK).__aenter__()
 
 
@@ -142,7 +142,7 @@ async def test_columns_that_reset_does_not_take_fail_as_in_trl() -> None:
 
     async with opened(Picky, Task("t", "q", "a")):
         pass
-    with pytest.raises(EnvironmentFailure, match=r"reset raised TypeError: .* unexpected keyword argument 'target'"):
+    with pytest.raises(EnvironmentFailure, match=r"reset' raised TypeError: .* unexpected keyword argument 'target'"):
         await opened(Picky, TASK).__aenter__()
 
 
