@@ -107,12 +107,12 @@ def _step(trainer: Any, inputs: Batch, meter: StepMeter) -> dict[str, float]:
 
 def _checkpoint(vocabulary: int | None, folder: Path) -> Path:
     """Save nano, or nano with `vocabulary` rows in its embedding."""
-    model = AutoModelForCausalLM.from_pretrained(NANO_PATH, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(NANO_PATH, dtype=torch.float32, trust_remote_code=False)
     if vocabulary is not None:
         torch.manual_seed(0)
         model.resize_token_embeddings(vocabulary, mean_resizing=False)
     model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(NANO_PATH).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(NANO_PATH, trust_remote_code=False).save_pretrained(folder)
     return folder
 
 
@@ -133,7 +133,7 @@ def _trainer(kind: type[GRPOTrainer], checkpoint: Path, settings: TrainSettings)
         args=arguments,
         reward_funcs=[no_reward],
         train_dataset=Dataset.from_list([{"prompt": "."}]),
-        processing_class=AutoTokenizer.from_pretrained(checkpoint),
+        processing_class=AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False),
     )
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1

@@ -120,6 +120,7 @@ _OWN_ARGUMENTS = {
     "enable_prefix_caching": "engine.deterministic's to decide",
     "pipeline_parallel_size": "for servers: name them in engine.servers",
     "data_parallel_size": "for servers: name them in engine.servers",
+    "trust_remote_code": "off: no code that comes with a checkpoint is run here",
 }
 """Arguments of vLLM that are decided elsewhere, and where."""
 _BACKENDS = ("auto", "vllm", "server", "transformers")

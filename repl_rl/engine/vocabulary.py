@@ -255,21 +255,31 @@ def _system_in_question(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[s
 
 
 def load_vocabulary(
-    path: str, stops: bytes = b"\n", template_kwargs: Mapping[str, Any] | None = None, is_tried: bool = False
+    path: str,
+    stops: bytes = b"\n",
+    template_kwargs: Mapping[str, Any] | None = None,
+    is_tried: bool = False,
+    tokenizer: Any = None,
 ) -> Vocabulary:
     """The vocabulary of a checkpoint folder or hub id, turns ending at `stops`.
 
-    `is_tried` says that the caller has tried the tokenizer before (`require_tame`). Raises ModelError naming the path,
-    and ConfigError for `template_kwargs` that the chat template does not name.
+    `tokenizer` takes the place of the checkpoint's; texts also end at the ids that the checkpoint's generation settings
+    name. `is_tried` says that the caller has tried the tokenizer before (`require_tame`). Raises ModelError naming the
+    path, and ConfigError for `template_kwargs` that the chat template does not name.
     """
-    is_shipped = path in [str(folder) for folder in SHIPPED.values()]
-    if is_shipped:  # AutoTokenizer would take this class too, after seconds for loading torch
-        from transformers import PreTrainedTokenizerFast as Tokenizer
-    else:
-        from transformers import AutoTokenizer as Tokenizer
+    is_shipped = False
+    problem = f"the given tokenizer can't be used with {path!r}"
+    if tokenizer is None:
+        is_shipped = path in [str(folder) for folder in SHIPPED.values()]
+        problem = f"no tokenizer at {path!r}"
+        if is_shipped:  # AutoTokenizer would take this class too, after seconds for loading torch
+            from transformers import PreTrainedTokenizerFast as Tokenizer
+        else:
+            from transformers import AutoTokenizer as Tokenizer
 
-    with loading(f"no tokenizer at {path!r}"):
-        tokenizer = Tokenizer.from_pretrained(path)
+    with loading(problem):
+        if tokenizer is None:
+            tokenizer = Tokenizer.from_pretrained(path, trust_remote_code=False)
         if not is_tried and not is_shipped:
             require_tame(tokenizer, template_kwargs)
         return Vocabulary(tokenizer, _eos_ids(path), stops, template_kwargs)

@@ -28,6 +28,8 @@ _SMALL = (".json", ".txt", ".model", ".jinja")
 _MOST_BYTES = 256 << 20
 _MOST_CHARS = 500
 """Of a library's message, in ours."""
+_ASKS_FOR_CODE = "trust_remote_code=True"
+"""In transformers' message about a checkpoint that only its own code can read."""
 _FAR_ID = re.compile(rb'"(?<!_length")\s*:\s*([0-9]{8,})\s*[,}]')
 """A number of eight digits or more in `tokenizer.json`, unless its key is that of a length."""
 _PARTS = re.compile("(layers?|blocks|experts?|heads?|labels|depth)$")
@@ -210,6 +212,11 @@ def loading(what: str, *only_from: str) -> Iterator[None]:
         functions = {frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)}
         if only_from and functions.isdisjoint(only_from):
             raise
+        if _ASKS_FOR_CODE in str(error):  # transformers' way out, to trust the code, is not one here
+            raise ModelError(
+                f"{what}: it comes with code of its own, and no code of a checkpoint is run here; take a model whose "
+                "classes transformers itself has"
+            ) from error
         message = " ".join(str(error).split())[:_MOST_CHARS]
         if not isinstance(error, OSError | ValueError | RuntimeError):  # a KeyError's message, say, is only the key
             message = f"{type(error).__name__}: {message}"

@@ -192,7 +192,9 @@ def _convert(name: str, file: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     with whole_weights():
-        model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(
+            file.parent, gguf_file=file.name, dtype=torch.float32, trust_remote_code=False
+        )
     # The weights are no longer quantised, but with these attributes transformers would refuse to save them.
     for owner, attribute in ((model, "hf_quantizer"), (model, "is_quantized"), (model.config, "quantization_config")):
         if hasattr(owner, attribute):
@@ -207,7 +209,8 @@ def _convert(name: str, file: Path, folder: Path) -> None:
     # transformers does not read from the file whether sequences begin with a token of their own; without it Gemma
     # continues a prompt much worse.
     options = {"add_bos_token": True} if begins_with_bos else {}
-    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, **options).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False, **options)
+    tokenizer.save_pretrained(folder)
 
 
 def _tie(model: Any, keeps_head: bool) -> None:

@@ -54,7 +54,7 @@ def skeleton(path: str) -> Any:
 
     try:
         with whole_weights(), torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config)
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except _UNKNOWN_KIND:
         return None
 
@@ -63,7 +63,7 @@ def require_trainable(model: Any, tokens: int | None, coefficient: float | None,
     """`require_one_loss` and, with an adapter, `require_adapted`, of a model or of the name of one to load."""
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(model) if isinstance(model, str) else model.config
+    config = AutoConfig.from_pretrained(model, trust_remote_code=False) if isinstance(model, str) else model.config
     require_one_loss(config, tokens, coefficient)
     if isinstance(model, str) and getattr(adapter, "peft_type", None) == "LORA":
         require_adapted(model, adapter)

@@ -43,6 +43,8 @@ _REASONS = {
 }
 REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 """TRL's arguments that would do nothing here, and why."""
+_READ_AS_DEFAULT = {"scale_rewards": True}
+"""Values that TRL itself takes for its default, which is written otherwise ("group")."""
 
 
 CISPO_MOST = 5.0
@@ -80,8 +82,10 @@ def _without_effect(arguments: Mapping[str, Any]) -> list[str]:
     """A sentence for each argument that differs from TRL's default and would do nothing here, with the reason."""
     refusals = []
     for name, reason in REFUSED.items():
-        if name in arguments and arguments[name] != _defaults()[name]:
-            refusals.append(f"{name}={arguments[name]!r} of TRL's arguments would do nothing: {reason}")
+        default = _defaults()[name]
+        value = arguments.get(name, default)
+        if value not in (default, _READ_AS_DEFAULT.get(name, default)):
+            refusals.append(f"{name}={value!r} of TRL's arguments would do nothing: {reason}")
     return refusals
 
 
@@ -218,6 +222,11 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
                 "micro_batch, with a quantile of each micro-batch"
             )
         super().__post_init__()
+        if (self.model_init_kwargs or {}).get("trust_remote_code"):
+            raise ConfigError(
+                f"model_init_kwargs={self.model_init_kwargs!r}: {REFUSED['trust_remote_code']}; leave that out, and "
+                "take a model whose classes transformers itself has"
+            )
         if self.mask.covariance is not None and not self.updates_once:
             raise ConfigError(
                 "mask covariance with several updates of a batch (num_iterations, steps_per_generation): its tokens "

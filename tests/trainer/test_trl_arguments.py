@@ -125,6 +125,14 @@ def test_an_argument_that_would_do_nothing_is_refused_before_anything_is_loaded(
     assert str(caught.value) == f"{name}={value!r} of TRL's arguments would do nothing: {REFUSED[name]}"
 
 
+def test_what_trl_reads_as_its_default_is_not_refused(tmp_path: Path) -> None:
+    assert ReplGRPOConfig(str(tmp_path), bf16=False, scale_rewards=True).scale_rewards == "group"
+    with pytest.raises(
+        ConfigError, match=r"scale_rewards=False of TRL's arguments .*the section `credit`; its `scale`"
+    ):
+        ReplGRPOConfig(str(tmp_path), bf16=False, scale_rewards=False)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(ARGUMENTS["effects"]))
 @pytest.mark.filterwarnings("ignore:The `vllm_importance_sampling_cap` argument:FutureWarning")

@@ -165,7 +165,9 @@ class RowModel:
         self.rows = KVRows()
         with loading(f"the transformers engine can't run {path!r}"):
             with whole_weights():
-                self._model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
+                self._model = AutoModelForCausalLM.from_pretrained(
+                    path, dtype=getattr(torch, dtype), trust_remote_code=False
+                )
             self._model.eval().requires_grad_(False).to(self.device)
             self.bytes_per_token = self._prove(_TOLERANCE[dtype])
         self._parameters = dict(self._model.named_parameters(remove_duplicate=False))
