@@ -205,11 +205,12 @@ class RolloutSetup:
         path: str,
         extensions: Extensions | None = None,
         wrap_kernels: Callable[[KernelPool], KernelSource] | None = None,
+        tokenizer: Any = None,
     ) -> RolloutSetup:
         """The setup that a config describes, or a trainer's arguments with its sections, for the model at `path`.
         Without `extensions`, those that the config names are loaded.
 
-        Loads the model's tokenizer. Raises ModelError, and ConfigError if the model can't speak the dialect.
+        Without `tokenizer`, loads the model's. Raises ModelError, and ConfigError if the model can't speak the dialect.
         """
         named = config.model if isinstance(config, Config) else config
         sections = {name: getattr(config, name) for name in Config.sections_in(cls)}
@@ -218,7 +219,9 @@ class RolloutSetup:
             sections["subcalls"] = config.subcalls.one_by_one
             at_once = 1
         setup = cls(
-            load_vocabulary(path, require_dialect(config.dialect).stops, named.chat_template_kwargs),
+            load_vocabulary(
+                path, require_dialect(config.dialect).stops, named.chat_template_kwargs, tokenizer=tokenizer
+            ),
             context_tokens=config.engine.context_tokens,
             chat=named.chat,
             at_once=at_once,

@@ -22,7 +22,8 @@ T completion tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +31,7 @@ from typing import Any, Literal, cast
 
 import torch
 from datasets import Dataset, IterableDataset
-from transformers import set_seed
+from transformers import PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback, set_seed
 
 from repl_rl.config import ModelConfig
 from repl_rl.config.section import Excluding, refuse_excluding
@@ -49,13 +50,15 @@ from repl_rl.trainer.forward import base_of
 from repl_rl.trainer.mask import leaves_out
 from repl_rl.trainer.resume import ResumableTrainer
 from repl_rl.trainer.reward_functions import (
+    all_processing_classes,
     all_weights,
     asked_of_valid,
     completions_of,
     component_sum,
     try_functions,
+    unscored,
 )
-from repl_rl.trainer.rows import as_dataset, rows_of, task_of
+from repl_rl.trainer.rows import as_dataset, as_eval_datasets, rows_of, rows_of_environment, task_of
 from repl_rl.trainer.shared_rollouts import engine_maker, start
 from repl_rl.trainer.step import Sessions, StepParts, make_batch, reward_columns
 from repl_rl.trainer.typed_tokens import TypedTokenTrainer
@@ -70,17 +73,23 @@ _EXCLUDING: tuple[Excluding, ...] = (
     (("environment", "reward_funcs", "make_runner"), "reward functions can't be given environments of other machines"),
     (("asynchronous", "an iterable data set"), "tasks are taken ahead, by their rows"),
     (("task_sampling", "an iterable data set"), "tasks are drawn by their rows"),
+    (("redraws", "an iterable data set"), "further tasks are drawn by their rows"),
 )
+
+logger = logging.getLogger(__name__)
 
 
 class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
     """`GRPOTrainer` whose completions are sessions in a live interpreter.
 
     `train_dataset` is a sequence of `Task`s, or a Dataset with the column `prompt` (the question, or messages that end
-    with it) and, if there is no other source of reward, `answer`, both checked as those of files are; so is
-    `eval_dataset`. `grader` maps `(task, answer)` to a grade, outside the sandbox. `line_rewards` are functions
-    `(trajectory) -> one float per line`, like those in `args.rewards.functions`; `reward_funcs` are TRL's, one float
-    per completion, tried once before anything is loaded, and added to the last line's reward.
+    with it) and, if there is no other source of reward, `answer`, both checked as those of files are; or a stream of
+    such rows (IterableDataset), of which the first is checked. It may be left out if an environment gives the questions
+    (`reset`). `eval_dataset` is another, or several by their names. `grader` maps `(task, answer)` to a grade, outside
+    the sandbox. `line_rewards` are functions `(trajectory) -> one float per line`, like those in
+    `args.rewards.functions`; `reward_funcs` are TRL's, one float per completion, tried once before anything is loaded,
+    and added to the last line's reward.
+    `processing_class` is a tokenizer to take in place of the model's.
     `tools` are functions that the model may call, in the sandbox unless `@tool` or `tools_where` says otherwise.
     `environment` (or TRL's `environment_factory`) makes one object per trajectory; `rollout` replaces the line loop,
     and `guests` are classes of what looks on (`repl_rl.rollout.Guest`).
@@ -97,27 +106,47 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
     def __init__(
         self,
         model: Any,
-        args: ReplGRPOConfig,
-        train_dataset: Dataset | Sequence[Task],
+        args: ReplGRPOConfig | None = None,
+        train_dataset: Dataset | IterableDataset | Sequence[Task] | None = None,
         *,
         grader: Grader = grade,
         line_rewards: Sequence[RewardFunction] = (),
-        reward_funcs: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] = (),
-        eval_dataset: Dataset | Sequence[Task] | None = None,
+        reward_funcs: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None = None,
+        reward_processing_classes: Any = None,
+        eval_dataset: Any = None,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        quantization_config: Any = None,
+        peft_config: Any = None,
         tools: Sequence[Any] | None = None,
         tools_where: Literal["sandbox", "host"] = "sandbox",
         environment: Any = None,
         environment_factory: Any = None,
         rollout: Any = None,
+        rollout_func: Any = None,
         guests: Sequence[Any] = (),
         wrap_kernels: Callable[[KernelPool], KernelSource] | None = None,
         make_runner: MakeRunner | None = None,
         make_engine: EngineMaker = make_engine,
         checked: Checked | None = None,
-        **kwargs: Any,
     ) -> None:
         if environment is not None and environment_factory is not None:
             raise ConfigError("environment and environment_factory are two names for one thing; give one of them")
+        if rollout_func is not None:
+            raise ConfigError(
+                "rollout_func takes the place of TRL's sampling, which is not asked here, so it would never be called; "
+                "give a loop of your own as rollout, an async function (tasks, engine, kernels): docs/tools.md has one"
+            )
+        path = model if isinstance(model, str) else model.name_or_path
+        if args is None:
+            args = ReplGRPOConfig(f"{Path(path).name}-GRPO")  # as TRL names it
+        if not isinstance(args, ReplGRPOConfig):
+            raise ConfigError(
+                f"args is {type(args).__name__}, which says nothing of sessions; give a ReplGRPOConfig, which takes "
+                "TRL's arguments as well"
+            )
+        _require_tokenizer(processing_class)
         owner = environment if environment_factory is None else environment_factory
         if checked is None:
             # A grader has to be sent to the rollouts' process only where they ask it.
@@ -134,6 +163,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
             "task_sampling": args.task_sampling != "uniform",
             "reward_funcs": bool(reward_funcs),
             "make_runner": make_runner is not None,
+            "redraws": args.redraws > 0,
             "an iterable data set": isinstance(train_dataset, IterableDataset),
         }
         refuse_excluding(_EXCLUDING, options.__getitem__)
@@ -143,13 +173,20 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         if callable(reward_funcs) or isinstance(reward_funcs, str):  # a text is the name of a reward model
             functions.append(reward_funcs)
         else:
-            functions += reward_funcs
+            functions += reward_funcs or ()
         # the shipped grader needs reference answers, unless the reward comes from elsewhere
-        needs_answers = not functions and not has_environment and grader is grade
-        train_rows = as_dataset(train_dataset, needs_answers)
-        eval_rows = None if eval_dataset is None else as_dataset(eval_dataset, needs_answers)
+        grades_by_answers = not has_environment and grader is grade
+        self._needs_answers = grades_by_answers and not functions
+        self._functions_grade_alone = grades_by_answers and bool(functions)  # where a row has no answer
+        if train_dataset is None:
+            _require_questions(owner, args)
+            train_rows = rows_of_environment(args.generation_batch_size // args.num_generations)
+        else:
+            train_rows = as_dataset(train_dataset, self._needs_answers)
+        eval_rows = as_eval_datasets(eval_dataset, self._needs_answers)
         if functions:
-            task = task_of(train_rows[0])
+            first_row = next(iter(train_rows))
+            task = task_of(first_row)
             probe = self._table.tried
             trajectory = replace(
                 probe.trajectory,
@@ -159,16 +196,16 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
                 reference=task.answer,
             )
             session = replace(probe, trajectory=trajectory)
-            try_functions(functions, train_rows[0], args.num_generations, session, has_environment)
-        path = model if isinstance(model, str) else model.name_or_path
-        setup = RolloutSetup.for_model(args, path, self._extensions, wrap_kernels)
+            try_functions(functions, first_row, args.num_generations, session, has_environment)
         components = self._table.component_names
         args.reward_weights = all_weights(args.reward_weights, components, len(functions))
+        processing_classes = all_processing_classes(reward_processing_classes, components, len(functions))
+        setup = RolloutSetup.for_model(args, path, self._extensions, wrap_kernels, processing_class)
         rewards = [component_sum(name) for name in components]
         rewards += [asked_of_valid(function) for function in functions]
         set_seed(args.seed)  # new adapters begin at random
         with loading(f"the model at {path!r} can't be loaded", "from_pretrained"):
-            require_trainable(model, args.micro_batch_tokens, args.router_aux_loss_coef, kwargs.get("peft_config"))
+            require_trainable(model, args.micro_batch_tokens, args.router_aux_loss_coef, peft_config)
             if not isinstance(model, str) and process_count() > 1:
                 begin_as_in_main(model, args.device)
             with no_zeros():
@@ -178,8 +215,12 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
                     reward_funcs=rewards,
                     train_dataset=train_rows,
                     eval_dataset=eval_rows,
-                    processing_class=kwargs.pop("processing_class", setup.vocabulary.tokenizer),
-                    **kwargs,
+                    processing_class=setup.vocabulary.tokenizer,
+                    reward_processing_classes=processing_classes,
+                    callbacks=callbacks,
+                    optimizers=optimizers,
+                    quantization_config=quantization_config,
+                    peft_config=peft_config,
                 )
         self._last_rollouts_at: float | None = None
         self._open_engine(path, setup, make_runner, make_engine)
@@ -222,6 +263,12 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
                 return super().train(*arguments, **named)
         finally:
             self.queue.close()
+
+    def evaluate(self, eval_dataset: Any = None, *arguments: Any, **named: Any) -> dict[str, float]:
+        """As TRL's. `eval_dataset` may also be tasks, or several sets by their names."""
+        rows = as_eval_datasets(eval_dataset, self._needs_answers)
+        metrics: dict[str, float] = super().evaluate(rows, *arguments, **named)
+        return metrics
 
     def sync_weights(self) -> None:
         """Load the trainer's weights into the engine, if they have changed since the last call."""
@@ -320,7 +367,26 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         self.step_log.rewards(rewards, self.reward_func_names, self.reward_weights, group_size)
         self.step_log.completions(prompts, completions, rewards, self.reward_func_names)
         start = self.accelerator.process_index * len(prompts)
-        return rewards[start : start + len(prompts)]
+        of_this_process = rewards[start : start + len(prompts)]
+        if self._functions_grade_alone:
+            self._warn_of_unscored(of_this_process, sessions)
+        return of_this_process
+
+    def _warn_of_unscored(self, rewards: torch.Tensor, sessions: Sessions) -> None:
+        """Say if reward functions left sessions without a reward which nothing else grades."""
+        ours = len(self._table.component_names)
+        silent = unscored(rewards[:, ours:], sessions.scored)
+        ungraded = [session.trajectory.task_id for session in silent if not session.trajectory.reference]
+        if ungraded:
+            logger.warning(
+                "step %d: %s returned None for %d of %d sessions, the first of task %r, and nothing else grades them: "
+                "they count as 0, in their group's baseline too; return a number, or give answers or a grader",
+                self.state.global_step + 1,
+                ", ".join(self.reward_func_names[ours:]),
+                len(ungraded),
+                len(sessions.scored),
+                ungraded[0],
+            )
 
     def _generate(self, prompts: list[Any]) -> Any:
         """TRL's loop of tools, which nothing of ours calls."""
@@ -329,3 +395,35 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
     @cached_property
     def _task_ids(self) -> list[str]:
         return [task_of(row).id for row in self.train_dataset]
+
+
+def _require_tokenizer(processing_class: Any) -> None:
+    """Raises ConfigError for what is given in place of the model's tokenizer and is none."""
+    if isinstance(processing_class, ProcessorMixin):
+        raise ConfigError(
+            f"processing_class is {type(processing_class).__name__}, and prompts have no images here; give its "
+            "tokenizer (processing_class.tokenizer), or leave it out"
+        )
+    if processing_class is not None and not isinstance(processing_class, PreTrainedTokenizerBase):
+        raise ConfigError(
+            f"processing_class is {type(processing_class).__name__}, not a tokenizer of transformers; leave it out to "
+            "take the model's"
+        )
+
+
+def _require_questions(environment: Any, args: ReplGRPOConfig) -> None:
+    """Raises ConfigError unless sessions without a data set have questions, and an end."""
+    if environment is None:
+        raise ConfigError(
+            "train_dataset is None, and there is no environment whose reset() would give questions; give Tasks, or a "
+            "Dataset with the column prompt"
+        )
+    if isinstance(environment, Mapping):
+        names = ", ".join(map(repr, environment))
+        raise ConfigError(
+            f"train_dataset is None, and there are several environments ({names}): a row's column environment says "
+            "which is meant; give a Dataset with that column, or one environment"
+        )
+    steps: int = getattr(args, "max_steps")  # noqa: B009 - TRL's fields have no types for mypy
+    if steps <= 0:
+        raise ConfigError(f"train_dataset is None, so with max_steps={steps} a run has no end; set max_steps")

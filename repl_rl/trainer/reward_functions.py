@@ -17,6 +17,7 @@ from functools import wraps
 from itertools import compress
 from typing import Any
 
+import torch
 from torch.nn import Module
 from transformers import TrainerState
 from trl.chat_template_utils import parse_response
@@ -222,6 +223,30 @@ def asked_of_valid(function: Any) -> Any:
     wrapped = async_reward if _is_async(function) else reward
     wrapped.__name__ = name
     return wrapped
+
+
+def all_processing_classes(given: Any, own: Sequence[str], extra: int) -> list[Any] | None:
+    """TRL's `reward_processing_classes`, one for each reward function: for our own components, which need none, and for
+    `extra` functions of TRL's kind.
+
+    Raises ConfigError unless there is one for each of these.
+    """
+    if given is None:
+        return None
+    classes = list(given) if isinstance(given, list | tuple) else [given]
+    if len(classes) != extra:
+        raise ConfigError(
+            f"reward_processing_classes has {len(classes)} for the {extra} functions in reward_funcs; give one for "
+            "each, None for those that are not models"
+        )
+    return [None] * len(own) + classes
+
+
+def unscored(rewards: torch.Tensor, sessions: Sequence[ScoredTrajectory]) -> list[ScoredTrajectory]:
+    """The sessions of which no reward function had anything to say, but void ones. `rewards` are (sessions, functions),
+    NaN for None."""
+    silent = rewards.isnan().all(dim=1).tolist()
+    return [session for session in compress(sessions, silent) if not session.trajectory.is_void]
 
 
 def all_weights(given: Sequence[float] | None, own: Sequence[str], extra: int) -> list[float] | None:

@@ -4,10 +4,10 @@ B batch, T completion tokens.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 
 from repl_rl.errors import ConfigError
 from repl_rl.rollout import require_tasks
@@ -21,31 +21,37 @@ _MEND = "mend or drop {0} (dataset.map, dataset.filter)"
 _WAYS = f"{_MEND}, or give a grader or reward functions, which need no answer"
 
 
-def as_dataset(tasks: Dataset | Sequence[Task], graded: bool = True) -> Dataset:
+def as_dataset(tasks: Dataset | IterableDataset | Sequence[Task], graded: bool = True) -> Dataset | IterableDataset:
     """Rows that TRL can shuffle and repeat; those of `Task`s keep their metadata, as JSON. A data set's column `id`
-    also makes the column `task_id`, where rows of one id are told apart.
+    also makes the column `task_id`, where rows of one id are told apart, but not those of a stream.
 
     Raises ConfigError for an empty set, missing columns and columns of images, and listing the rows whose prompts or,
     if `graded`, reference answers can't be read. Without `graded`, there may be no column `answer`. A `Task` may have
-    no answer.
+    no answer. Of a stream (`IterableDataset`), the first row alone is looked at.
     """
-    if isinstance(tasks, Dataset):
-        required = {"prompt", "answer"} if graded else {"prompt"}
-        missing = required - set(tasks.column_names)
-        if missing:
-            raise ConfigError(f"the data set lacks the columns {sorted(missing)}; it has {tasks.column_names}")
-        if images := sorted({"image", "images"} & set(tasks.column_names)):
-            raise ConfigError(
-                f"the data set has a column {images[0]!r}, and prompts have no images here, so nobody would see them; "
-                f"drop it: dataset.remove_columns({images!r})"
-            )
+    if isinstance(tasks, IterableDataset):
+        head = Dataset.from_list(list(tasks.take(1)))
+        if len(head):
+            as_dataset(head, graded)
+        dataset = tasks
+        if "id" in head.column_names and "task_id" not in head.column_names:
+            dataset = tasks.map(_with_task_id, with_indices=True)
+        is_empty = len(head) == 0
+    elif isinstance(tasks, Dataset):
+        _require_columns(tasks.column_names, graded)
         _require_readable(tasks, graded)
         dataset = tasks
         if "id" in tasks.column_names and "task_id" not in tasks.column_names:
             counts: dict[str, int] = {}
             ids = [f"row {number}" if id is None else str(id) for number, id in enumerate(tasks["id"])]
             dataset = tasks.add_column("task_id", [distinct_id(id, counts) for id in ids])
+        is_empty = len(dataset) == 0
     else:
+        if isinstance(tasks, str | Mapping) or not isinstance(tasks, Iterable):
+            raise ConfigError(
+                f"{tasks!r:.200} is {type(tasks).__name__}, not a set of tasks; give a list of Task(id, question, "
+                "answer) of repl_rl, a Dataset or an IterableDataset"
+            )
         rows = []
         require_tasks(tasks)
         if graded:
@@ -65,9 +71,52 @@ def as_dataset(tasks: Dataset | Sequence[Task], graded: bool = True) -> Dataset:
                 }
             )
         dataset = Dataset.from_list(rows)
-    if len(dataset) == 0:
+        is_empty = not rows
+    if is_empty:
         raise ConfigError("the task set is empty; give at least one task")
     return dataset
+
+
+def as_eval_datasets(given: Any, graded: bool = True) -> Any:
+    """`as_dataset` for what transformers evaluates: one set, or several by their names. None and the name of one of the
+    trainer's own sets stay."""
+    if given is None or isinstance(given, str):
+        return given
+    if not isinstance(given, Mapping):
+        return as_dataset(given, graded)
+    sets = {}
+    for name, tasks in given.items():
+        try:
+            sets[name] = as_dataset(tasks, graded)
+        except ConfigError as error:
+            raise ConfigError(f"eval_dataset[{name!r}]: {error}") from error
+    return sets
+
+
+def rows_of_environment(count: int) -> Dataset:
+    """So many rows of sessions whose question is what their environment's `reset` returns."""
+    rows = []
+    for number in range(count):
+        rows.append({"prompt": [{"role": "user", "content": ""}], "task_id": f"episode {number}"})
+    return Dataset.from_list(rows)
+
+
+def _with_task_id(row: dict[str, Any], number: int) -> dict[str, Any]:
+    return {**row, "task_id": f"row {number}" if row["id"] is None else str(row["id"])}
+
+
+def _require_columns(names: Sequence[str], graded: bool) -> None:
+    """Raises ConfigError for missing columns and for those of images."""
+    required = {"prompt", "answer"} if graded else {"prompt"}
+    missing = required - set(names)
+    if missing:
+        raise ConfigError(f"the data set lacks the columns {sorted(missing)}; it has {names}")
+    images = sorted({"image", "images"} & set(names))
+    if images:
+        raise ConfigError(
+            f"the data set has a column {images[0]!r}, and prompts have no images here, so nobody would see them; "
+            f"drop it: dataset.remove_columns({images!r})"
+        )
 
 
 def _require_readable(dataset: Dataset, graded: bool) -> None:
