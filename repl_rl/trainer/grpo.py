@@ -182,6 +182,8 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
             _require_questions(owner, args)
             train_rows = rows_of_environment(args.generation_batch_size // args.num_generations)
         else:
+            if isinstance(train_dataset, IterableDataset):
+                _require_end("a stream of rows", args)
             train_rows = as_dataset(train_dataset, self._needs_answers)
         eval_rows = as_eval_datasets(eval_dataset, self._needs_answers)
         if functions:
@@ -412,7 +414,7 @@ def _require_tokenizer(processing_class: Any) -> None:
 
 
 def _require_questions(environment: Any, args: ReplGRPOConfig) -> None:
-    """Raises ConfigError unless sessions without a data set have questions, and an end."""
+    """Raises ConfigError unless sessions without a data set have questions, and a run has an end."""
     if environment is None:
         raise ConfigError(
             "train_dataset is None, and there is no environment whose reset() would give questions; give Tasks, or a "
@@ -424,6 +426,10 @@ def _require_questions(environment: Any, args: ReplGRPOConfig) -> None:
             f"train_dataset is None, and there are several environments ({names}): a row's column environment says "
             "which is meant; give a Dataset with that column, or one environment"
         )
+    _require_end("None", args)
+
+
+def _require_end(what: str, args: ReplGRPOConfig) -> None:
     steps: int = getattr(args, "max_steps")  # noqa: B009 - TRL's fields have no types for mypy
     if steps <= 0:
-        raise ConfigError(f"train_dataset is None, so with max_steps={steps} a run has no end; set max_steps")
+        raise ConfigError(f"train_dataset is {what}, which has no end, and max_steps={steps} gives none; set max_steps")

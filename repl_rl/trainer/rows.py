@@ -108,9 +108,12 @@ def _with_task_id(row: dict[str, Any], number: int) -> dict[str, Any]:
 def _require_columns(names: Sequence[str], graded: bool) -> None:
     """Raises ConfigError for missing columns and for those of images."""
     required = {"prompt", "answer"} if graded else {"prompt"}
-    missing = required - set(names)
+    missing = sorted(required - set(names))
     if missing:
-        raise ConfigError(f"the data set lacks the columns {sorted(missing)}; it has {names}")
+        mend = f"rename those that hold them (dataset.rename_column(name, {missing[0]!r}))"
+        if "answer" in missing:
+            mend += ", or give a grader, reward_funcs or an environment, which need no answers"
+        raise ConfigError(f"the data set lacks the columns {missing}; it has {list(names)}; {mend}")
     images = sorted({"image", "images"} & set(names))
     if images:
         raise ConfigError(

@@ -56,7 +56,9 @@ def test_what_would_do_nothing_is_refused(tmp_path: Path) -> None:
     refused(tmp_path, "train_dataset is None, and there is no environment", rows=None)
     refused(tmp_path, "there are several environments ('a')", rows=None, environment_factory={"a": Asking})
     args = small_args(tmp_path, max_steps=-1)
-    refused(tmp_path, "max_steps=-1 a run has no end", rows=None, args=args, environment_factory=Asking)
+    refused(tmp_path, "max_steps=-1 gives none; set max_steps", rows=None, args=args, environment_factory=Asking)
+    stream = Dataset.from_list(QUESTIONS).to_iterable_dataset()
+    refused(tmp_path, "is a stream of rows, which has no end", rows=stream, args=args)
     with pytest.raises(TypeError, match="callback"):
         ReplGRPOTrainer("no/such/model", small_args(tmp_path), make_tasks_named("a"), callback=[])
 
