@@ -8,6 +8,7 @@
     ├── ExtensionError       code that a user handed in failed, or returned something else than it should
     │   ├── RewardError        a reward function, a grader or an estimator did
     │   ├── ExtensionConfigError  the same where it is loaded or made; it is a ConfigError, too
+    │   ├── ExtensionEngineError  the user's own engine did; it is an EngineError, too
     │   └── EnvironmentFailure see below; it is a KernelError, too
     ├── RunError             a run folder that can't be read or resumed
     ├── OutputError          nothing more can be printed
@@ -76,6 +77,10 @@ class EngineError(ReplRLError):
 
 class TrainingError(ReplRLError):
     """Training went wrong in a way that continuing would only make worse, such as weights that are not numbers."""
+
+
+class ExtensionEngineError(ExtensionError, EngineError):
+    """The user's own engine raised something else than an EngineError."""
 
 
 class KernelError(ReplRLError):

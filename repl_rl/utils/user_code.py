@@ -14,9 +14,8 @@ already what is wrong. And an exception of this package's own code, which goes t
 dialect, a shipped guest), is a bug of this package: its traceback is what helps.
 
 Not covered, because a failure there is an answer and not an error: tools on the host and `HostCalls`, whose exceptions
-are raised again in the session (`repl_rl.tools.calls`, `repl_rl.kernel.forked.channel`), and a chat template's refusal,
-which is text of a model (`repl_rl.engine.vocabulary`). Modules that can't be imported have messages of their own
-(`repl_rl.utils.import_path`).
+are raised again in the session (`repl_rl.tools.calls`), and a chat template's refusal, which is text of a model
+(`repl_rl.engine.vocabulary`). Modules that can't be imported have messages of their own (`repl_rl.utils.import_path`).
 """
 
 from collections.abc import Callable, Iterator
@@ -26,7 +25,14 @@ from functools import partial
 from inspect import isroutine, unwrap
 from typing import Any, ParamSpec, TypeVar
 
-from repl_rl.errors import EnvironmentFailure, ExtensionConfigError, ExtensionError, ReplRLError, RewardError
+from repl_rl.errors import (
+    EnvironmentFailure,
+    ExtensionConfigError,
+    ExtensionEngineError,
+    ExtensionError,
+    ReplRLError,
+    RewardError,
+)
 from repl_rl.utils.import_path import import_path_of, place_in, place_of
 from repl_rl.utils.text import cut_middle, whole
 
@@ -76,7 +82,7 @@ class Seam(Enum):
         "it has to return an engine, with version, slot and close (docs/engines.md)",
         ExtensionConfigError,
     )
-    ENGINE = ("engine", "it has to do what repl_rl.engine.Engine says (docs/engines.md)", ExtensionError)
+    ENGINE = ("engine", "it has to do what repl_rl.engine.Engine says (docs/engines.md)", ExtensionEngineError)
     KERNELS = ("wrap_kernels", "it has to take a pool and return what sessions are taken from", ExtensionError)
     DIALECT = ("dialect", "it has to do what repl_rl.dialect.Dialect says", ExtensionError)
     ENVIRONMENT_FACTORY = (

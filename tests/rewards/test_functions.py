@@ -110,9 +110,9 @@ def test_a_function_that_is_late_is_left_alone(function: Any) -> None:
             lambda lines: [0.0] * (len(lines) - 1),
             r"returned 2 values for 3 lines .*; it has to be .* one number per line",
         ),
-        (lambda lines: [math.nan] * len(lines), r"returned \(nan, nan, nan\), of which every value has to be finite"),
-        (lambda lines: [0.0, 0.0, math.inf], r"returned \(0.0, 0.0, inf\)"),
-        (lambda lines: [1e300] * 3, r"returned \(1e\+300, .*every value has to be finite, and within 1e\+09 of 0"),
+        (lambda lines: [math.nan] * len(lines), r"returned \[nan, nan, nan\], of which every value has to be finite"),
+        (lambda lines: [0.0, 0.0, math.inf], r"returned \[0.0, 0.0, inf\]"),
+        (lambda lines: [1e300] * 3, r"returned \[1e\+300, .*every value has to be finite, and within 1e\+09 of 0"),
         (lambda lines: {}["colour"], "raised KeyError: 'colour'"),
         (
             lambda lines: 0.5,

@@ -273,7 +273,7 @@ def test_a_tracker_that_fails_is_told_about_once_and_training_goes_on(
     said = [record.getMessage() for record in caplog.records if record.name == "repl_rl.run.trackers"]
     [message] = said
     assert message.startswith("the tracker tensorboard failed, and training goes on; its run may lack rows: tracker ")
-    assert "TensorBoardCallback.on_log' raised OSError: [Errno 28] No space left on device (" in message
+    assert "' raised OSError: [Errno 28] No space left on device (" in message
 
 
 @pytest.mark.more

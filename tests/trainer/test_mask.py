@@ -294,19 +294,19 @@ def test_a_session_that_was_compacted_stays_or_goes_as_a_whole(
 ) -> None:
     """Its two parts, of a line each, are two rows. Another session, and what that asked, are on their own."""
     compacted = replace(recorded(TASKS[0], 0), compactions=(Compaction(5, "shorter", (1, 2)),))
-    call = SubCall("a question", "an answer", trajectory=compacted)
+    call = SubCall("a question", "an answer", trajectory=recorded(TASKS[0], 0, lines=1))
     asking = recorded(TASKS[1], 0, lines=1)
     asking = replace(asking, lines=(replace(asking.lines[0], subcalls=(call,)),))
     alone = [[1.0] * 3]
     row = [int(stays)] * 3
-    # rows: the first parts of both sessions, the second part of the first, then the parts of what was asked
+    # rows: the first parts of both sessions, the second part of the first, then what was asked
     first, second = ratios
-    assert masked([compacted, asking], mask, [first, *alone, second, *alone, *alone]) == (
-        [row, [1] * 3, row, [1] * 3, [1] * 3],
+    assert masked([compacted, asking], mask, [first, *alone, second, *alone]) == (
+        [row, [1] * 3, row, [1] * 3],
         [not stays, False],
     )
-    assert masked([compacted, asking], mask, [*alone * 3, first, second]) == (
-        [[1] * 3] * 3 + [row] * 2,
+    assert masked([compacted, asking], mask, [*alone * 3, second]) == (
+        [[1] * 3] * 3 + [[0] * 3],
         [False, False],
     )
 
