@@ -6,6 +6,7 @@ E estimators, P adapter parameters, L lines of both groups, K typed tokens of on
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -50,14 +51,16 @@ class Products:
         """By name: `plain`, (E, 2, E, 2), of the gradients of `ESTIMATORS` by all adapters; `scaled`, the same, divided
         as Adam would; `lines`, (L, L), of lines by the last `down_proj`; `tokens`, (2,), that were typed; and `drift`,
         by how much log-probabilities are off the sampler's at most, in nats."""
-        passes = [self.gradients.forward(group) for group in groups]
-        vectors = torch.stack(
-            [
+        passes, gradients = [], []
+        for group in groups:
+            done = self.gradients.forward(group)
+            of_group = [
                 self.gradients.by_adapters(done, _of_tokens(group, config)[done.lines])
                 for config in ESTIMATORS.values()
-                for group, done in zip(groups, passes, strict=True)
             ]
-        )
+            gradients.append(torch.stack(of_group))
+            passes.append(replace(done, hidden=done.hidden.detach()))  # its graph takes gigabytes
+        vectors = torch.stack(gradients, dim=1).flatten(0, 1)
         sampled = [torch.tensor(_sampled_logprobs(group)) for group in groups]
         off = [(done.logprobs - known).abs().max() for done, known in zip(passes, sampled, strict=True)]
         found = {
