@@ -69,6 +69,7 @@ class Trial:
     peaks_mb: dict[str, float]
     """The peak of each phase in either step, and that of `load`."""
     tokens_per_s: float
+    """Of the step's rollouts; of all of the step where they go on while it trains."""
     drift_mean: float
     drift_max: float
     moved: float
@@ -195,9 +196,14 @@ def measure(config: Config) -> Trial:
         log_rows = [row for row in trainer.state.log_history if "reward" in row]
         last_row = log_rows[-1]
         peaks_mb = {"load": load_peak_mb}
-        for step in meter.steps:
-            for phase, peak_mb in step.peaks_mb.items():
+        for measured_step in meter.steps:
+            for phase, peak_mb in measured_step.peaks_mb.items():
                 peaks_mb[phase] = max(peaks_mb.get(phase, 0.0), peak_mb)
+        step = meter.steps[-1]
+        # The log's rate is not taken: the trainer's clock runs while the meter collects garbage.
+        sampling_s = step.phases_s["rollout"]
+        if config.train.asynchronous is not None:
+            sampling_s = step.step_s
         device = str(trainer.accelerator.device.type)
         graphs = "none"
         if isinstance(trainer.engine, RecordsGraphs):
@@ -207,9 +213,9 @@ def measure(config: Config) -> Trial:
             dtype=config.model.dtype,
             device=torch.cuda.get_device_name() if device == "cuda" else device,
             load_s=load_s,
-            step=meter.steps[-1],
+            step=step,
             peaks_mb=peaks_mb,
-            tokens_per_s=last_row["tokens_per_s"],
+            tokens_per_s=step.tokens / sampling_s if sampling_s else 0.0,
             drift_mean=last_row["drift/logprob_mean"],
             drift_max=last_row["drift/logprob_max"],
             moved=torch.cat(moved).float().mean().item(),
