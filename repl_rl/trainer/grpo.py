@@ -184,8 +184,9 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         else:
             if isinstance(train_dataset, IterableDataset):
                 _require_end("a stream of rows", args)
-            train_rows = as_dataset(train_dataset, self._needs_answers)
-        eval_rows = as_eval_datasets(eval_dataset, self._needs_answers)
+            train_rows = as_dataset(train_dataset, self._needs_answers, has_environment)
+            _require_environments(owner, train_rows)
+        eval_rows = as_eval_datasets(eval_dataset, self._needs_answers, has_environment)
         if functions:
             first_row = next(iter(train_rows))
             task = task_of(first_row)
@@ -268,7 +269,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
 
     def evaluate(self, eval_dataset: Any = None, *arguments: Any, **named: Any) -> dict[str, float]:
         """As TRL's. `eval_dataset` may also be tasks, or several sets by their names."""
-        rows = as_eval_datasets(eval_dataset, self._needs_answers)
+        rows = as_eval_datasets(eval_dataset, self._needs_answers, self._extensions.environment is not None)
         metrics: dict[str, float] = super().evaluate(rows, *arguments, **named)
         return metrics
 
@@ -427,6 +428,25 @@ def _require_questions(environment: Any, args: ReplGRPOConfig) -> None:
             "which is meant; give a Dataset with that column, or one environment"
         )
     _require_end("None", args)
+
+
+def _require_environments(environment: Any, rows: Dataset | IterableDataset) -> None:
+    """Raises ConfigError if rows name none of several environments. Tasks name them in their metadata, and are not
+    looked at."""
+    if (
+        not isinstance(environment, Mapping)
+        or isinstance(rows, IterableDataset)
+        or "task_metadata" in rows.column_names
+    ):
+        return
+    known = f"there are {', '.join(map(repr, environment))}"
+    if "environment" not in rows.column_names:
+        raise ConfigError(
+            f"the data set has no column 'environment', which says in each row which one is meant; {known}"
+        )
+    for number, name in enumerate(rows["environment"]):
+        if name not in environment:
+            raise ConfigError(f"row {number} names the environment {name!r}; {known}")
 
 
 def _require_end(what: str, args: ReplGRPOConfig) -> None:

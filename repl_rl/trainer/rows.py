@@ -21,14 +21,19 @@ _MEND = "mend or drop {0} (dataset.map, dataset.filter)"
 _WAYS = f"{_MEND}, or give a grader or reward functions, which need no answer"
 
 
-def as_dataset(tasks: Dataset | IterableDataset | Sequence[Task], graded: bool = True) -> Dataset | IterableDataset:
+def as_dataset(
+    tasks: Dataset | IterableDataset | Sequence[Task], graded: bool = True, has_environment: bool = False
+) -> Dataset | IterableDataset:
     """Rows that TRL can shuffle and repeat; those of `Task`s keep their metadata, as JSON. A data set's column `id`
     also makes the column `task_id`, where rows of one id are told apart, but not those of a stream.
 
     Raises ConfigError for an empty set, missing columns and columns of images, and listing the rows whose prompts or,
     if `graded`, reference answers can't be read. Without `graded`, there may be no column `answer`. A `Task` may have
-    no answer. Of a stream (`IterableDataset`), the first row alone is looked at.
+    no answer. Rows of an environment, whose `reset` asks, may have no column `prompt` either. Of a stream
+    (`IterableDataset`), the first row alone is looked at.
     """
+    if has_environment and isinstance(tasks, Dataset | IterableDataset):
+        tasks = _with_prompts(tasks)
     if isinstance(tasks, IterableDataset):
         head = Dataset.from_list(list(tasks.take(1)))
         if len(head):
@@ -77,17 +82,17 @@ def as_dataset(tasks: Dataset | IterableDataset | Sequence[Task], graded: bool =
     return dataset
 
 
-def as_eval_datasets(given: Any, graded: bool = True) -> Any:
+def as_eval_datasets(given: Any, graded: bool = True, has_environment: bool = False) -> Any:
     """`as_dataset` for what transformers evaluates: one set, or several by their names. None and the name of one of the
     trainer's own sets stay."""
     if given is None or isinstance(given, str):
         return given
     if not isinstance(given, Mapping):
-        return as_dataset(given, graded)
+        return as_dataset(given, graded, has_environment)
     sets = {}
     for name, tasks in given.items():
         try:
-            sets[name] = as_dataset(tasks, graded)
+            sets[name] = as_dataset(tasks, graded, has_environment)
         except ConfigError as error:
             raise ConfigError(f"eval_dataset[{name!r}]: {error}") from error
     return sets
@@ -95,10 +100,21 @@ def as_eval_datasets(given: Any, graded: bool = True) -> Any:
 
 def rows_of_environment(count: int) -> Dataset:
     """So many rows of sessions whose question is what their environment's `reset` returns."""
-    rows = []
-    for number in range(count):
-        rows.append({"prompt": [{"role": "user", "content": ""}], "task_id": f"episode {number}"})
-    return Dataset.from_list(rows)
+    return _with_prompts(Dataset.from_dict({"task_id": [f"episode {number}" for number in range(count)]}))
+
+
+def _with_prompts(rows: Dataset | IterableDataset) -> Dataset | IterableDataset:
+    """The rows, with empty questions if they have none, as in TRL, and then with ids: a question is one otherwise."""
+    names = rows.column_names or list(next(iter(rows), {}))
+    if "prompt" in names:
+        return rows
+    has_ids = "id" in names or "task_id" in names
+
+    def with_prompt(row: dict[str, Any], number: int) -> dict[str, Any]:
+        asked = {**row, "prompt": [{"role": "user", "content": ""}]}
+        return asked if has_ids else {**asked, "task_id": f"row {number}"}
+
+    return rows.map(with_prompt, with_indices=True)
 
 
 def _with_task_id(row: dict[str, Any], number: int) -> dict[str, Any]:

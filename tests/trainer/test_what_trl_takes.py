@@ -16,6 +16,7 @@ from trl.trainer.base_config import _BaseConfig
 from repl_rl import ReplGRPOTrainer, read_jsonl
 from repl_rl.errors import ConfigError
 from repl_rl.models.nano import NANO_PATH
+from repl_rl.trainer.rows import as_dataset, task_of
 
 QUESTIONS = [{"prompt": f"What is {n} + 1?", "level": n} for n in range(8)]
 
@@ -174,6 +175,20 @@ def test_an_environment_may_give_the_questions(tmp_path: Path) -> None:
     finally:
         made.close()
     assert row["reward"] == 1.0
+
+
+def test_rows_of_environments_may_have_no_prompts_and_name_known_ones(tmp_path: Path) -> None:
+    several = {"a": Asking, "b": Asking}
+    rows = Dataset.from_list([{"environment": "a", "level": 1}, {"environment": "b", "level": 2}])
+    made = as_dataset(rows, graded=False, has_environment=True)
+    tasks = [task_of(row) for row in made]
+    assert [(task.id, task.question) for task in tasks] == [("row 0", ""), ("row 1", "")]
+    assert [task.metadata["environment"] for task in tasks] == ["a", "b"]
+    [first, _] = as_dataset(rows.to_iterable_dataset(), graded=False, has_environment=True)
+    assert task_of(first) == tasks[0]
+    refused(tmp_path, "no column 'environment'", environment_factory=several)
+    unknown = [{**row, "environment": "c"} for row in QUESTIONS]
+    refused(tmp_path, "row 0 names the environment 'c'; there are 'a', 'b'", rows=unknown, environment_factory=several)
 
 
 def test_sessions_that_nothing_grades_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

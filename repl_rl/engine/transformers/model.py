@@ -225,9 +225,11 @@ class RowModel:
         """
         config = self._model.config
         if any(DynamicCache(config=config).is_linear):
-            raise ValueError("it keeps recurrent states, and rows hold keys and values only")
+            raise ValueError("it keeps recurrent states, and rows hold keys and values only; take vLLM (engine: vllm)")
         if config._attn_implementation != "sdpa":
-            raise ValueError(f"it needs {config._attn_implementation!r} attention, and rows need 'sdpa'")
+            raise ValueError(
+                f"it needs {config._attn_implementation!r} attention, and rows need 'sdpa'; take vLLM (engine: vllm)"
+            )
         vocabulary_size = config.get_text_config().vocab_size
         longest = [(7 * position) % vocabulary_size for position in range(max(_PROBE_LENGTHS))]
         sequences = [longest[:length] for length in _PROBE_LENGTHS]
