@@ -147,6 +147,12 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
                 "TRL's arguments as well"
             )
         _require_tokenizer(processing_class)
+        adapter = getattr(model, "active_peft_config", None) if peft_config is None else peft_config
+        if getattr(adapter, "is_prompt_learning", False):
+            raise ConfigError(
+                f"peft_config is {type(adapter).__name__}, which trains a prompt and no weights; the engine would "
+                "sample without it. Take an adapter of weights, such as LoraConfig"
+            )
         owner = environment if environment_factory is None else environment_factory
         if checked is None:
             # A grader has to be sent to the rollouts' process only where they ask it.

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset, DatasetDict, IterableDataset
+from peft import PromptTuningConfig
 from recorded import RecordedTrainer, first_is_right, make_tasks_named, recorded_trainer
 from small import ENGINE, rows_of, small_args, small_trainer
 from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
@@ -60,6 +61,8 @@ def test_what_would_do_nothing_is_refused(tmp_path: Path) -> None:
     refused(tmp_path, "max_steps=-1 gives none; set max_steps", rows=None, args=args, environment_factory=Asking)
     stream = Dataset.from_list(QUESTIONS).to_iterable_dataset()
     refused(tmp_path, "is a stream of rows, which has no end", rows=stream, args=args)
+    prompt = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=8)
+    refused(tmp_path, "PromptTuningConfig, which trains a prompt and no weights", peft_config=prompt)
     with pytest.raises(TypeError, match="callback"):
         ReplGRPOTrainer("no/such/model", small_args(tmp_path), make_tasks_named("a"), callback=[])
 
