@@ -61,13 +61,15 @@ class Products:
             gradients.append(torch.stack(of_group))
             passes.append(replace(done, hidden=done.hidden.detach()))  # its graph takes gigabytes
         vectors = torch.stack(gradients, dim=1).flatten(0, 1)
-        sampled = [torch.tensor(_sampled_logprobs(group)) for group in groups]
-        off = [(done.logprobs - known).abs().max() for done, known in zip(passes, sampled, strict=True)]
+        drift = 0.0
+        for group, done in zip(groups, passes, strict=True):
+            off = done.logprobs - torch.tensor(_sampled_logprobs(group))
+            drift = max(drift, float(off.abs().max()))
         found = {
             "plain": _products(vectors),
             "lines": line_products(passes, [_line_count(group) for group in groups]).numpy(),
             "tokens": np.array([len(done.logprobs) for done in passes]),
-            "drift": np.array(float(max(off))),
+            "drift": np.array(drift),
         }
         if self.divisor is not None:
             found["scaled"] = _products(vectors / self.divisor)
