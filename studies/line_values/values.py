@@ -58,9 +58,14 @@ async def _go_on(
             say(f"went on from {number + 1} of {len(sessions)} sessions")
 
 
+def values_of(grades: Grades) -> list[float | None]:
+    """The mean grade before each line; None where none began."""
+    return [fmean(of_line) if of_line else None for of_line in grades]
+
+
 def changes(grades: Grades, outcome: float) -> list[float | None]:
     """What each line changed the value by; None where it has none before or after it."""
-    values = [fmean(of_line) if of_line else None for of_line in grades]
+    values = values_of(grades)
     pairs = zip(values, [*values[1:], outcome], strict=True)
     return [None if before is None or after is None else after - before for before, after in pairs]
 
