@@ -92,6 +92,7 @@ def test_a_reward_model_reads_with_the_class_that_was_given(tmp_path: Path) -> N
         assert abs(row[f"rewards/{trainer.reward_func_names[-1]}/mean"]) > 0
 
 
+@pytest.mark.more
 def test_a_tokenizer_takes_the_place_of_the_models(tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(NANO_PATH)
     tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant] "
@@ -139,6 +140,7 @@ def test_a_held_out_set_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     refused(tmp_path, "eval_dataset['b']: the data set lacks the columns ['prompt']", eval_dataset={"b": bad})
 
 
+@pytest.mark.more
 def test_a_stream_is_trained_on_as_its_rows_are(tmp_path: Path) -> None:
     rows = Dataset.from_list([{"prompt": f"{n} + 1?", "answer": str(n + 1), "id": n} for n in range(4)])
     settings = {"max_steps": 2, "shuffle_dataset": False}
@@ -168,6 +170,7 @@ def test_the_first_row_of_a_stream_is_looked_at(tmp_path: Path) -> None:
     refused(tmp_path, "has a column 'image'", rows=pictured)
 
 
+@pytest.mark.more
 def test_an_environment_may_give_the_questions(tmp_path: Path) -> None:
     trainer = {"environment_factory": Asking}
     args: dict[str, Any] = {"max_steps": 1, "per_device_train_batch_size": 4, "num_generations": 2}
@@ -194,6 +197,7 @@ def test_rows_of_environments_may_have_no_prompts_and_name_known_ones(tmp_path: 
     refused(tmp_path, "row 0 names the environment 'c'; there are 'a', 'b'", rows=unknown, environment_factory=several)
 
 
+@pytest.mark.more
 def test_sessions_that_nothing_grades_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def warned(function: Any, rows: list[dict[str, Any]], **given: Any) -> list[str]:
         caplog.clear()
