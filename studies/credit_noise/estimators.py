@@ -15,9 +15,10 @@ interpreter state, n of them.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from statistics import fmean
+from typing import Any
 
 from repl_rl.config import CreditConfig
 from repl_rl.credit.normalize import beside_position, same_state
@@ -26,31 +27,32 @@ from repl_rl.trajectory import Trajectory
 
 Rewards = Sequence[Sequence[float]]
 LineValues = list[list[float]]
+States = Mapping[Any, Sequence[tuple[int, int]]]
+"""The lines that began in each state, as indices of session and line."""
 
 
 def shrunk(group: Sequence[Trajectory], rewards: Rewards, config: CreditConfig) -> LineValues:
-    return _towards_place(group, rewards, config, weight=1, once=False)
+    return towards_place(rewards, same_state(group), config.gamma, weight=1, once=False)
 
 
 def shrunk_by_four(group: Sequence[Trajectory], rewards: Rewards, config: CreditConfig) -> LineValues:
-    return _towards_place(group, rewards, config, weight=4, once=False)
+    return towards_place(rewards, same_state(group), config.gamma, weight=4, once=False)
 
 
 def by_session(group: Sequence[Trajectory], rewards: Rewards, config: CreditConfig) -> LineValues:
-    return _towards_place(group, rewards, config, weight=0, once=True)
+    return towards_place(rewards, same_state(group), config.gamma, weight=0, once=True)
 
 
 def shrunk_by_session(group: Sequence[Trajectory], rewards: Rewards, config: CreditConfig) -> LineValues:
-    return _towards_place(group, rewards, config, weight=1, once=True)
+    return towards_place(rewards, same_state(group), config.gamma, weight=1, once=True)
 
 
-def _towards_place(
-    group: Sequence[Trajectory], rewards: Rewards, config: CreditConfig, *, weight: float, once: bool
-) -> LineValues:
-    """Returns less the state's mean, in which the mean at the place counts as `weight` further values."""
-    returns = [discounted_returns(values, config.gamma) for values in rewards]
+def towards_place(rewards: Rewards, states: States, gamma: float, *, weight: int, once: bool) -> LineValues:
+    """Returns of a group less the mean of those in the same state, in which the mean at the place counts as `weight`
+    further values. With `once`, each other session counts once, with its own mean."""
+    returns = [discounted_returns(values, gamma) for values in rewards]
     advantages = beside_position(returns, "none")
-    for alike in same_state(group).values():
+    for alike in states.values():
         of_session: defaultdict[int, list[float]] = defaultdict(list)
         for index, line in alike:
             of_session[index].append(returns[index][line])

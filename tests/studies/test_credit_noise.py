@@ -16,6 +16,7 @@ from repl_rl.models.nano import NANO_PATH
 from repl_rl.trajectory import LineKind, Task, Trajectory
 from studies.credit_noise import estimators, statistics
 from studies.credit_noise.gradients import Gradients, line_products
+from studies.credit_noise.states import plain
 
 pytestmark = pytest.mark.slow
 
@@ -111,6 +112,14 @@ def products(problems: int, seed: int) -> np.ndarray:
     means = rng.normal(size=(problems, 1, 1, 6))
     noise = rng.normal(size=(problems, 2, 2, 6)) * np.array([1.0, 2.0])[:, None, None]
     return np.einsum("nehx,nfkx->nehfk", means + noise, means + noise)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("12.0", "12"), ("Fraction(24, 2)", "12"), ("0.5", "1/2"), ("1/2", "1/2"), ("'12'", "'12'"), ("[1.0]", "[1.0]")],
+)
+def test_equal_numbers_have_one_form(value: str, expected: str) -> None:
+    assert plain(value) == expected
 
 
 def test_noise_and_signal_are_told_apart() -> None:
