@@ -24,6 +24,7 @@ from studies.credit_noise import statistics
 from studies.credit_noise.settings import DEFAULT, EXPLORED, GROUPS, QUICK, NoiseSettings
 
 if TYPE_CHECKING:
+    from repl_rl.config import CreditConfig
     from repl_rl.trajectory import Trajectory
     from studies.credit_noise.statistics import Array
 
@@ -75,13 +76,13 @@ def recorded(settings: NoiseSettings, say: Callable[[str], None]) -> tuple[list[
     return problems, [dict(np.load(settings.products(number))) for number in range(len(problems))]
 
 
-def report(problems: Sequence[Sequence[Sequence[Trajectory]]], stored: Sequence[dict[str, Array]]) -> dict[str, Any]:
+def report(problems: Sequence[Groups], stored: Sequence[dict[str, Array]]) -> dict[str, Any]:
     """What was sampled, and a row for each gradient, loss and estimator: ratios to `place`, with intervals."""
     tokens = np.array([each["tokens"] for each in stored])
     measures = {"adapters": np.array([each["plain"] for each in stored])}
     if "scaled" in stored[0]:
         measures["adapters, by Adam"] = np.array([each["scaled"] for each in stored])
-    measures["down_proj"] = explored(problems, [each["lines"] for each in stored])
+    measures["down_proj"] = explored([problems], [each["lines"] for each in stored], list(EXPLORED.values()))
     rows = []
     for measured, products in measures.items():
         for loss, values in {"sum": products, "dapo": statistics.divided(products, tokens)}.items():
@@ -101,25 +102,34 @@ def report(problems: Sequence[Sequence[Sequence[Trajectory]]], stored: Sequence[
     }
 
 
-def explored(problems: Sequence[Sequence[Sequence[Trajectory]]], products: Sequence[Array]) -> Array:
-    """(problems, E, 2, E, 2) of `EXPLORED`, from the inner products of the lines of each problem, (L, L)."""
+def explored(
+    rewarded: Sequence[Sequence[Groups]], products: Sequence[Array], estimators: Sequence[CreditConfig]
+) -> Array:
+    """(problems, E, 2, E, 2) from the inner products of the lines of each problem, (L, L).
+
+    `rewarded` are the same sessions with several tables of rewards, R of them. E is R times the number of estimators,
+    those of the first table first.
+    """
     from studies.credit_noise.products import line_advantages_of
 
-    found = np.zeros((len(problems), len(EXPLORED), GROUPS, len(EXPLORED), GROUPS))
-    for start in range(0, len(problems), _BATCH):
-        batch = problems[start : start + _BATCH]
+    found = []
+    for start in range(0, len(products), _BATCH):
+        of_batch = products[start : start + _BATCH]
         values = [
-            [line_advantages_of([problem[half] for problem in batch], config) for half in range(GROUPS)]
-            for config in EXPLORED.values()
+            [
+                line_advantages_of([problem[half] for problem in problems[start : start + _BATCH]], config)
+                for half in (0, 1)
+            ]
+            for problems in rewarded
+            for config in estimators
         ]
-        for at in range(len(batch)):
-            lines = products[start + at]
-            vectors = np.zeros((len(EXPLORED), GROUPS, len(lines)))
+        for at, lines in enumerate(of_batch):
+            vectors = np.zeros((len(values), GROUPS, len(lines)))
             for estimator, (first, second) in enumerate(values):
                 vectors[estimator, 0, : len(first[at])] = first[at]
                 vectors[estimator, 1, len(first[at]) :] = second[at]
-            found[start + at] = np.einsum("ehl,lm,fkm->ehfk", vectors, lines, vectors)
-    return found
+            found.append(np.einsum("ehl,lm,fkm->ehfk", vectors, lines, vectors, optimize=True))
+    return np.array(found)
 
 
 def compared(products: Array, at: int) -> dict[str, Any]:
