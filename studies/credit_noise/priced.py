@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import astuple, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from studies.credit_noise.sessions import sessions_of
 from studies.credit_noise.settings import EXPLORED, NoiseSettings
 from studies.credit_noise.settings import QUICK as QUICK_NOISE
 from studies.credit_noise.statistics import Array
-from studies.credit_noise.study import FLAGS, explored, recorded
+from studies.credit_noise.study import FLAGS, compared, explored, recorded
 
 __all__ = ["DEFAULT", "FLAGS", "QUICK", "measure", "table"]
 
@@ -66,17 +66,8 @@ def measure(settings: NoiseSettings, say: Callable[[str], None]) -> dict[str, An
     rows = []
     for at, (arm, name) in enumerate(estimators):
         beside = list(estimators).index((arm, "per session"))
-        size, size_beside = statistics.size(found, at), statistics.size(found, beside)
-        rows.append(
-            {
-                "arm": arm,
-                "credit": name,
-                "size": astuple(statistics.ratio(size, size_beside)),
-                "noise": astuple(statistics.ratio(statistics.noise(found, at), statistics.noise(found, beside))),
-                "smallest_effect": statistics.smallest_effect(size, size_beside, len(found)),
-                "cosine": _cosine(found, at, outcome),
-            }
-        )
+        named = {"arm": arm, "credit": name, "cosine": _cosine(found, at, outcome)}
+        rows.append(named | compared(found, at, beside))
     return {"problems": len(found), "rows": rows} | machine(("repl-rl",))
 
 
@@ -97,11 +88,12 @@ def _cosine(products: Array, at: int, outcome: int) -> tuple[float, float, float
 def table(report: dict[str, Any]) -> Table:
     """The figures for a terminal."""
     shown = Table(box=SIMPLE_HEAD, title=f"{report['problems']} problems: over credit per session, last down_proj")
-    for column in ("paid", "credit", "size", "noise", "least", "cosine with the outcome's"):
+    figures = ("size", "noise", "noise_at_equal_signal", "cosine")
+    for column in ("paid", "credit", *(name.replace("_", " ") for name in figures), "least"):
         shown.add_column(column)
     for row in report["rows"]:
-        size, noise, cosine = ("{:.2f} ({:.2f}, {:.2f})".format(*row[name]) for name in ("size", "noise", "cosine"))
-        shown.add_row(row["arm"], row["credit"], size, noise, f"{row['smallest_effect']:.0%}", cosine)
+        values = ("{:.2f} ({:.2f}, {:.2f})".format(*row[name]) for name in figures)
+        shown.add_row(row["arm"], row["credit"], *values, f"{row['smallest_effect']:.0%}")
     return shown
 
 

@@ -132,17 +132,17 @@ def explored(
     return np.array(found)
 
 
-def compared(products: Array, at: int) -> dict[str, Any]:
-    """An estimator beside `place`, which is the first."""
+def compared(products: Array, at: int, beside: int = 0) -> dict[str, Any]:
+    """An estimator beside another one: the first, which is `place`, if nothing else is said."""
     size, noise = statistics.size(products, at), statistics.noise(products, at)
-    of_place = statistics.size(products, 0), statistics.noise(products, 0), statistics.signal(products, 0)
-    shared = statistics.signal(products, at, 0)
+    others_size, others_noise = statistics.size(products, beside), statistics.noise(products, beside)
+    shared, others_signal = statistics.signal(products, at, beside), statistics.signal(products, beside)
     return {
-        "size": astuple(statistics.ratio(size, of_place[0])),
-        "noise": astuple(statistics.ratio(noise, of_place[1])),
-        "signal": astuple(statistics.ratio(shared, of_place[2])),
-        "noise_at_equal_signal": astuple(statistics.per_signal(noise, shared, of_place[1], of_place[2])),
-        "smallest_effect": statistics.smallest_effect(size, of_place[0], len(products)),
+        "size": astuple(statistics.ratio(size, others_size)),
+        "noise": astuple(statistics.ratio(noise, others_noise)),
+        "signal": astuple(statistics.ratio(shared, others_signal)),
+        "noise_at_equal_signal": astuple(statistics.per_signal(noise, shared, others_noise, others_signal)),
+        "smallest_effect": statistics.smallest_effect(size, others_size, len(products)),
     }
 
 

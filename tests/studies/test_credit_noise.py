@@ -16,6 +16,7 @@ from repl_rl.models.nano import NANO_PATH
 from repl_rl.trajectory import LineKind, Task, Trajectory
 from studies.credit_noise import estimators, statistics
 from studies.credit_noise.gradients import Gradients, line_products
+from studies.credit_noise.parts import PARTS, _moments, weights_of
 from studies.credit_noise.states import plain
 
 pytestmark = pytest.mark.slow
@@ -144,3 +145,28 @@ def test_four_times_the_problems_show_half_the_effect() -> None:
     few = products(60, 0)
     sizes = statistics.size(few, 1), statistics.size(few, 0)
     assert statistics.smallest_effect(*sizes, 50) == pytest.approx(2 * statistics.smallest_effect(*sizes, 200))
+
+
+def test_moments_of_parts_are_those_of_their_gradients() -> None:
+    """Of 5 problems with 3 parts in two groups: the mean length, and the mean products with another group's whole."""
+    gradients = np.random.default_rng(0).normal(size=(5, 3, 2, 4))  # (problems, E, 2, dimensions)
+    products = np.einsum("pehx,qfkx->pehqfk", gradients, gradients)
+    size, within, across = _moments(products, 1, np.full((1, 5), 1 / 5))
+    part, whole = gradients[:, 1], gradients[:, 0]
+    assert size == pytest.approx((part**2).sum(axis=-1).mean())
+    crossed = whole[:, ::-1]
+    assert within == pytest.approx((part * crossed).sum(axis=-1).mean())
+    assert across == pytest.approx((part.mean(axis=0) * crossed.mean(axis=0)).sum(axis=-1).mean())
+
+
+def test_parts_of_a_group_add_up_to_the_whole() -> None:
+    """One session thinks first; both then bind the same, and the first is right."""
+    comment = line("# think", LineKind.COMMENT)
+    first = [comment, line("x = 1", fingerprint="a"), replace(line("y = 2", fingerprint="b"), reward=1.0)]
+    second = [line("x = 1", fingerprint="a"), line("y = 3", fingerprint="c"), line("y")]
+    weights = dict(zip(PARTS, weights_of([made(first), made(second)]), strict=True))
+    assert weights["whole"].tolist() == [1, 1, 1, -1, -1, -1]
+    assert weights["comments"].tolist() == [1, 0, 0, 0, 0, 0]
+    assert weights["shared states"].tolist() == [1, 1, 1, -1, -1, 0]
+    for part, rest in (("comments", "without comments"), ("own states", "shared states")):
+        assert (weights[part] + weights[rest]).tolist() == weights["whole"].tolist()
