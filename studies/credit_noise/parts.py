@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from repl_rl.errors import ConfigError
 from repl_rl.trajectory import LineKind, Trajectory
 from repl_rl.utils.machine import machine
 from studies.common.command import main
+from studies.credit_noise.gradients import Pass
 from studies.credit_noise.products import Products, line_advantages_of
 from studies.credit_noise.sessions import sessions_of
 from studies.credit_noise.settings import EXPLORED, GROUPS, NoiseSettings
@@ -116,29 +118,39 @@ def _products_of(
 ) -> tuple[Array, Array]:
     """(problems, E, 2, problems, E, 2) inner products of parts, and (problems, 2) typed tokens."""
     gradients = Products(settings).gradients
-    tokens, counts = [], []
-    for number, groups in enumerate(problems, 1):
-        inputs, outputs, weights = [], [], []
+    tokens = dict[int, Tokens]()
+    counts = np.zeros((len(problems), GROUPS))
+    for number, groups in enumerate(problems):
+        weighed = []
         for half, group in enumerate(groups):
-            done = gradients.forward(group, with_graph=False)
-            of_tokens = torch.tensor(weights_of(group), dtype=torch.float32)[:, done.lines]  # (E, K)
-            in_halves = torch.zeros(len(PARTS), GROUPS, of_tokens.size(1))
-            in_halves[:, half] = of_tokens
-            weighed = of_tokens.any(dim=0)
-            inputs.append(done.inputs[weighed])
-            outputs.append(done.outputs[weighed])
-            weights.append(in_halves.flatten(0, 1)[:, weighed])
-            counts.append(len(done.lines))
-        tokens.append(Tokens(torch.cat(inputs), torch.cat(outputs), torch.cat(weights, dim=1)))
-        say(f"forward passes of {number} of {len(problems)} problems")
+            counts[number, half] = sum(sum(session.sampled_mask) for session in group)
+            weights = weights_of(group)
+            if weights.any():  # a group without variance has no gradient
+                weighed.append(_weighed(gradients.forward(group, with_graph=False), weights, half))
+        if weighed:
+            tokens[number] = Tokens(
+                torch.cat([each.inputs for each in weighed]),
+                torch.cat([each.outputs for each in weighed]),
+                torch.cat([each.weights for each in weighed], dim=1),
+            )
+        say(f"forward passes of {number + 1} of {len(problems)} problems")
     found = np.zeros((len(problems), len(problems), len(PARTS) * GROUPS, len(PARTS) * GROUPS), dtype=np.float32)
-    for row, one in enumerate(tokens):
-        for column, other in enumerate(tokens[: row + 1]):
+    for (row, one), (column, other) in product(tokens.items(), repeat=2):
+        if column <= row:
             of_tokens = (one.inputs @ other.inputs.T) * (one.outputs @ other.outputs.T)
             found[row, column] = (one.weights @ of_tokens @ other.weights.T).numpy()
             found[column, row] = found[row, column].T
     shape = (len(problems), len(problems), len(PARTS), GROUPS, len(PARTS), GROUPS)
-    return found.reshape(shape).transpose(0, 2, 3, 1, 4, 5), np.array(counts, dtype=float).reshape(-1, GROUPS)
+    return found.reshape(shape).transpose(0, 2, 3, 1, 4, 5), counts
+
+
+def _weighed(done: Pass, weights: Array, half: int) -> Tokens:
+    """The tokens of a group that any part weighs; `weights` (E, L) are those of its lines."""
+    of_tokens = torch.tensor(weights, dtype=torch.float32)[:, done.lines]  # (E, K)
+    in_halves = torch.zeros(len(PARTS), GROUPS, of_tokens.size(1))
+    in_halves[:, half] = of_tokens
+    some = of_tokens.any(dim=0)
+    return Tokens(done.inputs[some], done.outputs[some], in_halves.flatten(0, 1)[:, some])
 
 
 def _rows(products: Array) -> list[dict[str, Any]]:
@@ -152,15 +164,16 @@ def _rows(products: Array) -> list[dict[str, Any]]:
     for at, part in enumerate(PARTS):
         size, within, across = _moments(products, at, weights)
         noise, noise_of_whole = size - across, whole[0] - whole[2]
-        values = (
-            size / whole[0],
-            within / whole[1],
-            across / whole[2],
-            noise / across**2 / (noise_of_whole / whole[2] ** 2),
-        )
+        with np.errstate(divide="ignore", invalid="ignore"):  # few problems may be drawn without any gradient
+            values = (
+                size / whole[0],
+                within / whole[1],
+                across / whole[2],
+                noise / across**2 / (noise_of_whole / whole[2] ** 2),
+            )
         row: dict[str, Any] = {"part": part}
         for name, of_draws in zip(_FIGURES, values, strict=True):
-            low, high = np.quantile(of_draws[1:], (0.025, 0.975))
+            low, high = np.nanquantile(of_draws[1:], (0.025, 0.975))
             row[name] = (float(of_draws[0]), float(low), float(high))
         rows.append(row)
     return rows
