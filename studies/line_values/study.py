@@ -43,9 +43,14 @@ FLAGS = (
 )
 LEAST_CHANGE = 0.25
 """Of the value, by a line whose sign is counted."""
+DECISIVE = 0.75
+"""A change of the value by so much is hardly chance: two values from eight sessions each, of a state whose value is one
+half, differ by it once in 240 times."""
 _LEAST_LINES = 3
 """Of a session, for a correlation within it."""
 _FIGURES = ("rank", "rank_within", "sign")
+_SHOWN_BY = "shrunk"
+"""Of which the best and the worst session are shown. `place` gives all lines of a session one number."""
 _RESAMPLED = 2000
 
 
@@ -107,6 +112,7 @@ def measure(settings: LineValueSettings, say: Callable[[str], None]) -> dict[str
         "lines": sum(len(session) for group in valued for session in group),
         "valued": len(_lines(valued)),
         "reliability": _reliability(valued),
+        "decisive": _decisive(valued),
         "rows": rows,
         "lengths": _lengths(settings, numbered, valued, grades),
         "kinds": _by_kind(valued),
@@ -220,6 +226,12 @@ def _lengths(
     return {"groups": len(found)} | {name: astuple(interval) for name, interval in named.items()}
 
 
+def _decisive(groups: Sequence[Sequence[Session]]) -> float:
+    """The share of sessions with a line that changed the value by `DECISIVE` or more."""
+    sessions = [session for group in groups for session in group]
+    return float(np.mean([any(abs(line.change or 0.0) >= DECISIVE for line in session) for session in sessions]))
+
+
 def _by_kind(groups: Sequence[Sequence[Session]]) -> list[dict[str, Any]]:
     """For each kind of line: how many, the mean change and how far changes spread, and the mean advantages."""
     lines, rows = _lines(groups), []
@@ -235,11 +247,12 @@ def _by_kind(groups: Sequence[Sequence[Session]]) -> list[dict[str, Any]]:
 
 
 def _shown(groups: Sequence[Sequence[Session]], *, best: bool) -> list[dict[str, Any]]:
-    """The session whose lines `place` ranks best, or worst, with values and advantages."""
+    """The session whose lines `_SHOWN_BY` ranks best, or worst, with values and advantages."""
     sessions = [session for group in groups for session in group if _has_ranks(session)]
     if not sessions:
         return []
-    chosen = (max if best else min)(sessions, key=lambda session: _rank(session, 0))
+    at = list(EXPLORED).index(_SHOWN_BY)
+    chosen = (max if best else min)(sessions, key=lambda session: _rank(session, at))
     return [
         {"line": line.text, "value": line.before, "change": line.change}
         | dict(zip(EXPLORED, map(float, line.advantages), strict=True))
