@@ -78,8 +78,11 @@ def test_an_estimator_of_ones_own(here: Path) -> None:
 def test_the_tables_of_credit_name_every_estimator_and_every_key() -> None:
     parts = re.split(r"^\|---.*\n", page("credit"), flags=re.MULTILINE)
     tables = [[row.split("|") for row in part.partition("\n\n")[0].splitlines()] for part in parts[1:]]
-    of_names = [rows for rows in tables if all(row[1].startswith(" `") for row in rows)]
-    named = [{re.findall(r"`([^`]+)`", row[1])[0]: re.findall(r"`(\w+)`", row[-2]) for row in rows} for rows in of_names]
+    named = [
+        {re.findall(r"`([^`]+)`", row[1])[0]: re.findall(r"`(\w+)`", row[-2]) for row in rows}
+        for rows in tables
+        if all(row[1].startswith(" `") for row in rows)  # one has figures
+    ]
     estimators, keys, baselines, scales = named[:4]
     told = {name: {*used, "clip"} for name, used in estimators.items()}
     assert told == {name: set(record.settings) for name, record in ESTIMATOR_RECORDS.items()}
