@@ -196,7 +196,8 @@ def table(report: dict[str, Any]) -> Table:
     for column in ("loss", "part", *(name.replace("_", " ") for name in _FIGURES)):
         shown.add_column(column)
     for row in report["rows"]:
-        shown.add_row(row["loss"], row["part"], *("{:.2f} ({:.2f}, {:.2f})".format(*row[name]) for name in _FIGURES))
+        figures = ["{:.2f} ({:.2f}, {:.2f})".format(*row[name]) for name in _FIGURES]
+        shown.add_row(row["loss"], row["part"], *figures)
     return shown
 
 

@@ -67,8 +67,10 @@ def measure(settings: NoiseSettings, say: Callable[[str], None]) -> dict[str, An
     products = [each["lines"] for each in stored]
     sessions = [session for problem in problems for group in problem for session in group]
     say(f"running {len(sessions)} sessions again")
-    looked = iter(asyncio.run(_looked_into(settings.loaded, sessions)))
-    states = [[[next(looked) for _ in group] for group in problem] for problem in problems]
+    looked_into = iter(asyncio.run(_looked_into(settings.loaded, sessions)))
+    states = []
+    for problem in problems:
+        states.append([[next(looked_into) for _ in group] for group in problem])
     of_place = _lengths(problems, products, [[{} for _ in problem] for problem in problems], weight=1)
     rows = []
     for kind in KINDS:

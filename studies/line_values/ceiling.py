@@ -47,5 +47,9 @@ def _knowing(grades: Grades, outcome: float) -> Array:
 
 def ratios(of_groups: Sequence[Array], names: Sequence[str]) -> dict[str, Interval]:
     """Of (groups, E + 2): each mean over that of the first estimator, with an interval over groups."""
-    known = np.array([each for each in of_groups if np.isfinite(each).all()])
-    return {name: ratio(known[:, at], known[:, 0]) for at, name in enumerate([*names, *KNOWING]) if len(known)}
+    known = np.array([lengths for lengths in of_groups if np.isfinite(lengths).all()])
+    found = dict[str, Interval]()
+    for at, name in enumerate([*names, *KNOWING]):
+        if len(known):
+            found[name] = ratio(known[:, at], known[:, 0])
+    return found

@@ -267,5 +267,6 @@ def table(report: dict[str, Any]) -> Table:
     for column in ("estimator", *(name.replace("_", " ") for name in _FIGURES)):
         shown.add_column(column)
     for row in report["rows"]:
-        shown.add_row(row["estimator"], *("{:.2f} ({:.2f}, {:.2f})".format(*row[name]) for name in _FIGURES))
+        figures = ["{:.2f} ({:.2f}, {:.2f})".format(*row[name]) for name in _FIGURES]
+        shown.add_row(row["estimator"], *figures)
     return shown
