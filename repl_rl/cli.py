@@ -1,4 +1,6 @@
-"""`repl-rl`: train, rollout, play, eval, view, replay, push, bench, doctor. A ReplRLError is a message and exit code 2.
+"""`repl-rl`: train, rollout, play, eval, view, rescore, replay, push, bench, doctor.
+
+A ReplRLError is a message and exit code 2.
 
 Each command's package names its arguments and runs it; what a command needs is imported when it runs.
 """
@@ -25,6 +27,7 @@ from repl_rl.run import command as training
 from repl_rl.run import play, rollouts
 from repl_rl.run.evaluation import command as evaluation
 from repl_rl.run.push import command as push
+from repl_rl.run.rescore import command as rescoring
 from repl_rl.utils.distributed import is_main_process
 from repl_rl.utils.folders import shipped_configs
 from repl_rl.utils.machine import in_a_sentence
@@ -129,6 +132,7 @@ def make_parser() -> argparse.ArgumentParser:
     compared = "solve rates on held-out problems, of one model or of several beside each other"
     evaluation.add_arguments(commands.add_parser("eval", help=compared), shipped)
     viewing.add_arguments(commands.add_parser("view", help="look at a run folder or a file of rollouts"))
+    rescoring.add_arguments(commands.add_parser("rescore", help="recorded sessions under other rewards or credit"))
     replay.add_arguments(commands.add_parser("replay", help="run rollouts again as notebooks, and say what differs"))
     push.add_arguments(commands.add_parser("push", help="publish a run's model, card and rollouts"))
     bench.add_arguments(commands.add_parser("bench", help="measure this machine"))

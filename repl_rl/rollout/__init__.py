@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from repl_rl.rollout.loop import Rollout as Rollout
     from repl_rl.rollout.metrics import batch_metrics as batch_metrics
     from repl_rl.rollout.metrics import solve_rates as solve_rates
+    from repl_rl.rollout.rescoring import Rescoring as Rescoring
+    from repl_rl.rollout.rescoring import rescored as rescored
     from repl_rl.rollout.scheduler import scheduled as scheduled
     from repl_rl.rollout.scoring import CreditedTrajectory as CreditedTrajectory
     from repl_rl.rollout.scoring import credit as credit
@@ -90,6 +92,7 @@ _HOMES = {
     "OnEnd": "batch",
     "Prompt": "state",
     "Ran": "events",
+    "Rescoring": "rescoring",
     "Rollout": "loop",
     "RolloutBatch": "batch",
     "RolloutService": "batch",
@@ -128,6 +131,7 @@ _HOMES = {
     "prompts": "episode",
     "refuse_if_all_aborted": "batch",
     "require_tasks": "batch",
+    "rescored": "rescoring",
     "reward_table": "scoring",
     "run_turn": "execute",
     "scheduled": "scheduler",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -66,22 +66,41 @@ def score(
     if grader is grade:
         answers = [trajectory.answer for _, trajectory in ungraded]
         forms = [trajectory.answer_forms for _, trajectory in ungraded]
-        verdicts = iter(judge_many([task for task, _ in ungraded], answers, forms))
+        fresh_verdicts = iter(judge_many([task for task, _ in ungraded], answers, forms))
     else:
-        verdicts = iter([graded_by(grader, task, trajectory) for task, trajectory in ungraded])
-    size = group_size or len(trajectories)
+        fresh_verdicts = iter([graded_by(grader, task, trajectory) for task, trajectory in ungraded])
+    verdicts = [_known_verdict(trajectory) or next(fresh_verdicts) for trajectory in trajectories]
+    sessions = reward_lines(trajectories, [verdict.grade for verdict in verdicts], table, step, group_size)
     scored = []
-    for index, (task, trajectory) in enumerate(pairs):
-        verdict = _known_verdict(trajectory) or next(verdicts)
-        first = index - index % size
-        group = trajectories[first : first + size]
-        session = _score_lines(trajectory, group, verdict.grade, table, step)
-        answers_of_task = {reference.strip() for reference in task.references} - {""}
-        shown = tuple(line.shown.strip() in answers_of_task for line in trajectory.lines)
+    for task, session, verdict in zip(tasks, sessions, verdicts, strict=True):
+        shown = lines_that_show(session.trajectory, task.references)
         reference = " or ".join(task.references) or None
         graded = replace(session.trajectory, reference=reference, grade_reason=verdict.reason or None)
         scored.append(replace(session, trajectory=graded, shown=shown))
     return scored
+
+
+def reward_lines(
+    trajectories: Sequence[Trajectory],
+    grades: Sequence[float],
+    table: RewardTable,
+    step: int = 0,
+    group_size: int | None = None,
+) -> list[ScoredTrajectory]:
+    """Fill in the rewards of the lines of graded trajectories, as `score` does."""
+    size = group_size or len(trajectories)
+    scored = []
+    for index, (trajectory, value) in enumerate(zip(trajectories, grades, strict=True)):
+        first = index - index % size
+        group = trajectories[first : first + size]
+        scored.append(_score_lines(trajectory, group, value, table, step))
+    return scored
+
+
+def lines_that_show(trajectory: Trajectory, references: Iterable[str]) -> tuple[bool, ...]:
+    """For each line, whether what it showed is one of these answers, to the letter."""
+    answers = {reference.strip() for reference in references} - {""}
+    return tuple(line.shown.strip() in answers for line in trajectory.lines)
 
 
 def _score_lines(

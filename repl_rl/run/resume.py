@@ -34,7 +34,7 @@ MAY_CHANGE = (
     *_OF_THE_MACHINE,
 )
 """The keys that may change when a run is resumed."""
-_ABSENT = object()
+ABSENT = object()
 
 
 def open_run(path: Path, config: Config | None, overrides: tuple[str, ...] = ()) -> tuple[RunFolder, Config]:
@@ -48,8 +48,8 @@ def open_run(path: Path, config: Config | None, overrides: tuple[str, ...] = ())
     if config is None:
         config = load_config(str(folder.config_path), overrides)
     refusals = []
-    differences = _differences(stored.model_dump(mode="json"), config.model_dump(mode="json"))
-    for key, there, here in sorted(differences):
+    changes = differences(stored.model_dump(mode="json"), config.model_dump(mode="json"))
+    for key, there, here in sorted(changes):
         if key not in MAY_CHANGE:
             refusals.append(f"  {key}: {_value_text(there)} in the run, {_value_text(here)} now")
     if refusals:
@@ -102,16 +102,16 @@ def _schedule_goes_on(stored: TrainConfig, given: TrainConfig, reached: int) -> 
     return [f"{follows}: at step {reached} it goes from {' to '.join(rates)}, then to 0 at step {given.steps}"]
 
 
-def _differences(stored: dict[str, Any], config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+def differences(stored: dict[str, Any], config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
     """The keys with unequal values, each with its value in the run and in the config."""
     for key in stored.keys() | config.keys():
-        there = stored.get(key, _ABSENT)
-        here = config.get(key, _ABSENT)
+        there = stored.get(key, ABSENT)
+        here = config.get(key, ABSENT)
         if isinstance(there, dict) and isinstance(here, dict):
-            yield from _differences(there, here, f"{prefix}{key}.")
+            yield from differences(there, here, f"{prefix}{key}.")
         elif there != here:
             yield f"{prefix}{key}", there, here
 
 
 def _value_text(value: Any) -> str:
-    return "absent" if value is _ABSENT else repr(value)
+    return "absent" if value is ABSENT else repr(value)

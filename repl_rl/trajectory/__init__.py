@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from repl_rl.trajectory.jsonl import read_labelled as read_labelled
     from repl_rl.trajectory.jsonl import read_record as read_record
     from repl_rl.trajectory.jsonl import write_jsonl as write_jsonl
+    from repl_rl.trajectory.rescoring import Recorded as Recorded
+    from repl_rl.trajectory.rescoring import recorded_beside as recorded_beside
+    from repl_rl.trajectory.rescoring import recorded_label as recorded_label
+    from repl_rl.trajectory.rescoring import sign as sign
 
 _HOMES = {
     "Branch": "data",
@@ -34,6 +38,7 @@ _HOMES = {
     "Line": "data",
     "LineKind": "data",
     "Message": "data",
+    "Recorded": "rescoring",
     "RecordedCell": "data",
     "RewardPart": "data",
     "StopReason": "data",
@@ -45,6 +50,9 @@ _HOMES = {
     "read_jsonl": "jsonl",
     "read_labelled": "jsonl",
     "read_record": "jsonl",
+    "recorded_beside": "rescoring",
+    "recorded_label": "rescoring",
+    "sign": "rescoring",
     "whole_session": "data",
     "write_jsonl": "jsonl",
 }

@@ -30,6 +30,8 @@ _MOST_BRACKETS = 1000
 """A line with as many of `[` is not parsed, for a row as a rule holds no list."""
 _MOST_NOTES = 20
 _HELP = "docs/faq.md says what helps"
+RESCORED = "rescored.json"
+"""What `repl-rl rescore` puts into the folder that it makes: which settings are others, and what that changed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from repl_rl.utils.locks import LOCK_NAME, is_held, writer
-from repl_rl.view.run import Run
+from repl_rl.view.run import RESCORED, Run
 
 _FRESH_S = 300.0
 """If nobody can say whether a run's lock is held, a run whose files are older is taken for stopped."""
@@ -27,6 +27,8 @@ def state(run: Run) -> State:
     steps = f"{done:,} of {planned:,} steps" if isinstance(planned, int) else f"{done:,} steps"
     is_trained = isinstance(planned, int) and done >= planned
     is_measured = done > 0 and bool(run.evals) and run.evals[-1]["step"] == done
+    if (run.path / RESCORED).exists():
+        return State(False, "rescored", "rescored: sessions of another folder, and nothing is trained here")
     if _is_running(run, is_trained):
         return State(True, "running", f"running, {steps} so far")
     if is_trained:

@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from repl_rl.errors import RunError
-from repl_rl.trajectory import Trajectory
+from repl_rl.trajectory import Recorded, Trajectory
 from repl_rl.utils.folders import cache_home
 from repl_rl.utils.text import visible
 from repl_rl.view.words import short, status, total_reward
 
-VERSION = 4
+VERSION = 5
 """Version of the layout and of what is read from a record: raise it when either changes."""
 NAME = f"index-{VERSION}.sqlite"
 SPLITS = ("eval", "train")
@@ -49,7 +49,7 @@ CREATE TABLE IF NOT EXISTS trajectory (
     family TEXT NOT NULL, status TEXT NOT NULL, stop_reason TEXT NOT NULL, reward REAL, outcome REAL,
     lines INTEGER NOT NULL, tokens INTEGER NOT NULL, errors TEXT NOT NULL, n_errors INTEGER NOT NULL,
     duration_s REAL NOT NULL, version INTEGER NOT NULL, question INTEGER NOT NULL,
-    run TEXT NOT NULL, model TEXT NOT NULL, dialect TEXT NOT NULL
+    run TEXT NOT NULL, model TEXT NOT NULL, dialect TEXT NOT NULL, other_sign TEXT NOT NULL
 );
 CREATE TABLE IF NOT EXISTS error (name TEXT NOT NULL, trajectory INTEGER NOT NULL, PRIMARY KEY (name, trajectory))
     WITHOUT ROWID;
@@ -64,6 +64,7 @@ CREATE INDEX IF NOT EXISTS by_stop ON trajectory (stop_reason);
 CREATE INDEX IF NOT EXISTS by_reward ON trajectory (reward);
 CREATE INDEX IF NOT EXISTS by_lines ON trajectory (lines);
 CREATE INDEX IF NOT EXISTS by_tokens ON trajectory (tokens);
+CREATE INDEX IF NOT EXISTS by_other_sign ON trajectory (other_sign);
 CREATE INDEX IF NOT EXISTS by_duration ON trajectory (duration_s);
 """
 
@@ -260,6 +261,14 @@ def error_names(trajectory: Trajectory) -> list[str]:
         if line.error_name:
             names[shown_name(line.error_name)] = None
     return list(names)[:_MOST_ERRORS]
+
+
+def other_sign(trajectory: Trajectory, recorded: Recorded | None) -> str:
+    """Whether a line of a rescored trajectory has an advantage of another sign than recorded: `yes`, `no`, or "" for
+    one that was not rescored."""
+    if recorded is None:
+        return ""
+    return "yes" if any(recorded.other_signs(trajectory)) else "no"
 
 
 def shown_name(name: str) -> str:

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 from filelock import FileLock, Timeout
 
 from repl_rl.files import lines_of, open_file
-from repl_rl.trajectory import model_of, read_record
+from repl_rl.trajectory import model_of, read_record, recorded_beside
 from repl_rl.utils.text import visible
 from repl_rl.view.run import read_config
 from repl_rl.view.viewer.index import (
@@ -38,6 +38,7 @@ from repl_rl.view.viewer.index import (
     key,
     keys,
     opened,
+    other_sign,
     question_of,
     shown_name,
     step_files,
@@ -46,7 +47,7 @@ from repl_rl.view.viewer.index import (
 _COMMIT_AFTER_S = 0.25
 _TAIL_BYTES = 4096
 _NOT_AGAIN_FOR_S = 0.8
-_INSERT = f"INSERT INTO trajectory VALUES ({', '.join('?' * 23)})"
+_INSERT = f"INSERT INTO trajectory VALUES ({', '.join('?' * 24)})"
 
 
 def update(
@@ -231,7 +232,8 @@ def _add(connection: sqlite3.Connection, file: StepFile, position: int, start: i
     if not model and target.folder:
         model = _model_of_run(target.folder)
     sampled_by = (shown_name(target.name), shown_name(model), shown_name(trajectory.dialect or ""))
-    connection.execute(_INSERT, place + tuple(columns(trajectory)) + (digest,) + sampled_by)
+    sign = other_sign(trajectory, recorded_beside(line, trajectory))
+    connection.execute(_INSERT, place + tuple(columns(trajectory)) + (digest,) + sampled_by + (sign,))
     names = error_names(trajectory)
     connection.executemany("INSERT INTO error VALUES (?, ?)", ((name, id) for name in names))
 

@@ -28,11 +28,12 @@ _OF = ("run", "model", "dialect")
 _SORTS = {name: name for name in ("step", "task_id", "status", "reward", "outcome", "lines", "tokens", *_OF)}
 _SORTS |= {"errors": "n_errors", "duration_s": "duration_s", "position": "position"}
 _EQUALS = {"split": "split", "task": "task_id", "family": "family", "status": "status", "stop": "stop_reason"}
+_EQUALS |= {"other_sign": "other_sign"}
 _EQUALS |= {name: name for name in _OF}
 _KNOWN = {*_EQUALS, "step", "error", "min_reward", "max_reward", "q", "sort", "order", "offset", "limit"}
 _SHOWN = (
     *("split", "step", "position", "task_id", "family", "status", "stop_reason", "reward", "outcome"),
-    *("lines", "tokens", "duration_s", "version", *_OF),
+    *("lines", "tokens", "duration_s", "version", "other_sign", *_OF),
 )
 _STEPS = re.compile(r"([0-9]{1,15})(?:-([0-9]{1,15}))?")
 _ID = re.compile(rf"(?:([0-9]{{1,2}})\.)?({'|'.join(SPLITS)})-([0-9]{{1,9}})-([0-9]{{1,8}})")
@@ -204,6 +205,7 @@ def choices(connection: sqlite3.Connection) -> dict[str, Any]:
         "errors": values("SELECT name FROM error GROUP BY name ORDER BY count(*) DESC, name LIMIT 200"),
         "families": values(distinct.format("family")),
         "stops": values(distinct.format("stop_reason")),
+        "other_signs": values(distinct.format("other_sign")),
         **{f"{name}s": values(distinct.format(name)) for name in _OF},
     }
 

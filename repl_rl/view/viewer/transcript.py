@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from repl_rl.credit.return_to_go import discounted_returns
-from repl_rl.trajectory import Line, Trajectory
+from repl_rl.trajectory import Line, Recorded, Trajectory, sign
 from repl_rl.view.tokens import load_token_texts, texts_fit, token_rows
 from repl_rl.view.transcript import images_within, screen_rows
 from repl_rl.view.words import FAULTS, cost, line_logprob, short
@@ -29,11 +29,13 @@ _SUBCALL_CHARS = 1000
 _TIMES = ("engine_s", "kernel_s", "queue_s", "own_s", "duration_s")
 
 
-def transcript(trajectory: Trajectory, gamma: float, first: int = 0, count: int | None = None) -> dict[str, Any]:
+def transcript(
+    trajectory: Trajectory, gamma: float, first: int = 0, count: int | None = None, recorded: Recorded | None = None
+) -> dict[str, Any]:
     """The screen rows from `first` on, `count` of them, with the lines that begin in them.
 
     `return_to_go` of a line is the sum of the rewards from it on, each discounted by `gamma` per line; a line without a
-    reward counts 0, and None is given if no line has one.
+    reward counts 0, and None is given if no line has one. Lines of a rescored trajectory also have what was `recorded`.
     """
     rows = screen_rows(trajectory)
     window = rows[first : None if count is None else first + count]
@@ -63,8 +65,23 @@ def transcript(trajectory: Trajectory, gamma: float, first: int = 0, count: int 
         "lines": {
             str(index): _line(trajectory, index, drawn[index])
             | {"return_to_go": returns[index] if is_rewarded else None, "state_changed": changed[index]}
+            | _as_recorded(trajectory.lines[index], index, recorded)
             for index in shown
         },
+    }
+
+
+def _as_recorded(line: Line, index: int, recorded: Recorded | None) -> dict[str, Any]:
+    if recorded is None:
+        return {}
+    reward = recorded.rewards[index]
+    advantage = recorded.advantages[index]
+    return {
+        "as_recorded": {
+            "reward": reward,
+            "advantage": advantage,
+            "other_sign": sign(advantage) != sign(line.advantage),
+        }
     }
 
 

@@ -15,9 +15,9 @@
   ];
   const LISTS = [
     ["run", "Run", "runs"], ["model", "Model", "models"], ["dialect", "Dialect", "dialects"], ["split", "Split", "splits"], ["status", "Status", "statuses"], ["family", "Family", "families"],
-    ["error", "Error", "errors"], ["stop", "Stopped by", "stops"],
+    ["error", "Error", "errors"], ["stop", "Stopped by", "stops"], ["other_sign", "Another sign", "other_signs"],
   ];
-  const ORDER = ["q", "run", "model", "dialect", "step", "split", "status", "family", "error", "stop"];
+  const ORDER = ["q", "run", "model", "dialect", "step", "split", "status", "family", "error", "stop", "other_sign"];
 
   const apply = (name, value, replace) => {
     if (view.state.now[name] === value) return;
@@ -65,7 +65,8 @@
     const state = view.state.now;
     for (const [name, , key] of LISTS) {
       options(fields.get(name), choices[key].map(String), state[name]);
-      fields.get(name).parentElement.hidden = view.compared.NAMES.includes(name) && !state[name] && choices[key].length < 2;
+      const least = view.compared.NAMES.includes(name) ? 2 : name === "other_sign" ? 1 : 0;
+      fields.get(name).parentElement.hidden = !state[name] && choices[key].length < least;
     }
     for (const [name] of TEXTS) {
       const input = fields.get(name);

@@ -3,7 +3,7 @@
   "use strict";
   const view = window.ReplView;
 
-  const EQUAL = { run: "run", model: "model", dialect: "dialect", split: "split", family: "family", status: "status", stop: "stop_reason", task: "task_id" };
+  const EQUAL = { run: "run", model: "model", dialect: "dialect", split: "split", family: "family", status: "status", stop: "stop_reason", task: "task_id", other_sign: "other_sign" };
 
   const span = (text) => {
     const found = /^(\d+)(?:-(\d+))?$/.exec(text.trim());

@@ -6,12 +6,12 @@
 
   const embedded = document.getElementById("run-data"); // of an exported file; it stands before every script
   const DEFAULTS = Object.freeze({
-    q: "", task: "", run: "", model: "", dialect: "", split: "", step: "", family: "", status: "", error: "", stop: "", min_reward: "", max_reward: "",
+    q: "", task: "", run: "", model: "", dialect: "", split: "", step: "", family: "", status: "", error: "", stop: "", other_sign: "", min_reward: "", max_reward: "",
     sort: "step", order: "desc", page: "1",
     open: "", mode: "transcript", line: "", with: "",
     curves: (embedded && embedded.dataset.curves) || "some", follow: "",
   });
-  const FILTERS = ["q", "task", "run", "model", "dialect", "split", "step", "family", "status", "error", "stop", "min_reward", "max_reward"];
+  const FILTERS = ["q", "task", "run", "model", "dialect", "split", "step", "family", "status", "error", "stop", "other_sign", "min_reward", "max_reward"];
   const PER_PAGE = 50;
   const listeners = [];
   let current = DEFAULTS;

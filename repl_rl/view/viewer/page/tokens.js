@@ -35,6 +35,9 @@
   const part = ({ source, amount, earned, limits }) => `${source} ${view.signed(amount)}`
     + (limits.length ? ` (${[`earned ${view.signed(earned)}`, ...limits.map(([name, left]) => `after ${name} ${view.signed(left)}`)].join(", ")})` : "");
 
+  const rescored = (line) => line.as_recorded && h("p", { class: "recorded" }, `Advantage ${view.signed(line.advantage)}, recorded ${view.signed(line.as_recorded.advantage)}`,
+    line.as_recorded.other_sign && h("b", {}, ", of another sign"), `; reward ${view.signed(line.reward)}, recorded ${view.signed(line.as_recorded.reward)}.`);
+
   const paid = (line) => line.reward_parts && h("div", { class: "paid" }, h("p", { class: "soft" }, `Reward ${view.signed(line.reward)}:`),
     h("ul", {}, line.reward_parts.map((each) => h("li", {}, part(each)))));
 
@@ -50,7 +53,7 @@
     // An element that fills itself; `line` is the line's record.
     strip: (source, id, line, elementId) => {
       const body = h("div", { class: "soft" }, "Loading the tokens.");
-      const element = h("div", { class: "strip", id: elementId, role: "region", "aria-label": `Tokens of line ${line.index}` }, h("p", {}, sentence(line)), paid(line), asked(line), body);
+      const element = h("div", { class: "strip", id: elementId, role: "region", "aria-label": `Tokens of line ${line.index}` }, h("p", {}, sentence(line)), rescored(line), paid(line), asked(line), body);
       source.tokens(id, line.index).then(
         ({ tokens }) => {
           const masked = tokens.some((token) => !token.sampled);

@@ -19,10 +19,13 @@
   const called = (line) => line.calls.length > 0 && h("span", { class: "calls" }, `${view.count(line.calls.length, "call", "calls")}: `,
     [...new Set(line.calls.map((call) => call.name + (call.error_name ? ` (${call.error_name})` : "")))].slice(0, 4).join(", "));
 
+  // What a rescored session's line had before, below what it has now.
+  const was = (line) => line.as_recorded && h("small", { class: `was${line.as_recorded.other_sign ? " other-sign" : ""}` }, `was ${view.signed(line.as_recorded.advantage)}`);
+
   const worth = (line) => h("div", { class: "worth" },
     h("button", { type: "button", class: `kind ${kindClass(line)}`, "aria-expanded": "false", data: { line: String(line.index) }, title: `line ${line.index}: show its tokens` }, kindOf(line)),
     value("reward", view.number(line.reward), tone(line.reward), line.reward_parts && line.reward_parts.map(view.tokens.part).join("; ")), value("to go", view.number(line.return_to_go)),
-    value("adv.", view.signed(line.advantage), tone(line.advantage)),
+    value("adv.", [view.signed(line.advantage), was(line)], tone(line.advantage)),
     value("logp", view.logprob(line.logprob_sum), "", `${view.logprob(line.logprob_mean)} a token over ${view.count(line.tokens, "token", "tokens")}`),
     value("time", view.time(line.duration_s), "time"), called(line));
 
