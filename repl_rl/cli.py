@@ -1,4 +1,4 @@
-"""`repl-rl`: train, rollout, play, eval, view, rescore, replay, push, bench, doctor.
+"""`repl-rl`: train, rollout, play, eval, view, rescore, value, replay, push, bench, doctor.
 
 A ReplRLError is a message and exit code 2.
 
@@ -24,7 +24,7 @@ from repl_rl import __version__, bench
 from repl_rl.at_start import end_quietly
 from repl_rl.errors import ConfigError, ReplRLError
 from repl_rl.run import command as training
-from repl_rl.run import play, rollouts
+from repl_rl.run import play, rollouts, value
 from repl_rl.run.evaluation import command as evaluation
 from repl_rl.run.push import command as push
 from repl_rl.run.rescore import command as rescoring
@@ -133,6 +133,8 @@ def make_parser() -> argparse.ArgumentParser:
     evaluation.add_arguments(commands.add_parser("eval", help=compared), shipped)
     viewing.add_arguments(commands.add_parser("view", help="look at a run folder or a file of rollouts"))
     rescoring.add_arguments(commands.add_parser("rescore", help="recorded sessions under other rewards or credit"))
+    worth = "what each line of a recorded session was worth, by going on from it"
+    value.add_arguments(commands.add_parser("value", help=worth), shipped)
     replay.add_arguments(commands.add_parser("replay", help="run rollouts again as notebooks, and say what differs"))
     push.add_arguments(commands.add_parser("push", help="publish a run's model, card and rollouts"))
     bench.add_arguments(commands.add_parser("bench", help="measure this machine"))

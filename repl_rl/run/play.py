@@ -15,20 +15,24 @@ from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
 
 from repl_rl.errors import ConfigError
+from repl_rl.run import recorded
 from repl_rl.run.rollouts import asked_tasks, require_task
-from repl_rl.trajectory import Line, StopReason, Task, Trajectory
+from repl_rl.trajectory import Line, StopReason, Task, Trajectory, write_jsonl
+from repl_rl.utils.folders import require_file
+from repl_rl.view.terminal import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from repl_rl.config import Config, SamplingConfig
-    from repl_rl.engine import SampledLine
+    from repl_rl.engine import Engine, SampledLine
     from repl_rl.rewards import RewardTable
     from repl_rl.rollout import Checked, Event, RolloutSetup
 
@@ -38,11 +42,15 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser, config_help: str) -> None:
     """Add the arguments of `repl-rl play`, and set `run` as its command."""
-    parser.add_argument("config", help=config_help)
+    parser.add_argument("config", nargs="?", help=config_help)
     parser.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override a value of the config")
     parser.add_argument("--task", metavar="TEXT", help="the problem; without it, a held-out one of the config")
     parser.add_argument("--answer", metavar="TEXT", help="the answer to --task, for its grade")
     parser.add_argument("--problem", type=int, default=1, metavar="N", help="which held-out problem (default: 1)")
+    recorded.add_arguments(parser)
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE.jsonl", help="keep the session, with --from beside the recorded"
+    )
     parser.set_defaults(command=run)
 
 
@@ -51,6 +59,12 @@ def run(options: argparse.Namespace, console: Console) -> int:
     if options.problem < 1:
         raise ConfigError(f"--problem {options.problem}: they are counted from 1")
     require_task(options)
+    if options.out is not None:
+        require_file("--out", options.out)
+    if options.source is None and (options.line is not None or options.config is None):
+        raise ConfigError("give a config, or a recorded session to go on from: --from FILE.jsonl#N --line K")
+    if options.source is not None and options.task is not None:
+        raise ConfigError("--from goes on from a recorded session, whose problem it takes; leave out --task")
     import readline  # noqa: F401 - lets lines be edited
 
     if isinstance(sys.stdin, io.TextIOWrapper):
@@ -60,25 +74,40 @@ def run(options: argparse.Namespace, console: Console) -> int:
     from repl_rl.tasks import grade
     from repl_rl.view import print_trajectory
 
-    config = load_config(options.config, tuple(options.set))
-    task = asked_tasks(options, config, options.problem)[-1]
+    session = None
+    if options.source is not None:
+        session = recorded.recorded_session(options)
+        config, task = session.config, session.task
+    else:
+        config = load_config(options.config, tuple(options.set))
+        task = asked_tasks(options, config, options.problem)[-1]
     checked = check_rollouts(config)
     console.print(
         "You are the model. Enter ends a line, Ctrl-D on an empty one your text, Ctrl-C the session.", style="dim"
     )
-    trajectory = play(config, task, checked, console)
+    trajectory = play(config, task, checked, console, None if session is None else session.begun)
     if task.answer or trajectory.environment_reward is not None:
         trajectory = score([task], [trajectory], grade, checked.table)[0].trajectory
     console.print()
     print_trajectory(console, trajectory)
+    if session is not None:
+        for sentence in recorded.differences(session, [trajectory]):
+            say(console, sentence)
+    if options.out is not None:
+        kept = [trajectory] if session is None else recorded.beside_the_recorded(session, [trajectory])
+        write_jsonl(options.out, kept)
     return 0
 
 
-def play(config: Config, task: Task, checked: Checked, console: Console) -> Trajectory:
-    """A session that a person types at this terminal. No limit in seconds holds. Raises what a rollout raises."""
+def play(config: Config, task: Task, checked: Checked, console: Console, begun: Trajectory | None = None) -> Trajectory:
+    """A session that a person types at this terminal, after the lines of `begun`. No limit in seconds holds.
+
+    Raises what a rollout raises.
+    """
     from repl_rl.engine.environment import prepare_environment
     from repl_rl.models import resolve_model
     from repl_rl.rollout import Rollout, RolloutBatch, RolloutSetup, make_pool
+    from repl_rl.rollout.continued import BeginsAsRecorded
     from repl_rl.utils.threads import BackgroundLoop
 
     prepare_environment()
@@ -86,12 +115,15 @@ def play(config: Config, task: Task, checked: Checked, console: Console) -> Traj
     setup = RolloutSetup.for_model(config, resolve_model(config.model.path), checked.extensions)
     talk: Talk = queue.SimpleQueue()
     person = Person(setup, checked.table, console, talk)
+    engine: Engine = person
+    if begun is not None:
+        engine = BeginsAsRecorded(person, begun, setup.vocabulary.eos_ids)
 
     kernel = config.kernel.model_copy(update={"size": 1})
 
     async def roll_out() -> Trajectory:
         async with make_pool(kernel) as pool:
-            rollout = Rollout(person, pool, setup).as_completed(RolloutBatch([task]), person.hear)
+            rollout = Rollout(engine, pool, setup).as_completed(RolloutBatch([task]), person.hear)
             async with aclosing(rollout) as completed:
                 [(_, trajectory)] = [pair async for pair in completed]
         return trajectory

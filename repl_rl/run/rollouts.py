@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from repl_rl.errors import ConfigError, ReplRLError
+from repl_rl.run import recorded
 from repl_rl.trajectory import Task, Trajectory, write_jsonl
 from repl_rl.utils.folders import require_file
 
@@ -42,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser, config_help: str) -> None:
     parser.add_argument(
         "--attach", action="store_true", help="let Jupyter clients attach to the session of one rollout"
     )
+    recorded.add_arguments(parser)
     parser.set_defaults(command=run)
 
 
@@ -49,11 +51,17 @@ def run(options: argparse.Namespace, console: Console) -> int:
     """Roll out, grade what has an answer, print and write. Raises ConfigError for invalid options before loading."""
     if options.n < 1:
         raise ConfigError(f"-n {options.n}: give at least one rollout")
+    if options.source is None and options.line is not None:
+        raise ConfigError(f"--line {options.line}: say of which session, with --from FILE.jsonl#N")
+    if options.source is not None and (options.attach or options.task is not None):
+        raise ConfigError("--from goes on from a recorded session; leave out --task and --attach")
     if options.attach and options.n != 1:
         raise ConfigError(f"--attach is for one rollout at a time; leave out -n {options.n}")
     require_task(options)
     if options.out is not None:
         require_file("--out", options.out)
+    if options.source is not None:
+        return recorded.roll_out(options, console)
     config = _config(options, console)
     from repl_rl.rollout import check_rollouts, credit, open_service, score
     from repl_rl.run.progress import Progress

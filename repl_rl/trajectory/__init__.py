@@ -7,6 +7,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from repl_rl.trajectory.beside import Beside as Beside
+    from repl_rl.trajectory.beside import LineValues as LineValues
+    from repl_rl.trajectory.beside import Recorded as Recorded
+    from repl_rl.trajectory.beside import read_beside as read_beside
+    from repl_rl.trajectory.beside import recorded_label as recorded_label
+    from repl_rl.trajectory.beside import sign as sign
     from repl_rl.trajectory.data import Branch as Branch
     from repl_rl.trajectory.data import Compaction as Compaction
     from repl_rl.trajectory.data import Group as Group
@@ -26,19 +32,17 @@ if TYPE_CHECKING:
     from repl_rl.trajectory.jsonl import read_labelled as read_labelled
     from repl_rl.trajectory.jsonl import read_record as read_record
     from repl_rl.trajectory.jsonl import write_jsonl as write_jsonl
-    from repl_rl.trajectory.rescoring import Recorded as Recorded
-    from repl_rl.trajectory.rescoring import recorded_beside as recorded_beside
-    from repl_rl.trajectory.rescoring import recorded_label as recorded_label
-    from repl_rl.trajectory.rescoring import sign as sign
 
 _HOMES = {
+    "Beside": "beside",
     "Branch": "data",
     "Compaction": "data",
     "Group": "data",
     "Line": "data",
     "LineKind": "data",
+    "LineValues": "beside",
     "Message": "data",
-    "Recorded": "rescoring",
+    "Recorded": "beside",
     "RecordedCell": "data",
     "RewardPart": "data",
     "StopReason": "data",
@@ -47,12 +51,12 @@ _HOMES = {
     "ToolCall": "data",
     "Trajectory": "data",
     "model_of": "jsonl",
+    "read_beside": "beside",
     "read_jsonl": "jsonl",
     "read_labelled": "jsonl",
     "read_record": "jsonl",
-    "recorded_beside": "rescoring",
-    "recorded_label": "rescoring",
-    "sign": "rescoring",
+    "recorded_label": "beside",
+    "sign": "beside",
     "whole_session": "data",
     "write_jsonl": "jsonl",
 }

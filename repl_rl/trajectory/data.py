@@ -414,6 +414,55 @@ class Trajectory(_Displayed):
             updates=tuple(updates),
         )
 
+    def at(self, line: int) -> Trajectory:
+        """The session as it was before one of its lines, counted from 0: something to go on from (`gone_on`).
+
+        Raises ValueError if it has no such line, or had been compacted before it.
+        """
+        if not 0 <= line < len(self.lines):
+            raise ValueError(
+                f"task {self.task_id!r}: there is no line {line}; the session has {len(self.lines)}, counted from 0"
+            )
+        start = self.lines[line].start
+        if any(compaction.start <= start for compaction in self.compactions):
+            raise ValueError(f"task {self.task_id!r}: the session was compacted before line {line}")
+        return replace(
+            self,
+            completion_ids=self.completion_ids[:start],
+            sampled_mask=self.sampled_mask[:start],
+            logprobs=self.logprobs[:start],
+            stop_reason=StopReason.UNFINISHED,
+            lines=self.lines[:line],
+            answer=None,
+            answer_forms=None,
+            outcome_reward=None,
+            environment_reward=None,
+            grade_reason=None,
+            updates=tuple((first, version) for first, version in self.updates if first < start),
+            error=None,
+            compactions=(),
+        )
+
+    def as_branch(self, line: int, parent: int, weight: float) -> Trajectory:
+        """The inverse of `whole`: this session from one of its lines on, as a branch of its group's `parent`, which has
+        the same lines before it. Raises ValueError if there is no such line.
+        """
+        before = self.at(line)
+        start = len(before.completion_ids)
+        shared_text = "".join(shared.text + shared.output for shared in before.lines)
+        return replace(
+            self,
+            prompt=self.prompt + shared_text,
+            prompt_ids=self.prompt_ids + before.completion_ids,
+            completion_ids=self.completion_ids[start:],
+            sampled_mask=self.sampled_mask[start:],
+            logprobs=self.logprobs[start:],
+            lines=tuple(_shifted(own_line, -start) for own_line in self.lines[line:]),
+            version=self.token_versions[start],
+            updates=tuple((first - start, version) for first, version in self.updates if first > start),
+            branch=Branch(parent, line, weight, "replay"),
+        )
+
     @property
     def parts(self) -> tuple[Trajectory, ...]:
         """A trajectory for each stretch that was sampled with one prompt; itself if it was never compacted.

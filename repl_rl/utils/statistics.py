@@ -87,6 +87,20 @@ def wilson(share: float, size: float) -> tuple[float, float]:
     return min(share, max(0.0, centre - half)), max(share, min(1.0, centre + half))
 
 
+def difference_of_shares(before: float, before_size: float, after: float, after_size: float) -> tuple[float, float]:
+    """The bounds of the 95% interval of `after` - `before`, two shares of independent tosses.
+
+    Newcombe 1998, "Interval Estimation for the Difference Between Independent Proportions", method 10: from the bounds
+    of both Wilson intervals. A size of infinity is a share that is known.
+    """
+    before_low, before_high = wilson(before, before_size)
+    after_low, after_high = wilson(after, after_size)
+    difference = after - before
+    below = math.hypot(after - after_low, before_high - before)
+    above = math.hypot(after_high - after, before - before_low)
+    return max(-1.0, difference - below), min(1.0, difference + above)
+
+
 def paired_difference(ours: Sequence[Tally], first: Sequence[Tally], seed: str) -> Estimate | None:
     """pass@1 of `ours` minus that of `first`, on the same problems in the same order; None if no problem is in both.
 

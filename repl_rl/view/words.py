@@ -7,7 +7,8 @@ text that a model or an interpreter wrote (an exception's name) still has to pas
 import math
 import re
 
-from repl_rl.trajectory import Line, LineKind, SubCall, Trajectory
+from repl_rl.trajectory import Line, LineKind, LineValues, SubCall, Trajectory
+from repl_rl.utils.statistics import difference_of_shares
 from repl_rl.utils.text import cut_middle
 
 FAULTS = frozenset(kind for kind in LineKind if kind.failed) | {LineKind.OVERLONG}
@@ -105,6 +106,32 @@ def fenced(text: str, language: str) -> str:
     longest = max(map(len, re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
+
+
+def worth_of_line(values: LineValues, line: int) -> str:
+    """What a line changed the value by, in points: `+50 (-3 to +80)`; a dash where that is not known."""
+    before, after = values.around(line)
+    if before is None or after is None:
+        return "–"
+    change = f"{100 * (after - before):+.0f}"
+    sizes = values.sizes_around(line)
+    if not (0 <= before <= 1 and 0 <= after <= 1 and min(sizes) > 0):
+        return change  # grades of an environment are no shares
+    low, high = difference_of_shares(before, sizes[0], after, sizes[1])
+    return f"{change} ({100 * low:+.0f} to {100 * high:+.0f})"
+
+
+def sentence_of_value(values: LineValues, line: int) -> str:
+    """What a line was worth, for who reads the session."""
+    before, after = values.around(line)
+    if before is None or after is None:
+        return "Nothing could go on from here, so nobody knows what the line was worth."
+    before_size, after_size = values.sizes_around(line)
+    then = "what the session came to" if math.isinf(after_size) else f"{after_size:.0f} from after it"
+    return (
+        f"It took the chance of a right answer from {before:.0%} to {after:.0%}, by {worth_of_line(values, line)} "
+        f"points: {counted(round(before_size), 'session')} from before it, and {then}."
+    )
 
 
 def cost(call: SubCall) -> str:

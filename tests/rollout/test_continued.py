@@ -12,7 +12,7 @@ from repl_rl.config import BudgetConfig
 from repl_rl.engine import Vocabulary
 from repl_rl.errors import ConfigError
 from repl_rl.kernel import KernelPool
-from repl_rl.rollout.continued import Continuations, continued
+from repl_rl.rollout.continued import Continuations, continued, first_difference, gone_on
 from repl_rl.trajectory import Branch, Compaction, StopReason, Task, Trajectory, read_jsonl, write_jsonl
 
 pytestmark = pytest.mark.more
@@ -125,3 +125,44 @@ async def test_what_cannot_be_gone_on_from_is_said(vocabulary: Vocabulary, pool:
             await go_on(vocabulary, pool, session, n)
     with pytest.raises(ConfigError, match="compact_at"):
         await go_on(vocabulary, pool, recorded, budget=BUDGET.model_copy(update={"compact_at": 0.5}))
+
+
+async def test_sessions_begin_with_the_recorded_lines_and_go_on_as_they_like(
+    vocabulary: Vocabulary, pool: KernelPool
+) -> None:
+    """Inside of the block as well: the policy ends it, and the loop has run."""
+    recorded = await typed(vocabulary, pool, COUNTING)
+    policy = Policy(vocabulary, lambda text, number: " \n" if text.endswith("x += 1\n...") else SUBMITS(text, number))
+    rollout = rollout_of(policy, pool, vocabulary=vocabulary, budget=BUDGET, context_tokens=4096)
+    for line, answer in ((2, ("1",)), (4, ("3",))):
+        begun = recorded.at(line)
+        assert (begun.stop_reason, begun.answer, len(begun.lines)) == (StopReason.UNFINISHED, None, line)
+        for session in await gone_on(rollout, TASK, begun, n=2):
+            assert session.answer == answer
+            assert session.completion_ids[: len(begun.completion_ids)] == begun.completion_ids
+            assert session.logprobs[: len(begun.logprobs)] == begun.logprobs
+            assert first_difference(begun, session) is None
+            branch = session.as_branch(line, 0, 1 / 3)
+            assert branch.branch == Branch(0, line, 1 / 3, "replay")
+            assert branch.prompt == recorded.prompt + "".join(each.text + each.output for each in begun.lines)
+            whole = branch.whole(recorded)
+            assert (whole.prompt, whole.completion_ids) == (session.prompt, session.completion_ids)
+            assert whole.lines == recorded.lines[:line] + session.lines[line:]
+    with pytest.raises(ConfigError, match="n 0: go on at least once"):
+        await gone_on(rollout, TASK, recorded.at(1), n=0)
+    with pytest.raises(ConfigError, match="here it is another one, of"):
+        await gone_on(rollout, TASK, replace(recorded, prompt_ids=recorded.prompt_ids[1:]).at(1), n=1)
+    with pytest.raises(ConfigError, match="is a branch of another one"):
+        await gone_on(rollout, TASK, recorded.as_branch(1, 0, 0.5).at(1), n=1)
+
+
+async def test_lines_that_do_something_else_are_typed_all_the_same_and_named(
+    vocabulary: Vocabulary, pool: KernelPool
+) -> None:
+    lines = [" x = 3\n", " import time; time.perf_counter_ns()\n", " x\n", " submit_final_answer(7)\n"]
+    recorded = await typed(vocabulary, pool, lines)
+    rollout = rollout_of(Policy(vocabulary, SUBMITS), pool, vocabulary=vocabulary, budget=BUDGET, context_tokens=4096)
+    [session] = await gone_on(rollout, TASK, recorded.at(3), n=1)
+    assert first_difference(recorded.at(3), session) == 1
+    assert [each.text for each in session.lines[:3]] == lines[:3]
+    assert session.answer == ("3",)

@@ -1,5 +1,6 @@
 """pass@k against every subset, intervals against simulated problems."""
 
+import math
 from fractions import Fraction
 from itertools import combinations, product
 from random import Random
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from repl_rl.utils.statistics import (
     Estimate,
     Tally,
+    difference_of_shares,
     estimate_pass_at_k,
     mean_of_shares,
     paired_difference,
@@ -158,3 +160,24 @@ def test_only_problems_that_both_have_are_compared() -> None:
     assert paired_difference(ours[1:], first[1:], "0") is None
     many = [Tally(7, n % 8) for n in range(30)], [Tally(11, n % 12) for n in range(30)]
     assert paired_difference(*many, "3") == paired_difference(*many, "3") != paired_difference(*many, "4")
+
+
+@pytest.mark.parametrize(
+    ("after", "before", "expected"),
+    [  # Newcombe 1998, table II, column 10: contrasts (a), (c), (e), (g)
+        ((56, 70), (48, 80), (0.0524, 0.3339)),
+        ((6, 7), (2, 7), (0.0582, 0.8062)),
+        ((5, 56), (0, 29), (-0.0381, 0.1926)),
+        ((0, 10), (0, 20), (-0.1611, 0.2775)),
+    ],
+)
+def test_the_difference_of_two_shares(
+    after: tuple[int, int], before: tuple[int, int], expected: tuple[float, float]
+) -> None:
+    bounds = difference_of_shares(before[0] / before[1], before[1], after[0] / after[1], after[1])
+    assert bounds == pytest.approx(expected, abs=5e-5)
+
+
+def test_a_share_that_is_known_adds_no_width() -> None:
+    low, high = wilson(0.25, 8)
+    assert difference_of_shares(0.25, 8, 1.0, math.inf) == pytest.approx((1 - high, 1 - low))

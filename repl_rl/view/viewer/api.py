@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from repl_rl.files import open_file
-from repl_rl.trajectory import Recorded, Trajectory, read_record, recorded_beside
+from repl_rl.trajectory import Beside, Trajectory, read_beside, read_record
 from repl_rl.utils.text import visible
 from repl_rl.view.charts import charts, charts_of_several
 from repl_rl.view.run import Run, facts, family_rows, number, read_run, summary
@@ -85,12 +85,13 @@ class RunApi:
 
     def trajectory(self, id: str, first: int = 0, count: int | None = 400) -> Answer:
         """A trajectory with `count` rows of its screen from `first` on; None for all of them."""
-        entry, stored, recorded = self._read(id)
+        entry, stored, beside = self._read(id)
         _, runs, _ = self._about_runs()
         # A config may be a stranger's: what is under the key need not be a number.
         gamma = number({"gamma": runs[entry.number].setting("credit.gamma")}, "gamma")
-        screen = transcript(stored, 1.0 if gamma is None else gamma, first, count, recorded)
-        answer: Answer = plain({"row": entry.row, "question": entry.question, **screen})
+        screen = transcript(stored, 1.0 if gamma is None else gamma, first, count, beside)
+        address = f"{self._path_of(entry)}#{entry.row['position']}"
+        answer: Answer = plain({"row": entry.row, "question": entry.question, "address": address, **screen})
         return answer
 
     def tokens(self, id: str, line: int | None = None) -> Answer:
@@ -117,11 +118,11 @@ class RunApi:
             entry = queries.entry(connection, id)
             return {"rows": queries.of_task(connection, entry.row["task_id"], entry.question)}
 
-    def _read(self, id: str) -> tuple[queries.Entry, Trajectory, Recorded | None]:
+    def _read(self, id: str) -> tuple[queries.Entry, Trajectory, Beside]:
         with opened(self.index) as connection:
             entry = queries.entry(connection, id)
         target = self.targets[entry.number]
-        path = target.path if target.folder is None else target.folder / entry.path
+        path = self._path_of(entry)
         try:
             with open_file(path, target.folder) as file:
                 file.seek(entry.start)
@@ -133,7 +134,11 @@ class RunApi:
             raise queries.NotFound(
                 f"{entry.path} is not what it was when {id} was indexed; it is being read again"
             ) from error
-        return entry, stored, recorded_beside(line, stored)
+        return entry, stored, read_beside(line, stored)
+
+    def _path_of(self, entry: queries.Entry) -> Path:
+        target = self.targets[entry.number]
+        return target.path if target.folder is None else target.folder / entry.path
 
     def _about_runs(self) -> tuple[tuple[Stamp, ...], tuple[Run, ...], Answer]:
         """The runs with their last steps, and what the page says about them; read again when a file changed."""

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 from filelock import FileLock, Timeout
 
 from repl_rl.files import lines_of, open_file
-from repl_rl.trajectory import model_of, read_record, recorded_beside
+from repl_rl.trajectory import model_of, read_beside, read_record
 from repl_rl.utils.text import visible
 from repl_rl.view.run import read_config
 from repl_rl.view.viewer.index import (
@@ -232,7 +232,7 @@ def _add(connection: sqlite3.Connection, file: StepFile, position: int, start: i
     if not model and target.folder:
         model = _model_of_run(target.folder)
     sampled_by = (shown_name(target.name), shown_name(model), shown_name(trajectory.dialect or ""))
-    sign = other_sign(trajectory, recorded_beside(line, trajectory))
+    sign = other_sign(trajectory, read_beside(line, trajectory).as_recorded)
     connection.execute(_INSERT, place + tuple(columns(trajectory)) + (digest,) + sampled_by + (sign,))
     names = error_names(trajectory)
     connection.executemany("INSERT INTO error VALUES (?, ?)", ((name, id) for name in names))

@@ -11,10 +11,11 @@ from typing import Any
 import msgspec
 
 from repl_rl.credit.return_to_go import discounted_returns
-from repl_rl.trajectory import Line, Recorded, Trajectory, sign
+from repl_rl.trajectory import Beside, Line, Trajectory, sign
+from repl_rl.trajectory.beside import NOTHING
 from repl_rl.view.tokens import load_token_texts, texts_fit, token_rows
 from repl_rl.view.transcript import images_within, screen_rows
-from repl_rl.view.words import FAULTS, cost, line_logprob, short
+from repl_rl.view.words import FAULTS, cost, line_logprob, sentence_of_value, short
 
 MOST_TOKENS = 2000
 """How many tokens of a completion are shown at once."""
@@ -30,12 +31,13 @@ _TIMES = ("engine_s", "kernel_s", "queue_s", "own_s", "duration_s")
 
 
 def transcript(
-    trajectory: Trajectory, gamma: float, first: int = 0, count: int | None = None, recorded: Recorded | None = None
+    trajectory: Trajectory, gamma: float, first: int = 0, count: int | None = None, beside: Beside = NOTHING
 ) -> dict[str, Any]:
     """The screen rows from `first` on, `count` of them, with the lines that begin in them.
 
     `return_to_go` of a line is the sum of the rewards from it on, each discounted by `gamma` per line; a line without a
-    reward counts 0, and None is given if no line has one. Lines of a rescored trajectory also have what was `recorded`.
+    reward counts 0, and None is given if no line has one. Lines have their part of what the
+    file has `beside` the trajectory.
     """
     rows = screen_rows(trajectory)
     window = rows[first : None if count is None else first + count]
@@ -65,24 +67,24 @@ def transcript(
         "lines": {
             str(index): _line(trajectory, index, drawn[index])
             | {"return_to_go": returns[index] if is_rewarded else None, "state_changed": changed[index]}
-            | _as_recorded(trajectory.lines[index], index, recorded)
+            | _beside(trajectory.lines[index], index, beside)
             for index in shown
         },
     }
 
 
-def _as_recorded(line: Line, index: int, recorded: Recorded | None) -> dict[str, Any]:
-    if recorded is None:
-        return {}
-    reward = recorded.rewards[index]
-    advantage = recorded.advantages[index]
-    return {
-        "as_recorded": {
-            "reward": reward,
-            "advantage": advantage,
-            "other_sign": sign(advantage) != sign(line.advantage),
-        }
-    }
+def _beside(line: Line, index: int, beside: Beside) -> dict[str, Any]:
+    """How the line was credited before it was rescored, and what it was worth."""
+    shown: dict[str, Any] = {}
+    recorded = beside.as_recorded
+    if recorded is not None:
+        reward = recorded.rewards[index]
+        advantage = recorded.advantages[index]
+        other_sign = sign(advantage) != sign(line.advantage)
+        shown["as_recorded"] = {"reward": reward, "advantage": advantage, "other_sign": other_sign}
+    if beside.line_values is not None:
+        shown["worth"] = sentence_of_value(beside.line_values, index)
+    return shown
 
 
 def state_changes(lines: Sequence[Line]) -> list[bool | None]:

@@ -6,7 +6,8 @@ import pytest
 from playwright.sync_api import expect
 
 from repl_rl.cli import main
-from tests.run.rescorable import write_rescorable
+from repl_rl.trajectory import LineValues, write_jsonl
+from tests.run.rescorable import right_session, write_rescorable
 from tests.view.browser.conftest import Visit
 
 
@@ -32,4 +33,27 @@ def test_both_advantages_and_a_filter(visit: Visit, tmp_path: Path, width: int) 
     expect(first.locator(".was")).to_have_text("was −1")
     first.locator("button.kind").click()
     expect(page.locator(".strip .recorded")).to_contain_text("recorded −1")
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("width", [1280, 390])
+def test_what_a_line_was_worth_and_how_to_type_another(visit: Visit, tmp_path: Path, width: int) -> None:
+    values = LineValues((0.25, 0.75, 1.0), (8, 8))
+    write_jsonl(tmp_path / "x.jsonl", [right_session()], labels=[values.label()])
+    assert main(["view", str(tmp_path / "x.jsonl"), "--export"]) == 0
+    page = visit((tmp_path / "x.html").as_uri(), width=width, height=844)
+    page.locator("#table a.open").click()
+    first, last = page.locator("#pane button.kind").all()
+    last.click()
+    expect(page.locator(".valued")).to_have_text(
+        "It took the chance of a right answer from 75% to 100%, by +25 (+7 to +59) points: 8 sessions from before "
+        "it, and what the session came to."
+    )
+    first.click()
+    expect(page.locator(".valued")).to_contain_text("from 25% to 75%, by +50 (+2 to +75) points: 8 sessions")
+    page.get_by_text("Another line here").click()
+    commands = page.locator(".go-on code")
+    start = f"--from '{tmp_path / 'x.jsonl'}#0' --line 0"
+    expect(commands).to_have_text([f"repl-rl play {start}", f"repl-rl rollout {start} -n 8 --out other.jsonl"])
     assert page.evaluate("document.documentElement.scrollWidth") == width

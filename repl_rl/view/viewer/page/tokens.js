@@ -38,6 +38,13 @@
   const rescored = (line) => line.as_recorded && h("p", { class: "recorded" }, `Advantage ${view.signed(line.advantage)}, recorded ${view.signed(line.as_recorded.advantage)}`,
     line.as_recorded.other_sign && h("b", {}, ", of another sign"), `; reward ${view.signed(line.reward)}, recorded ${view.signed(line.as_recorded.reward)}.`);
 
+  // What went on from before the line and after it came to.
+  const valued = (line) => line.worth && h("p", { class: "valued" }, line.worth);
+
+  // Commands that go on from before the line.
+  const goOn = (line, address) => h("details", { class: "go-on" }, h("summary", {}, "Another line here"),
+    ["play", "rollout"].map((name) => h("p", {}, h("code", {}, `repl-rl ${name} --from '${address}' --line ${line.index}${name === "rollout" ? " -n 8 --out other.jsonl" : ""}`))));
+
   const paid = (line) => line.reward_parts && h("div", { class: "paid" }, h("p", { class: "soft" }, `Reward ${view.signed(line.reward)}:`),
     h("ul", {}, line.reward_parts.map((each) => h("li", {}, part(each)))));
 
@@ -51,9 +58,9 @@
   view.tokens = {
     part,
     // An element that fills itself; `line` is the line's record.
-    strip: (source, id, line, elementId) => {
+    strip: (source, id, line, elementId, address) => {
       const body = h("div", { class: "soft" }, "Loading the tokens.");
-      const element = h("div", { class: "strip", id: elementId, role: "region", "aria-label": `Tokens of line ${line.index}` }, h("p", {}, sentence(line)), rescored(line), paid(line), asked(line), body);
+      const element = h("div", { class: "strip", id: elementId, role: "region", "aria-label": `Tokens of line ${line.index}` }, h("p", {}, sentence(line)), rescored(line), valued(line), paid(line), asked(line), address && goOn(line, address), body);
       source.tokens(id, line.index).then(
         ({ tokens }) => {
           const masked = tokens.some((token) => !token.sampled);

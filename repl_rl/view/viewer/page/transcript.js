@@ -132,7 +132,7 @@
       const place = places.get(index);
       if (!place) return windows(`There is no line ${index} in it.`);
       close();
-      open = { index, strip: view.tokens.strip(source, id, lines[index], `tokens-${index}`) };
+      open = { index, strip: view.tokens.strip(source, id, lines[index], `tokens-${index}`, data.address) };
       place.after(open.strip);
       place.classList.add("asked");
       const button = buttonOf(index);

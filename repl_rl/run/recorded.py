@@ -1,0 +1,256 @@
+"""A recorded session to go on from: `runs/x/rollouts/step_00012.jsonl#17`, and one of its lines, both counted from 0.
+
+`repl-rl play --from` and `repl-rl rollout --from` take it. Its lines run again in a fresh interpreter; what is typed
+from there on is kept as branches of the recorded session, so that `repl-rl view` shows the common part once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from repl_rl.errors import ConfigError
+from repl_rl.trajectory import Task, Trajectory, read_jsonl, whole_session, write_jsonl
+from repl_rl.view.terminal import print_trajectory, say
+from repl_rl.view.words import counted, one_line, solved
+
+if TYPE_CHECKING:
+    from repl_rl.config import Config
+
+_SHOWN = 4
+"""How many sessions are printed where a file holds them all."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments that say where to go on from."""
+    parser.add_argument(
+        "--from",
+        dest="source",
+        metavar="FILE#N",
+        help="go on from the N-th session of a file of rollouts, counted from 0, as its run's config says",
+    )
+    parser.add_argument("--line", type=int, metavar="K", help="with --from: after its first K lines (default: 0)")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedSession:
+    """A session with what is needed to go on from it."""
+
+    name: str
+    """As the user gave it."""
+    config: Config
+    """Of its run, with the user's overrides."""
+    run: Path | None
+    """The run's folder; None for a file that is in none."""
+    task: Task
+    trajectory: Trajectory
+    """Whole: of a branch, with its parents' lines before its own."""
+    line: int
+
+    @property
+    def begun(self) -> Trajectory:
+        """The session before the line."""
+        return self.trajectory.at(self.line)
+
+
+def recorded_session(options: argparse.Namespace) -> RecordedSession:
+    """What `--from`, `--line`, `--set` and the command's config ask for.
+
+    Raises ConfigError for a session or line that is not there, and for a file in no run's folder without a config;
+    RunError for a file that can't be read.
+    """
+    from repl_rl.run.folder import RunFolder
+
+    file_name, mark, number = options.source.rpartition("#")
+    if not mark or not number.isdecimal():
+        raise ConfigError(
+            f"--from {options.source}: say which session of a file of rollouts, counted from 0, as in "
+            "runs/NAME/rollouts/step_00012.jsonl#17"
+        )
+    file = Path(file_name)
+    trajectories = list(read_jsonl(file))
+    position = int(number)
+    if position >= len(trajectories):
+        raise ConfigError(f"--from {options.source}: {file} has {len(trajectories)} sessions, counted from 0")
+    folder = RunFolder(file.resolve().parent.parent)
+    is_of_run = folder.config_path.is_file()
+    config = _config(options, folder if is_of_run else None)
+    trajectory = _whole(trajectories, position)
+    line = _require_line(options.line or 0, trajectories[position], trajectory)
+    task = _task(config, trajectory)
+    return RecordedSession(options.source, config, folder.path if is_of_run else None, task, trajectory, line)
+
+
+def _require_line(line: int, stored: Trajectory, whole: Trajectory) -> int:
+    """The line's number in the whole session. Raises ConfigError if there is none.
+
+    Of a branch, lines are counted from its own first one, as on the page.
+    """
+    parent_lines = len(whole.lines) - len(stored.lines)
+    try:
+        stored.at(line)
+        whole.at(parent_lines + line)
+    except ValueError as error:
+        raise ConfigError(f"--line {line}: {error}") from error
+    return parent_lines + line
+
+
+def _config(options: argparse.Namespace, run: object) -> Config:
+    from repl_rl.config import load_config
+    from repl_rl.run.folder import RunFolder
+
+    if options.config is not None:
+        return load_config(options.config, tuple(options.set))
+    if not isinstance(run, RunFolder):
+        raise ConfigError(f"--from {options.source}: the file is not in a run's folder; name the config that it is of")
+    return load_config(str(run.config_path), tuple(options.set))
+
+
+def _whole(trajectories: Sequence[Trajectory], position: int) -> Trajectory:
+    """A session with its parents' lines, which stand before it in its group."""
+    first = 0
+    for _, group in groupby(trajectories, lambda trajectory: trajectory.task_id):
+        members = list(group)
+        if position < first + len(members):
+            return _whole_in_group(members, position - first)
+        first += len(members)
+    raise AssertionError("the position is one of the file's")
+
+
+def _whole_in_group(members: Sequence[Trajectory], index: int) -> Trajectory:
+    """A task may have had two groups in a step: a group of trees begins with a session that is no branch."""
+    starts = [0]
+    for number in range(1, len(members)):
+        if members[number].branch is None and members[number - 1].branch is not None:
+            starts.append(number)
+    start = max(start for start in starts if start <= index)
+    try:
+        return replace(whole_session(members[index], members[start:]), branch=None)
+    except (ValueError, IndexError) as error:
+        raise ConfigError(
+            f"the session is a branch of another one, which is not where it should be: {error}"
+        ) from error
+
+
+def _task(config: Config, trajectory: Trajectory) -> Task:
+    """The problem as its run had it, or else as far as the record tells: families with graders of their own grade the
+    first one alone."""
+    from repl_rl.tasks import load_tasks
+
+    for split, seed, count in (("heldout", 0, config.eval.problems), ("train", config.seed, config.tasks.train)):
+        try:
+            tasks = load_tasks(config.tasks, split, seed, count, compared=False)  # type: ignore[arg-type]
+        except ConfigError:
+            continue  # a data set that is not here any more, say
+        for task in tasks:
+            if task.id == trajectory.task_id and trajectory.question in (None, task.question):
+                return task
+    if trajectory.question is None:
+        raise ConfigError(
+            f"task {trajectory.task_id!r} is none of the config's problems, and the session does not hold its "
+            "question; name the config that it was recorded with"
+        )
+    return Task(trajectory.task_id, trajectory.question, trajectory.reference or "", trajectory.family)
+
+
+def model_of(recorded: RecordedSession, asked: str | None) -> tuple[Config, str]:
+    """The config with the model that is to go on, and what it is called: the one that was asked for, or the newest of
+    the session's run."""
+    from repl_rl.run.evaluation.plan import checkpoint_of
+
+    config = recorded.config
+    model = asked or (config.model.path if recorded.run is None else str(recorded.run))
+    model_config = config.model.model_copy(update={"path": checkpoint_of(model)})
+    return config.model_copy(update={"model": model_config}), model
+
+
+def differences(recorded: RecordedSession, sessions: Sequence[Trajectory]) -> Iterator[str]:
+    """Whether the lines came out as recorded, a sentence for each that did not."""
+    from repl_rl.rollout.continued import first_difference
+
+    if not recorded.line:
+        yield f"{recorded.name}: from the prompt on"
+        return
+    numbers = []
+    for session in sessions:
+        number = first_difference(recorded.begun, session)
+        if number is not None:
+            numbers.append(number)
+    lines = counted(recorded.line, "line")
+    if not numbers:
+        yield f"{recorded.name}: its first {lines} came out as recorded"
+        return
+    first = min(numbers)
+    text = one_line(recorded.trajectory.lines[first].text.strip())
+    yield (
+        f"{recorded.name}: of its first {lines}, line {first} came out otherwise than recorded in {len(numbers)} of "
+        f"{counted(len(sessions), 'session')}: {text}"
+    )
+
+
+def beside_the_recorded(recorded: RecordedSession, sessions: Sequence[Trajectory]) -> list[Trajectory]:
+    """The recorded session, and the others as its branches. Those whose first lines came out otherwise stay whole."""
+    from repl_rl.rollout.continued import first_difference
+
+    members = [recorded.trajectory]
+    for session in sessions:
+        is_branch = recorded.line and len(session.lines) > recorded.line
+        if is_branch and first_difference(recorded.begun, session) is None and _begins_alike(recorded.begun, session):
+            session = session.as_branch(recorded.line, 0, 1 / (len(sessions) + 1))
+        members.append(session)
+    return members
+
+
+def _begins_alike(begun: Trajectory, session: Trajectory) -> bool:
+    length = len(begun.completion_ids)
+    return session.completion_ids[:length] == begun.completion_ids
+
+
+def roll_out(options: argparse.Namespace, console: Console) -> int:
+    """`repl-rl rollout --from`: let a model go on from the line, as often as `-n` says."""
+    from repl_rl.rollout import check_rollouts, open_rollout, score
+    from repl_rl.rollout.continued import gone_on
+    from repl_rl.run.progress import Progress
+    from repl_rl.tasks import grade
+    from repl_rl.utils.statistics import wilson
+
+    recorded = recorded_session(options)
+    config, model = model_of(recorded, options.model)
+    checked = check_rollouts(config)
+    progress = Progress(console)
+    sampling = config.sampling.seeded(f"{config.seed}/rollout")
+
+    async def go_on() -> list[Trajectory]:
+        async with open_rollout(config, sessions=options.n, checked=checked) as rollout:
+            progress.say(f"{counted(options.n, 'session')} of {model} ...")
+            return await gone_on(rollout, recorded.task, recorded.begun, options.n, sampling)
+
+    with progress.interrupts():
+        sessions = asyncio.run(go_on())
+    tasks = [recorded.task] * options.n
+    scored = score(tasks, sessions, grade, checked.table)
+    sessions = [item.trajectory for item in scored]
+    members = beside_the_recorded(recorded, sessions)
+    if options.out is not None:
+        write_jsonl(options.out, members)
+    for trajectory in members[1:] if options.out is None else members[1 : 1 + _SHOWN]:
+        print_trajectory(console, trajectory)
+    for sentence in differences(recorded, sessions):
+        say(console, sentence)
+    counting = [session for session in sessions if not session.is_void]
+    right = sum(map(solved, counting))
+    if counting:
+        low, high = wilson(right / len(counting), len(counting))
+        share = f"{right} of {len(counting)} right, {right / len(counting):.0%} ({low:.0%} to {high:.0%})"
+        was = "right" if solved(recorded.trajectory) else "wrong"
+        say(console, f"from line {recorded.line} on: {share}; the recorded session was {was}")
+    if options.out is not None:
+        say(console, f"beside each other: repl-rl view {options.out} --serve")
+    return 0
