@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from repl_rl.config import SamplingConfig
 from repl_rl.errors import ModelError, ReplRLError
 from repl_rl.files import open_file, read_file
-from repl_rl.models import gguf
+from repl_rl.models import adapter, gguf
 from repl_rl.models.gguf import PACKAGED
 from repl_rl.models.nano import SHIPPED
 from repl_rl.utils.folders import is_local_path, made_once
@@ -61,20 +61,44 @@ def resolve_model(path: str) -> str:
             raise ModelError(
                 f"{path} can't be converted into {place}: {error}; XDG_CACHE_HOME names another folder"
             ) from error
+    elif adapter.is_adapter(Path(os.path.expanduser(path))):
+        _merge(Path(os.path.expanduser(path)), Path(place))
     elif not Path(place).exists():
         _require_few_parts(place)
     return place
 
 
+def _merge(folder: Path, place: Path) -> None:
+    base = adapter.base_of(folder)
+    where = f"the adapter {folder} can't be merged into {base}"
+    if adapter.is_adapter(Path(base)):
+        raise ModelError(f"{where}, which is an adapter itself")
+    try:
+        found = resolve_model(base)
+    except ModelError as error:
+        raise ModelError(f"{where}, the model that it was trained on: {error}") from error
+    try:
+        with loading(where):
+            made_once(place, lambda empty: adapter.merge(folder, found, empty))
+    except OSError as error:
+        raise ModelError(f"{where}: {error}; XDG_CACHE_HOME names another folder") from error
+
+
+def _under_adapter(path: str) -> str:
+    """The model that an adapter was trained on; of any other model, itself."""
+    folder = Path(os.path.expanduser(path))
+    return adapter.base_of(folder) if adapter.is_adapter(folder) else path
+
+
 def find_model(path: str) -> str:
-    """The folder or hub id that transformers and vLLM load for `path`: a model that ships, a folder, a GGUF file or a
-    hub id.
+    """The folder or hub id that transformers and vLLM load for `path`: a model that ships, a folder, an adapter's
+    folder, a GGUF file or a hub id.
 
     A path that begins with `.`, `/` or `~`, or ends with `/`, is local. A packaged model (`repl_rl.models.gguf`) comes
     from its packages if they are installed, else from the hub. Makes and fetches nothing: for a file that is converted
-    first, it returns the folder where the checkpoint is or will be. Raises ModelError for a folder that is missing or
-    has no `config.json`, for a missing file and for a name that is none of these, and DependencyError if the package
-    that reads the file is missing.
+    first, or an adapter that is merged first, it returns the folder where the checkpoint is or will be. Raises
+    ModelError for a folder that is missing or has no `config.json`, for a missing file and for a name that is none of
+    these, and DependencyError if the package that reads the file, or merges the adapter, is missing.
     """
     if path in SHIPPED:
         return str(SHIPPED[path])
@@ -84,6 +108,8 @@ def find_model(path: str) -> str:
         return PACKAGED[path].hub_id
     folder = Path(os.path.expanduser(path))  # Path.expanduser raises for an unknown user's home
     if folder.is_dir():
+        if adapter.is_adapter(folder):
+            return str(adapter.folder_of(folder))
         if not (folder / "config.json").is_file():
             raise ModelError(f"{path!r} is a folder without config.json, so not a checkpoint of transformers' kind")
         _require_plain(folder)
@@ -135,6 +161,7 @@ def config_of_model(path: str) -> dict[str, Any] | None:
     It is read from the model's folder or from the hub's cache. For the models of configs that ship, the part of it that
     is known here takes its place. None where there is none of these.
     """
+    path = _under_adapter(path)
     file = Path(find_model(path)) / "config.json"
     if not file.is_file():
         from huggingface_hub import try_to_load_from_cache
@@ -186,6 +213,7 @@ def generation_settings(path: str) -> dict[str, Any]:
 def own_sampling(path: str) -> dict[str, Any]:
     """The sampling settings of a model's generation config, by the names of the section `sampling`, as `vllm serve`
     takes them. Raises ModelError."""
+    path = _under_adapter(path)
     place = find_model(path)
     if path in PACKAGED:  # a GGUF file holds none
         return dict(PACKAGED[path].sampling)

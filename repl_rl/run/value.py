@@ -22,7 +22,7 @@ from repl_rl.trajectory import LineValues, Trajectory, write_jsonl
 from repl_rl.utils.folders import require_file
 from repl_rl.utils.text import visible
 from repl_rl.view.terminal import say
-from repl_rl.view.words import counted, one_line, short, signed, worth_of_line
+from repl_rl.view.words import counted, one_line, signed, worth_of_line
 
 if TYPE_CHECKING:
     from repl_rl.rewards import RewardTable
@@ -99,11 +99,13 @@ def values_table(recorded: Trajectory, values: LineValues) -> Table:
     for name in ("kind", "adv.", "value", "after", "change, 95%"):
         table.add_column(name, justify="left" if name == "kind" else "right", no_wrap=True)
     for index, line in enumerate(recorded.lines):
-        text = Text(visible(short(one_line(line.text.strip()), _TEXT_CHARS)))
+        text = visible(one_line(line.text.strip()))
+        if len(text) > _TEXT_CHARS:
+            text = text[: _TEXT_CHARS - 1] + "…"
         before, after = values.around(index)
         shares = ["–" if value is None else f"{value:.0%}" for value in (before, after)]
         kind = line.kind.replace("_", " ")
-        table.add_row(str(index), text, kind, signed(line.advantage), *shares, worth_of_line(values, index))
+        table.add_row(str(index), Text(text), kind, signed(line.advantage), *shares, worth_of_line(values, index))
     table.caption = "value: how often what goes on from before the line ends right; last, what the session came to"
     return table
 
