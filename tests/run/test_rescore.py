@@ -186,3 +186,10 @@ def test_what_each_limit_took_in_the_order_of_the_limits(rescored: Rescored) -> 
         "clip took +0.90 of +1.20 that kinds.expression earned, from 6 lines",
         "caps took +0.10 of +1.20 that kinds.expression earned, from 2 lines",
     ]
+
+
+def test_a_potential_moves_what_lines_earn_and_takes_nothing(rescored: Rescored) -> None:
+    price = "--set", "rewards.kinds.expression=0.2"
+    printed = rescored("run", *price, "--set", "rewards.shaping.mode=potential")
+    assert " took " not in printed
+    assert "no wrong session earns more than a right one of its group; as recorded, none did\n" in printed

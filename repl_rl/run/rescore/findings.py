@@ -19,6 +19,10 @@ _ROUNDING = 1e-9
 """Sums that differ by no more than this differ by rounding."""
 
 
+_MOVE = ("blocks", "mode")
+"""Limits that take from one line what they give to another."""
+
+
 class Session(NamedTuple):
     """A session by its place: the file, its number there from 0 on, and what its lines earn in all."""
 
@@ -150,6 +154,9 @@ class Findings:
             left = part.amount if part.earned is None else part.earned
             self.earned[part.source] = self.earned.get(part.source, 0.0) + left
             for limit, amount in part.limits:
+                if limit in _MOVE:
+                    left = amount
+                    continue
                 cut = self.cuts.setdefault((limit, part.source), Cut())
                 cut.lines += 1
                 cut.amount += left - amount
