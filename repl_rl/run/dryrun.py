@@ -33,6 +33,7 @@ from repl_rl.rollout import NoAnswerError, RolloutSetup, SubCalls, environment_o
 from repl_rl.run.evaluate import longest_prompt
 from repl_rl.run.launch import launch_command
 from repl_rl.run.memory import Shapes, memory, shapes_of
+from repl_rl.run.pays import row_and_notes
 from repl_rl.run.training import Inputs, check_inputs, choose_run, training_arguments
 from repl_rl.tools import Toolbox
 from repl_rl.tools.environments import EnvironmentSession
@@ -112,8 +113,11 @@ def dry_run(
     ]
     if environment is not None:
         rows.append(("environment", environment.in_words))
+    pays, holes = row_and_notes(config, inputs.checked.table)
+    notes += holes
     rows += [
         ("rewards", rewards_in_words(config.rewards, environment.pays if environment else None)),
+        ("what pays", pays),
         ("advantages", credit_in_words(config.credit)),
         ("GPUs", _gpu_needs(config, gpus, arguments, notes)),
         ("a step", _step(config)),

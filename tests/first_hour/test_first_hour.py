@@ -50,7 +50,32 @@ def hour(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
         printed[line] = run(installed / "repl-rl", *shortened(shlex.split(line)[1:]), cwd=folder, typed=typed)
     extended = "repl-rl train --resume runs/quickstart --set train.steps=3"
     printed[extended] = run(installed / "repl-rl", *shlex.split(extended)[1:], cwd=folder)
+    for line in hindsight(folder):
+        typed = "# another line\nsubmit_final_answer(6 * 7)\n" if "play" in line else ""
+        printed[line] = run(installed / "repl-rl", *shlex.split(line)[1:], cwd=folder, typed=typed)
     return folder, printed
+
+
+FARMED = "repl-rl rescore runs/quickstart --set rewards.kinds.expression=9 --set rewards.shaping.caps.gain=null"
+MENDED = "repl-rl rescore runs/quickstart --set rewards.kinds.expression=9 --set rewards.shaping.caps.gain=0.3"
+
+
+def hindsight(folder: Path) -> list[str]:
+    """By docs/hindsight.md: a price that turns wrong over right, a cap that mends it, and the second line of the first
+    session that has one, typed by hand, by the model, and valued."""
+    file = Path("runs/quickstart/rollouts/step_00001.jsonl")
+    sessions = list(read_jsonl(folder / file))
+    number = next(index for index, session in enumerate(sessions) if len(session.lines) > 1)
+    return [
+        "repl-rl rescore runs/quickstart",
+        f"{FARMED} --out rescored",
+        MENDED,
+        "repl-rl view rescored --export rescored.html",
+        f"repl-rl play --from {file}#{number} --line 1 --out typed.jsonl",
+        f"repl-rl rollout --from {file}#{number} --line 1 -n 4 --out other.jsonl",
+        f"repl-rl value {file}#{number} -n 2 --out values.jsonl",
+        "repl-rl view other.jsonl values.jsonl --export other.html",
+    ]
 
 
 def shortened(words: list[str]) -> list[str]:
@@ -67,7 +92,7 @@ def shortened(words: list[str]) -> list[str]:
 def test_the_commands_that_the_pages_name_have_run(hour: tuple[Path, dict[str, str]]) -> None:
     _, printed = hour
     kinds = [line.split()[1] for line in printed]
-    assert {"doctor", "train", "view", "rollout", "eval", "play"} == set(kinds)
+    assert {"doctor", "train", "view", "rollout", "eval", "play", "rescore", "value"} == set(kinds)
     assert len(printed) >= 14
 
 
@@ -93,3 +118,22 @@ def test_what_is_printed_without_a_terminal_has_one_line_for_a_step(hour: tuple[
     steps = [line for line in printed["repl-rl train my.yaml"].splitlines() if line.startswith("step ")]
     assert [line.split()[1] for line in steps] == ["1", "2"]
     assert all(line.endswith(" s") for line in steps)
+
+
+def test_a_price_is_tried_on_what_was_recorded_and_another_line_is_typed(hour: tuple[Path, dict[str, str]]) -> None:
+    folder, printed = hour
+    assert "every session comes out as it was recorded" in printed["repl-rl rescore runs/quickstart"]
+    farmed = next(text for line, text in printed.items() if line.startswith(FARMED))
+    assert "a hole: " in farmed
+    assert "no wrong session earns more than a right one of its group" in printed[MENDED]
+    for command in ("play", "rollout --from"):
+        text = next(text for line, text in printed.items() if line.startswith(f"repl-rl {command}") and "#" in line)
+        assert "its first 1 line came out as recorded" in text
+    recorded, typed = read_jsonl(folder / "typed.jsonl")
+    assert typed.branch is not None
+    assert [line.text for line in typed.lines] == ["# another line\n", "submit_final_answer(6 * 7)\n"]
+    assert len(list(read_jsonl(folder / "other.jsonl"))) == 5
+    first, *others = read_jsonl(folder / "values.jsonl")
+    assert first == recorded
+    assert len(others) >= 2
+    assert (folder / "other.html").stat().st_size > 100_000
