@@ -29,11 +29,12 @@ HEAD = """\
 
 This page is written by `python docs/reference.py > docs/config.md`; a test compares it with the models.
 
-A config is a path, or the name of a file that ships: `repl-rl train quickstart`. `--set section.key=value` overrides a
-value, and can be given several times. The value is YAML: `--set rewards.kinds.comment=0.1 --set train.steps=20`; text
-with a `#` is quoted: `--set 'tasks.answer_pattern="#### (.+)"'`. A key that the file leaves out has the default given
-here. `repl-rl train FILE --dry-run` checks a file and says what it would do; a run keeps its file, with all defaults
-written out, as `config.yaml` in its folder.
+A config is a path, or the name of a file that ships: `repl-rl train quickstart`. `repl-rl config quickstart > my.yaml`
+is a copy to begin with. `--set section.key=value` overrides a value, and can be given several times. The value is YAML:
+`--set rewards.kinds.comment=0.1 --set train.steps=20`; text with a `#` is quoted:
+`--set 'tasks.answer_pattern="#### (.+)"'`. A key that the file leaves out has the default given here.
+`repl-rl train FILE --dry-run` checks a file and says what it would do; a run keeps its file, with all defaults written
+out, as `config.yaml` in its folder.
 
 An unknown key is refused with the nearest known one, a value out of range with the range, and values that exclude one
 another with both names. A key that stands twice is refused with both lines. `1e-3` is a number. A name may stand for a

@@ -1,4 +1,4 @@
-"""`repl-rl`: train, rollout, play, eval, view, rescore, value, replay, push, bench, doctor.
+"""`repl-rl`: train, rollout, play, eval, view, rescore, value, replay, push, bench, config, doctor.
 
 A ReplRLError is a message and exit code 2.
 
@@ -29,9 +29,10 @@ from repl_rl.run.evaluation import command as evaluation
 from repl_rl.run.push import command as push
 from repl_rl.run.rescore import command as rescoring
 from repl_rl.utils.distributed import is_main_process
-from repl_rl.utils.folders import shipped_configs
+from repl_rl.utils.folders import resource_folder, shipped_configs
 from repl_rl.utils.machine import in_a_sentence
 from repl_rl.utils.output import guarded_output
+from repl_rl.utils.text import nearest
 from repl_rl.view import command as viewing
 from repl_rl.view.replay import command as replay
 
@@ -139,6 +140,10 @@ def make_parser() -> argparse.ArgumentParser:
     push.add_arguments(commands.add_parser("push", help="publish a run's model, card and rollouts"))
     bench.add_arguments(commands.add_parser("bench", help="measure this machine"))
 
+    shown = commands.add_parser("config", help="print a config that ships, to begin one of your own with")
+    shown.add_argument("name", metavar="NAME", help=f"one of: {', '.join(shipped_configs())}")
+    shown.set_defaults(command=_print_config)
+
     doctor = commands.add_parser("doctor", help="what this machine has, and what brings the rest")
     doctor.add_argument("--train", action="store_true", help="train two steps with every engine that is here")
     doctor.add_argument("--config", metavar="CONFIG", help="with --train: two steps of this config")
@@ -157,6 +162,14 @@ class _PrintCompletion(argparse.Action):
 
         print(shtab.complete(parser, values))
         parser.exit()
+
+
+def _print_config(options: argparse.Namespace, console: Console) -> int:
+    """The file as it ships, with its comments. Raises ConfigError for another name."""
+    if options.name not in shipped_configs():
+        raise ConfigError(f"no config {options.name!r} ships; {nearest(options.name, shipped_configs())}")
+    sys.stdout.write((resource_folder("configs") / f"{options.name}.yaml").read_text(encoding="utf-8"))
+    return 0
 
 
 def _doctor(options: argparse.Namespace, console: Console) -> int:

@@ -12,6 +12,8 @@ import yaml
 
 import repl_rl
 from repl_rl.cli import main
+from repl_rl.config import load_config
+from repl_rl.utils.folders import shipped_configs
 
 REFUSED = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text(encoding="utf-8"))
 REWARDS = """
@@ -87,6 +89,15 @@ def test_the_version_is_printed_by_the_package_too(program: list[str]) -> None:
     assert (done.returncode, done.stdout) == (0, f"repl-rl {repl_rl.__version__}\n")
 
 
+@pytest.mark.parametrize("name", shipped_configs())
+def test_a_config_that_ships_is_printed_as_it_is(name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["config", name]) == 0
+    (tmp_path / "mine.yaml").write_text(capsys.readouterr().out)
+    assert load_config(str(tmp_path / "mine.yaml")) == load_config(name)
+    assert main(["config", f"{name}x"]) == 2
+    assert f"no config '{name}x' ships; did you mean '{name}'?" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
 def test_a_shells_completion_is_printed(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match=r"^0$"):
@@ -116,7 +127,7 @@ def test_without_a_terminal_nothing_is_wrapped_at_80_columns(
     assert capsys.readouterr().err.count("\n") == 1
     assert main(["train", "quickstart", "--dry-run"]) == 0
     rows, prompt = capsys.readouterr().out.split("the first prompt, as the model reads it:\n")
-    assert (len(rows.splitlines()), len(prompt.splitlines())) == (15, 4)
+    assert (len(rows.splitlines()), len(prompt.splitlines())) == (16, 4)
 
 
 def test_a_missing_vllm_is_said_with_the_command_that_brings_it(

@@ -7,7 +7,6 @@ from there on is kept as branches of the recorded session, so that `repl-rl view
 from __future__ import annotations
 
 import argparse
-import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -215,6 +214,8 @@ def _begins_alike(begun: Trajectory, session: Trajectory) -> bool:
 
 def roll_out(options: argparse.Namespace, console: Console) -> int:
     """`repl-rl rollout --from`: let a model go on from the line, as often as `-n` says."""
+    import asyncio
+
     from repl_rl.rollout import check_rollouts, open_rollout, score
     from repl_rl.rollout.continued import gone_on
     from repl_rl.run.progress import Progress

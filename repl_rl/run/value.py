@@ -6,7 +6,6 @@ Importing this loads nothing heavy.
 from __future__ import annotations
 
 import argparse
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,6 +57,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
     if recorded.trajectory.outcome_reward is None:
         raise ConfigError(f"{recorded.name} was never graded, so nobody knows what it came to")
     config, model = model_of(recorded, options.model)
+    import asyncio
+
     from repl_rl.rollout import check_rollouts, open_rollout
     from repl_rl.rollout.continued import continued
     from repl_rl.run.progress import Progress

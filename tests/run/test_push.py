@@ -76,6 +76,19 @@ def test_a_folder_gets_model_card_and_rollouts(here: Path, said: Said) -> None:
     ]
 
 
+@pytest.mark.more
+@pytest.mark.parametrize("to", ["./out/pushed/", "user/name"])
+def test_a_dry_run_lists_what_would_be_published_and_writes_nothing(here: Path, said: Said, to: str) -> None:
+    before = sorted(here.rglob("*"))
+    shown = said("push", "run", "--to", to, "--dry-run")
+    assert sorted(here.rglob("*")) == before
+    names = [row.split()[-1] for row in shown.splitlines() if " MB  " in row]
+    assert {"model/model.safetensors", "model/README.md", "rollouts/data/heldout-00000-of-00001.parquet"} <= set(names)
+    assert "8 rollouts in split train" in shown
+    assert shown.endswith(f" MB, would be pushed to {to}; nothing was\n")
+    assert shown.splitlines()[-1].startswith(f"{len(names)} files, ")
+
+
 def test_rows_are_trajectories_to_the_token(here: Path) -> None:
     assert main(["push", "run", "--to", "./out"]) == 0
     files = [STORED / f"run/rollouts/step_{step:05d}.jsonl" for step in (1, 2)]

@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--private", action="store_true", help="make repositories of the hub private")
     parser.add_argument("--no-rollouts", action="store_true", help="the model and its card alone")
+    parser.add_argument("--dry-run", action="store_true", help="list what would be published; write and upload nothing")
     parser.set_defaults(command=run)
 
 
@@ -51,6 +52,9 @@ def run(options: argparse.Namespace, console: Console) -> int:
     to = str(options.to)
     with_rollouts = not options.no_rollouts
     config = _require_run(source)
+    if options.dry_run and not is_local_path(to):
+        _require_hub_id(to)
+        return _list(source, config, to, with_rollouts, console)
     if is_local_path(to):
         if options.private:
             raise ConfigError(f"--private is for repositories of the hub; {to} is a folder")
@@ -58,6 +62,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
         require_folder("--to", target)
         if target.exists() and any(target.iterdir()):
             raise ConfigError(f"--to {target} is not empty; give a folder that is not there yet, or empty this one")
+        if options.dry_run:
+            return _list(source, config, to, with_rollouts, console)
         # beside the target, because a rename does not cross file systems
         beside = next(folder for folder in target.absolute().parents if folder.is_dir())
         with scratch_folder(".repl-rl-push-", beside) as scratch:
@@ -77,6 +83,22 @@ def run(options: argparse.Namespace, console: Console) -> int:
     for note in notes:
         console.print(f"  {note}", highlight=False, markup=False)
     console.print(f"pushed to {where}", highlight=False, markup=False)
+    return 0
+
+
+def _list(source: Path, config: Config, to: str, with_rollouts: bool, console: Console) -> int:
+    """Make everything in a temporary folder, print its files and their sizes, and remove it."""
+    with scratch_folder("repl-rl-push-") as scratch:
+        notes = _make(source, config, scratch, to, with_rollouts, on_hub=not is_local_path(to))
+        files = sorted(path for path in scratch.rglob("*") if path.is_file())
+        for file in files:
+            line = f"{file.stat().st_size / 1e6:10.3f} MB  {file.relative_to(scratch)}"
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+        size_mb = sum(file.stat().st_size for file in files) / 1e6
+    for note in notes:
+        console.print(f"  {note}", highlight=False, markup=False, soft_wrap=True)
+    summary = f"{len(files)} files, {size_mb:.1f} MB, would be pushed to {to}; nothing was"
+    console.print(summary, highlight=False, markup=False, soft_wrap=True)
     return 0
 
 
