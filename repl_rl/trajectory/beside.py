@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -18,12 +18,16 @@ _ZERO = 1e-9
 """An advantage this close to 0 is one that rounding left of 0."""
 
 
+Number = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+
+
 class Recorded(msgspec.Struct, frozen=True):
     """Rewards and advantages as they were before `repl-rl rescore`. One of each for every line; None where none had
     been assigned."""
 
-    rewards: tuple[float | None, ...]
-    advantages: tuple[float | None, ...]
+    rewards: tuple[Number | None, ...]
+    advantages: tuple[Number | None, ...]
 
     def other_signs(self, rescored: Trajectory) -> Iterator[bool]:
         """For each line, whether its advantage has another sign now."""
@@ -34,10 +38,10 @@ class Recorded(msgspec.Struct, frozen=True):
 class LineValues(msgspec.Struct, frozen=True):
     """What `repl-rl value` has measured of a session of L lines."""
 
-    values: tuple[float | None, ...]
+    values: tuple[Number | None, ...]
     """L + 1: the mean grade of what went on from before each line, and last what the session itself came to. None where
     nothing went on."""
-    sessions: tuple[int, ...]
+    sessions: tuple[Count, ...]
     """L: how many sessions each mean is of."""
 
     def around(self, line: int) -> tuple[float | None, float | None]:
