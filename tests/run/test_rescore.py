@@ -162,12 +162,18 @@ def test_refused(rescored: Rescored, arguments: tuple[str, ...], message: str) -
     assert rescored(*arguments, code=2) == f"repl-rl: {message}\n"
 
 
-def test_sessions_without_advantages_are_refused(rescored: Rescored) -> None:
-    path = Path("run/rollouts/step_00001.jsonl")
-    path.write_text(re.sub(r'"advantage": [-0-9.]+', '"advantage": null', path.read_text()))
-    assert rescored("run", code=2).startswith(
-        "repl-rl: run/rollouts/step_00001.jsonl#0 has no advantages to compare with: rescore takes sessions of training"
-    )
+def test_a_step_that_was_interrupted_is_left_out(rescored: Rescored) -> None:
+    path = Path("run/rollouts/step_00002.jsonl")
+    whole = path.read_text()
+    path.write_text(re.sub(r'"advantage": [-0-9.]+', '"advantage": null', whole))
+    printed = " ".join(rescored("run").split())
+    assert "run: 2 steps, 2 sessions in 1 group, 6 lines with the run's own rewards and credit, every" in printed
+    assert "note: step_00002.jsonl#0 has no advantages to compare with: rescore takes sessions of training" in printed
+    assert rescored(str(path), code=2).startswith(f"repl-rl: {path}#0 has no advantages to compare with: ")
+    path.write_text(whole.splitlines()[0])
+    assert "step_00002.jsonl has 1 sessions, which are no whole groups of 2; it is left out" in rescored("run")
+    path.write_text("")
+    assert "step_00002.jsonl holds no session; it is left out" in rescored("run")
 
 
 def test_rewards_of_the_run_that_are_gone_are_told(rescored: Rescored) -> None:

@@ -67,13 +67,19 @@ def run(options: argparse.Namespace, console: Console) -> int:
     from repl_rl.view.run import RESCORED
 
     rescoring = Rescoring(config.rewards, config.credit)
-    unchanged = Unchanged(source.config)
+    unchanged = Unchanged(source.config, _has_all_steps(options.run, source))
     findings = Findings()
     metrics = []
+    notes = []
+    group_size = None if source.config is None else source.config.train.group_size
     for step, file in source.files:
         recorded = list(read_jsonl(file))
-        group_size = None if source.config is None else source.config.train.group_size
-        _require_credited(file, recorded)
+        incomplete = _what_is_missing(recorded, group_size)
+        if incomplete and len(source.files) == 1:
+            raise RunError(f"{file}{incomplete}")
+        if incomplete:
+            notes.append(f"{file.name}{incomplete}; it is left out")
+            continue
         rescored = rescoring.step(recorded, group_size, step - 1)
         findings.add(file.name, recorded, rescored, group_size or _size_of_first_group(recorded))
         unchanged.add(recorded, group_size, step - 1)
@@ -86,6 +92,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
         say(console, sentence)
     for sentence in unchanged.sentences(is_asked=source.config is not None and not changes):
         say(console, sentence)
+    for note in notes:
+        say(console, f"note: {note}", style="yellow")
     _print_findings(console, findings)
     report = {"of": str(options.run), "changed": changes, **_report(findings)}
     report_text = json.dumps(report, indent=1, allow_nan=False) + "\n"
@@ -165,26 +173,36 @@ def _asked(options: argparse.Namespace, source: Source) -> Config:
     return parse_config(values, overrides)
 
 
-def _require_all_steps(path: Path, source: Source, config: Config) -> None:
-    """Raises RunError where an estimator would miss the steps before."""
-    if config.credit.estimator != "critic":
-        return
+def _has_all_steps(path: Path, source: Source) -> bool:
+    """Whether no step is missing before the last: each batch of a run has a file, in equal distances."""
     steps = [step for step, _ in source.files]
     gaps = {later - earlier for earlier, later in pairwise(steps)}
-    if path.is_file() or steps[0] != 1 or len(gaps) > 1:
+    return not path.is_file() and steps[0] == 1 and len(gaps) <= 1
+
+
+def _require_all_steps(path: Path, source: Source, config: Config) -> None:
+    """Raises RunError where an estimator would miss the steps before."""
+    if config.credit.estimator == "critic" and not _has_all_steps(path, source):
         raise RunError(
             f"credit.estimator: critic remembers the steps before, and {path} does not have all of them; give the "
             "folder of a run that kept its rollouts from the first step on"
         )
 
 
-def _require_credited(file: Path, trajectories: Sequence[Trajectory]) -> None:
+def _what_is_missing(trajectories: Sequence[Trajectory], group_size: int | None) -> str:
+    """Why a file can't be compared with, to follow its name; "" if it can."""
+    if not trajectories:
+        return " holds no session"
     for index, trajectory in enumerate(trajectories):
         if any(line.advantage is None for line in trajectory.lines):
-            raise RunError(
-                f"{file}#{index} has no advantages to compare with: rescore takes sessions of training (rollouts/ of a "
-                "run), or a group of one problem whose answer was known (repl-rl rollout --task --answer -n 8 --out)"
+            return (
+                f"#{index} has no advantages to compare with: rescore takes sessions of training (rollouts/ of a run; "
+                "a step that was interrupted has none), or a group of one problem whose answer was known (repl-rl "
+                "rollout --task --answer -n 8 --out)"
             )
+    if group_size is not None and len(trajectories) % group_size:
+        return f" has {len(trajectories)} sessions, which are no whole groups of {group_size}"
+    return ""
 
 
 def _size_of_first_group(trajectories: Sequence[Trajectory]) -> int:
@@ -195,13 +213,13 @@ def _size_of_first_group(trajectories: Sequence[Trajectory]) -> int:
 class Unchanged:
     """Whether sessions come out as they were recorded, under the config of their run."""
 
-    def __init__(self, config: Config | None) -> None:
-        """None if it is not known."""
+    def __init__(self, config: Config | None, has_all_steps: bool) -> None:
+        """None if it is not known. Without all steps, an estimator with a memory is not asked."""
         self._rescoring: Any = None
         self._failure = ""
         self._others = 0
         self._count = 0
-        if config is None:
+        if config is None or (config.credit.estimator == "critic" and not has_all_steps):
             return
         from repl_rl.rollout import Rescoring
 
