@@ -154,6 +154,7 @@ def _export(targets: Sequence[Path], file: Path, most: int | None, console: Cons
 
 
 def _print_summary(run: Run, console: Console) -> None:
+    from repl_rl.view.health import health
     from repl_rl.view.run import summary
     from repl_rl.view.state import state
 
@@ -161,6 +162,12 @@ def _print_summary(run: Run, console: Console) -> None:
     say(console, f"{head}, {state(run).word}")
     for sentence in others:
         say(console, sentence)
+    signs = health(run)
+    if signs:
+        say(console, "the last steps: " + ", ".join(f"{sign.name} {sign.value}" for sign in signs))
+    for sign in signs:
+        if sign.sentence:
+            say(console, f"  {sign.sentence}", style="yellow")
     if run.before is not None and run.after is not None:
         console.print(before_after_table(run.before, run.after))
     for note in run.notes:

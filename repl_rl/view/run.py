@@ -19,7 +19,7 @@ from typing import Any
 
 from repl_rl.errors import RunError
 from repl_rl.files import lines_of, open_file, read_file
-from repl_rl.trajectory import StopReason, Trajectory, read_jsonl
+from repl_rl.trajectory import Trajectory, read_jsonl
 from repl_rl.view.words import counted, duration, is_graded, milliseconds, signed, solved, total_reward
 
 Row = Mapping[str, Any]
@@ -216,22 +216,8 @@ def facts(run: Run) -> list[tuple[str, str]]:
     stale_max = number(row, "asynchronous/staleness_max")
     if stale_mean is not None and stale_max is not None:
         facts["staleness"] = f"{stale_mean:.1f} updates, {stale_max:.0f} at most"
-    facts["without an answer"] = _ended_without(row)
     facts["seed"] = run.setting("seed")
     return [(name, str(value)) for name, value in facts.items() if value is not None]
-
-
-def _ended_without(row: Row) -> str | None:
-    """The shares of a step's sessions that ended otherwise than with an answer; None if it is not known or none did."""
-    shares = []
-    for key in row:
-        reason = key.removeprefix("stops/")
-        if key.startswith("stops/") and reason != StopReason.ANSWER:
-            shares.append((number(row, key) or 0.0, reason))
-    if not shares:
-        return None
-    words = [f"{reason.replace('_', ' ')} {share:.0%}" for share, reason in sorted(shares, reverse=True)]
-    return "; ".join([*words, _HELP])
 
 
 def family_rows(run: Run) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from repl_rl.files import open_file
 from repl_rl.trajectory import Beside, Trajectory, read_beside, read_record
 from repl_rl.utils.text import visible
 from repl_rl.view.charts import charts, charts_of_several
+from repl_rl.view.health import health
 from repl_rl.view.run import Run, facts, family_rows, number, read_run, summary
 from repl_rl.view.state import State, state
 from repl_rl.view.viewer import queries
@@ -169,6 +170,7 @@ class RunApi:
             "summary": sentences,
             "notes": [f"{name}: {note}" for name, run in named.items() for note in run.notes],
             "families": [],
+            "health": [],
         }
         if len(runs) > 1:
             about["charts"] = [asdict(chart) for chart in charts_of_several(named)]
@@ -178,6 +180,7 @@ class RunApi:
         about["notes"] = run.notes
         about["families"] = family_rows(run)
         about["facts"] = [] if run.path.is_file() else facts(run)
+        about["health"] = [asdict(sign) for sign in health(run)]
         about["charts"] = [asdict(chart) for chart in charts(run)]
         return about
 

@@ -14,6 +14,11 @@
       h("details", { class: "more" }, h("summary", {}, `${view.count(rest.length, "more note", "more notes")} on the files`), listed(rest))];
   };
 
+  // Figures of the last steps; a mark, and below a sentence, where one is out of its range.
+  const health = (signs) => signs.length > 0 && [
+    h("ul", { class: "health", "aria-label": "The last steps" }, signs.map((sign) => h("li", { class: sign.sentence ? "off" : "" }, h("span", { class: "soft" }, `${sign.name} `), sign.value, sign.sentence && h("b", { title: "out of its range" }, " !")))),
+    signs.some((sign) => sign.sentence) && h("ul", { class: "notes" }, signs.filter((sign) => sign.sentence).map((sign) => h("li", {}, sign.sentence)))];
+
   const reading = ({ trajectories, files_done, files, complete }) =>
     complete ? "" : `reading ${files_done} of ${view.count(files, "file", "files")}, ${view.count(trajectories, "trajectory", "trajectories")} so far`;
 
@@ -29,7 +34,7 @@
   let shown = "";
   view.head = {
     draw: (run) => {
-      const text = JSON.stringify([run.name, run.summary, run.facts, run.notes]);
+      const text = JSON.stringify([run.name, run.summary, run.facts, run.health, run.notes]);
       if (text === shown) return;
       shown = text;
       document.title = view.visible(`${run.name} · repl_rl`);
@@ -37,6 +42,7 @@
       fill(at("alone"), run.name);
       fill(at("summary"), run.summary.map(ended).join(" "));
       fill(at("facts"), run.facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+      fill(at("health"), health(run.health));
       fill(at("notes"), notes(run.notes));
     },
     live: (run, embedded) => {
