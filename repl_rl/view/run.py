@@ -133,10 +133,15 @@ def summary(run: Run) -> list[str]:
     row = run.after or run.before
     rate = None if row is None else number(row, "solve_rate")
     if row is not None and rate is not None:
-        when = "after training" if run.after is not None else "before training"
         problems = row.get("problems")
         held_out = f"{problems} held-out problems" if isinstance(problems, int) else "the held-out problems"
-        sentences.append(f"{rate:.1%} of {held_out} solved {when}")
+        rate_before = None if run.before is None else number(run.before, "solve_rate")
+        if run.after is None:
+            sentences.append(f"{rate:.1%} of {held_out} solved before training")
+        elif rate_before is None:
+            sentences.append(f"{rate:.1%} of {held_out} solved after training")
+        else:
+            sentences.append(f"{rate_before:.1%} of {held_out} solved before training, {rate:.1%} after")
     return sentences
 
 

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from repl_rl.trajectory import Line, LineKind, Trajectory
+from repl_rl.utils.statistics import wilson
 from repl_rl.utils.text import visible
 from repl_rl.view.run import rates
 from repl_rl.view.transcript import Origin, Piece, ScreenRow, ending, screen_rows
@@ -106,7 +107,7 @@ def _add_questions(table: Table, row: ScreenRow) -> None:
 
 
 def before_after_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> Table:
-    """Held-out solve rates of two evaluation rows, per family and in total.
+    """Held-out solve rates of two evaluation rows, per family and in total, with Wilson's intervals of 95%.
 
     A row's optional `family_problems` (family -> number of problems) supplies the families' counts.
     """
@@ -144,7 +145,11 @@ def _rate_cells(row: Mapping[str, Any]) -> list[Text | str]:
         elif count is None:
             cells.append(f"{rate:.1%}")
         else:
-            cells.append(f"{round(rate * count)} ({rate:.1%})")
+            interval = ""
+            if count >= 1 and 0 <= rate <= 1:  # a file may say anything
+                low, high = wilson(rate, count)
+                interval = f"; {100 * low:.0f} to {100 * high:.0f}"
+            cells.append(f"{round(rate * count)} ({rate:.1%}{interval})")
     change = row["change"]
     cells.append("–" if change is None else f"{change:+.0f} pt")
     return cells

@@ -94,9 +94,9 @@ def test_the_table_counts_where_it_can() -> None:
     screen = console()
     screen.print(before_after_table(before, after))
     rows = [row.replace("│ ", "").replace(" │", "").strip("│ ") for row in shown(screen)]
-    assert "binomial 60 12 (20.0%) 51 (85.0%) +65 pt" in rows
+    assert "binomial 60 12 (20.0%; 12 to 32) 51 (85.0%; 74 to 92) +65 pt" in rows
     assert "product – 70.0% 100.0% +30 pt" in rows
-    assert "all 240 99 (41.2%) 222 (92.5%) +51 pt" in rows
+    assert "all 240 99 (41.2%; 35 to 48) 222 (92.5%; 88 to 95) +51 pt" in rows
 
 
 def test_numbers_and_times_in_words() -> None:
