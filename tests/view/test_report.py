@@ -79,7 +79,9 @@ def test_the_head_says_what_training_did_and_a_small_run_is_below_it_as_a_whole(
     assert len(page.data["rows"]) == len(page.data["trajectories"]) == len(page.data["tokens"]) == 30
     [attributes] = [attributes for attributes, _ in page.scripts if attributes.get("id") == "run-data"]
     assert (attributes["data-curves"], run["notes"], run["live"]) == ("all", [], False)
-    assert run["summary"] == ["quickstart: 24 steps on nano", "41.2% of 240 held-out problems solved before training, 92.5% after"]
+    head, rates = run["summary"]
+    assert head == "quickstart: 24 steps on nano"
+    assert rates == "41.2% of 240 held-out problems solved before training, 92.5% after"
     expected = (("model", "nano"), ("steps", "24"), ("training time", "4 min 36 s"), ("rollouts per step", "8 × 8"))
     assert [list(fact) for fact in expected] == [fact for fact in run["facts"] if tuple(fact) in expected]
     assert not {"workers", "staleness"} & {name for name, _ in run["facts"]}
