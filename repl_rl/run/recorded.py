@@ -22,6 +22,8 @@ from repl_rl.view.words import counted, one_line, solved
 
 if TYPE_CHECKING:
     from repl_rl.config import Config
+    from repl_rl.run.folder import RunFolder
+    from repl_rl.tasks import Split
 
 _SHOWN = 4
 """How many sessions are printed where a file holds them all."""
@@ -70,14 +72,14 @@ def recorded_session(options: argparse.Namespace) -> RecordedSession:
     file_name, mark, number = options.source.rpartition("#")
     if not mark or not number.isdecimal():
         raise ConfigError(
-            f"--from {options.source}: say which session of a file of rollouts, counted from 0, as in "
+            f"{options.source}: say which session of a file of rollouts, counted from 0, as in "
             "runs/NAME/rollouts/step_00012.jsonl#17"
         )
     file = Path(file_name)
     trajectories = list(read_jsonl(file))
     position = int(number)
     if position >= len(trajectories):
-        raise ConfigError(f"--from {options.source}: {file} has {len(trajectories)} sessions, counted from 0")
+        raise ConfigError(f"{options.source}: {file} has {len(trajectories)} sessions, counted from 0")
     folder = RunFolder(file.resolve().parent.parent)
     is_of_run = folder.config_path.is_file()
     config = _config(options, folder if is_of_run else None)
@@ -101,14 +103,13 @@ def _require_line(line: int, stored: Trajectory, whole: Trajectory) -> int:
     return parent_lines + line
 
 
-def _config(options: argparse.Namespace, run: object) -> Config:
+def _config(options: argparse.Namespace, run: RunFolder | None) -> Config:
     from repl_rl.config import load_config
-    from repl_rl.run.folder import RunFolder
 
     if options.config is not None:
         return load_config(options.config, tuple(options.set))
-    if not isinstance(run, RunFolder):
-        raise ConfigError(f"--from {options.source}: the file is not in a run's folder; name the config that it is of")
+    if run is None:
+        raise ConfigError(f"{options.source}: the file is not in a run's folder; name the config that it is of")
     return load_config(str(run.config_path), tuple(options.set))
 
 
@@ -132,7 +133,7 @@ def _whole_in_group(members: Sequence[Trajectory], index: int) -> Trajectory:
     start = max(start for start in starts if start <= index)
     try:
         return replace(whole_session(members[index], members[start:]), branch=None)
-    except (ValueError, IndexError) as error:
+    except (ValueError, IndexError, RecursionError) as error:  # a file may name any parent
         raise ConfigError(
             f"the session is a branch of another one, which is not where it should be: {error}"
         ) from error
@@ -143,9 +144,13 @@ def _task(config: Config, trajectory: Trajectory) -> Task:
     first one alone."""
     from repl_rl.tasks import load_tasks
 
-    for split, seed, count in (("heldout", 0, config.eval.problems), ("train", config.seed, config.tasks.train)):
+    requests: list[tuple[Split, int, int]] = [
+        ("train", config.seed, config.tasks.train),
+        ("heldout", 0, config.eval.problems),
+    ]
+    for split, seed, count in requests:
         try:
-            tasks = load_tasks(config.tasks, split, seed, count, compared=False)  # type: ignore[arg-type]
+            tasks = load_tasks(config.tasks, split, seed, count, compared=False)
         except ConfigError:
             continue  # a data set that is not here any more, say
         for task in tasks:

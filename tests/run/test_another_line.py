@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.trajectory import Trajectory, read_jsonl, whole_session, write_jsonl
+from repl_rl.trajectory import Branch, Trajectory, read_jsonl, whole_session, write_jsonl
 from repl_rl.view.viewer.api import RunApi
 from repl_rl.view.viewer.indexer import update
 
@@ -118,7 +118,7 @@ def test_a_line_that_comes_out_otherwise_is_named() -> None:
     ("arguments", "message"),
     [
         (("--from", FILE), "say which session of a file of rollouts, counted from 0, as in "),
-        (("--from", f"{FILE}#9"), f"--from {FILE}#9: {FILE} has 4 sessions, counted from 0"),
+        (("--from", f"{FILE}#9"), f"{FILE}#9: {FILE} has 4 sessions, counted from 0"),
         (("--from", f"{FILE}#2", "--line", "4"), "--line 4: task 'product-train-3704-8719': there is no line 4; the "),
         (("--from", f"{FILE}#2", "--task", "6 * 7?"), "--from goes on from a recorded session"),
         (("--line", "2"), "--from FILE.jsonl#N"),
@@ -136,3 +136,9 @@ def test_a_file_by_itself_needs_a_config(said: Said) -> None:
     never: list[Trajectory] = [replace(session, outcome_reward=None) for session in read_jsonl(FILE)]
     write_jsonl(FILE, never)
     assert "was never graded, so nobody knows what it came to" in said("value", f"{FILE}#0", code=2)
+
+
+def test_a_branch_of_nothing_that_is_there_is_refused(said: Said) -> None:
+    for parent in (2, 7):
+        changed(branch=Branch(parent, 1, 0.5))
+        assert "is a branch of another one, which is not where it should be" in said("value", f"{FILE}#2", code=2)
