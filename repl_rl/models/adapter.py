@@ -61,8 +61,9 @@ def merge(adapter: Path, base: str, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     with whole_weights():
-        model = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
+        model = AutoModelForCausalLM.from_pretrained(base, dtype="auto", trust_remote_code=False)
         adapted = PeftModel.from_pretrained(model, str(adapter))
         adapted.merge_and_unload().save_pretrained(folder)
     has_tokenizer = (adapter / "tokenizer_config.json").is_file()
-    AutoTokenizer.from_pretrained(str(adapter) if has_tokenizer else base).save_pretrained(folder)
+    source = str(adapter) if has_tokenizer else base
+    AutoTokenizer.from_pretrained(source, trust_remote_code=False).save_pretrained(folder)

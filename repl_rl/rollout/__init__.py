@@ -1,7 +1,6 @@
 """Where engine, kernel and dialect meet: tasks become trajectories, line by line. `loop.py` reads top to bottom.
 
-What other rooms use is imported from here, and loaded with the name that is asked for. `repl_rl.rollout.continued`,
-which goes on from the lines of a recorded session, is a module of its own.
+What other rooms use is imported from here, and loaded with the name that is asked for.
 """
 
 import importlib
@@ -16,6 +15,11 @@ if TYPE_CHECKING:
     from repl_rl.rollout.batch import require_tasks as require_tasks
     from repl_rl.rollout.checks import Checked as Checked
     from repl_rl.rollout.checks import check_rollouts as check_rollouts
+    from repl_rl.rollout.continued import BeginsAsRecorded as BeginsAsRecorded
+    from repl_rl.rollout.continued import Continuations as Continuations
+    from repl_rl.rollout.continued import continued_from_each_line as continued_from_each_line
+    from repl_rl.rollout.continued import first_difference as first_difference
+    from repl_rl.rollout.continued import gone_on as gone_on
     from repl_rl.rollout.custom import Sampler as Sampler
     from repl_rl.rollout.episode import make_prompt as make_prompt
     from repl_rl.rollout.episode import prompts as prompts
@@ -77,7 +81,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "AttachedKernels": "service",
     "Began": "events",
+    "BeginsAsRecorded": "continued",
     "Checked": "checks",
+    "Continuations": "continued",
     "CreditedTrajectory": "scoring",
     "Ended": "events",
     "Event": "events",
@@ -113,11 +119,14 @@ _HOMES = {
     "batch_metrics": "metrics",
     "check_rollouts": "checks",
     "config_of": "service",
+    "continued_from_each_line": "continued",
     "credit": "scoring",
     "credit_numbers": "scoring",
     "environment_of": "setup",
     "environment_pays": "setup",
     "events_of": "events",
+    "first_difference": "continued",
+    "gone_on": "continued",
     "is_flat": "scoring",
     "limits_of": "setup",
     "load_engine": "service",

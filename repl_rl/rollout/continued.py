@@ -2,13 +2,13 @@
 
     async with open_rollout("qwen-coder-0.5b") as rollout:
         sessions = await gone_on(rollout, task, recorded.at(5), n=8)    # eight sessions that share the first five lines
-        went_on = await continued(rollout, task, recorded, n=8)         # eight from the start of each line
+        went_on = await continued_from_each_line(rollout, task, recorded, n=8)
         went_on.values(task)      # the share of right answers before each line, and what the session came to
 
-`gone_on` runs the recorded lines again in each session. `continued` runs them once, as the root of a tree
-(`repl_rl.rollout.tree`), which forks after each of them. What goes on from there is sampled as all sessions are, so the
-mean of its grades is a Monte Carlo estimate of V(s): the value of the state that the session was in, with the policy
-that `rollout` samples from. The difference of two values is what a line has changed. (Sutton and Barto 2018,
+`gone_on` runs the recorded lines again in each session. `continued_from_each_line` runs them once, as the root of a
+tree (`repl_rl.rollout.tree`), which forks after each of them. What goes on from there is sampled as all sessions are,
+so the mean of its grades is a Monte Carlo estimate of V(s): the value of the state that the session was in, with the
+policy that `rollout` samples from. The difference of two values is what a line has changed. (Sutton and Barto 2018,
 Reinforcement Learning, chapter 5; Kazemnejad et al. 2024, VinePPO, who take such differences as advantages.)
 """
 
@@ -75,7 +75,7 @@ async def gone_on(
     return await retyping.many([task] * n, sampling)
 
 
-async def continued(
+async def continued_from_each_line(
     rollout: Rollout, task: Task, recorded: Trajectory, n: int, sampling: SamplingConfig | None = None
 ) -> Continuations:
     """Let the policy go on `n` times after each line of a whole recorded session, and from the prompt.
@@ -105,6 +105,10 @@ async def continued(
         if shared_lines < len(after) and (differs_at is None or shared_lines <= differs_at):
             after[shared_lines].append(replace(whole_session(session, tree), branch=None))
     return Continuations(recorded, tuple(map(tuple, after)), differs_at)
+
+
+continued = continued_from_each_line
+"""Its former name."""
 
 
 class AfterEachLine(ForkRule):

@@ -106,8 +106,7 @@ def play(config: Config, task: Task, checked: Checked, console: Console, begun: 
     """
     from repl_rl.engine.environment import prepare_environment
     from repl_rl.models import resolve_model
-    from repl_rl.rollout import Rollout, RolloutBatch, RolloutSetup, make_pool
-    from repl_rl.rollout.continued import BeginsAsRecorded
+    from repl_rl.rollout import BeginsAsRecorded, Rollout, RolloutBatch, RolloutSetup, make_pool
     from repl_rl.utils.threads import BackgroundLoop
 
     prepare_environment()

@@ -177,7 +177,7 @@ def model_of(recorded: RecordedSession, asked: str | None) -> tuple[Config, str]
 
 def differences(recorded: RecordedSession, sessions: Sequence[Trajectory]) -> Iterator[str]:
     """Whether the lines came out as recorded, a sentence for each that did not."""
-    from repl_rl.rollout.continued import first_difference
+    from repl_rl.rollout import first_difference
 
     if not recorded.line:
         yield f"{recorded.name}: from the prompt on"
@@ -201,7 +201,7 @@ def differences(recorded: RecordedSession, sessions: Sequence[Trajectory]) -> It
 
 def beside_the_recorded(recorded: RecordedSession, sessions: Sequence[Trajectory]) -> list[Trajectory]:
     """The recorded session, and the others as its branches. Those whose first lines came out otherwise stay whole."""
-    from repl_rl.rollout.continued import first_difference
+    from repl_rl.rollout import first_difference
 
     members = [recorded.trajectory]
     for session in sessions:
@@ -221,8 +221,7 @@ def roll_out(options: argparse.Namespace, console: Console) -> int:
     """`repl-rl rollout --from`: let a model go on from the line, as often as `-n` says."""
     import asyncio
 
-    from repl_rl.rollout import check_rollouts, open_rollout, score
-    from repl_rl.rollout.continued import gone_on
+    from repl_rl.rollout import check_rollouts, gone_on, open_rollout, score
     from repl_rl.run.progress import Progress
     from repl_rl.tasks import grade
     from repl_rl.utils.statistics import wilson

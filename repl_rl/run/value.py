@@ -25,7 +25,7 @@ from repl_rl.view.words import counted, one_line, signed, worth_of_line
 
 if TYPE_CHECKING:
     from repl_rl.rewards import RewardTable
-    from repl_rl.rollout.continued import Continuations
+    from repl_rl.rollout import Continuations
 
 _TEXT_CHARS = 60
 
@@ -59,8 +59,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     config, model = model_of(recorded, options.model)
     import asyncio
 
-    from repl_rl.rollout import check_rollouts, open_rollout
-    from repl_rl.rollout.continued import continued
+    from repl_rl.rollout import check_rollouts, continued_from_each_line, open_rollout
     from repl_rl.run.progress import Progress
 
     checked = check_rollouts(config)
@@ -71,7 +70,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     async def go_on() -> Continuations:
         async with open_rollout(config, sessions=lines * options.n, checked=checked) as rollout:
             progress.say(f"{options.n} sessions of {model} from the start of each of {counted(lines, 'line')} ...")
-            return await continued(rollout, recorded.task, recorded.trajectory, options.n, sampling)
+            return await continued_from_each_line(rollout, recorded.task, recorded.trajectory, options.n, sampling)
 
     with progress.interrupts():
         went_on = asyncio.run(go_on())
