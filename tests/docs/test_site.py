@@ -1,5 +1,6 @@
 """mkdocs' site: builds without a warning, which names every dead link and every page outside the table of contents."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -10,8 +11,8 @@ import yaml
 from pages import ROOT
 
 pytestmark = pytest.mark.more
-TOO_WIDE = """() => [...document.querySelectorAll('.rst-content *')]
-    .filter(each => each.getBoundingClientRect().right > innerWidth + 1 && !each.closest('pre, .wy-table-responsive'))
+TOO_WIDE = """() => [...document.querySelectorAll('.md-content *')]
+    .filter(each => each.getBoundingClientRect().right > innerWidth + 1 && !each.closest('pre, .md-typeset__scrollwrap'))
     .map(each => each.textContent.trim().slice(0, 60))"""
 
 
@@ -32,6 +33,23 @@ def test_it_builds_strictly_and_starts_with_the_readme(site: Path) -> None:
     assert 'href="concepts/"' in start
     assert (site / "studies" / "index.html").is_file()
     assert len(list((ROOT / "docs").glob("*.md"))) <= 24
+
+
+def colours(css: str) -> list[dict[str, str]]:
+    """The colours by name of each block that sets the ground's."""
+    blocks = [dict(re.findall(r"--([\w-]+): (#\w+);", block)) for block in re.findall(r"\{([^{}]*)\}", css)]
+    return [block for block in blocks if "ground" in block]
+
+
+def test_it_has_the_colours_of_the_viewer() -> None:
+    viewer, site = (
+        colours((ROOT / file).read_text(encoding="utf-8"))
+        for file in ("repl_rl/view/viewer/page/viewer.css", "docs/images/site.css")
+    )
+    assert len(viewer) == len(site) == 2, "light and dark"
+    for theirs, ours in zip(viewer, site, strict=True):
+        assert ours.items() <= theirs.items()
+        assert len(ours) > 8
 
 
 def test_pages_fetch_nothing_and_fit_wide_and_narrow_screens(site: Path) -> None:
