@@ -190,8 +190,8 @@ class Shop:
     def observe(self) -> str:
         return f"(cart: {', '.join(self.cart) or 'empty'})\n"
 
-    def reward(self, trajectory: Trajectory) -> float:
-        return float(self.cart == ["tea", "milk"])
+    def reward(self, trajectory: Trajectory) -> tuple[float, str]:
+        return float(self.cart == ["tea", "milk"]), f"bought: {self.cart}"
 
 
 async def test_session_6_an_environment_that_owns_everything(roll: Roll) -> None:
@@ -206,7 +206,10 @@ async def test_session_6_an_environment_that_owns_everything(roll: Roll) -> None
     assert shopped.lines[2].error_name == "KeyError"
     assert [call.name for line in shopped.lines for call in line.calls] == ["buy", "buy", "buy"]
     assert (shopped.environment_reward, idle.environment_reward) == (1.0, 0.0)
+    assert (shopped.environment_reason, idle.environment_reason) == ("bought: ['tea', 'milk']", "bought: []")
     scored = score(tasks, [shopped, idle], grade, RewardTable(RewardsConfig()))
+    assert scored[1].trajectory.grade_reason == "bought: []"
+    assert "graded 0: bought: []" in str(scored[1].trajectory)
     [first, second] = credit(scored, 2, CreditConfig(estimator="outcome"))
     assert first.trajectory.outcome_reward == 1.0
     assert max(first.token_advantages) > 0 > min(second.token_advantages)

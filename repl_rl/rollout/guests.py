@@ -42,10 +42,13 @@ class Environment(Guest):
         if trajectory.is_void:
             return trajectory
         try:
-            return replace(trajectory, environment_reward=await self._environment.reward(trajectory))
+            verdict = await self._environment.reward(trajectory)
         except BrokenStateError as failure:
             _log.warning("a session earns nothing: %s", failure)
             return replace(trajectory, environment_reward=0.0, error=trajectory.error or str(failure))
+        if verdict is None:
+            return trajectory
+        return replace(trajectory, environment_reward=verdict.grade, environment_reason=verdict.reason or None)
 
 
 class Asking(Guest):

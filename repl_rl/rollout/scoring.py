@@ -132,13 +132,8 @@ def graded_by(grader: Grader, task: Task, trajectory: Trajectory) -> Verdict:
     options = {"forms": trajectory.answer_forms} if takes_forms else {}
     with boundary(Seam.GRADER, grader, where=where):
         result: Any = grader(task, trajectory.answer, **options)
-        value = result
-        reason: Any = ""
-        if isinstance(result, tuple) and len(result) == 2:
-            value, reason = result
         try:
-            if isinstance(reason, str):
-                return Verdict(float(value), reason)  # of an object of the user's, it runs the user's code
+            return Verdict.of(result)  # of an object of the user's, it runs the user's code
         except (TypeError, ValueError):
             pass
     raise failure(Seam.GRADER, grader, f"returned {shown(result)}", where=where)
@@ -148,7 +143,7 @@ def _known_verdict(trajectory: Trajectory) -> Verdict | None:
     if trajectory.is_void:
         return Verdict(0.0, "the session is void")
     reward = trajectory.environment_reward
-    return None if reward is None else Verdict(reward, "what the environment paid")
+    return None if reward is None else Verdict(reward, trajectory.environment_reason or "what the environment paid")
 
 
 def credit(

@@ -306,6 +306,8 @@ class Trajectory(_Displayed):
     outcome_reward: float | None = None
     environment_reward: float | None = None
     """The reward from the environment, if there is one that gives rewards."""
+    environment_reason: str | None = None
+    """Why it gave that reward, in its own words."""
     version: Counter = 0
     updates: tuple[tuple[int, Counter], ...] = ()
     error: str | None = None
@@ -437,6 +439,7 @@ class Trajectory(_Displayed):
             answer_forms=None,
             outcome_reward=None,
             environment_reward=None,
+            environment_reason=None,
             grade_reason=None,
             updates=tuple((first, version) for first, version in self.updates if first < start),
             error=None,

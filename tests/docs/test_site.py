@@ -12,7 +12,8 @@ from pages import ROOT
 
 pytestmark = pytest.mark.more
 TOO_WIDE = """() => [...document.querySelectorAll('.md-content *')]
-    .filter(each => each.getBoundingClientRect().right > innerWidth + 1 && !each.closest('pre, .md-typeset__scrollwrap'))
+    .filter(each => each.getBoundingClientRect().right > innerWidth + 1)
+    .filter(each => !each.closest('pre, .md-typeset__scrollwrap'))
     .map(each => each.textContent.trim().slice(0, 60))"""
 
 

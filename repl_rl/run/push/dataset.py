@@ -102,7 +102,7 @@ def write_rollouts(run: Path, folder: Path, notes: list[str]) -> dict[str, int]:
                 for trajectory in read_jsonl(files[step], notes, inside=run):
                     images += sum(len(line.images) for line in trajectory.lines)
                     if split == "heldout":
-                        trajectory = replace(trajectory, reference=None, grade_reason=None)
+                        trajectory = replace(trajectory, reference=None, grade_reason=None, environment_reason=None)
                     step_rows.append(row_of(trajectory, step))
                 writer.write_table(pyarrow.Table.from_pylist(step_rows, schema))
                 rows[split] += len(step_rows)

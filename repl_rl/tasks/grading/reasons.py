@@ -1,6 +1,8 @@
 """Verdicts with their reasons. This process and the confined one both make them, so nothing heavy is loaded here."""
 
-from typing import NamedTuple
+from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 from repl_rl.utils.text import cut_middle
 
@@ -12,6 +14,17 @@ class Verdict(NamedTuple):
 
     grade: float
     reason: str
+
+    @classmethod
+    def of(cls, result: Any) -> Verdict:
+        """What a user's function returned: a number, or a pair of a number and the reason for it, a text.
+
+        Raises TypeError or ValueError for anything else, and whatever an object of the user's raises as a number.
+        """
+        value, reason = result if isinstance(result, tuple) and len(result) == 2 else (result, "")
+        if not isinstance(reason, str):
+            raise TypeError(f"the reason is {type(reason).__name__}, not a text")
+        return cls(float(value), reason)
 
 
 def reading(answer: str, reference: str, are_equal: bool) -> str:

@@ -4,7 +4,7 @@
     try:
         toolbox, observation = await session.open(task)     # prepare the kernel; append the observation to the question
         shown += await session.after_line()                 # after every line that ran something
-        reward = await session.reward(trajectory)
+        verdict = await session.reward(trajectory)          # the reward, and why
     finally:
         await session.close()
 
@@ -27,6 +27,7 @@ from functools import partial
 from typing import Any
 
 from repl_rl.errors import BrokenStateError, ConfigError, EnvironmentFailure, ForkRefusedError, ReplRLError
+from repl_rl.tasks import Verdict
 from repl_rl.tools import Tool, Toolbox
 from repl_rl.tools.calls import call_within
 from repl_rl.tools.environments.factory import Environment, TrlEnvironment
@@ -131,22 +132,22 @@ class EnvironmentSession:
             text += "\n"
         return text
 
-    async def reward(self, trajectory: Trajectory) -> float | None:
-        """The environment's reward; None if it gives none. Raises EnvironmentFailure, also if it is not finite."""
+    async def reward(self, trajectory: Trajectory) -> Verdict | None:
+        """The environment's reward, with its reason if it gives one; None without a reward. Raises EnvironmentFailure,
+        also for a reward that is not finite."""
         self._has_begun = True
         reward = getattr(self._environment, "reward", None)
         value = None if reward is None else await self._call("reward", reward, trajectory)
         if value is None:
             return None
         try:
-            number = float(value)
+            verdict = Verdict.of(value)
         except (TypeError, ValueError, OverflowError):
-            number = math.nan
-        if not math.isfinite(number):
-            raise self._failure(
-                "reward", f"returned {shown(value)}, not a finite number", where=f"on task {trajectory.task_id!r}"
-            )
-        return number
+            verdict = None
+        if verdict is None or not math.isfinite(verdict.grade):
+            trouble = f"returned {shown(value)}, not a finite number or a pair of one and a text"
+            raise self._failure("reward", trouble, where=f"on task {trajectory.task_id!r}")
+        return Verdict(verdict.grade, whole(verdict.reason))
 
     async def close(self) -> None:
         """Close the environment. A second call does nothing. Failures are only logged, as the trajectory is over."""

@@ -74,7 +74,7 @@ async def test_a_trajectory_from_reset_to_reward(environment: Any) -> None:
         assert await ask(box, "guess", 101) == HostReply(error_name="ValueError", error_message="100 at most")
         assert (await ask(box, "guess", "7")).error_name == "TypeError"
         assert await ask(box, "guess", 42) == HostReply(value="yes")
-        assert await session.reward(ENDED) == 1 / 3
+        assert await session.reward(ENDED) == (1 / 3, "")
         assert session.instance.tries == 3
 
 
@@ -97,8 +97,8 @@ class Shelf:
         """What stands there."""
         return [title for (title,) in self.base.execute("select title from book")]
 
-    def reward(self, trajectory: Trajectory) -> float:
-        return float(len(self.titles()))
+    def reward(self, trajectory: Trajectory) -> tuple[float, str]:
+        return float(len(self.titles())), f"{len(self.titles())} title"
 
     def close(self) -> None:
         self.base.close()
@@ -110,7 +110,7 @@ async def test_everything_runs_in_one_thread() -> None:
         assert observation == ""
         assert await ask(box, "put", "Emma") == HostReply()
         assert await ask(box, "titles") == HostReply(value=["Emma"])
-        assert await session.reward(ENDED) == 1.0
+        assert await session.reward(ENDED) == (1.0, "1 title")
         made: Shelf = session.instance
     assert made.closed_in not in (None, threading.get_ident())
 
@@ -193,6 +193,7 @@ async def leaving(self: Any, *args: Any) -> None:
         (made(observe=leaving), "environment '.*Made.observe' raised SystemExit: 2"),
         (made(observe=abandoned), "environment '.*Made.observe' raised CancelledError: it cancelled itself"),
         (made(observe=returning(7)), "environment '.*Made.observe' returned int"),
+        (made(reward=returning((1, 2))), r"environment '.*Made.reward' returned \(1, 2\), .* a pair of one and a text"),
         (made(reward=raising(ZeroDivisionError("x"))), "environment '.*Made.reward' raised ZeroDivisionError: x"),
         (
             made(reward=returning(math.nan)),
@@ -280,7 +281,7 @@ async def test_a_tool_that_hangs_is_named_where_the_environment_can_not_be_calle
             with pytest.raises(EnvironmentFailure, match=r"reward' could not be called .* the tool fetch did not"):
                 await session.reward(ENDED)
             gate.set()
-            assert await session.reward(ENDED) == 1.0
+            assert await session.reward(ENDED) == (1.0, "")
     finally:
         gate.set()
 

@@ -79,9 +79,9 @@ async def test_a_class_of_trl_works_as_it_is(environment: Any) -> None:
         }
         assert await session.after_line() == ""
         assert await ask(box, "increment", 2) == HostReply(value=2)
-        assert await session.reward(ENDED) == 0.0
+        assert await session.reward(ENDED) == (0.0, "")
         assert await ask(box, "increment", 3) == HostReply(value=5)
-        assert await session.reward(ENDED) == 1.0
+        assert await session.reward(ENDED) == (1.0, "")
         assert await ask(box, "close", 3) == HostReply(value=-3)
         assert (await ask(box, "get_reward")).error_name == "NameError"
 
