@@ -20,7 +20,17 @@ from typing import Any
 from repl_rl.errors import RunError
 from repl_rl.files import lines_of, open_file, read_file
 from repl_rl.trajectory import Trajectory, read_jsonl
-from repl_rl.view.words import counted, duration, is_graded, milliseconds, signed, solved, total_reward
+from repl_rl.view.words import (
+    counted,
+    duration,
+    is_graded,
+    milliseconds,
+    one_line,
+    short,
+    signed,
+    solved,
+    total_reward,
+)
 
 Row = Mapping[str, Any]
 _MOST_ROW_BYTES = 1 << 20
@@ -30,6 +40,8 @@ _MOST_BRACKETS = 1000
 """A line with as many of `[` is not parsed, for a row as a rule holds no list."""
 _MOST_NOTES = 20
 _HELP = "docs/faq.md says what helps"
+_MOST_CHANGES = 4
+_SENTENCE_CHARS = 400
 RESCORED = "rescored.json"
 """What `repl-rl rescore` puts into the folder that it makes: which settings are others, and what that changed."""
 
@@ -130,6 +142,8 @@ def summary(run: Run) -> list[str]:
     if model is not None:
         steps += f" on {model}"
     sentences = [f"{run.path.name}: {steps}"]
+    if rescored := _rescored(run):
+        sentences.append(rescored)
     row = run.after or run.before
     rate = None if row is None else number(row, "solve_rate")
     if row is not None and rate is not None:
@@ -143,6 +157,19 @@ def summary(run: Run) -> list[str]:
         else:
             sentences.append(f"{rate_before:.1%} of {held_out} solved before training, {rate:.1%} after")
     return sentences
+
+
+def _rescored(run: Run) -> str:
+    """Whose sessions a rescored folder holds, and under which settings; "" for one that was not rescored."""
+    try:
+        report = json.loads(read_file(run.path / RESCORED, run.path))
+        changes = [f"{path} {value}" for path, _, value in report["changed"]]
+        of = report["of"]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):  # a file may say anything
+        return ""
+    more = f" and {len(changes) - _MOST_CHANGES} more" if len(changes) > _MOST_CHANGES else ""
+    settings = f" with {', '.join(changes[:_MOST_CHANGES])}{more}" if changes else ""
+    return one_line(short(f"the sessions of {of}{settings}", _SENTENCE_CHARS))
 
 
 def rollouts_summary(trajectories: Sequence[Trajectory]) -> list[str]:

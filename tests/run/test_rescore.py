@@ -83,6 +83,7 @@ def test_what_it_keeps_is_shown_with_both_advantages(rescored: Rescored, tmp_pat
     update(api.targets, api.index)
     assert api.run()["choices"]["other_signs"] == ["yes"]
     assert api.run()["state"] == "rescored: sessions of another folder, and nothing is trained here"
+    assert "the sessions of run with rewards.kinds.expression 0.5" in api.run()["summary"]
     rows = api.rows({"other_sign": "yes", "step": "1"})["rows"]
     assert [row["position"] for row in rows] == [0, 1]
     lines = api.trajectory("train-1-0")["lines"]
