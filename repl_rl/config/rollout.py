@@ -154,6 +154,12 @@ class EngineConfig(Section):
     `compilation_config`, ... With `enable_sleep_mode` it gives its memory to the trainer between a step's rollouts and
     the next one's. With `tensor_parallel_size`, so many trainer processes of a machine hold its model together, and the
     first of them rolls out for all of them. Servers get theirs on their own command lines."""
+    line_seeds: bool = True
+    """Whether each line draws its tokens by a seed of its own, which follows from the run's. A resumed run then goes on
+    with the random numbers that it would have had. vLLM's first model runner launches a kernel for each such line at
+    every step; `repl-rl doctor --train` says which runner there is, and a run warns at its start where it costs.
+    Without seeds, vLLM draws for the whole batch at once, and a resumed run begins with the numbers of its start; start
+    each server with another `--seed` then. transformers draws by seeds in any case."""
     deterministic: bool = False
     """For debugging: one trajectory at a time, its random numbers from the run's seed, the step and its index. On a CPU
     two runs of one config are then equal to the bit, resumed or not, as far as the typed code asks for no time, chance
@@ -172,6 +178,8 @@ class EngineConfig(Section):
             raise ValueError(f"servers are named, but the backend is {self.backend}; leave one of the two out")
         if self.vllm and (self.servers or self.backend not in ("auto", "vllm")):
             raise ValueError("vllm holds arguments for vLLM in this process; give servers theirs as flags")
+        if self.deterministic and not self.line_seeds:
+            raise ValueError("deterministic takes its random numbers from the seeds of lines; leave line_seeds out")
         for name in self.vllm:
             if name in _OWN_ARGUMENTS:
                 raise ValueError(f"vllm: {name} is {_OWN_ARGUMENTS[name]}; leave it out there")

@@ -79,6 +79,8 @@ class Trial:
     """Whether attention takes one call for all sequences of a row."""
     attention: str
     graphs: str
+    runner: str
+    """Which of vLLM's model runners."""
 
 
 def configs(config: str | None, model: str | None, overrides: Sequence[str]) -> list[Config]:
@@ -223,6 +225,7 @@ def measure(config: Config) -> Trial:
             is_one_call=trainer.attends_at_once,
             attention=str(trainer.model.config._attn_implementation),
             graphs=graphs,
+            runner=getattr(trainer.engine, "runner", "–"),
         )
 
 
@@ -278,6 +281,7 @@ def _table(trials: Sequence[Trial]) -> Table:
         column["weights that moved"] = f"{trial.moved:.1%}"
         column["packed rows"] = _rows_of(trial)
         column["attention"] = trial.attention
+        column["vLLM's model runner"] = trial.runner
         column["CUDA graphs"] = trial.graphs
         columns.append(column)
     for name in columns[0]:

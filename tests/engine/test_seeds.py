@@ -63,6 +63,13 @@ async def test_siblings_of_two_fresh_engines_differ_and_follow_their_seeds(
         assert sum(one == other for one, other in zip(first, again, strict=True)) > MANY // 2, "but for rounding"
 
 
+@pytest.mark.more
+async def test_without_seeds_of_lines_vllm_draws_for_the_whole_batch(vocabulary: Vocabulary) -> None:
+    with closing(opened("vllm", vocabulary, line_seeds=False)) as engine:
+        ids, batch = prompt(vocabulary), HOT.seeded("0/train/1/0/0")
+        assert len({*await group([engine], ids, batch), *await group([engine], ids, batch)}) == 2 * MANY
+
+
 @pytest.mark.parametrize(
     ("device", "extension", "takes"),
     [("cuda", None, True), (None, None, True), ("cpu", WORKER_EXTENSION, True), ("cpu", None, False)],

@@ -51,6 +51,7 @@ class Fakes(list[FakeVLLM]):
         self,
         *fakes: FakeVLLM,
         places: int = 64,
+        line_seeds: bool = True,
         follows: Weights | None = None,
         locate: Locate | None = None,
         **timeouts: float,
@@ -61,7 +62,13 @@ class Fakes(list[FakeVLLM]):
             str(NANO_PATH),
             self._vocabulary,
             ModelConfig(path="nano"),
-            EngineConfig(context_tokens=512, servers=urls, places=places, weights_folder=str(self.folder)),
+            EngineConfig(
+                context_tokens=512,
+                servers=urls,
+                places=places,
+                line_seeds=line_seeds,
+                weights_folder=str(self.folder),
+            ),
             timeouts=replace(TIMEOUTS, **timeouts),
             follows=follows,
             locate=locate,
@@ -122,6 +129,11 @@ async def test_a_line_is_asked_for_with_its_ids_and_comes_back_with_logprobs(
     seed = fakes[0].requests[0]["sampling_params"].pop("seed")
     assert 0 <= seed < 2**63
     assert fakes[0].requests == [{"token_ids": IDS, "cache_salt": "default", "sampling_params": parameters | ends}]
+
+
+async def test_lines_may_be_asked_for_without_seeds(fakes: Fakes) -> None:
+    await sample(fakes.open(fakes[0], line_seeds=False))
+    assert "seed" not in fakes[0].requests[0]["sampling_params"]
 
 
 @pytest.mark.parametrize("reason", ["length", "stop"])

@@ -67,7 +67,8 @@ class VLLMServerEngine:
 
     Raises ConfigError, ModelError or EngineError if one of them is down or is not what it has to be. An engine that
     follows another one takes those that are up, one at least. A server may name the model by its path or as the config
-    does. `seed` is not used: each line has a seed of its own, by its sampling or at random.
+    does. `seed` is not used: each line has a seed of its own, by its sampling or at random; with `line_seeds: false` it
+    has none.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class VLLMServerEngine:
         self._first: tuple[str, ServerFacts] | None = None
         """The server that the others have to agree with: its URL, and what it has told about itself."""
         self._takes_seeds = True
+        self._asks_with_seeds = config.line_seeds
         self._session: aiohttp.ClientSession | None = None
         self._places: dict[int, Place] = {}
         """By the hash of ids that begin a session: the place that has them in its cache."""
@@ -271,7 +273,9 @@ class VLLMServerEngine:
     async def _sample(
         self, slot: _ServerSlot, ids: list[int], max_tokens: int, sampling: SamplingConfig
     ) -> SampledLine:
-        seed = sampling.line_seed(len(ids)) if isinstance(sampling, SeededSampling) else secrets.randbits(63)
+        seed: int | None = None
+        if self._asks_with_seeds:
+            seed = sampling.line_seed(len(ids)) if isinstance(sampling, SeededSampling) else secrets.randbits(63)
         beginning = hash(tuple(ids))
         troubles: list[str] = []
         for tries in range(_TRIES_PER_SERVER * (len(self._fleet.servers) + 1)):
@@ -301,7 +305,7 @@ class VLLMServerEngine:
         raise EngineError(f"no server gave a line after {len(troubles)} tries:\n  " + "\n  ".join(troubles))
 
     async def _request_line(
-        self, place: Place, ids: list[int], max_tokens: int, sampling: SamplingConfig, seed: int
+        self, place: Place, ids: list[int], max_tokens: int, sampling: SamplingConfig, seed: int | None
     ) -> SampledLine:
         """Raises ServerUnreachable if the server fails, or has sampled with other weights, which marks it down."""
         server = place.server

@@ -54,7 +54,7 @@ class VLLMEngine(LocalLLM, ThreadedEngine[LineSlot]):
     ) -> None:
         LocalLLM.__init__(self, path, model, config, seed)
         self.leader = Leader(self.llm)
-        self.stepper = LineStepper(self, vocabulary, is_deterministic=config.deterministic)
+        self.stepper = LineStepper(self, vocabulary, config.line_seeds, config.deterministic)
         self._slot_numbers = itertools.count()
         vllm_config = self.llm.llm_engine.vllm_config
         cache_config = self.stepper.scheduler.kv_cache_config
@@ -93,15 +93,19 @@ class LineStepper:
     first, as if each were one long sequence. With each line's own arrival time, all trajectories would advance together
     and end at the same time, each holding its kernel until then.
 
-    Lines follow their seeds, if they have any. With `is_deterministic`, each line computes its whole prefix, whatever
-    was computed before: keys and values from a batch of another shape differ in their last bits on some processors.
+    With `takes_seeds`, lines follow their seeds, if they have any. With `is_deterministic`, each line computes its
+    whole prefix, whatever was computed before: keys and values from a batch of another shape differ in their last bits
+    on some processors.
 
     Apart from copying ids, the cost of a line does not grow with its transcript.
     """
 
-    def __init__(self, engine: VLLMEngine, vocabulary: Vocabulary, is_deterministic: bool = False) -> None:
+    def __init__(
+        self, engine: VLLMEngine, vocabulary: Vocabulary, takes_seeds: bool = True, is_deterministic: bool = False
+    ) -> None:
         llm = engine.llm.llm_engine
         self._engine = engine
+        self._takes_seeds = takes_seeds
         self._stop_ids = vocabulary.stop_ids
         self._client: Any = llm.engine_core
         self._core: Any = self._client.engine_core
@@ -121,7 +125,7 @@ class LineStepper:
         settings = [getattr(sampling, name) for name in SAMPLING]
         params = _params(max_tokens, *settings)
         seed = None
-        if isinstance(sampling, SeededSampling):
+        if self._takes_seeds and isinstance(sampling, SeededSampling):
             seed = sampling.line_seed(len(ids))
         elif self._engine.leader.has_others:
             seed = secrets.randbits(63)  # each shard draws for itself, and all have to draw the same

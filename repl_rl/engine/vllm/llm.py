@@ -24,6 +24,8 @@ from repl_rl.errors import ConfigError, EngineError
 from repl_rl.models.find import loading
 from repl_rl.utils.distributed import process_count
 
+_log = logging.getLogger(__name__)
+
 _CPU_BLOCK_TOKENS = 32
 """vLLM's default on a CPU is 128. A line whose blocks were given back may compute up to a block of tokens again."""
 
@@ -46,6 +48,12 @@ class LocalLLM:
         (parameter_count,) = self.llm.apply_model(_count_parameters)
         if not torch.cuda.is_available():
             self.threads = engine_threads(parameter_count)
+        elif self.runner == "V1" and config.line_seeds:
+            _log.warning(
+                "vLLM runs its first model runner, which launches a kernel for each line's seed at every step; with "
+                "engine.line_seeds: false it draws for all lines at once"
+            )
+        _log.info("vLLM: model runner %s, CUDA graphs %s", self.runner, self.graphs)
         _open.add(self)
 
     def load_weights(self, named_weights: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -110,6 +118,11 @@ class LocalLLM:
                     "it gets merged weights"
                 ) from error
             self.adapter = LoRARequest("trained", 1, folder)
+
+    @property
+    def runner(self) -> str:
+        """Which of vLLM's model runners there is: V1 or V2."""
+        return "V2" if self.llm.llm_engine.vllm_config.use_v2_model_runner else "V1"
 
     @property
     def graphs(self) -> str:
