@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from repl_rl.engine.base import CountsPrompts as CountsPrompts
+    from repl_rl.engine.base import CountsSteps as CountsSteps
     from repl_rl.engine.base import Engine as Engine
     from repl_rl.engine.base import Finish as Finish
     from repl_rl.engine.base import RecordsGraphs as RecordsGraphs
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "CountsPrompts": "base",
+    "CountsSteps": "base",
     "Engine": "base",
     "Finish": "base",
     "RecordsGraphs": "base",

@@ -164,6 +164,19 @@ class CountsPrompts(Protocol):
 
 
 @runtime_checkable
+class CountsSteps(Protocol):
+    """An engine that samples lines in steps, a token for each line that runs."""
+
+    @property
+    def steps(self) -> int:
+        """How many it has done since its start."""
+
+    @property
+    def step_lines(self) -> int:
+        """The lines of all these steps together."""
+
+
+@runtime_checkable
 class RecordsGraphs(Protocol):
     """An engine that may replay CUDA graphs."""
 

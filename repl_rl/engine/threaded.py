@@ -77,6 +77,10 @@ class ThreadedEngine(ABC, Generic[SequenceT]):
         threads: int | None = None,
     ) -> None:
         self.version = 0
+        self.steps = 0
+        """How many it has done since its start."""
+        self.step_lines = 0
+        """The lines of all these steps together."""
         self.admission = admission
         self.threads = threads
         """The OpenMP threads that it computes with; None: one per core, or a GPU."""
@@ -212,6 +216,8 @@ class ThreadedEngine(ABC, Generic[SequenceT]):
 
     def _step(self) -> None:
         """Sample one token for every line, and hand out the lines that end with it."""
+        self.steps += 1
+        self.step_lines += len(self._running)
         for sequence, result in self._stepper.step():
             slot = self._running.pop(sequence)
             if isinstance(result, SampledLine):

@@ -10,7 +10,7 @@ import torch
 from transformers import TrainerCallback, TrainerState
 from trl.trainer.utils import nanstd
 
-from repl_rl.engine import CountsPrompts
+from repl_rl.engine import CountsPrompts, CountsSteps
 from repl_rl.errors import TrainingError
 from repl_rl.rollout import RolloutService, batch_metrics
 from repl_rl.tools import tool_metrics
@@ -28,6 +28,8 @@ class StepLog:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._prompt_tokens = (0, 0)
+        self._steps = (0, 0)
+        """The engine's, and the lines in them, when the last batch was logged."""
         self._drift: list[torch.Tensor] = []
         self._shares: dict[str, tuple[int, torch.Tensor]] = {}
         """By the metric's name: an update, and the tokens counted in it so far, those that are out and all."""
@@ -79,6 +81,13 @@ class StepLog:
             computed = computed_now - computed_before
             if sent:  # of the tokens that lines continue, the share that the engine did not compute again
                 values["engine/reused_share"] = 1 - computed / sent
+        if isinstance(self._trainer.engine, CountsSteps):
+            steps_before, lines_before = self._steps
+            self._steps = (self._trainer.engine.steps, self._trainer.engine.step_lines)
+            steps = self._steps[0] - steps_before
+            lines = self._steps[1] - lines_before
+            if steps:
+                values["engine/occupied"] = lines / (steps * self._trainer.args.engine.places)
         # zeros for the stops and errors that a batch doesn't have, because TRL averages only the given values
         logged = self._metrics
         batches = len(logged["time/loop_share"])
