@@ -5,8 +5,8 @@ runs, so with as many sessions as places some are always empty. The batch is pla
 many steps as it has tokens, its session is away for as long as its cell took, and the next session begins when one
 ends.
 
-Not covered: steps that take longer with more tokens in them, keys and values that don't fit, and calls of a model that
-a session makes.
+Not covered: steps that take longer with more tokens in them, keys and values that don't fit, starts of kernels but for
+those of the recorded sessions, and calls of a model that a session makes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,13 @@ class LineShape:
     """From its last token to the request for the next line."""
 
 
-SessionShape = tuple[LineShape, ...]
+@dataclass(frozen=True, slots=True)
+class SessionShape:
+    """What a session takes of an engine."""
+
+    lines: tuple[LineShape, ...]
+    queue_s: float = 0.0
+    """From the batch's beginning to the request for the first line, where nothing but a kernel was waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,10 @@ class Forecast:
 
     steps: int
     """Of the sampler, in the mean of the processes."""
+    step_s: float
+    """What each of them is taken to last."""
+    seconds: float
+    """From the first request for a session to the end of the last one."""
     occupied: float
     """The share of places with a line, over the steps of all processes."""
     tokens_median: float
@@ -83,13 +93,13 @@ def session_shape(trajectory: Trajectory) -> SessionShape:
     for line in trajectory.lines:
         lines.append(LineShape(line.start - read_so_far, line.end - line.start, line.duration_s + own_s))
         read_so_far = line.end
-    return tuple(lines)
+    return SessionShape(tuple(lines), trajectory.queue_s)
 
 
 def _after_its_prompt(session: SessionShape) -> SessionShape:
     """A session whose prompt the engine has read for another one of its group."""
-    first_line, *lines = session
-    return (replace(first_line, read=1), *lines)
+    first_line, *lines = session.lines
+    return replace(session, lines=(replace(first_line, read=1), *lines))
 
 
 def sampler_step_s(trajectories: Iterable[Trajectory]) -> float:
@@ -107,7 +117,8 @@ def play(sessions: Sequence[SessionShape], places: int, at_once: int, step_s: fl
     now_s = 0.0
     begun = min(at_once, len(sessions))
     lines_done = [0] * len(sessions)
-    away = [(0.0, session) for session in range(begun)]
+    away = [(session.queue_s, index) for index, session in enumerate(sessions[:begun])]
+    heapq.heapify(away)
     """A heap: when each session asks for its next line."""
     asking: list[int] = []
     """A heap: the sessions whose line waits for a place."""
@@ -125,7 +136,7 @@ def play(sessions: Sequence[SessionShape], places: int, at_once: int, step_s: fl
         read = 0
         while asking and len(running) < places:
             session = heapq.heappop(asking)
-            line = sessions[session][lines_done[session]]
+            line = sessions[session].lines[lines_done[session]]
             read += line.read
             heapq.heappush(running, (step + line.sampled - 1, session))
         running_counts.append(len(running))
@@ -133,9 +144,10 @@ def play(sessions: Sequence[SessionShape], places: int, at_once: int, step_s: fl
         now_s += step_s
         while running and running[0][0] == step:
             _, session = heapq.heappop(running)
-            line = sessions[session][lines_done[session]]
+            lines = sessions[session].lines
+            line = lines[lines_done[session]]
             lines_done[session] += 1
-            if lines_done[session] < len(sessions[session]):
+            if lines_done[session] < len(lines):
                 heapq.heappush(away, (now_s + line.away_s, session))
             elif begun < len(sessions):
                 heapq.heappush(away, (now_s + line.away_s, begun))
@@ -174,6 +186,8 @@ def forecast(config: Config, recorded: Sequence[Trajectory], step_s: float | Non
     captured = config.engine.vllm.get("max_cudagraph_capture_size", _CAPTURED_TOKENS)
     return Forecast(
         steps=round(len(running) / len(played)),
+        step_s=step_s,
+        seconds=slowest_s,
         occupied=fmean(running) / config.engine.places,
         tokens_median=deciles[4],
         tokens_90=deciles[8],
@@ -189,7 +203,7 @@ def recorded_sessions(path: Path) -> list[Trajectory]:
     files = [path]
     if path.is_dir():
         files = sorted((path / "rollouts").glob("step_*.jsonl"))[-_FILES:]
-    trajectories = []
+    trajectories: list[Trajectory] = []
     for file in files:
         trajectories += read_jsonl(file)
     if not trajectories:
@@ -204,7 +218,8 @@ def places_row(config: Config, path: Path) -> str:
     places = config.engine.places
     sentences = [
         f"{seen.occupied:.0%} of {places} places hold a line in the mean, with {config.kernel.size} sessions at a time",
-        f"{seen.steps:,} steps of the sampler, of {seen.tokens_median:.0f} tokens in the median, at most "
+        f"{seen.steps:,} steps of the sampler in {seen.seconds:.1f} s, at {1000 * seen.step_s:.1f} ms each as there",
+        f"they have {seen.tokens_median:.0f} tokens in the median, at most "
         f"{seen.tokens_90:.0f} in nine of ten, and {seen.tokens_most:,} in the largest",
         f"a line begins in {seen.beginning:.0%} of them",
     ]

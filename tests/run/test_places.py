@@ -34,19 +34,20 @@ def session(*lines: Line, task: str = "t", length: int = 0, engine_s: float = 0.
 
 def test_a_line_reads_what_the_engine_has_not_seen() -> None:
     recorded = session(line(0, 4, 0.5), line(7, 9, 0.25))
-    assert session_shape(recorded) == (LineShape(10, 4, 0.5), LineShape(3, 2, 0.25))
+    assert session_shape(recorded) == SessionShape((LineShape(10, 4, 0.5), LineShape(3, 2, 0.25)))
+    assert session_shape(replace(recorded, queue_s=1.5)).queue_s == 1.5
 
 
 def test_a_place_is_empty_while_the_session_is_away() -> None:
-    both = (LineShape(5, 2, 2.0), LineShape(1, 1, 0.0))
-    played = play([both], places=2, at_once=1, step_s=1.0)
-    # two steps, two seconds away in which nothing is sampled, one step
-    assert (played.running, played.tokens, played.seconds) == ((1, 1, 1), (6, 1, 2), 5.0)
+    session = SessionShape((LineShape(5, 2, 2.0), LineShape(1, 1, 0.0)), queue_s=3.0)
+    played = play([session], places=2, at_once=1, step_s=1.0)
+    # three seconds until it begins, two steps, two seconds away in which nothing is sampled, one step
+    assert (played.running, played.tokens, played.seconds) == ((1, 1, 1), (6, 1, 2), 8.0)
 
 
 def test_with_more_sessions_than_places_one_samples_while_another_is_away() -> None:
-    first: SessionShape = (LineShape(0, 2, 2.0), LineShape(0, 2, 0.0))
-    second: SessionShape = (LineShape(0, 2, 0.0), LineShape(0, 1, 0.0))
+    first = SessionShape((LineShape(0, 2, 2.0), LineShape(0, 2, 0.0)))
+    second = SessionShape((LineShape(0, 2, 0.0), LineShape(0, 1, 0.0)))
     played = play([first, second], places=1, at_once=2, step_s=1.0)
     # steps 0 and 1: first; 2 and 3: second; 4 and 5: first again, which began before; 6: second
     assert (played.running, played.seconds) == ((1,) * 7, 7.0)
@@ -65,7 +66,7 @@ def test_with_more_sessions_than_places_one_samples_while_another_is_away() -> N
     st.integers(1, 7),
 )
 def test_every_token_is_read_and_sampled_once(sessions: list[list[LineShape]], places: int, at_once: int) -> None:
-    played = play([tuple(lines) for lines in sessions], places, at_once, step_s=1.0)
+    played = play([SessionShape(tuple(lines)) for lines in sessions], places, at_once, step_s=1.0)
     lines = [line for lines in sessions for line in lines]
     assert sum(played.running) == sum(line.sampled for line in lines)
     assert sum(played.tokens) == sum(line.sampled + line.read for line in lines)
