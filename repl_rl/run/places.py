@@ -19,7 +19,7 @@ from pathlib import Path
 from random import Random
 from statistics import fmean, quantiles
 
-from repl_rl.config import Config
+from repl_rl.config import Config, load_config
 from repl_rl.errors import ConfigError
 from repl_rl.trajectory import Trajectory, read_jsonl
 
@@ -27,6 +27,7 @@ _FILES = 3
 """How many of a run's files of rollouts are read: the policy changes, and the last ones are like those that come."""
 _WORTH_SAYING = 0.9
 """More sessions are named if the sampler then takes so much of its steps, or less."""
+_ROUNDS = 5
 _CAPTURED_TOKENS = 512
 """The largest CUDA graph of a step that vLLM records by default."""
 
@@ -52,10 +53,23 @@ class SessionShape:
 
 
 @dataclass(frozen=True, slots=True)
+class Pace:
+    """What a step of the sampler takes, in seconds."""
+
+    step_s: float
+    token_s: float = 0.0
+    """More, for each token in it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Played:
     """What one engine did for its sessions."""
 
     seconds: float
+    steps_of_sessions: tuple[int, ...]
+    """For how many steps each session waited for its lines."""
+    tokens_of_sessions: tuple[int, ...]
+    """The tokens of all these steps, those of other sessions included."""
     running: tuple[int, ...]
     """Lines in each step."""
     tokens: tuple[int, ...]
@@ -69,7 +83,7 @@ class Forecast:
     steps: int
     """Of the sampler, in the mean of the processes."""
     step_s: float
-    """What each of them is taken to last."""
+    """What each of them lasts, in the mean."""
     seconds: float
     """From the first request for a session to the end of the last one."""
     occupied: float
@@ -102,48 +116,65 @@ def _after_its_prompt(session: SessionShape) -> SessionShape:
     return replace(session, lines=(replace(first_line, read=1), *lines))
 
 
-def sampler_step_s(trajectories: Iterable[Trajectory]) -> float:
-    """How long a step of their sampler took, in the mean: a session waited one step for each of its tokens."""
-    engine_s = 0.0
-    tokens = 0
-    for trajectory in trajectories:
-        engine_s += trajectory.engine_s
-        tokens += trajectory.sampled_tokens
-    return engine_s / max(1, tokens)
+def batch_shapes(batch: Iterable[Trajectory]) -> list[list[SessionShape]]:
+    """The sessions of a recorded batch that typed a line, by group."""
+    groups = []
+    for _, trajectories in groupby(batch, lambda trajectory: trajectory.task_id):
+        shapes = [session_shape(trajectory) for trajectory in trajectories if trajectory.lines]
+        if shapes:
+            groups.append(shapes)
+    return groups
 
 
-def play(sessions: Sequence[SessionShape], places: int, at_once: int, step_s: float) -> Played:
+def with_shared_prompt(group: Sequence[SessionShape]) -> list[SessionShape]:
+    """The sessions of a group, whose prompt the engine reads once."""
+    first, *others = group
+    return [first, *map(_after_its_prompt, others)]
+
+
+def play(sessions: Sequence[SessionShape], places: int, at_once: int, pace: Pace) -> Played:
     """Let an engine sample these sessions, at most `at_once` at a time, lines of the session that began first first."""
     now_s = 0.0
     begun = min(at_once, len(sessions))
     lines_done = [0] * len(sessions)
     away = [(session.queue_s, index) for index, session in enumerate(sessions[:begun])]
-    heapq.heapify(away)
     """A heap: when each session asks for its next line."""
+    heapq.heapify(away)
     asking: list[int] = []
     """A heap: the sessions whose line waits for a place."""
     running: list[tuple[int, int]] = []
     """A heap: the step in which a session's line ends."""
     running_counts: list[int] = []
     token_counts: list[int] = []
+    tokens_so_far = 0
+    asked_at = [(0, 0)] * len(sessions)
+    """The steps, and the tokens in them, when each session asked for its line."""
+    steps_of_sessions = [0] * len(sessions)
+    tokens_of_sessions = [0] * len(sessions)
     while away or asking or running:
         if not running and not asking:
             now_s = max(now_s, away[0][0])
+        step = len(running_counts)
         while away and away[0][0] <= now_s:
             _, session = heapq.heappop(away)
             heapq.heappush(asking, session)
-        step = len(running_counts)
+            asked_at[session] = (step, tokens_so_far)
         read = 0
         while asking and len(running) < places:
             session = heapq.heappop(asking)
             line = sessions[session].lines[lines_done[session]]
             read += line.read
             heapq.heappush(running, (step + line.sampled - 1, session))
+        tokens = len(running) + read
         running_counts.append(len(running))
-        token_counts.append(len(running) + read)
-        now_s += step_s
+        token_counts.append(tokens)
+        tokens_so_far += tokens
+        now_s += pace.step_s + pace.token_s * tokens
         while running and running[0][0] == step:
             _, session = heapq.heappop(running)
+            asked_step, asked_tokens = asked_at[session]
+            steps_of_sessions[session] += step + 1 - asked_step
+            tokens_of_sessions[session] += tokens_so_far - asked_tokens
             lines = sessions[session].lines
             line = lines[lines_done[session]]
             lines_done[session] += 1
@@ -152,33 +183,64 @@ def play(sessions: Sequence[SessionShape], places: int, at_once: int, step_s: fl
             elif begun < len(sessions):
                 heapq.heappush(away, (now_s + line.away_s, begun))
                 begun += 1
-    return Played(now_s, tuple(running_counts), tuple(token_counts))
+    return Played(
+        now_s, tuple(steps_of_sessions), tuple(tokens_of_sessions), tuple(running_counts), tuple(token_counts)
+    )
 
 
-def forecast(config: Config, recorded: Sequence[Trajectory], step_s: float | None = None, seed: int = 0) -> Forecast:
-    """What a step of training will be like, with groups drawn from the recorded ones.
+def recorded_pace(batches: Sequence[Sequence[Trajectory]], places: int, at_once: int) -> Pace:
+    """What a step of the sampler took in recorded batches of one engine.
 
-    `step_s` is what a step of the sampler takes, as in the recorded sessions by default. Raises ConfigError if not one
-    of these has a line.
+    A session has waited for the steps that were done while its lines were sampled, and is known to have waited for
+    `engine_s`. How many steps these were, with how many tokens, is played with a guess at the pace, which least squares
+    over all sessions then mend; a few rounds suffice.
     """
-    groups = []
-    for _, group in groupby(recorded, lambda trajectory: trajectory.task_id):
-        shapes = [session_shape(trajectory) for trajectory in group if trajectory.lines]
-        if shapes:
-            groups.append(shapes)
-    if not groups:
-        raise ConfigError("no recorded session has a line, so nothing can be foreseen from them")
-    if step_s is None:
-        step_s = sampler_step_s(recorded)
+    typed = [[trajectory for trajectory in batch if trajectory.lines] for batch in batches]
+    waited_s = [trajectory.engine_s for batch in typed for trajectory in batch]
+    sampled = sum(trajectory.sampled_tokens for batch in typed for trajectory in batch)
+    pace = Pace(sum(waited_s) / max(1, sampled))
+    for _ in range(_ROUNDS):
+        steps: list[int] = []
+        tokens: list[int] = []
+        for batch in typed:
+            sessions = [session for group in batch_shapes(batch) for session in with_shared_prompt(group)]
+            played = play(sessions, places, at_once, pace)
+            steps += played.steps_of_sessions
+            tokens += played.tokens_of_sessions
+        pace = _least_squares(waited_s, steps, tokens)
+    return pace
+
+
+def _least_squares(seconds: Sequence[float], steps: Sequence[int], tokens: Sequence[int]) -> Pace:
+    """The pace, neither part below 0, with which so many steps and tokens took the seconds best."""
+
+    def products(left: Sequence[float], right: Sequence[float]) -> float:
+        return sum(first * second for first, second in zip(left, right, strict=True))
+
+    steps_2, tokens_2, both = products(steps, steps), products(tokens, tokens), products(steps, tokens)
+    steps_s, tokens_s = products(steps, seconds), products(tokens, seconds)
+    determinant = steps_2 * tokens_2 - both**2
+    if determinant > 0:
+        step_s = (steps_s * tokens_2 - tokens_s * both) / determinant
+        token_s = (tokens_s * steps_2 - steps_s * both) / determinant
+        if step_s >= 0 and token_s >= 0:
+            return Pace(step_s, token_s)
+        if step_s < 0:
+            return Pace(0.0, tokens_s / tokens_2)
+    return Pace(steps_s / max(1, steps_2))
+
+
+def forecast(config: Config, groups: Sequence[Sequence[SessionShape]], pace: Pace, seed: int = 0) -> Forecast:
+    """What a step of training will be like, with groups drawn from recorded ones."""
     random = Random(seed)
     train = config.train
     played = []
     for _ in range(train.processes):
         sessions: list[SessionShape] = []
         for _ in range(train.prompts_per_step // train.processes):
-            first, *others = random.choices(random.choice(groups), k=train.group_size * train.oversample)
-            sessions += [first, *map(_after_its_prompt, others)]
-        played.append(play(sessions, config.engine.places, config.kernel.size, step_s))
+            drawn = random.choices(random.choice(groups), k=train.group_size * train.oversample)
+            sessions += with_shared_prompt(drawn)
+        played.append(play(sessions, config.engine.places, config.kernel.size, pace))
     running = [count for process in played for count in process.running]
     tokens = [count for process in played for count in process.tokens]
     slowest_s = max(process.seconds for process in played)
@@ -186,7 +248,7 @@ def forecast(config: Config, recorded: Sequence[Trajectory], step_s: float | Non
     captured = config.engine.vllm.get("max_cudagraph_capture_size", _CAPTURED_TOKENS)
     return Forecast(
         steps=round(len(running) / len(played)),
-        step_s=step_s,
+        step_s=pace.step_s + pace.token_s * fmean(tokens),
         seconds=slowest_s,
         occupied=fmean(running) / config.engine.places,
         tokens_median=deciles[4],
@@ -198,23 +260,26 @@ def forecast(config: Config, recorded: Sequence[Trajectory], step_s: float | Non
     )
 
 
-def recorded_sessions(path: Path) -> list[Trajectory]:
-    """The sessions of a file of rollouts, or of the last files of a run. Raises ConfigError if there are none."""
+def recorded_batches(path: Path) -> list[list[Trajectory]]:
+    """The batch in a file, or those in the last files of a run. Raises ConfigError if nobody typed there."""
     files = [path]
     if path.is_dir():
         files = sorted((path / "rollouts").glob("step_*.jsonl"))[-_FILES:]
-    trajectories: list[Trajectory] = []
-    for file in files:
-        trajectories += read_jsonl(file)
-    if not trajectories:
-        raise ConfigError(f"--like {path}: it has no rollouts; give a run's folder, or a file of rollouts")
-    return trajectories
+    batches = [list(read_jsonl(file)) for file in files]
+    if not any(trajectory.lines for batch in batches for trajectory in batch):
+        raise ConfigError(f"--like {path}: there is no session with a line; give a run's folder, or a file of rollouts")
+    return batches
 
 
 def places_row(config: Config, path: Path) -> str:
     """What the dry run says of the sampler, with sessions like those in a run or file."""
-    recorded = recorded_sessions(path)
-    seen = forecast(config, recorded)
+    batches = recorded_batches(path)
+    recorded = config
+    if (path / "config.yaml").exists():
+        recorded = load_config(str(path / "config.yaml"))
+    pace = recorded_pace(batches, recorded.engine.places * recorded.train.processes, recorded.kernel.size)
+    groups = [group for batch in batches for group in batch_shapes(batch)]
+    seen = forecast(config, groups, pace)
     places = config.engine.places
     sentences = [
         f"{seen.occupied:.0%} of {places} places hold a line in the mean, with {config.kernel.size} sessions at a time",
@@ -225,7 +290,7 @@ def places_row(config: Config, path: Path) -> str:
     ]
     for more_sessions in (3 * places // 2, 2 * places):
         kernel = config.kernel.model_copy(update={"size": more_sessions})
-        with_more = forecast(config.model_copy(update={"kernel": kernel}), recorded)
+        with_more = forecast(config.model_copy(update={"kernel": kernel}), groups, pace)
         if with_more.steps <= _WORTH_SAYING * seen.steps:
             sentences.append(f"kernel.size {more_sessions}: {with_more.steps:,} steps ({with_more.occupied:.0%})")
     if seen.beyond:
