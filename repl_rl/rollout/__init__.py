@@ -36,7 +36,11 @@ if TYPE_CHECKING:
     from repl_rl.rollout.guest import Guest as Guest
     from repl_rl.rollout.guest import GuestSession as GuestSession
     from repl_rl.rollout.loop import Rollout as Rollout
+    from repl_rl.rollout.metrics import SessionNumbers as SessionNumbers
     from repl_rl.rollout.metrics import batch_metrics as batch_metrics
+    from repl_rl.rollout.metrics import is_solved as is_solved
+    from repl_rl.rollout.metrics import metrics_of as metrics_of
+    from repl_rl.rollout.metrics import rates_of as rates_of
     from repl_rl.rollout.metrics import solve_rates as solve_rates
     from repl_rl.rollout.rescoring import Rescoring as Rescoring
     from repl_rl.rollout.rescoring import rescored as rescored
@@ -109,6 +113,7 @@ _HOMES = {
     "Sampler": "custom",
     "ScriptedPolicy": "scripted",
     "Session": "session",
+    "SessionNumbers": "metrics",
     "SubCalls": "subcalls",
     "TrajectoryKernel": "execute",
     "Transcript": "state",
@@ -128,16 +133,19 @@ _HOMES = {
     "first_difference": "continued",
     "gone_on": "continued",
     "is_flat": "scoring",
+    "is_solved": "metrics",
     "limits_of": "setup",
     "load_engine": "service",
     "load_extensions": "setup",
     "make_extensions": "setup",
     "make_pool": "setup",
     "make_prompt": "episode",
+    "metrics_of": "metrics",
     "open_rollout": "service",
     "open_service": "service",
     "packed": "setup",
     "prompts": "episode",
+    "rates_of": "metrics",
     "refuse_if_all_aborted": "batch",
     "require_tasks": "batch",
     "rescored": "rescoring",

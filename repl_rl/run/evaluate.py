@@ -8,10 +8,10 @@ from typing import Any
 from repl_rl.config import Config, SeededSampling
 from repl_rl.errors import ConfigError
 from repl_rl.rewards import RewardTable
-from repl_rl.rollout import OnEnd, RolloutService, prompts, score, solve_rates
+from repl_rl.rollout import OnEnd, RolloutService, is_solved, prompts, rates_of, score
 from repl_rl.tasks import grade
 from repl_rl.trajectory import Task, Trajectory
-from repl_rl.utils.distributed import gather, process_count, process_rank
+from repl_rl.utils.distributed import gather, gather_to_main, process_count, process_rank
 
 
 def longest_prompt(config: Config, tasks: Sequence[Task], whose: str = "") -> int:
@@ -41,7 +41,8 @@ def evaluate(
     figures, and `aborted` counts them. Raises KernelError if all were.
 
     With several processes, each rolls out a share of the tasks, exactly as a single process would, and gets the
-    evaluation of all. `on_end` is told of each trajectory of this process as it ends, with the index of its task.
+    numbers of all. The main process gets the trajectories of all, and the others none. `on_end` is told of each
+    trajectory of this process as it ends, with the index of its task.
     """
     started = time.perf_counter()
     rank = process_rank()
@@ -55,9 +56,10 @@ def evaluate(
         on_end(first + index, trajectory)
 
     trajectories = service.generate(share, share_sampling, on_end=on_end_in_share)
-    scored = gather([item.trajectory for item in score(share, trajectories, grade, table, step)])
-    overall, families = solve_rates(tasks, scored)
-    graded = [task for task, trajectory in zip(tasks, scored, strict=True) if not trajectory.is_lost]
+    scored = [item.trajectory for item in score(share, trajectories, grade, table, step)]
+    solved = gather([is_solved(trajectory) for trajectory in scored])
+    overall, families = rates_of(tasks, solved)
+    graded = [task for task, is_right in zip(tasks, solved, strict=True) if is_right is not None]
     numbers = {
         "seconds": time.perf_counter() - started,
         "solve_rate": overall,
@@ -66,4 +68,4 @@ def evaluate(
         "families": families,
         "family_problems": dict(Counter(task.family for task in graded)),
     }
-    return numbers, scored
+    return numbers, gather_to_main(scored)

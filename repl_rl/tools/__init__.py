@@ -9,4 +9,5 @@ from repl_rl.tools.tool import Tool as Tool
 from repl_rl.tools.tool import as_tools as as_tools
 from repl_rl.tools.tool import tool as tool
 from repl_rl.tools.toolbox import Toolbox as Toolbox
+from repl_rl.tools.toolbox import call_metrics as call_metrics
 from repl_rl.tools.toolbox import tool_metrics as tool_metrics

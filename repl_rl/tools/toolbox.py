@@ -12,6 +12,7 @@ Not covered: the user's own modules that a function imports as it runs (`import 
 from __future__ import annotations
 
 import base64
+import math
 import sys
 import sysconfig
 import threading
@@ -213,16 +214,19 @@ def tool_metrics(trajectories: Iterable[Trajectory], names: Iterable[str] = ()) 
     Sessions report the names that they call, and may invent some: of those that are not in `names`, the 50 that most
     trajectories called have metrics of their own.
     """
+    valid = [trajectory for trajectory in trajectories if not trajectory.is_void]
+    return call_metrics([[call for line in trajectory.lines for call in line.calls] for trajectory in valid], names)
+
+
+def call_metrics(calls_of_sessions: Iterable[Sequence[ToolCall]], names: Iterable[str] = ()) -> dict[str, float]:
+    """`tool_metrics` of the calls of each session that is not void."""
     sessions = 0
     all_calls: list[ToolCall] = []
     calls = defaultdict[str, list[ToolCall]](list)
     any_callers = 0
     callers = Counter[str]()
-    for trajectory in trajectories:
-        if trajectory.is_void:
-            continue
+    for session_calls in calls_of_sessions:
         sessions += 1
-        session_calls = [call for line in trajectory.lines for call in line.calls]
         all_calls += session_calls
         for call in session_calls:
             calls[call.name].append(call)
@@ -242,7 +246,7 @@ def tool_metrics(trajectories: Iterable[Trajectory], names: Iterable[str] = ()) 
 
 def _rates(calls: Sequence[ToolCall], callers: int, sessions: int) -> dict[str, float]:
     failures = [call for call in calls if call.error_name is not None]
-    seconds = sum(call.duration_s for call in calls)
+    seconds = math.fsum(call.duration_s for call in calls)  # the same in any order
     return {
         "call_frequency": callers / max(1, sessions),
         "calls": len(calls) / max(1, sessions),

@@ -315,9 +315,8 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         is_training = self.model.training
         tools = [tool.name for tool in self._extensions.toolbox.tools]
         has_tools = bool(tools) or self._extensions.environment is not None
-        stores_rollouts = is_training and self.rollout_dir is not None
         path = None
-        if stores_rollouts and accelerator.is_main_process:  # which writes those of all processes
+        if is_training and self.rollout_dir is not None:
             path = Path(str(self.rollout_dir)) / f"step_{self.state.global_step + 1:05d}.jsonl"
         return StepParts(
             args=args,
@@ -348,7 +347,6 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
             gather=accelerator.gather,
             device=accelerator.device,
             log=self.step_log,
-            stores_rollouts=stores_rollouts,
             rollouts_path=path,
         )
 

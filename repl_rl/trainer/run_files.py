@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from repl_rl.files import lines_of, open_file, replace_file
-from repl_rl.trajectory import Trajectory, write_jsonl
+from repl_rl.trajectory import Trajectory, jsonl_lines, write_jsonl
+from repl_rl.utils.distributed import gather_to_main, is_main_process
 
 
 @contextmanager
@@ -24,6 +25,16 @@ def kept_on_failure(path: Path | None, trajectories: Iterable[Trajectory]) -> It
             with suppress(OSError):
                 write_jsonl(path, list(trajectories), append=True)  # others may still come
         raise
+
+
+def write_rollouts(path: Path, trajectories: Iterable[Trajectory]) -> None:
+    """Write the trajectories of all processes, which call this together. Each makes the lines of its own, and files of
+    their images, so that this takes no longer with more processes; the main one gets the lines and writes them."""
+    lines = gather_to_main(list(jsonl_lines(path, trajectories)))
+    if is_main_process():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", encoding="utf-8") as file:
+            file.writelines(lines)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from repl_rl.errors import EngineError
 from repl_rl.rollout import MakeRunner, OnEnd, RolloutBatch, RolloutService, RolloutSetup, start_service
 from repl_rl.trainer.arguments import ReplGRPOConfig
 from repl_rl.trajectory import Trajectory
-from repl_rl.utils.distributed import gather, is_main_process, process_count, process_rank, share_of_main
+from repl_rl.utils.distributed import gather_to_main, is_main_process, process_count, process_rank, share_of_main
 
 
 def _is_for_all(args: ReplGRPOConfig, make_runner: MakeRunner | None) -> bool:
@@ -80,7 +80,7 @@ class RolloutsOfMain(RolloutService):
     def roll_out(self, batch: RolloutBatch, on_end: OnEnd = lambda index, trajectory: None) -> list[Trajectory]:
         """This process's share of the batches of all, whose sampling is the main one's. What fails there is raised in
         all of them. `on_end` is told of the main one's own trajectories."""
-        tasks_of_processes = gather([tuple(batch.tasks)], self._team)
+        tasks_of_processes = gather_to_main([tuple(batch.tasks)], self._team)
 
         def on_end_of_main(index: int, trajectory: Trajectory) -> None:
             if index < len(batch.tasks):  # the main process's tasks are the first

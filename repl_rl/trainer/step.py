@@ -50,10 +50,10 @@ from repl_rl.trainer.pass_rates import PassRates, right_share
 from repl_rl.trainer.redraw import further_rows, redraw
 from repl_rl.trainer.resample import resampled
 from repl_rl.trainer.rows import Row, row_lists, rows_of, task_of
-from repl_rl.trainer.run_files import kept_on_failure
+from repl_rl.trainer.run_files import kept_on_failure, write_rollouts
 from repl_rl.trainer.step_log import StepLog
 from repl_rl.trainer.trainer_queue import TrainerQueue
-from repl_rl.trajectory import Task, Trajectory, whole_session, write_jsonl
+from repl_rl.trajectory import Task, Trajectory, whole_session
 from repl_rl.utils.distributed import gather as gather_objects
 
 DataRow = dict[str, Any]
@@ -114,10 +114,13 @@ class StepParts:
     """The tensors of all processes, one after another."""
     device: torch.device
     log: StepLog
-    stores_rollouts: bool
-    """Whether the main process writes the trajectories of all."""
     rollouts_path: Path | None
-    """Where this process writes trajectories; None where it does not."""
+    """The file of the trajectories of all processes, which the main one writes; None where there is none."""
+
+    @property
+    def failure_path(self) -> Path | None:
+        """Where this process keeps its trajectories if a step fails; None where it does not."""
+        return self.rollouts_path if self.process == 0 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +151,7 @@ def make_batch(inputs: Sequence[DataRow], parts: StepParts) -> tuple[Tensors, Se
     rows = draw(inputs, parts)
     sessions = roll_out(rows, parts)
     parts.after_rollouts()
-    with kept_on_failure(parts.rollouts_path, sessions.trajectories):
+    with kept_on_failure(parts.failure_path, sessions.trajectories):
         rewards = parts.reward(sessions)
         credited = credit_lines(sessions, rewards, parts)
         layout = lay_out(sessions.trajectories, parts)
@@ -164,10 +167,8 @@ def make_batch(inputs: Sequence[DataRow], parts: StepParts) -> tuple[Tensors, Se
         parts.log.sessions(sessions.trajectories)
         parts.log.advantages(batch["advantages"][:count], loss_mask_of(batch)[:count])
         batch |= weights_of(batch, output_mask, parts)
-    if parts.is_training and parts.stores_rollouts:
-        trajectories = gather_objects([session.trajectory for session in credited])
-        if parts.rollouts_path is not None:
-            write_jsonl(parts.rollouts_path, trajectories)
+    if parts.rollouts_path is not None:
+        write_rollouts(parts.rollouts_path, [session.trajectory for session in credited])
     return batch, sessions
 
 
@@ -213,7 +214,7 @@ def roll_out(rows: Sequence[DataRow], parts: StepParts) -> Sessions:
         taken, rows = parts.queue.take()
         log.values(taken.metrics(parts.queue.version))
         trajectories = [trajectory for _, group in taken.groups for trajectory in group]
-        with kept_on_failure(parts.rollouts_path, trajectories):
+        with kept_on_failure(parts.failure_path, trajectories):
             scored = _scored([task_of(row) for row in rows], trajectories, args.branch, parts)
         sampled += scored
         since = parts.last_rollouts_at or started
@@ -221,7 +222,7 @@ def roll_out(rows: Sequence[DataRow], parts: StepParts) -> Sessions:
         with parts.queue.at_rest():
             scored = sample([task_of(row) for row in rows])
     if parts.is_training and args.redraws:
-        with kept_on_failure(parts.rollouts_path, [session.trajectory for session in scored]):
+        with kept_on_failure(parts.failure_path, [session.trajectory for session in scored]):
             taken_ids = set(gather_objects([task_of(row).id for row in rows]))
             further = further_rows(parts.dataset, taken_ids, args.seed, parts.batch_number)
             ours = islice(further, parts.process, None, parts.processes)
@@ -249,7 +250,7 @@ def sampled_and_scored(tasks: Sequence[Task], parts: StepParts) -> list[ScoredTr
     asked = [task for task in tasks for _ in range(factor)]
     batch = RolloutBatch(asked, parts.sampling(len(asked)), branch)
     ended: dict[int, Trajectory] = {}
-    with kept_on_failure(parts.rollouts_path, ended.values()):
+    with kept_on_failure(parts.failure_path, ended.values()):
         trajectories = parts.service.roll_out(batch, ended.__setitem__)
         scored = _scored(asked, trajectories, branch, parts)
     return [replace(session, environment=batch.environments.get(index)) for index, session in enumerate(scored)]

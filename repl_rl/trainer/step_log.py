@@ -1,4 +1,9 @@
-"""What is logged of a batch, where TRL keeps it until the next log: its metrics by mode, its table of completions."""
+"""What is logged of a batch, where TRL keeps it until the next log: its metrics by mode, its table of completions.
+
+What is said of sessions is said of those of all processes. They send each other what is counted of a session
+(`SessionNumbers`), and compute what one process with the whole batch would, to the bit. The sessions themselves stay
+where they are.
+"""
 
 import math
 import time
@@ -12,12 +17,12 @@ from trl.trainer.utils import nanstd
 
 from repl_rl.engine import CountsPrompts, CountsSteps
 from repl_rl.errors import TrainingError
-from repl_rl.rollout import RolloutService, batch_metrics
-from repl_rl.tools import tool_metrics
+from repl_rl.rollout import RolloutService, SessionNumbers, metrics_of
+from repl_rl.tools import call_metrics
 from repl_rl.trainer.arguments import ReplGRPOConfig
 from repl_rl.trainer.run_files import RunFiles
 from repl_rl.trajectory import Trajectory
-from repl_rl.utils.distributed import from_main, gather
+from repl_rl.utils.distributed import from_main, gather, gather_to_main, process_count
 
 _KEPT = ("solve_rate", "lines_per_trajectory", "tokens_per_trajectory")
 
@@ -68,11 +73,11 @@ class StepLog:
         """Metrics of all trajectories that all processes sampled for a step, and this process's own kernel counters and
         loop time. `tools` are the names of the user's, None if there are neither tools nor an environment."""
         self._drift = []
-        trajectories = gather(trajectories)
-        values = batch_metrics(trajectories, seconds) | {"time/loop_share": service.loop_share}
+        sessions = gather([SessionNumbers.of(trajectory) for trajectory in trajectories])
+        values = metrics_of(sessions, seconds) | {"time/loop_share": service.loop_share}
         values |= {f"kernels/{name}": value for name, value in service.kernel_numbers().items()}
         if tools is not None:
-            values |= tool_metrics(trajectories, tools)
+            values |= call_metrics([session.calls for session in sessions if not session.is_void], tools)
         if isinstance(self._trainer.engine, CountsPrompts):
             sent_before, computed_before = self._prompt_tokens
             self._prompt_tokens = self._trainer.engine.prompt_tokens
@@ -98,10 +103,10 @@ class StepLog:
 
     def kept(self, trajectories: Sequence[Trajectory], sampled: int) -> None:
         """What is different among the trajectories that are trained on, of so many that this process has sampled."""
-        trajectories = gather(trajectories)
+        sessions = gather([SessionNumbers.of(trajectory) for trajectory in trajectories])
         sampled_by_all = sum(gather([sampled]))
-        metrics = batch_metrics(trajectories, 1.0)
-        self.values({"kept/share": len(trajectories) / sampled_by_all})
+        metrics = metrics_of(sessions, 1.0)
+        self.values({"kept/share": len(sessions) / sampled_by_all})
         self.values({f"kept/{name}": metrics[name] for name in _KEPT if name in metrics})
 
     def sessions(self, trajectories: Sequence[Trajectory]) -> None:
@@ -159,23 +164,33 @@ class StepLog:
         self, prompts: Sequence[Any], completions: Sequence[Any], rewards: torch.Tensor, names: Sequence[str]
     ) -> None:
         """TRL's table of completions, and what reward functions have asked it to log (`log_extra`, `log_metric`).
-        `rewards` are those of all processes."""
-        logs = self._trainer._logs
-        logs["prompt"].extend(gather(list(prompts)))
-        logs["completion"].extend(gather(list(completions)))
-        for name, column in zip(names, rewards.T, strict=True):
-            logs["rewards"][name].extend(column.tolist())
-        # Sorted, for all processes have to gather the same name at a time, and may have met them in another order.
-        extra = self._trainer._pending_extra_logs
-        for name in sorted(set(gather(list(extra)))):
-            column = extra.get(name, [None] * len(prompts))  # of a process whose functions did not log it
-            logs["extra"][name].extend(gather(list(column)))
-        extra.clear()
-        metrics = self._trainer._pending_metrics
-        for name in sorted(set(gather(list(metrics)))):
-            values = gather(list(metrics.get(name, [])))
+        `rewards` are those of all processes.
+
+        The table is the main process's, which prints and writes it. Of the others' texts it gets none where it does
+        neither (`log_completions`).
+        """
+        trainer = self._trainer
+        extra = dict(trainer._pending_extra_logs)
+        trainer._pending_extra_logs.clear()
+        parts = []  # of the table, one of each process
+        if trainer.log_completions or process_count() == 1:
+            parts = gather_to_main([(list(prompts), list(completions), extra)])
+        logs = trainer._logs
+        if parts:
+            for name, column in zip(names, rewards.T, strict=True):
+                logs["rewards"][name].extend(column.tolist())
+        extra_names = sorted({name for _, _, extra_columns in parts for name in extra_columns})
+        for prompts_of_part, completions_of_part, extra_columns in parts:
+            logs["prompt"].extend(prompts_of_part)
+            logs["completion"].extend(completions_of_part)
+            for name in extra_names:
+                missing = [None] * len(prompts_of_part)  # of a process whose functions did not log it
+                logs["extra"][name].extend(extra_columns.get(name, missing))
+        metrics_of_processes = gather([dict(trainer._pending_metrics)])
+        trainer._pending_metrics.clear()
+        for name in sorted(set().union(*metrics_of_processes)):
+            values = [value for metrics in metrics_of_processes for value in metrics.get(name, [])]
             self.values({name: sum(values) / len(values)})
-        metrics.clear()
 
     def advantages(self, advantages: torch.Tensor, typed: torch.Tensor) -> None:
         """Add to the table of completions the mean advantage of each session's typed tokens. Both are (N, T)."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from repl_rl.trajectory.data import ToolCall as ToolCall
     from repl_rl.trajectory.data import Trajectory as Trajectory
     from repl_rl.trajectory.data import whole_session as whole_session
+    from repl_rl.trajectory.jsonl import jsonl_lines as jsonl_lines
     from repl_rl.trajectory.jsonl import model_of as model_of
     from repl_rl.trajectory.jsonl import read_jsonl as read_jsonl
     from repl_rl.trajectory.jsonl import read_labelled as read_labelled
@@ -50,6 +51,7 @@ _HOMES = {
     "Task": "data",
     "ToolCall": "data",
     "Trajectory": "data",
+    "jsonl_lines": "jsonl",
     "model_of": "jsonl",
     "read_beside": "beside",
     "read_jsonl": "jsonl",

@@ -27,7 +27,7 @@ def write_images(record: Mapping[str, Any], folder: Path) -> None:
     for cell in cells:
         if not cell["images"]:
             continue
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         names = []
         for encoded in cell["images"]:
             image = base64.b64decode(encoded)

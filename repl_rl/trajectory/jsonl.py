@@ -47,17 +47,25 @@ def write_jsonl(
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    folder = path.with_suffix(".images")
     with path.open("a" if append else "w", encoding="utf-8") as file:
-        records: Iterable[tuple[Trajectory, Mapping[str, Any]]]
-        if labels is None:
-            records = ((trajectory, {}) for trajectory in trajectories)
-        else:
-            records = zip(trajectories, labels, strict=True)
-        for trajectory, label in records:
-            record = trajectory.to_dict()
-            write_images(record, folder)
-            file.write(json.dumps({**record, **label}, allow_nan=False) + "\n")
+        file.writelines(jsonl_lines(path, trajectories, labels))
+
+
+def jsonl_lines(
+    path: Path, trajectories: Iterable[Trajectory], labels: Iterable[Mapping[str, Any]] | None = None
+) -> Iterator[str]:
+    """The lines that `write_jsonl` writes to `path`, for who makes them in one process and writes them in another.
+    Images become files as their trajectory's line is made."""
+    folder = path.with_suffix(".images")
+    records: Iterable[tuple[Trajectory, Mapping[str, Any]]]
+    if labels is None:
+        records = ((trajectory, {}) for trajectory in trajectories)
+    else:
+        records = zip(trajectories, labels, strict=True)
+    for trajectory, label in records:
+        record = trajectory.to_dict()
+        write_images(record, folder)
+        yield json.dumps({**record, **label}, allow_nan=False) + "\n"
 
 
 def read_jsonl(path: Path | str, notes: list[str] | None = None, *, inside: Path | None = None) -> Iterator[Trajectory]:

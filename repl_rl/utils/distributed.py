@@ -1,7 +1,8 @@
 """One run in several processes, as `accelerate launch` or torchrun start them: the main one writes, all work.
 
 Rank and count are read from the environment (RANK, WORLD_SIZE), so a run in one process loads nothing for this. All
-processes have to call `from_main`, `share_of_main`, `gather`, `any_of_all` and, at the end, `leave` in step.
+processes have to call `from_main`, `share_of_main`, `gather`, `gather_to_main`, `any_of_all` and, at the end, `leave`
+in step.
 
 Not covered: processes that share no file system.
 """
@@ -62,7 +63,10 @@ def share_of_main(make: Callable[[], Sequence[Value]], team: int | None = None) 
 
 
 def gather(values: Sequence[Value], team: int | None = None) -> list[Value]:
-    """The values of all processes, or of this one's team of so many, by rank."""
+    """The values of all processes, or of this one's team of so many, by rank.
+
+    Each process gets all of them, so they should be numbers. What the main process alone needs is for `gather_to_main`.
+    """
     team = team or process_count()
     if team == 1:
         return list(values)
@@ -71,6 +75,22 @@ def gather(values: Sequence[Value], team: int | None = None) -> list[Value]:
     values_by_rank: list[Any] = [None] * team
     torch.distributed.all_gather_object(values_by_rank, list(values), group=_team(team))
     return [value for values in values_by_rank for value in values]
+
+
+def gather_to_main(values: Sequence[Value], team: int | None = None) -> list[Value]:
+    """As `gather`, in the main process, or the first of the team, whose own values stay in it. The others get none."""
+    team = team or process_count()
+    if team == 1:
+        return list(values)
+    import torch.distributed
+
+    group = _team(team)
+    if process_rank() % team:
+        torch.distributed.gather_object(list(values), group=group, group_dst=0)
+        return []
+    values_by_rank: list[Any] = [None] * team
+    torch.distributed.gather_object([], values_by_rank, group=group, group_dst=0)
+    return list(values) + [value for values_of_rank in values_by_rank[1:] for value in values_of_rank]
 
 
 @cache

@@ -1,11 +1,15 @@
 """What a batch says about the policy, in numbers worked out by hand."""
 
 from dataclasses import replace
+from random import Random
 
 import pytest
-from made_trajectories import line, made
+from hypothesis import given
+from hypothesis import strategies as st
+from made_trajectories import line, made, made_at_random
 
 from repl_rl.rollout.metrics import batch_metrics
+from repl_rl.tools import tool_metrics
 from repl_rl.trajectory import Line, LineKind, StopReason, Trajectory
 
 
@@ -38,3 +42,13 @@ def test_invented_exceptions_are_counted_together_beyond_the_frequent_ones() -> 
     assert len(errors) == 21
     assert (errors["errors/NameError"], errors["errors/other"]) == (0.03, pytest.approx(0.78))
     assert metrics["error_rate"] == 1.0
+
+
+@given(st.integers())
+def test_the_order_of_sessions_changes_no_bit(seed: int) -> None:
+    """Processes that redraw groups have them in another order than one process with the whole batch."""
+    random = Random(seed)
+    batch = [made_at_random(random, random.choice(list(StopReason))) for _ in range(40)]
+    shuffled = random.sample(batch, len(batch))
+    assert batch_metrics(shuffled, 1.0) == batch_metrics(batch, 1.0)
+    assert tool_metrics(shuffled, ["multiply"]) == tool_metrics(batch, ["multiply"])

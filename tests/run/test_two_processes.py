@@ -1,5 +1,6 @@
 """Whole runs of two trainer processes on CPUs (gloo): each evaluates, trains, saves and resumes."""
 
+import json
 import os
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from transformers import AutoModelForCausalLM
 from repl_rl.config import parse_config
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.run.launch import SHARDED, launch_command
+from repl_rl.trajectory import read_jsonl
 
 WHOLE_RUNS = [
     pytest.mark.slow,
@@ -98,8 +100,14 @@ KINDS = {
 
 
 def train(kind: Kind, folder: Path, *arguments: str, processes: int = 2) -> None:
+    printed = command(kind, folder, "train", *arguments, processes=processes)
+    assert printed.count("\nstep    1 ") <= 1, "one process tells of the run"
+
+
+def command(kind: Kind, folder: Path, *arguments: str, processes: int = 2) -> str:
+    """What the command printed."""
     done = subprocess.run(
-        [*kind.start(processes), "train", *arguments],
+        [*kind.start(processes), *arguments],
         cwd=folder,
         env=os.environ | environment(kind.shards),
         capture_output=True,
@@ -108,7 +116,7 @@ def train(kind: Kind, folder: Path, *arguments: str, processes: int = 2) -> None
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("\nstep    1 ") <= 1, "one process tells of the run"
+    return done.stdout
 
 
 @pytest.fixture(scope="module", params=[pytest.param(kind, marks=WHOLE_RUNS, id=name) for name, kind in KINDS.items()])
@@ -213,3 +221,28 @@ def test_two_processes_with_an_engine_each_do_what_one_does(tmp_path: Path) -> N
         assert two == one
     weights = [AutoModelForCausalLM.from_pretrained(run / "model").state_dict() for run in (of_two, of_one)]
     assert all(torch.allclose(weights[0][name], weights[1][name], atol=1e-4) for name in weights[0])
+
+
+@pytest.mark.more
+@pytest.mark.timeout(1800)
+def test_two_processes_evaluate_as_one_does_and_the_main_one_tells_of_it(tmp_path: Path) -> None:
+    """Two rows, of which the second is compared to the first; no process but the main one has the sessions for that."""
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(SMALL))
+    reports = []
+    files = []
+    for count in (1, 2):
+        arguments = f"c.yaml --set train.processes={count} --dialect python ipython -n 2"
+        files_of_main = f"--json {count}.json --out {count}.jsonl"
+        printed = command(KINDS["ddp"], tmp_path, "eval", *f"{arguments} {files_of_main}".split(), processes=count)
+        assert printed.count("held-out problems") == 1
+        report = json.loads((tmp_path / f"{count}.json").read_text())
+        for row in report["rows"]:
+            for depends_on_time in ("wall_s", "seconds", "config"):
+                del row[depends_on_time]
+            for summary in row["families"].values():
+                del summary["seconds"]
+        reports.append(report["rows"])
+        files.append([session.completion_ids for session in read_jsonl(tmp_path / f"{count}.jsonl")])
+    assert len(files[0]) == 2 * 5 * 2
+    assert files[1] == files[0]
+    assert reports[1] == reports[0]

@@ -11,7 +11,15 @@ import pytest
 from repl_rl.config import load_config
 from repl_rl.run import training
 from repl_rl.run.launch import SHARDED
-from repl_rl.utils.distributed import WAIT_S, any_of_all, from_main, gather, is_main_process, share_of_main
+from repl_rl.utils.distributed import (
+    WAIT_S,
+    any_of_all,
+    from_main,
+    gather,
+    gather_to_main,
+    is_main_process,
+    share_of_main,
+)
 
 Said = Callable[..., str]
 SHARES = """
@@ -29,13 +37,29 @@ except KernelError as error:
     Path(str(process_rank())).write_text(f"{share}, {error}")
 leave()
 """
+TO_MAIN = """
+import json
+from pathlib import Path
+from repl_rl.utils.distributed import gather, gather_to_main, leave, process_rank
+
+class Unsent:
+    def __reduce__(self):
+        raise AssertionError("the main process's are sent")
+
+rank = process_rank()
+first, *others = gather_to_main([Unsent()] if rank == 0 else [10, 20]) or [None]
+of_main = [isinstance(first, Unsent), others]
+as_team = gather_to_main([rank], team=1)
+Path(str(rank)).write_text(json.dumps([gather([rank] * (rank + 1)), of_main, as_team]))
+leave()
+"""
 PROGRAM = Path(__file__).with_name("shared_credit.py.txt")
 
 
 def test_one_process_is_all_of_them() -> None:
     assert is_main_process() is True
     assert from_main(lambda: "made") == "made"
-    assert gather([1, 2]) == [1, 2]
+    assert gather([1, 2]) == gather_to_main([1, 2]) == [1, 2]
     assert share_of_main(lambda: ["share"]) == "share"
     assert (any_of_all(True), any_of_all(False)) == (True, False)
 
@@ -89,6 +113,13 @@ def test_each_process_gets_its_share_of_the_main_one_or_what_failed_there(tmp_pa
     run_two(tmp_path, SHARES)
     for rank, share in ((0, "first"), (1, "second")):
         assert (tmp_path / str(rank)).read_text() == f"{share}, no kernel could be opened"
+
+
+@pytest.mark.more
+def test_what_goes_to_the_main_process_goes_to_no_other(tmp_path: Path) -> None:
+    run_two(tmp_path, TO_MAIN)
+    assert json.loads((tmp_path / "0").read_text()) == [[0, 1, 1], [True, [10, 20]], [0]]
+    assert json.loads((tmp_path / "1").read_text()) == [[0, 1, 1], [False, []], [1]]
 
 
 @pytest.mark.slow

@@ -93,10 +93,10 @@ def run(options: argparse.Namespace, console: Console) -> int:
             for row in compare(plan, under_way.__setitem__, partial(progress.part, "sessions")):
                 under_way.clear()
                 rows.append(row)
-                if is_main_process() and options.json:
+                if options.json:
                     text = json.dumps(report(plan, rows), indent=2, allow_nan=False)
                     options.json.write_text(text + "\n", encoding="utf-8")
-                if is_main_process() and options.out:
+                if options.out:
                     marks = labels(plan, row.combination, range(len(plan.tasks) * plan.samples))
                     write_jsonl(options.out, row.trajectories, labels=marks, append=len(rows) > 1)
                 _announce(console, plan, len(rows))
@@ -105,9 +105,11 @@ def run(options: argparse.Namespace, console: Console) -> int:
             _keep_part(console, plan, options.out, len(rows), under_way)
         raise
     leave()
+    if not is_main_process():
+        return 0
     for table in tables(plan, rows):
         console.print(table)
-    if bounds and is_main_process():
+    if bounds:
         tallies = [tally(samples) for samples in rows[0].problems]
         sentence = keep(problems, tallies, bounds, options.to)
         console.print(sentence, highlight=False, markup=False, soft_wrap=True)

@@ -21,6 +21,7 @@ from repl_rl.rollout import OnEnd, Watched, open_service
 from repl_rl.run.evaluate import evaluate
 from repl_rl.run.evaluation.plan import Combination, EvaluationPlan
 from repl_rl.trajectory import Line, LineKind, Trajectory
+from repl_rl.utils.distributed import is_main_process
 from repl_rl.utils.machine import machine
 from repl_rl.utils.statistics import CONFIDENCE, Estimate, Tally, estimate_pass_at_k, paired_difference
 from repl_rl.utils.text import visible
@@ -153,7 +154,8 @@ def compare(
 
     Random numbers depend only on the config's seed and the positions of trajectory and token, as far as the engine
     follows seeds (`engine.deterministic`). Raises what `Rollout.many` raises. `on_end` is told of each trajectory of a
-    combination as it ends; `watched` is for `RolloutService.watched`.
+    combination as it ends; `watched` is for `RolloutService.watched`. Of several processes, which evaluate together,
+    the main one has the trajectories, and the others get no rows.
     """
     first: tuple[Samples, ...] | None = None
     for combination in plan.combinations:
@@ -163,6 +165,8 @@ def compare(
         with open_service(config, checked=combination.checked) as service:
             service.watched = watched or service.watched
             numbers, trajectories = evaluate(service, tasks, combination.checked.table, sampling, on_end=on_end)
+        if not is_main_process():
+            continue
         starts = range(0, len(tasks), plan.samples)
         problems = tuple(trajectories[start : start + plan.samples] for start in starts)
         yield make_row(plan, combination, problems, first, numbers["seconds"])
