@@ -23,6 +23,7 @@ from repl_rl.trajectory import (
     SubCall,
     Task,
     Trajectory,
+    Waited,
     read_jsonl,
     read_record,
     write_jsonl,
@@ -38,6 +39,8 @@ SPANS = st.none() | st.tuples(st.integers(-9, 9), st.integers(-9, 9))
 CELLS = st.builds(RecordedCell, ANY_TEXT, ANY_TEXT, st.lists(st.binary(), max_size=2).map(tuple), SPANS)
 IN_LINES = {"cells": st.lists(CELLS, max_size=3).map(tuple)}
 LINES = st.builds(Line, st.just(0), st.just(1), ANY_TEXT, KINDS, NAMES, ANY_TEXT, WORTH, WORTH, FINITE, **IN_LINES)
+MOMENTS = st.integers(-(2**63), 2**63 - 1)
+WAITS = st.builds(Waited, ANY_TEXT, MOMENTS, MOMENTS, ANY_TEXT)
 TIMES = ("duration_s", "engine_s", "kernel_s", "queue_s")
 
 
@@ -89,6 +92,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         version=st.integers(0, 1000),
         updates=st.just(tuple((place, draw(st.integers(0, 1000))) for place in sorted(places))),
         error=st.none() | ANY_TEXT,
+        waits=st.lists(WAITS, max_size=3).map(tuple),
         **dict.fromkeys(TIMES, FINITE),
     )
     return draw(made)

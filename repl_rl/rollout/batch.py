@@ -31,6 +31,8 @@ class RolloutBatch:
     environments: dict[int, Any] = field(default_factory=dict, repr=False, compare=False)
     """The user's environments by the index of the task, put here as trajectories end. Void ones may have none, and
     those in other processes do not come here."""
+    keeps_waits: bool = False
+    """Whether trajectories say when they waited for what (`Trajectory.waits`)."""
 
     def __post_init__(self) -> None:
         require_tasks(self.tasks)

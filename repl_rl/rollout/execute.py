@@ -67,7 +67,7 @@ class TrajectoryKernel:
 
     async def start(self) -> None:
         """Take a kernel. Raises KernelError if none starts."""
-        with self._clock.waiting(Wait.QUEUE):
+        with self._clock.waiting(Wait.QUEUE, "kernel"):
             await self._session.aclose()  # gives a failed one back to the pool first
             self._kernel = await self._session.enter_async_context(self._kernels.session())
             if isinstance(self._kernel, ForeignSession):
@@ -83,7 +83,7 @@ class TrajectoryKernel:
         """What the kernel of another language says of a source (`repl_rl.dialect.foreign`)."""
         if not isinstance(self._kernel, ForeignSession):
             return "unknown"
-        with self._clock.waiting(Wait.KERNEL):
+        with self._clock.waiting(Wait.KERNEL, "is it complete"):
             return await self._kernel.is_complete(source)
 
     def adopt(self, kernel: KernelSession) -> None:
@@ -98,7 +98,7 @@ class TrajectoryKernel:
         """
         if not isinstance(self._kernels, ForkingSource) or self._kernel is None:
             raise ForkRefusedError("these kernels don't fork")
-        with self._clock.waiting(Wait.KERNEL):
+        with self._clock.waiting(Wait.KERNEL, "fork"):
             return await self._kernels.forks(self._kernel, stacks, wait=False)
 
     async def execute(self, source: str) -> ExecResult:

@@ -117,7 +117,7 @@ class Rollout:
                 tasks[index],
                 sampling.of_trajectory(index) if isinstance(sampling, SeededSampling) else sampling,
                 setup.budget,
-                Clock(requested_at),
+                Clock(requested_at, batch.keeps_waits),
                 index,
                 listener,
                 environments=batch.environments,
@@ -184,7 +184,7 @@ class Rollout:
     async def _open(self, session: Session, stack: AsyncExitStack) -> None:
         """Take a slot and a kernel, which `stack` gives back. Raises KernelError and ReplayDiffersError."""
         most_tokens = min(len(session.transcript) + session.tokens_left, self.setup.context_tokens)
-        with session.clock.waiting(Wait.QUEUE):
+        with session.clock.waiting(Wait.QUEUE, "slot"):
             slot = await stack.enter_async_context(slot_of(self.engine, most_tokens))
         await session.open(slot)
 

@@ -340,6 +340,7 @@ class Session:
             dialect=dialect_name(self.episode.dialect),
             branch=self.start.branch,
             compactions=tuple(compactions),
+            waits=self.clock.waits,
         )
 
     async def _replay(self) -> None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from repl_rl.engine import Versions
-from repl_rl.trajectory import Compaction
+from repl_rl.trajectory import Compaction, Waited
+from repl_rl.utils.wall_time import wall_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,23 +109,39 @@ class Clock:
     A wait lasts from the request until the trajectory goes on. If the event loop is busy with other trajectories, a
     result that has arrived waits too, and that counts as part of the wait; the metric `time/loop_share` says how busy
     the loop was. `asked` is `time.monotonic()` at the time when the batch was requested.
+
+    With `keeps_waits`, each wait is kept as well, for a timeline.
     """
 
-    def __init__(self, asked: float | None = None) -> None:
+    def __init__(self, asked: float | None = None, keeps_waits: bool = False) -> None:
         now = time.monotonic()
         self.asked = now if asked is None else asked
         self.waited_s = {Wait.ENGINE: 0.0, Wait.KERNEL: 0.0, Wait.QUEUE: now - self.asked}
         self._began = now
         self._ended: float | None = None
+        self._waits: list[tuple[Wait, float, float, str]] | None = None
+        if keeps_waits:
+            self._waits = [(Wait.QUEUE, self.asked, now, "turn")]
 
     @contextmanager
-    def waiting(self, wait: Wait) -> Iterator[None]:
-        """Count the time that the block takes, however it ends."""
+    def waiting(self, wait: Wait, what: str = "") -> Iterator[None]:
+        """Count the time that the block takes, however it ends. `what` says which of several waits of a kind it is."""
         began = time.monotonic()
         try:
             yield
         finally:
-            self.waited_s[wait] += time.monotonic() - began
+            ended = time.monotonic()
+            self.waited_s[wait] += ended - began
+            if self._waits is not None:
+                self._waits.append((wait, began, ended, what))
+
+    @property
+    def waits(self) -> tuple[Waited, ...]:
+        """The waits that were kept, in their order."""
+        waits = []
+        for wait, began, ended, what in self._waits or ():
+            waits.append(Waited(wait.value, wall_us(began), wall_us(ended), what))
+        return tuple(waits)
 
     def begin(self) -> None:
         """Slot and kernel are ready: `budget.seconds` counts from now on."""

@@ -268,7 +268,7 @@ class Trees:
         try:
             if is_branch:
                 at_prompt = Start(Branch(root.index, 0, 1.0, "anew"))
-                with request.clock.waiting(Wait.QUEUE):
+                with request.clock.waiting(Wait.QUEUE, "root"):
                     # Shielded, or cancelling this session would cancel the future, which the root has yet to set.
                     start = await asyncio.shield(root.starts[branch])
                 try:

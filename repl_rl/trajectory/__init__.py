@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from repl_rl.trajectory.data import Task as Task
     from repl_rl.trajectory.data import ToolCall as ToolCall
     from repl_rl.trajectory.data import Trajectory as Trajectory
+    from repl_rl.trajectory.data import Waited as Waited
     from repl_rl.trajectory.data import whole_session as whole_session
     from repl_rl.trajectory.jsonl import jsonl_lines as jsonl_lines
     from repl_rl.trajectory.jsonl import model_of as model_of
@@ -51,6 +52,7 @@ _HOMES = {
     "Task": "data",
     "ToolCall": "data",
     "Trajectory": "data",
+    "Waited": "data",
     "jsonl_lines": "jsonl",
     "model_of": "jsonl",
     "read_beside": "beside",

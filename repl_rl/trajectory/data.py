@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -259,6 +259,18 @@ class Compaction:
     prompt_ids: tuple[int, ...]
 
 
+class Waited(NamedTuple):
+    """One of the waits of a session, in microseconds since 1970 (`repl_rl.utils.wall_time`)."""
+
+    wait: str
+    """For the `engine`, for the `kernel`, or in a `queue`: which of the trajectory's times it is a part of."""
+    began_us: Counter
+    ended_us: Counter
+    what: str = ""
+    """In a queue: for its `turn`, for a `slot` of the engine, for a `kernel`, or for the `root` that it branches off.
+    At the kernel: nothing for a cell, else what was asked of it."""
+
+
 _load_viewer: Callable[[], Any]
 
 
@@ -336,6 +348,9 @@ class Trajectory(_Displayed):
     """The reference answer that it was graded with. It is put here after the session, which never sees it."""
     grade_reason: str | None = None
     """Why the grade is what it is, in the grader's words."""
+    waits: tuple[Waited, ...] = ()
+    """What `engine_s`, `kernel_s` and `queue_s` are made of, in order, if its step had a timeline (`train.trace`). The
+    n-th wait for the engine is that for line n. A record leaves it out where there is nothing."""
 
     def __post_init__(self) -> None:
         length = len(self.completion_ids)
@@ -414,6 +429,7 @@ class Trajectory(_Displayed):
             lines=parent.lines[:fork_line] + tuple(_shifted(line, offset) for line in self.lines),
             version=parent.version,
             updates=tuple(updates),
+            waits=(),
         )
 
     def at(self, line: int) -> Trajectory:
@@ -444,6 +460,7 @@ class Trajectory(_Displayed):
             updates=tuple((first, version) for first, version in self.updates if first < start),
             error=None,
             compactions=(),
+            waits=(),
         )
 
     def as_branch(self, line: int, parent: int, weight: float) -> Trajectory:
@@ -464,6 +481,7 @@ class Trajectory(_Displayed):
             version=self.token_versions[start],
             updates=tuple((first - start, version) for first, version in self.updates if first > start),
             branch=Branch(parent, line, weight, "replay"),
+            waits=(),
         )
 
     @property
@@ -499,6 +517,7 @@ class Trajectory(_Displayed):
                 version=versions[0],
                 updates=tuple(updates),
                 compactions=(),
+                waits=(),
             )
             parts.append(part)
         return tuple(parts)
@@ -539,7 +558,7 @@ class Trajectory(_Displayed):
         for line in record["lines"]:
             if not line["reward_parts"]:
                 del line["reward_parts"]
-        _leave_out_missing_spans(record)
+        _leave_out_what_is_missing(record)
         return record
 
     @classmethod
@@ -588,15 +607,17 @@ class Group(_Displayed, list[Trajectory]):
         printer.text(self._repr_mimebundle_()["text/plain"])
 
 
-def _leave_out_missing_spans(record: Mapping[str, Any]) -> None:
-    """Older records have no spans, and are written as they were read."""
+def _leave_out_what_is_missing(record: dict[str, Any]) -> None:
+    """Older records have no spans, and are written as they were read; only those of a timeline have waits."""
+    if not record["waits"]:
+        del record["waits"]
     for line in record["lines"]:
         for cell in line["cells"]:
             if cell["span"] is None:
                 del cell["span"]
         for subcall in line["subcalls"]:
             if subcall["trajectory"] is not None:
-                _leave_out_missing_spans(subcall["trajectory"])
+                _leave_out_what_is_missing(subcall["trajectory"])
 
 
 def _shifted(line: Line, tokens: int) -> Line:
