@@ -61,12 +61,14 @@ def lines_of(file: BinaryIO, most_bytes: int = MOST_LINE_BYTES) -> Iterator[byte
         yield line
 
 
-def replace_file(path: Path, text: str) -> None:
-    """Put a file of this text at `path`, in place of a file or a link there; on failure that stays. Raises OSError."""
+def replace_file(path: Path, content: str | bytes) -> None:
+    """Put a file of this text, or of these bytes, at `path`, in place of a file or a link there; on failure that stays.
+    Raises OSError."""
+    data = content.encode() if isinstance(content, str) else content
     part = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
     try:
-        with part.open("x", encoding="utf-8") as file:  # "x" fails at a link, where "w" would follow it
-            file.write(text)
+        with part.open("xb") as file:  # "x" fails at a link, where "w" would follow it
+            file.write(data)
         os.replace(part, path)
     except BaseException:
         part.unlink(missing_ok=True)

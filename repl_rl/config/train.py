@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from repl_rl.config.section import YES_OR_NO, Excluding, Section, one_needs_no_list
 from repl_rl.trajectory import LineKind, StopReason
@@ -161,6 +161,20 @@ class MaskConfig(Section):
         return {name: _MASKS[name] for name in names}
 
 
+def _as_steps(value: Any) -> Any:
+    """All or none, or numbers of steps; a single one needs no list."""
+    if isinstance(value, bool):
+        return value
+    steps = tuple(value) if isinstance(value, list | tuple) else (value,)
+    for step in steps:
+        if type(step) is not int or step < 0:
+            raise ValueError(f"give true, false, or the numbers of steps, such as [1, 12] (got {step!r})")
+    return steps
+
+
+_STEPS = BeforeValidator(_as_steps)
+
+
 class TrainConfig(Section):
     """GRPO's steps; sampling and credit have sections of their own."""
 
@@ -232,6 +246,9 @@ class TrainConfig(Section):
     """Trackers get rollouts of the first step and of every so many after it; 0: of no step and of no evaluation."""
     report_rollouts: int = Field(16, ge=1)
     """How many of a step's rollouts, at most."""
+    trace: Annotated[bool | tuple[int, ...], _STEPS] = False
+    """Steps of which a timeline is written, down to single lines: `[1, 12]`, or `true` for all. 0 is the evaluation
+    before training, and the step after which another one comes has a second file for that. docs/runs.md"""
     trl: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of TRL's GRPOConfig, as they are, except `report_to`, which is a key of this section."""
 

@@ -82,7 +82,8 @@ def dry_run(
     anything is loaded or written. `arguments` are those of the command that would train.
     """
     folder, config, notes = choose_run(config, runs, resume, overrides)
-    files = f"{folder.path}/: config.yaml, metrics.jsonl, rollouts/, checkpoints/, eval/, model/, report.html"
+    trace = "trace/, " if config.train.trace else ""
+    files = f"{folder.path}/: config.yaml, metrics.jsonl, rollouts/, checkpoints/, eval/, {trace}model/, report.html"
     if resume is not None:
         folder.require_free()
         steps = config.train.steps

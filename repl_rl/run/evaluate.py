@@ -8,8 +8,9 @@ from typing import Any
 from repl_rl.config import Config, SeededSampling
 from repl_rl.errors import ConfigError
 from repl_rl.rewards import RewardTable
-from repl_rl.rollout import OnEnd, RolloutService, is_solved, prompts, rates_of, score
+from repl_rl.rollout import OnEnd, RolloutBatch, RolloutService, is_solved, prompts, rates_of, score
 from repl_rl.tasks import grade
+from repl_rl.trainer.timeline import Timeline
 from repl_rl.trajectory import Task, Trajectory
 from repl_rl.utils.distributed import gather, gather_to_main, process_count, process_rank
 
@@ -33,8 +34,9 @@ def evaluate(
     sampling: SeededSampling,
     step: int = 0,
     on_end: OnEnd = lambda index, trajectory: None,
+    timeline: Timeline | None = None,
 ) -> tuple[dict[str, Any], list[Trajectory]]:
-    """Roll out every task once and grade it. `step` is for schedules.
+    """Roll out every task once and grade it. `step` is for schedules. `timeline` is told what is done.
 
     Returns `solve_rate`, `problems`, `seconds`, and both of the first by family, as in a row of `metrics.jsonl`; and
     the trajectories. Problems whose session was lost are neither solved nor not solved: they are in none of these
@@ -55,8 +57,13 @@ def evaluate(
     def on_end_in_share(index: int, trajectory: Trajectory) -> None:
         on_end(first + index, trajectory)
 
-    trajectories = service.generate(share, share_sampling, on_end=on_end_in_share)
-    scored = [item.trajectory for item in score(share, trajectories, grade, table, step)]
+    timeline = timeline or Timeline()
+    with timeline.phase("sessions", sessions=len(share)):
+        batch = RolloutBatch(tuple(share), share_sampling, keeps_waits=timeline.is_on)
+        trajectories = service.roll_out(batch, on_end_in_share)
+    with timeline.phase("grade", sessions=len(share)):
+        scored = [item.trajectory for item in score(share, trajectories, grade, table, step)]
+    timeline.sessions(scored)
     solved = gather([is_solved(trajectory) for trajectory in scored])
     overall, families = rates_of(tasks, solved)
     graded = [task for task, is_right in zip(tasks, solved, strict=True) if is_right is not None]

@@ -28,6 +28,7 @@ MAY_CHANGE = (
     "train.steps",
     "train.max_minutes",
     "train.save_steps",
+    "train.trace",
     *_OF_THE_TRACKERS,
     "eval.problems",
     "eval.temperature",

@@ -132,6 +132,12 @@ def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
     """
     config.sampling.require_gradient()
     require_trackers(config.train.report_to)
+    traced = config.train.trace
+    if not isinstance(traced, bool) and max(traced, default=0) > config.train.steps:
+        raise ConfigError(
+            f"train.trace: there is no step {max(traced)} in a run of {config.train.steps} (train.steps); name steps "
+            "up to that, or true for all"
+        )
     if config.train.processes % config.engine.shards:
         raise ConfigError(
             f"engine.vllm: tensor_parallel_size {config.engine.shards} is for so many trainer processes, which hold "
@@ -281,13 +287,18 @@ def _evaluate(
         return stored
     tasks = prepared.inputs.heldout_tasks
     progress.say(f"{len(tasks)} held-out problems at step {step} ...")
-    trainer.sync_weights()
-    sampling = prepared.config.eval_sampling.seeded(f"{prepared.config.seed}/heldout/0")
-    numbers, trajectories = evaluate(trainer.service, tasks, prepared.inputs.checked.table, sampling, step=step)
-    row = {"kind": "eval", "step": step, **numbers, "settings": settings}
-    if is_main_process():
-        prepared.folder.keep_evaluation(step, row, trajectories)
-    trackers.evaluated(row, trajectories)
+    timeline = trainer.timeline
+    with timeline.written(f"evaluation at step {step}", prepared.folder.trace / f"eval_{step:05d}.json.gz", step=step):
+        trainer.sync_weights()
+        sampling = prepared.config.eval_sampling.seeded(f"{prepared.config.seed}/heldout/0")
+        table = prepared.inputs.checked.table
+        numbers, trajectories = evaluate(trainer.service, tasks, table, sampling, step=step, timeline=timeline)
+        row = {"kind": "eval", "step": step, **numbers, "settings": settings}
+        with timeline.phase("write rollouts"):
+            if is_main_process():
+                prepared.folder.keep_evaluation(step, row, trajectories)
+        with timeline.phase("tell trackers"):
+            trackers.evaluated(row, trajectories)
     progress.evaluated(row)
     return row
 

@@ -131,6 +131,9 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
     needs, with the loss and the gradient of the whole. None takes it in one."""
     output_loss: float = 0.0
     """Weight of the mean cross-entropy of the interpreter's output."""
+    trace: Any = False
+    """`train.trace`: steps of which a timeline is written, or True for all, into the folder `trace` beside that of the
+    rollouts."""
     config: Any = None
     """The config that the sections are of, and that has checked them; None makes one of them."""
     vllm_importance_sampling_mode: str = "token_truncate"
@@ -220,6 +223,11 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
                 f"micro_batch_tokens={self.micro_batch_tokens} with top_entropy_quantile={self.top_entropy_quantile}: "
                 "which tokens are in the loss would be known after the last pass; leave one of them out, or take "
                 "micro_batch, with a quantile of each micro-batch"
+            )
+        if self.trace and self.rollout_dir is None and not self.keep_run:
+            raise ConfigError(
+                f"trace={self.trace!r} with keep_run=False: timelines go into a folder beside that of the rollouts; "
+                "set rollout_dir, or leave keep_run out"
             )
         super().__post_init__()
         if (self.model_init_kwargs or {}).get("trust_remote_code"):

@@ -276,13 +276,23 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
     def evaluate(self, eval_dataset: Any = None, *arguments: Any, **named: Any) -> dict[str, float]:
         """As TRL's. `eval_dataset` may also be tasks, or several sets by their names."""
         rows = as_eval_datasets(eval_dataset, self._needs_answers, self._extensions.environment is not None)
-        metrics: dict[str, float] = super().evaluate(rows, *arguments, **named)
+        with self.timeline.phase("evaluate"):
+            metrics: dict[str, float] = super().evaluate(rows, *arguments, **named)
         return metrics
+
+    def log(self, *arguments: Any, **named: Any) -> None:
+        with self.timeline.phase("log"):
+            super().log(*arguments, **named)
+
+    def _save_checkpoint(self, *arguments: Any, **named: Any) -> None:
+        with self.timeline.phase("save checkpoint"):
+            super()._save_checkpoint(*arguments, **named)
 
     def sync_weights(self) -> None:
         """Load the trainer's weights into the engine, if they have changed since the last call."""
         if self.state.global_step != self._last_loaded_step:
-            self.vllm_generation.sync_weights()
+            with self.timeline.phase("sync weights"):
+                self.vllm_generation.sync_weights()
             self._last_loaded_step = self.state.global_step
 
     def save_whole(self, folder: Path) -> None:
@@ -347,6 +357,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
             gather=accelerator.gather,
             device=accelerator.device,
             log=self.step_log,
+            timeline=self.timeline,
             rollouts_path=path,
         )
 

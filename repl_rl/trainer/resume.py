@@ -34,7 +34,7 @@ from repl_rl.files import open_file
 from repl_rl.rollout import RolloutService
 from repl_rl.trainer.asynchronous import EpochSampler
 from repl_rl.trainer.pass_rates import PassRates
-from repl_rl.trainer.step_log import KeepRun
+from repl_rl.trainer.step_log import KeepRun, TraceSteps
 from repl_rl.trainer.trainer_queue import TrainerQueue
 
 
@@ -49,6 +49,8 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
         self.rollout_dir: str | None = self.args.rollout_dir
         if self.args.keep_run and self.rollout_dir is None:
             self.add_callback(KeepRun(self))
+        if self.args.trace:
+            self.add_callback(TraceSteps(self))
         self._batches: Counter[tuple[int, str]] = Counter()
         """The number of batches by step and mode, kept only for the step in progress."""
         self.critic = Critic()

@@ -68,6 +68,10 @@ class RunFiles:
     def rollouts(self) -> Path:
         return self.path / "rollouts"
 
+    @property
+    def trace(self) -> Path:
+        return self.path / "trace"
+
     def append(self, row: dict[str, Any]) -> None:
         """Add a row to metrics.jsonl."""
         with self.metrics_path.open("a", encoding="utf-8") as file:
@@ -97,3 +101,8 @@ class RunFiles:
             if rollouts_step > step:
                 path.unlink()
                 shutil.rmtree(path.with_suffix(".images"), ignore_errors=True)
+        for split in ("step", "eval"):
+            for path in self.trace.glob(f"{split}_*.json.gz"):
+                number = path.name.removeprefix(f"{split}_").removesuffix(".json.gz")
+                if number.isdecimal() and int(number) > step:
+                    path.unlink()

@@ -14,8 +14,8 @@
 What is sampled at once is a batch here. TRL splits it into `steps_per_generation` batches, which are those that the
 loss sees; an update takes `gradient_accumulation_steps` of these.
 
-`make_batch` takes them in turn. No function here takes a trainer: what a step needs of one stands in `StepParts`, so
-other trainers can fill it in.
+`make_batch` takes them in turn, each as a phase of the step's timeline. No function here takes a trainer: what a step
+needs of one stands in `StepParts`, so other trainers can fill it in.
 
 A session whose machinery failed (`is_void`) has a reward of 0, is in no baseline, and is one token outside the loss
 (`Row.lists`). A session that a mask leaves out has its part in the baseline, because credit comes first. Where the
@@ -52,6 +52,7 @@ from repl_rl.trainer.resample import resampled
 from repl_rl.trainer.rows import Row, row_lists, rows_of, task_of
 from repl_rl.trainer.run_files import kept_on_failure, write_rollouts
 from repl_rl.trainer.step_log import StepLog
+from repl_rl.trainer.timeline import Timeline
 from repl_rl.trainer.trainer_queue import TrainerQueue
 from repl_rl.trajectory import Task, Trajectory, whole_session
 from repl_rl.utils.distributed import gather as gather_objects
@@ -114,6 +115,7 @@ class StepParts:
     """The tensors of all processes, one after another."""
     device: torch.device
     log: StepLog
+    timeline: Timeline
     rollouts_path: Path | None
     """The file of the trajectories of all processes, which the main one writes; None where there is none."""
 
@@ -148,27 +150,38 @@ class Layout:
 
 def make_batch(inputs: Sequence[DataRow], parts: StepParts) -> tuple[Tensors, Sessions]:
     """The whole of a step up to its loss. All processes call this together."""
-    rows = draw(inputs, parts)
-    sessions = roll_out(rows, parts)
-    parts.after_rollouts()
+    phase = parts.timeline.phase
+    with phase("draw"):
+        rows = draw(inputs, parts)
+    with phase("roll out", sessions=len(rows)):
+        sessions = roll_out(rows, parts)
+    with phase("rest engine"):
+        parts.after_rollouts()
     with kept_on_failure(parts.failure_path, sessions.trajectories):
-        rewards = parts.reward(sessions)
-        credited = credit_lines(sessions, rewards, parts)
-        layout = lay_out(sessions.trajectories, parts)
-        batch = tensors_of(layout, credited, parts)
+        with phase("reward"):
+            rewards = parts.reward(sessions)
+        with phase("credit"):
+            credited = credit_lines(sessions, rewards, parts)
+        with phase("lay out"):
+            layout = lay_out(sessions.trajectories, parts)
+            batch = tensors_of(layout, credited, parts)
         # 1 on the interpreter's tokens, (B, T): what is not typed, as long as nothing is left out.
         output_mask = batch["completion_mask"] - loss_mask_of(batch)
-        batch |= looked_back(batch, parts)
+        with phase("look back"):
+            batch |= looked_back(batch, parts)
         if parts.is_training and parts.args.mask != MaskConfig():
-            changed, kept = leave_out(batch, layout, sessions.trajectories, parts)
+            with phase("leave out"):
+                changed, kept = leave_out(batch, layout, sessions.trajectories, parts)
             batch |= changed
             output_mask = output_mask * kept
-        count = len(sessions.scored)
-        parts.log.sessions(sessions.trajectories)
-        parts.log.advantages(batch["advantages"][:count], loss_mask_of(batch)[:count])
-        batch |= weights_of(batch, output_mask, parts)
+        with phase("weigh"):
+            count = len(sessions.scored)
+            parts.log.sessions(sessions.trajectories)
+            parts.log.advantages(batch["advantages"][:count], loss_mask_of(batch)[:count])
+            batch |= weights_of(batch, output_mask, parts)
     if parts.rollouts_path is not None:
-        write_rollouts(parts.rollouts_path, [session.trajectory for session in credited])
+        with phase("write rollouts"):
+            write_rollouts(parts.rollouts_path, [session.trajectory for session in credited])
     return batch, sessions
 
 
@@ -211,7 +224,8 @@ def roll_out(rows: Sequence[DataRow], parts: StepParts) -> Sessions:
 
     if parts.is_training and args.asynchronous is not None:
         # Neither `redraws` nor `oversample` nor draws by pass rates go with the queue, and the config refuses them.
-        taken, rows = parts.queue.take()
+        with parts.timeline.phase("wait for groups"):
+            taken, rows = parts.queue.take()
         log.values(taken.metrics(parts.queue.version))
         trajectories = [trajectory for _, group in taken.groups for trajectory in group]
         with kept_on_failure(parts.failure_path, trajectories):
@@ -235,6 +249,7 @@ def roll_out(rows: Sequence[DataRow], parts: StepParts) -> Sessions:
         parts.pass_rates.learn(gather_objects([right_share(group) for group in groups]))
         log.values(parts.pass_rates.numbers(len(parts.dataset)))
     ended_at = time.perf_counter()
+    parts.timeline.sessions([session.trajectory for session in sampled])
     log.batch([session.trajectory for session in sampled], ended_at - since, parts.service, parts.tools)
     if parts.is_training and (args.redraws or args.oversample > 1):
         log.kept([session.trajectory for session in scored], len(sampled))
@@ -248,10 +263,11 @@ def sampled_and_scored(tasks: Sequence[Task], parts: StepParts) -> list[ScoredTr
     branch = parts.args.branch if parts.is_training else None
     factor = parts.args.oversample if parts.is_training else 1
     asked = [task for task in tasks for _ in range(factor)]
-    batch = RolloutBatch(asked, parts.sampling(len(asked)), branch)
+    batch = RolloutBatch(asked, parts.sampling(len(asked)), branch, keeps_waits=parts.timeline.is_on)
     ended: dict[int, Trajectory] = {}
     with kept_on_failure(parts.failure_path, ended.values()):
-        trajectories = parts.service.roll_out(batch, ended.__setitem__)
+        with parts.timeline.phase("sessions", sessions=len(asked)):
+            trajectories = parts.service.roll_out(batch, ended.__setitem__)
         scored = _scored(asked, trajectories, branch, parts)
     return [replace(session, environment=batch.environments.get(index)) for index, session in enumerate(scored)]
 
@@ -260,7 +276,8 @@ def _scored(
     tasks: Sequence[Task], trajectories: Sequence[Trajectory], branch: BranchConfig | None, parts: StepParts
 ) -> list[ScoredTrajectory]:
     size = None if branch is None else branch.group_size
-    return score(tasks, trajectories, parts.grader, parts.table, parts.updates, size)
+    with parts.timeline.phase("grade", sessions=len(trajectories)):
+        return score(tasks, trajectories, parts.grader, parts.table, parts.updates, size)
 
 
 # 3. Reward

@@ -8,6 +8,7 @@ where they are.
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -274,6 +275,36 @@ class KeepRun(RecordSteps):
     def on_train_begin(self, args: ReplGRPOConfig, state: TrainerState, control: Any, **named: Any) -> None:
         self._files = from_main(lambda: RunFiles.within(Path(args.output_dir), state.global_step))
         self._trainer.rollout_dir = str(self._files.rollouts)
+
+
+class TraceSteps(TrainerCallback):  # type: ignore[misc]
+    """Writes the timelines of a trainer's steps into the folder `trace` beside that of its rollouts. A step lasts until
+    the next one begins: logs and checkpoints are a part of it."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._step = 0
+        self._optimizer = ExitStack()
+
+    def on_step_begin(self, args: ReplGRPOConfig, state: TrainerState, control: Any, **named: Any) -> None:
+        self._write()
+        self._step = state.global_step + 1
+        if self._trainer.timeline.has(self._step):
+            self._trainer.timeline.begin(f"step {self._step}")
+
+    def on_pre_optimizer_step(self, *arguments: Any, **named: Any) -> None:
+        self._optimizer.enter_context(self._trainer.timeline.phase("optimizer"))
+
+    def on_optimizer_step(self, *arguments: Any, **named: Any) -> None:
+        self._optimizer.close()
+
+    def on_train_end(self, *arguments: Any, **named: Any) -> None:
+        self._write()
+
+    def _write(self) -> None:
+        if self._trainer.timeline.is_on:
+            files = RunFiles(Path(self._trainer.rollout_dir).parent)
+            self._trainer.timeline.write(files.trace / f"step_{self._step:05d}.json.gz")
 
 
 def _spread(values: torch.Tensor) -> torch.Tensor:

@@ -119,7 +119,9 @@ class TrainerQueue:
     def _begin(self, number: int, on_end: Callable[[], None]) -> Future[list[Trajectory]]:
         trainer = self._trainer
         tasks = [task_of(row) for row in self._rows(number)]
-        batch = RolloutBatch(tasks, trainer.group_sampling(number), branch=trainer.args.branch)
+        # Which step takes the group is not known yet.
+        keeps_waits = trainer.timeline.has_later(trainer.state.global_step)
+        batch = RolloutBatch(tasks, trainer.group_sampling(number), trainer.args.branch, keeps_waits=keeps_waits)
         group: Future[list[Trajectory]] = trainer.service.begin(batch, lambda index, trajectory: on_end())
         return group
 

@@ -23,6 +23,7 @@ from repl_rl.trainer.forward import TypedForward
 from repl_rl.trainer.loss import LossInputs, LossOutputs, LossSettings, Mean, SamplerCorrection, loss, loss_mask_of
 from repl_rl.trainer.packing import computed, divide
 from repl_rl.trainer.step_log import StepLog
+from repl_rl.trainer.timeline import Timeline
 from repl_rl.utils.distributed import gather, is_main_process
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,12 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         # cuDNN plans attention anew for each length: 0.87 s for a row of eight on an H200. vLLM turns it off as well
         torch.backends.cuda.enable_cudnn_sdp(False)
         self.step_log = StepLog(self)
+        traced = getattr(self.args, "trace", False)
+        self.timeline = Timeline(traced)
+        if traced:  # transformers calls these, in the middle of its step
+            accelerator = self.accelerator
+            accelerator.backward = self.timeline.follow(accelerator.backward, "backward")
+            accelerator.clip_grad_norm_ = self.timeline.follow(accelerator.clip_grad_norm_, "clip gradients")
         self._most_tokens: int = getattr(self.args, "micro_batch_tokens", None) or 0
         self._output_loss: float = getattr(self.args, "output_loss", 0.0)  # the bench has TRL's arguments alone
         self._divergence: float | None = getattr(getattr(self.args, "mask", None), "divergence", None)
@@ -84,7 +91,12 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         return forward is not None and self.packs and forward.is_one_call
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        """The loss of a batch, in the place of TRL's. `repl_rl.trainer.loss` computes it from log-probabilities.
+        """The loss of a batch, in the place of TRL's, as a phase of the step's timeline."""
+        with self.timeline.phase("loss", rows=len(inputs["completion_ids"])):
+            return self._loss_of_batch(model, inputs)
+
+    def _loss_of_batch(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        """The loss of a batch. `repl_rl.trainer.loss` computes it from log-probabilities.
 
         With `micro_batch_tokens`, these come from several passes. After each of them but the last, the loss goes
         backward here. It is that of the whole batch each time, with the batch's counts and means; rows of other passes
@@ -373,15 +385,16 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         which has values there, if the batch can't be packed."""
         if self._typed_forward is None or compute_aux_loss:
             values: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
-            values = self._get_per_token_logps_and_entropies(
-                model,
-                input_ids,
-                attention_mask,
-                logits_to_keep,
-                batch_size=batch_size,
-                compute_entropy=compute_entropy,
-                compute_aux_loss=compute_aux_loss,
-            )
+            with self.timeline.phase("forward", tokens=input_ids.numel()):
+                values = self._get_per_token_logps_and_entropies(
+                    model,
+                    input_ids,
+                    attention_mask,
+                    logits_to_keep,
+                    batch_size=batch_size,
+                    compute_entropy=compute_entropy,
+                    compute_aux_loss=compute_aux_loss,
+                )
             return values
         logprob_parts = []
         entropy_parts = []
@@ -389,7 +402,7 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         parts = zip(input_ids.split(size), attention_mask.split(size), typed.split(size), strict=True)
         for part_ids, part_attention, part_typed in parts:
             packed = self._typed_forward.pack(part_ids, part_attention, part_typed)
-            with self.accelerator.autocast():
+            with self.accelerator.autocast(), self.timeline.phase("forward", tokens=packed.ids.size(1)):
                 logprob, entropy = self._typed_forward(model, packed)
             if entropy is None:  # the head computes none: a stand-in of the same shape
                 entropy = logprob

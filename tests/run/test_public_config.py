@@ -19,7 +19,7 @@ OWN = {
     "kernel": {"budget_mb"},
     "model": {"chat_template_kwargs"},
     "subcalls": {"served_name"},
-    "train": {"lora", "report_rollouts", "report_rollouts_every", "report_to", "trl"},
+    "train": {"lora", "report_rollouts", "report_rollouts_every", "report_to", "trace", "trl"},
 }
 """Keys of the machine and its owner. Of mappings, such as `engine.vllm` and `train.trl`, single keys are public."""
 WHOLE = ("rewards.rules",)

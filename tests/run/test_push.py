@@ -51,7 +51,11 @@ def table_rows(folder: Path, split: str) -> list[dict[str, Any]]:
 @pytest.mark.more
 def test_a_folder_gets_model_card_and_rollouts(here: Path, said: Said) -> None:
     (here / "run" / "model" / "training_args.bin").write_bytes(b"pickled")
-    assert "8 rollouts in split train" in said("push", "run", "--to", "./out/pushed/")
+    (here / "run" / "trace").mkdir()
+    (here / "run" / "trace" / "step_00001.json.gz").write_bytes(b"a timeline")
+    told = said("push", "run", "--to", "./out/pushed/")
+    assert "8 rollouts in split train" in told
+    assert "timelines (trace/) are left out: they say when this machine did what" in told
     pushed = here / "out" / "pushed"
     assert sorted(path.name for path in here.glob("*")) == ["model", "out", "run", "sample.yaml", "step_00003.jsonl"]
     assert {str(path.relative_to(pushed)) for path in pushed.rglob("*") if path.is_file()} == {

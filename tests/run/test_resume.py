@@ -17,7 +17,7 @@ from repl_rl.trajectory import read_jsonl
 
 Said = Callable[..., str]
 FREE = (
-    "train.steps, train.max_minutes, train.save_steps, train.report_to, train.report_rollouts, "
+    "train.steps, train.max_minutes, train.save_steps, train.trace, train.report_to, train.report_rollouts, "
     "train.report_rollouts_every, eval.problems, eval.temperature, import_from, kernel.size, kernel.budget_mb, "
     "engine.servers, engine.weights_folder, engine.places, engine.kv_cache_gib, engine.gpu_memory_utilization"
 )

@@ -154,6 +154,7 @@ def _require_token(to: str) -> str:
 
 def _make(source: Path, config: Config, folder: Path, to: str, with_rollouts: bool, on_hub: bool) -> list[str]:
     """Make the two repositories, `model` and `rollouts`, in `folder`. Returns notes on what is in them."""
+    from repl_rl.run.folder import RunFolder
     from repl_rl.run.push import card, dataset
     from repl_rl.utils.yaml import write_yaml
     from repl_rl.view.run import read_run
@@ -177,6 +178,8 @@ def _make(source: Path, config: Config, folder: Path, to: str, with_rollouts: bo
         rows = dataset.write_rollouts(source, folder / "rollouts", notes)
         if not rows:
             notes.append("the run holds no rollouts, so there is no data set of them")
+    if any(RunFolder(source).trace.glob("*.json.gz")):
+        notes.append("timelines (trace/) are left out: they say when this machine did what")
     if on_hub:
         published = card.Published(to, f"{to}-rollouts" if rows else None, on_hub)
     else:
