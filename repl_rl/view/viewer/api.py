@@ -8,13 +8,14 @@ Raises `queries.NotFound` for an id that the run does not hold (any more), and C
 """
 
 import math
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from repl_rl.files import open_file
+from repl_rl.files import open_file, read_file
 from repl_rl.trajectory import Beside, Trajectory, read_beside, read_record
 from repl_rl.utils.text import visible
 from repl_rl.view.charts import charts, charts_of_several
@@ -23,11 +24,18 @@ from repl_rl.view.run import Run, facts, family_rows, number, read_run, summary
 from repl_rl.view.state import State, state
 from repl_rl.view.viewer import queries
 from repl_rl.view.viewer.compared import compared, differing_settings
-from repl_rl.view.viewer.index import index_path, opened, revision, shown_name, targets_of
+from repl_rl.view.viewer.index import Target, index_path, opened, revision, shown_name, targets_of
 from repl_rl.view.viewer.transcript import tokens, transcript
 
 Answer = dict[str, Any]
 Stamp = tuple[tuple[int, int], ...]
+
+_TRACE = "trace"
+"""The folder of timelines in a run's."""
+_TIMELINE = re.compile(r"(step|eval)_([0-9]{5,9})\.json\.gz")
+_TIMELINE_OF = {"train": "step", "eval": "eval"}
+_MOST_TIMELINES = 12
+"""How many are offered at the head of the page: the newest."""
 
 
 class RunApi:
@@ -63,9 +71,12 @@ class RunApi:
                 outcomes = queries.outcomes(connection)
         stamps, runs, about = self._about_runs()
         states = [state(run) for run in runs if not run.path.is_file()]
-        content = repr((stamps, index_revision, states, index_notes))
+        timelines, more_timelines = self._timelines()
+        content = repr((stamps, index_revision, states, index_notes, timelines))
         answer = {
             **about,
+            "timelines": timelines,
+            "more_timelines": more_timelines,
             "notes": [*about["notes"], *map(visible, index_notes)],
             "choices": choices,
             "index": progress,
@@ -92,8 +103,23 @@ class RunApi:
         gamma = number({"gamma": runs[entry.number].setting("credit.gamma")}, "gamma")
         screen = transcript(stored, 1.0 if gamma is None else gamma, first, count, beside)
         address = f"{self._path_of(entry)}#{entry.row['position']}"
-        answer: Answer = plain({"row": entry.row, "question": entry.question, "address": address, **screen})
+        target = self.targets[entry.number]
+        name = f"{_TIMELINE_OF[entry.row['split']]}_{entry.row['step']:05d}.json.gz"
+        timeline = _address(target, name) if (target.path / _TRACE / name).is_file() else None
+        about = {"row": entry.row, "question": entry.question, "address": address, "timeline": timeline}
+        answer: Answer = plain({**about, **screen})
         return answer
+
+    def timeline(self, number: str, name: str) -> bytes:
+        """The file of a step's timeline, as it is. Raises NotFound."""
+        places = {str(target.number): target for target in self.targets}
+        target = places.get(number)
+        if target is None or target.folder is None or not _TIMELINE.fullmatch(name):
+            raise queries.NotFound(f"there is no timeline {name!r} in this run")
+        try:
+            return read_file(target.folder / _TRACE / name, target.folder)
+        except OSError as error:
+            raise queries.NotFound(f"the timeline {name} can't be read: {error.strerror}") from error
 
     def tokens(self, id: str, line: int | None = None) -> Answer:
         """The tokens of one line, or the first ones of the completion."""
@@ -136,6 +162,20 @@ class RunApi:
                 f"{entry.path} is not what it was when {id} was indexed; it is being read again"
             ) from error
         return entry, stored, read_beside(line, stored)
+
+    def _timelines(self) -> tuple[list[Answer], int]:
+        """Where the newest timelines are, in the order of their steps, and how many others there are."""
+        timelines = []
+        for target in self.targets:
+            for path in (target.path / _TRACE).glob("*.json.gz"):
+                if name := _TIMELINE.fullmatch(path.name):
+                    title = f"evaluation at step {int(name[2])}" if name[1] == "eval" else f"step {int(name[2])}"
+                    if len(self.targets) > 1:
+                        title = f"{target.name}, {title}"
+                    timelines.append((int(name[2]), name[1] == "eval", target.number, title, _address(target, name[0])))
+        newest = sorted(timelines)[-_MOST_TIMELINES:]
+        shown = [{"title": title, "address": address} for *_, title, address in newest]
+        return shown, len(timelines) - len(newest)
 
     def _path_of(self, entry: queries.Entry) -> Path:
         target = self.targets[entry.number]
@@ -183,6 +223,11 @@ class RunApi:
         about["health"] = [asdict(sign) for sign in health(run)]
         about["charts"] = [asdict(chart) for chart in charts(run)]
         return about
+
+
+def _address(target: Target, name: str) -> str:
+    """Where the server has a timeline."""
+    return f"{_TRACE}/{target.number}/{name}"
 
 
 def _state_of_all(states: Sequence[State]) -> str:

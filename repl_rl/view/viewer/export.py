@@ -222,7 +222,8 @@ def _text(name: str) -> str:
 def _filled(page: str, policy: str, run: Answer, chosen: Sequence[_Chosen], curves: str = "some") -> str:
     """The page with its policy and its data. `curves` says which curves it shows at first: "some" or "all"."""
     parts = {
-        "run": json.dumps(run | {"live": False}, allow_nan=False),
+        # Timelines are files beside it.
+        "run": json.dumps(run | {"live": False, "timelines": [], "more_timelines": 0}, allow_nan=False),
         "rows": f"[{','.join(trajectory.row for trajectory in chosen)}]",
         "trajectories": _object({trajectory.id: trajectory.transcript for trajectory in chosen}),
         "tokens": _object({trajectory.id: trajectory.tokens for trajectory in chosen}),

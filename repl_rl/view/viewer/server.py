@@ -2,7 +2,7 @@
 
 It listens on 127.0.0.1, answers GET only, and refuses requests whose Host is not this machine, so that no web site
 can make a browser read a run through a host name of its own (DNS rebinding). The page may load and run only its own
-files.
+files; a step's timeline is given as a file to keep.
 
 Answers are computed in threads. Every request makes the indexer look at the run's files again, at most about once a
 second: while nobody is looking, nothing is read.
@@ -57,6 +57,7 @@ def application(api: RunApi, poke: Callable[[], None]) -> web.Application:
     }
     for path, answer in answers.items():
         app.router.add_get(f"/api/{path}", _answering(answer))
+    app.router.add_get("/trace/{number}/{name}", _timeline(api))
     return app
 
 
@@ -135,6 +136,16 @@ def _trajectory(api: RunApi, request: web.Request) -> Answer:
 def _tokens(api: RunApi, request: web.Request) -> Answer:
     line = queries.count(request.query, "line", 0) if request.query.get("line") else None
     return api.tokens(request.match_info["id"], line)
+
+
+def _timeline(api: RunApi) -> Handler:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        number, name = request.match_info["number"], request.match_info["name"]
+        content = await asyncio.to_thread(api.timeline, number, name)
+        headers = {"Cache-Control": "no-store", "Content-Disposition": f'attachment; filename="{name}"'}
+        return web.Response(body=content, content_type="application/gzip", headers=headers)
+
+    return handler
 
 
 async def _asset(request: web.Request) -> web.StreamResponse:

@@ -40,6 +40,14 @@
     return element;
   };
 
+  // A file of the run to keep: its address is one that the server gives to timelines, and no other.
+  view.download = (address, text) => {
+    if (!/^trace\/[0-9]{1,2}\/(step|eval)_[0-9]{5,9}\.json\.gz$/.test(address)) throw new Error("this is no timeline");
+    const element = view.h("a", { download: true, title: "download it, and open it at ui.perfetto.dev" }, text);
+    element.href = address;
+    return element;
+  };
+
   view.add = (element, children) => {
     for (const child of children.flat()) {
       if (child === null || child === undefined || child === false) continue;

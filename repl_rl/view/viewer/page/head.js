@@ -19,6 +19,11 @@
     h("ul", { class: "health", "aria-label": "The last steps" }, signs.map((sign) => h("li", { class: sign.sentence ? "off" : "" }, h("span", { class: "soft" }, `${sign.name} `), sign.value, sign.sentence && h("b", { title: "out of its range" }, " !")))),
     signs.some((sign) => sign.sentence) && h("ul", { class: "notes" }, signs.filter((sign) => sign.sentence).map((sign) => h("li", {}, sign.sentence)))];
 
+  const timelines = ({ timelines: shown, more_timelines: more }) => shown.length > 0 && h("p", { class: "timelines" },
+    h("span", { class: "soft" }, "Timelines "), shown.flatMap(({ title, address }) => [view.download(address, title), " "]),
+    more > 0 && `and ${more.toLocaleString("en-US")} before these, in trace/. `,
+    h("span", { class: "soft" }, "Download one, and open it at ui.perfetto.dev."));
+
   const reading = ({ trajectories, files_done, files, complete }) =>
     complete ? "" : `reading ${files_done} of ${view.count(files, "file", "files")}, ${view.count(trajectories, "trajectory", "trajectories")} so far`;
 
@@ -34,7 +39,7 @@
   let shown = "";
   view.head = {
     draw: (run) => {
-      const text = JSON.stringify([run.name, run.summary, run.facts, run.health, run.notes]);
+      const text = JSON.stringify([run.name, run.summary, run.facts, run.health, run.notes, run.timelines]);
       if (text === shown) return;
       shown = text;
       document.title = view.visible(`${run.name} · repl_rl`);
@@ -43,6 +48,7 @@
       fill(at("summary"), run.summary.map(ended).join(" "));
       fill(at("facts"), run.facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
       fill(at("health"), health(run.health));
+      fill(at("timelines"), timelines(run));
       fill(at("notes"), notes(run.notes));
     },
     live: (run, embedded) => {

@@ -72,7 +72,8 @@
       data.answer && h("span", {}, "answer ", h("code", {}, data.answer.join(", ") || "(nothing)")), data.reference !== null && h("span", {}, "reference ", h("code", {}, data.reference)),
       data.grade_reason && h("span", {}, `graded ${view.number(row.outcome)}: ${data.grade_reason}`), data.error && h("span", { class: "bad" }, "failure ", h("code", {}, data.error)));
     fill(parts.question, data.question);
-    fill(parts.facts, [view.compared.of(row), `${row.split} step ${row.step}`, `#${row.position} in its file`, row.family && `family ${row.family}`, `weights ${row.version}`, view.count(row.lines, "line", "lines"), view.count(row.tokens, "token", "tokens"), times(data)].filter(Boolean).join(" · "));
+    fill(parts.facts, [view.compared.of(row), `${row.split} step ${row.step}`, `#${row.position} in its file`, row.family && `family ${row.family}`, `weights ${row.version}`, view.count(row.lines, "line", "lines"), view.count(row.tokens, "token", "tokens"), times(data)].filter(Boolean).join(" · "),
+      data.timeline && !source.embedded && [" · ", view.download(data.timeline, `timeline of the ${row.split === "eval" ? "evaluation" : "step"}`), " for ui.perfetto.dev"]);
   };
 
   const drawModes = () => fill(parts.modes, MODES.map(([mode, name, key]) => view.state.link({ mode, line: "", with: "" }, { title: `key ${key}`, ...(view.state.now.mode === mode ? { "aria-current": "page" } : {}) }, name)));
