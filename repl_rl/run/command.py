@@ -36,6 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser, config_help: str) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="check everything that needs no model and no GPU, say what would be done"
     )
+    parser.add_argument(
+        "--like",
+        type=Path,
+        metavar="RUN",
+        help="with --dry-run: how full the sampler's batches would be, with sessions like those of a run, or of a file "
+        "of rollouts",
+    )
     parser.set_defaults(command=run)
 
 
@@ -48,6 +55,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
     overrides = tuple(options.set)
     if options.cluster is not None:
         overrides = (*overrides, f"cluster.address={json.dumps(options.cluster)}")
+    if options.like is not None and not options.dry_run:
+        raise ConfigError(f"--like {options.like} is for a forecast: give --dry-run with it, or leave it out")
     config = load_config(options.config, overrides) if options.config else None
     if options.dry_run:
         from repl_rl.run.dryrun import dry_run, print_dry_run
@@ -58,7 +67,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         arguments += [f"--set={override}" for override in options.set]
         flags = {"resume": options.resume, "cluster": options.cluster, "runs": options.runs}
         arguments += [f"--{name}={value}" for name, value in flags.items() if value not in (None, _RUNS)]
-        result = dry_run(config, options.runs, options.resume, overrides, shlex.join(arguments))
+        result = dry_run(config, options.runs, options.resume, overrides, shlex.join(arguments), options.like)
         print_dry_run(console, result)
         return 0
     from repl_rl.run.progress import Progress

@@ -34,6 +34,7 @@ from repl_rl.run.evaluate import longest_prompt
 from repl_rl.run.launch import launch_command
 from repl_rl.run.memory import Shapes, memory, shapes_of
 from repl_rl.run.pays import row_and_notes
+from repl_rl.run.places import places_row
 from repl_rl.run.training import Inputs, check_inputs, choose_run, training_arguments
 from repl_rl.tools import Toolbox
 from repl_rl.tools.environments import EnvironmentSession
@@ -77,9 +78,11 @@ def dry_run(
     resume: Path | None = None,
     overrides: tuple[str, ...] = (),
     arguments: str = "train CONFIG",
+    like: Path | None = None,
 ) -> DryRun:
     """Check everything. Takes what `prepare` takes, and raises the ReplRLError that training would raise, before
-    anything is loaded or written. `arguments` are those of the command that would train.
+    anything is loaded or written. `arguments` are those of the command that would train. `like` is a run, or a file of
+    rollouts, whose sessions say how full the sampler will be.
     """
     folder, config, notes = choose_run(config, runs, resume, overrides)
     trace = "trace/, " if config.train.trace else ""
@@ -112,6 +115,8 @@ def dry_run(
         ("engine", _engine(config)),
         ("convention", _convention(config, inputs)),
     ]
+    if like is not None:
+        rows.insert(-1, ("places", places_row(config, like)))
     if environment is not None:
         rows.append(("environment", environment.in_words))
     pays, holes = row_and_notes(config, inputs.checked.table)

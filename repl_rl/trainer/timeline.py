@@ -34,7 +34,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from repl_rl.files import replace_file
 from repl_rl.trajectory import LineKind, Trajectory, Waited
-from repl_rl.utils.distributed import gather, is_main_process, process_rank
+from repl_rl.utils.distributed import gather_to_main, is_main_process, process_rank
 from repl_rl.utils.text import cut_middle, visible
 from repl_rl.utils.wall_time import wall_us
 
@@ -109,7 +109,7 @@ class Timeline:
         """The main process writes what all processes have kept, and nothing is kept from now on."""
         self._is_on = False
         whole = _slice(self._title, self._began_us, _now_us(), "step")
-        events = gather(process_events(process_rank(), [whole, *self._slices], self._sessions))
+        events = gather_to_main(process_events(process_rank(), [whole, *self._slices], self._sessions))
         self._slices = []
         self._sessions = []
         if is_main_process():

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from repl_rl.cli import main
 from repl_rl.config import parse_config
 from repl_rl.errors import ConfigError
 from repl_rl.run.places import (
@@ -146,6 +147,17 @@ def test_the_pace_of_recorded_sessions_is_found_again(pace: Pace) -> None:
         batch.append(recorded(number, shape, pace.step_s * steps + pace.token_s * tokens))
     found = recorded_pace([batch], places=16, at_once=40)
     assert (found.step_s, found.token_s) == pytest.approx((pace.step_s, pace.token_s), rel=0.05, abs=0.01)
+
+
+def test_the_dry_run_says_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "recorded.jsonl"
+    write_jsonl(file, [session(line(0, 4, 0.5), line(7, 9), engine_s=3.0)] * 8)
+    assert main(["train", "quickstart", "--dry-run", "--like", str(file), "--runs", str(tmp_path)]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "100% of 64 places hold a line in the mean, with 64 sessions at a time; 6 steps of the sampler" in printed
+    assert "a line begins in 33% of them" in printed
+    assert main(["train", "quickstart", "--like", str(file)]) == 2
+    assert "is for a forecast: give --dry-run with it" in capsys.readouterr().err
 
 
 def test_what_can_not_be_foreseen_is_said(tmp_path: Path) -> None:
