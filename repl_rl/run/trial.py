@@ -79,7 +79,7 @@ class Trial:
     """Whether attention takes one call for all sequences of a row."""
     attention: str
     graphs: str
-    runner: str
+    runner: str = "–"
     """Which of vLLM's model runners."""
 
 

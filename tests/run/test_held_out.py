@@ -9,6 +9,7 @@ from made_trajectories import line, made
 from repl_rl.config import RewardsConfig, SeededSampling
 from repl_rl.errors import KernelError
 from repl_rl.rewards import RewardTable
+from repl_rl.rollout import RolloutBatch
 from repl_rl.run.evaluate import evaluate
 from repl_rl.run.evaluation.comparison import summarize
 from repl_rl.trajectory import StopReason, Task, Trajectory
@@ -23,8 +24,8 @@ class Recorded:
     def __init__(self, *lost: str) -> None:
         self._lost = lost
 
-    def generate(self, tasks: list[Task], sampling: Any, on_end: Any) -> list[Trajectory]:
-        return [self._session(task) for task in tasks]
+    def roll_out(self, batch: RolloutBatch, on_end: Any) -> list[Trajectory]:
+        return [self._session(task) for task in batch.tasks]
 
     def _session(self, task: Task) -> Trajectory:
         reason = StopReason.ABORTED if task.id in self._lost else StopReason.ANSWER

@@ -136,7 +136,7 @@ def test_a_process_that_can_draw_none_again_gathers_as_often_as_the_others(
 
     monkeypatch.setattr(trainer.service, "roll_out", rolled_out)
     trainer.batch()
-    _ids, redrawn, shares, _kept = gathered
+    _ids, redrawn, shares = gathered
     assert len(shares) == (2 if fails else 2 + redrawn[0])
 
 

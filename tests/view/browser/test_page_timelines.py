@@ -11,7 +11,7 @@ from repl_rl.view.viewer.api import RunApi
 from repl_rl.view.viewer.export import export
 from tests.view.browser.conftest import Visit, step_of
 from tests.view.conftest import write_run
-from tests.view.test_timelines import CONTENT, write_timelines
+from tests.view.test_timeline_files import CONTENT, write_timelines
 from tests.view.test_viewer_server import viewing
 
 pytestmark = pytest.mark.more
