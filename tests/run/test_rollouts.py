@@ -14,7 +14,7 @@ from rich.console import Console
 from repl_rl.cli import main, make_parser
 from repl_rl.config import SamplingConfig
 from repl_rl.errors import KernelError
-from repl_rl.rollout import service
+from repl_rl.rollout import RolloutBatch, service
 from repl_rl.rollout.batch import OnEnd
 from repl_rl.run.evaluation import comparison
 from repl_rl.trajectory import Task, Trajectory, read_jsonl
@@ -121,9 +121,9 @@ def test_what_has_ended_of_an_evaluation_is_kept_beside_those_that_are_complete(
     asked: list[int] = []
 
     class Service:
-        def generate(self, tasks: Sequence[Task], sampling: object, on_end: OnEnd) -> list[Trajectory]:
-            asked.append(len(tasks))
-            trajectories = [replace(one, task_id=task.id, outcome_reward=None) for task in tasks]
+        def roll_out(self, batch: RolloutBatch, on_end: OnEnd) -> list[Trajectory]:
+            asked.append(len(batch.tasks))
+            trajectories = [replace(one, task_id=task.id, outcome_reward=None) for task in batch.tasks]
             for index, trajectory in enumerate(trajectories[: 3 if len(asked) == 2 else None]):
                 on_end(index, trajectory)
             if len(asked) == 2:
