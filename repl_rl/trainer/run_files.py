@@ -17,24 +17,37 @@ from repl_rl.utils.distributed import gather_to_main, is_main_process
 
 @contextmanager
 def kept_on_failure(path: Path | None, trajectories: Iterable[Trajectory]) -> Iterator[None]:
-    """Adds these, as they then are, to the rollouts in `path` if the block fails, as far as the disk can hold them."""
+    """Adds these, as they then are, to the rollouts in `path` if the block fails, as far as the disk can hold them, and
+    JSON the numbers in them."""
     try:
         yield
     except BaseException:
         if path is not None:
-            with suppress(OSError):
-                write_jsonl(path, list(trajectories), append=True)  # others may still come
+            for trajectory in trajectories:
+                with suppress(OSError, ValueError):
+                    write_jsonl(path, [trajectory], append=True)  # others may still come
         raise
 
 
 def write_rollouts(path: Path, trajectories: Iterable[Trajectory]) -> None:
     """Write the trajectories of all processes, which call this together. Each makes the lines of its own, and files of
-    their images, so that this takes no longer with more processes; the main one gets the lines and writes them."""
-    lines = gather_to_main(list(jsonl_lines(path, trajectories)))
+    their images, so that this takes no longer with more processes; the main one gets the lines and writes them.
+
+    Raises ValueError for a trajectory that holds a number that is not finite, once all the others are written."""
+    lines: list[str] = []
+    failures: list[ValueError] = []
+    for trajectory in trajectories:
+        try:
+            lines.extend(jsonl_lines(path, [trajectory]))
+        except ValueError as failure:
+            failures.append(failure)
+    lines = gather_to_main(lines)
     if is_main_process():
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w", encoding="utf-8") as file:
             file.writelines(lines)
+    if failures:
+        raise failures[0]
 
 
 @dataclass(frozen=True, slots=True)
