@@ -147,6 +147,8 @@ class TrainerMemory:
     gradients: int
     """As the optimizer takes them."""
     moments: int
+    reference: int
+    """The model that the KL term is against, where all weights are trained; adapters are switched off for it."""
     exchanged: int
     """What passes need because there are several processes: layers that are gathered; of DDP, its buckets."""
     added_up: int
@@ -174,7 +176,7 @@ class TrainerMemory:
     def peak(self) -> int:
         """The most of three moments: a forward pass ends; the head's backward pass is over, and a layer's begins; the
         last layer's ends. With gradient checkpointing, autocast has dropped its copies by the second."""
-        held = self.weights + self.moments + self.exchanged
+        held = self.weights + self.moments + self.reference + self.exchanged
         in_pass = held + self.added_up + self.saved
         after_head = in_pass + self.head + self.again
         if not self.again:
@@ -214,6 +216,8 @@ def trainer_memory(
     if division == Division.ZERO_3 and is_cast:
         weights += trained * pass_bytes
     gradients = trained * trained_bytes // share
+    has_reference = train.beta > 0 and train.lora is None
+    reference = model.parameters * weight_bytes // share if has_reference else 0
 
     layer_weights = model.in_layers // model.layers * pass_bytes
     exchanged = 0
@@ -254,6 +258,7 @@ def trainer_memory(
         weights=weights // share,
         gradients=gradients,
         moments=trained * trained_bytes * moments // share,
+        reference=reference,
         exchanged=exchanged,
         added_up=added_up,
         copies=copies,
@@ -340,6 +345,8 @@ def parts_in_words(config: Config, trainer: TrainerMemory) -> str:
         f"{trainer.activations / GIB:,.2f} for activations of {trainer.tokens:,} tokens",
         f"{trainer.head / GIB:,.2f} for the head's pass",
     ]
+    if trainer.reference:
+        parts.append(f"{trainer.reference / GIB:,.2f} for the model that the KL term is against (train.beta)")
     if trainer.exchanged:
         is_whole = division_of(config.train) is None
         what = "DDP's buckets" if is_whole else "layers that are gathered"

@@ -40,11 +40,13 @@ somewhat more: 81,559 MiB of an H100, which are 79.6 GiB."""
 _MOST_GIB = 2048
 _CUDA_BYTES = GIB
 """A process's CUDA context, and what its libraries allocate by themselves. Assumed."""
-_VLLM_BYTES = 2 * GIB
-"""What vLLM takes of its share for its passes and CUDA graphs. Assumed; logs that people publish say 1.5 to 2 GiB of
-models of some billion parameters."""
+_VLLM_BYTES = 3 * GIB // 2
+"""What vLLM takes of its share for CUDA graphs, logits and workspaces. Assumed: with its passes that makes 1.6 to 2 GiB
+for models of some billion parameters, as logs say that people publish."""
 _ASLEEP_BYTES = GIB
 """What of that stays while vLLM sleeps, such as its graphs. Assumed."""
+_LEAST_BATCHED_TOKENS = 4096
+"""vLLM in this process takes so many tokens in a pass, or a whole context (`load_llm`)."""
 _MARGIN, _MARGIN_CHECKPOINTED = 0.17, 0.05
 """How much more than the formula says one H200 took to train, at the most, without gradient checkpointing and with."""
 _HIGHEST_SHARE = 0.95
@@ -194,12 +196,21 @@ class Forecast:
             return Cache(left, token_bytes(self.model, number_bytes), 1)
         number_bytes = _CACHE_BYTES.get(engine.vllm.get("kv_cache_dtype", "auto"), number_bytes)
         block_tokens = engine.vllm.get("block_size") or _BLOCK_TOKENS
-        return Cache(left - _VLLM_BYTES, token_bytes(self.model, number_bytes, engine.shards), block_tokens)
+        return Cache(
+            left - self.passes(engine.shards), token_bytes(self.model, number_bytes, engine.shards), block_tokens
+        )
+
+    def passes(self, shards: int) -> int:
+        """What vLLM takes of its share besides: beside what is assumed, the largest pass through an MLP."""
+        engine = self.config.engine
+        tokens = engine.vllm.get("max_num_batched_tokens") or max(_LEAST_BATCHED_TOKENS, engine.context_tokens)
+        numbers = 3 * self.model.mlp // shards + 2 * self.model.hidden
+        return _VLLM_BYTES + tokens * numbers * BYTES[self.config.model.dtype]
 
     @property
     def resting(self) -> int:
         """What the trainer keeps while sessions are sampled: no gradients, and nothing of a pass."""
-        resting = self.trainer.weights + self.trainer.moments
+        resting = self.trainer.weights + self.trainer.moments + self.trainer.reference
         if self.division == Division.WHOLE:
             resting += self.trainer.exchanged
         return resting
@@ -270,8 +281,9 @@ def forecast_rows(
     if changed:
         notes.append(f"engine.vllm: {', '.join(changed)} would change what fits, and is not in these figures")
     notes.append(
-        f"what fits is arithmetic: {_gib(_VLLM_BYTES)} GiB for vLLM's passes and CUDA graphs and {_gib(_CUDA_BYTES)} "
-        "for CUDA are assumed, and one H200 took 1 to 17% more to train than the formula says (docs/gpus.md)"
+        f"what fits is arithmetic: {_gib(_VLLM_BYTES)} GiB for vLLM's CUDA graphs and workspaces and "
+        f"{_gib(_CUDA_BYTES)} for CUDA are assumed, and one H200 took 1 to 17% more to train than the formula says "
+        "(docs/gpus.md)"
     )
     return rows
 
@@ -344,7 +356,7 @@ def _sampling(forecast: Forecast) -> str:
     if engine.shards > 1:
         of_share = [f"{_gib(forecast.sampler_weights)} for its part of {engine.shards} of the weights"]
     if forecast.backend == "vllm":
-        of_share.append(f"{_gib(_VLLM_BYTES)} for vLLM's passes and CUDA graphs")
+        of_share.append(f"{_gib(forecast.passes(engine.shards))} for vLLM's passes and CUDA graphs")
     of_share.append(f"{_gib(max(0, forecast.cache.memory_bytes))} for keys and values")
     return (
         f"{_gib(forecast.sampling)} GiB: {_gib(forecast.resting)} for the trainer's weights and moments, "
@@ -394,7 +406,8 @@ def _sessions_of_servers(forecast: Forecast, full: int, length: str) -> str:
     share = int(_SERVERS_SHARE * forecast.gpu.memory_bytes)
     sizes = []
     for gpus in (1, 2, 4, 8):
-        cache = Cache(share - weights // gpus - _VLLM_BYTES, token_bytes(forecast.model, number_bytes, gpus))
+        left = share - weights // gpus - forecast.passes(gpus)
+        cache = Cache(left, token_bytes(forecast.model, number_bytes, gpus))
         sizes.append(f"{cache.tokens:,} with {gpus}")
     count = forecast.sessions_at_once
     whole_kib = token_bytes(forecast.model, number_bytes) / 1024

@@ -76,13 +76,14 @@ def test_one_process_holds_everything_beside_the_engines_share() -> None:
     assert forecast.share == 32 * GIB
     assert forecast.training == trainer.peak + GIB + 32 * GIB
     assert forecast.sampling == 12 * parameters + GIB + 32 * GIB
-    assert forecast.cache == Cache(30 * GIB - 2 * parameters, 2 * 28 * 8 * 128 * 2, 16)
-    assert forecast.cache.blocks == (30 * GIB - 2 * parameters) // (16 * 114_688) - 1 == 15_678
-    assert forecast.cache.sessions(2048) == 15_678 // 128 == 122
+    passes = GIB * 3 // 2 + 4096 * (3 * 6144 + 2 * 2048) * 2  # assumed, and an MLP's numbers of 4,096 tokens
+    assert forecast.cache == Cache(32 * GIB - 2 * parameters - passes, 2 * 28 * 8 * 128 * 2, 16)
+    assert forecast.cache.blocks == (32 * GIB - 2 * parameters - passes) // (16 * 114_688) - 1 == 15_870
+    assert forecast.cache.sessions(2048) == 15_870 // 128 == 123
     rows = rows_of(load_config("gpu-1"))
     assert rows["GPU of 80 GiB"] == "fits: 65.7 GiB at the most, while it trains, and 14.3 to spare"
     assert rows["while training"] == "65.7 GiB: 32.7 of memory as above, 1.0 for CUDA, and the engine's share of 32.0"
-    assert "26.8 for keys and values" in rows["while sampling"]
+    assert "1.7 for vLLM's passes and CUDA graphs, 27.1 for keys and values" in rows["while sampling"]
     assert rows["processes"] == "one, which samples and trains"
 
 
@@ -139,7 +140,7 @@ def test_asleep_the_engine_leaves_its_share_to_the_trainer() -> None:
     assert rows["GPU of 80 GiB"] == "fits: 46.6 GiB at the most, while it samples, and 33.4 to spare"
     assert rows["while training"].endswith("1.0 for CUDA, and 1.0 that vLLM keeps while it sleeps")
     assert rows["sessions"] == (
-        "keys and values take 144 KiB a token, and 222,128 tokens fit: they hold 54 of 128 sessions at their full "
+        "keys and values take 144 KiB a token, and 221,952 tokens fit: they hold 54 of 128 sessions at their full "
         "length (4,096 tokens beside the prompt), and all 128 at a mean of 1,728 tokens. The rest waits: a session "
         "until there is room for the mean of those before it, lines beyond 128 (engine.places) in vLLM's queue. "
         "engine.gpu_memory_utilization may be 0.91 at most"
@@ -167,8 +168,9 @@ def test_adapters_are_float32_on_frozen_weights_that_are_divided() -> None:
     assert (forecast.share, forecast.sampling) == (0, 0)  # servers have GPUs of their own
     rows = rows_of(load_config("qwen3-32b-lora"))
     assert "while sampling" not in rows
-    one = (int(0.92 * 80 * GIB) - 2 * parameters - 2 * GIB) // (16 * 262_144) - 1
-    four = (int(0.92 * 80 * GIB) - parameters // 2 - 2 * GIB) // (16 * 65_536) - 1
+    left = int(0.92 * 80 * GIB) - GIB * 3 // 2
+    one = (left - 2 * parameters - 8192 * (3 * 25600 + 2 * 5120) * 2) // (16 * 262_144) - 1
+    four = (left - parameters // 2 - 8192 * (3 * 6400 + 2 * 5120) * 2) // (16 * 65_536) - 1
     assert f"{16 * one:,} with 1, " in rows["sessions"]
     assert f" {16 * four:,} with 4, " in rows["sessions"]
     assert "1024 sessions at once have 4,194,304 tokens" in rows["sessions"]
@@ -192,6 +194,15 @@ def test_what_the_others_hold_of_the_model(tmp_path: Path) -> None:
     assert rows_of(other) == {
         "GPU of 80 GiB": "not known what fits: train.trl.deepspeed is not of stage 3, or a file that can't be read"
     }
+
+
+def test_a_model_for_the_kl_term_is_one_more() -> None:
+    without, beside = (forecast_of(load_config("gpu-1", (f"train.beta={beta}",))) for beta in (0, 0.01))
+    assert (without.trainer.reference, beside.trainer.reference) == (0, 4 * beside.model.parameters)
+    for moment in ("training", "sampling"):
+        assert getattr(beside, moment) == getattr(without, moment) + 4 * beside.model.parameters
+    adapters = forecast_of(load_config("qwen3-32b-lora", ("train.beta=0.01",)))
+    assert adapters.trainer.reference == 0
 
 
 def test_processes_that_share_vllms_model_hold_a_half_of_weights_and_heads() -> None:
@@ -482,6 +493,7 @@ def test_the_peak_is_the_most_of_three_moments() -> None:
         weights=10,
         gradients=10,
         moments=20,
+        reference=0,
         exchanged=0,
         added_up=0,
         copies=5,
