@@ -5,7 +5,7 @@ between processes on CPUs.
 
 accelerate shards on GPUs only: on CPUs it takes several processes for data parallelism, whatever it is asked for. Here
 it finds processes as on GPUs, and they exchange tensors by gloo. What follows is its own code and torch's, and all that
-its launcher sets is as it sets it.
+its launcher sets is as it sets it. Data parallelism itself needs none of this.
 """
 
 import os
@@ -15,9 +15,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from repl_rl.run.launch import SHARDED, WHOLE, ZERO_3, launch_command
+
 PROGRAM = Path(__file__)
-ZERO_3 = "--use_deepspeed --zero_stage 3"
-"""The flags of docs/gpus.md, in place of FSDP's."""
 DEEPSPEED = Path(__file__).parents[1] / ".venv" / "deepspeed"
 """Has to be on the path of a process with ZeRO-3 from its start."""
 NO_DEEPSPEED = "DeepSpeed compiles its operations with g++, which is not here" if shutil.which("g++") is None else ""
@@ -26,13 +26,23 @@ NO_DEEPSPEED = "DeepSpeed compiles its operations with g++, which is not here" i
 
 def on_cpus(command: str, program: Path = PROGRAM) -> list[str]:
     """A command with `accelerate launch`, as it is printed for GPUs, for this machine: with this environment's
-    accelerate, a port of its own, and `program` in place of `repl-rl`."""
+    accelerate, a port of its own, and `program` in place of `repl-rl` where the model is divided."""
     accelerate, launch, *rest = shlex.split(command)
     assert (accelerate, launch) == ("accelerate", "launch")
     at = rest.index("-m")
     assert rest[at + 1] == "repl_rl.cli"
-    rest[at : at + 2] = [str(program)]
+    if WHOLE not in rest:
+        rest[at : at + 2] = [str(program)]
     return [str(Path(sys.executable).with_name(accelerate)), launch, "--main_process_port", "0", *rest]
+
+
+def started(processes: int, dtype: str = "float32", flags: str = SHARDED) -> list[str]:
+    """The beginning of the command that starts so many processes: the one that is printed, with `flags` in place of
+    FSDP's, for this machine."""
+    from repl_rl.config import parse_config
+
+    config = parse_config({"train": {"processes": processes}, "model": {"dtype": dtype}})
+    return on_cpus(launch_command(config).replace(SHARDED, flags))
 
 
 def environment(command: str) -> dict[str, str]:

@@ -43,6 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser, config_help: str) -> None:
         help="with --dry-run: how full the sampler's batches would be, with sessions like those of a run, or of a file "
         "of rollouts",
     )
+    parser.add_argument(
+        "--gpu",
+        metavar="GIB",
+        help="with --dry-run: what would fit if each process had a GPU of so many GiB, or a GPU of this name (h100, "
+        "a100, ...), of which none need be here",
+    )
     parser.set_defaults(command=run)
 
 
@@ -57,17 +63,25 @@ def run(options: argparse.Namespace, console: Console) -> int:
         overrides = (*overrides, f"cluster.address={json.dumps(options.cluster)}")
     if options.like is not None and not options.dry_run:
         raise ConfigError(f"--like {options.like} is for a forecast: give --dry-run with it, or leave it out")
+    if options.gpu is not None and not options.dry_run:
+        raise ConfigError(
+            f"--gpu {options.gpu} supposes GPUs, and a training takes those that are here: give --dry-run with it, or "
+            "leave it out"
+        )
     config = load_config(options.config, overrides) if options.config else None
     if options.dry_run:
         from repl_rl.run.dryrun import dry_run, print_dry_run
+        from repl_rl.run.suppose import parse_gpu
 
+        gpu = None if options.gpu is None else parse_gpu(options.gpu)
         arguments = ["train"]
         if options.config:
             arguments.append(options.config)
         arguments += [f"--set={override}" for override in options.set]
         flags = {"resume": options.resume, "cluster": options.cluster, "runs": options.runs}
         arguments += [f"--{name}={value}" for name, value in flags.items() if value not in (None, _RUNS)]
-        result = dry_run(config, options.runs, options.resume, overrides, shlex.join(arguments), options.like)
+        text = shlex.join(arguments)
+        result = dry_run(config, options.runs, options.resume, overrides, text, like=options.like, gpu=gpu)
         print_dry_run(console, result)
         return 0
     from repl_rl.run.progress import Progress

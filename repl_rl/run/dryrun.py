@@ -5,7 +5,7 @@ tokenizer, the prompts in its tokens, and whether TRL accepts the arguments. Onl
 hub (of models whose architecture is known here, their size too), which servers would be used, which GPUs there are.
 Writes nothing. An environment is begun once, for the first task, and closed.
 
-Memory is estimated by formula. Not covered: whether servers answer.
+Memory is estimated by formula, also that of GPUs which are only supposed. Not covered: whether servers answer.
 """
 
 import math
@@ -35,6 +35,7 @@ from repl_rl.run.launch import launch_command
 from repl_rl.run.memory import Shapes, memory, shapes_of
 from repl_rl.run.pays import row_and_notes
 from repl_rl.run.places import places_row
+from repl_rl.run.suppose import GPU, forecast_rows, gpu_of
 from repl_rl.run.training import Inputs, check_inputs, choose_run, training_arguments
 from repl_rl.tools import Toolbox
 from repl_rl.tools.environments import EnvironmentSession
@@ -78,11 +79,14 @@ def dry_run(
     resume: Path | None = None,
     overrides: tuple[str, ...] = (),
     arguments: str = "train CONFIG",
+    *,
     like: Path | None = None,
+    gpu: GPU | None = None,
 ) -> DryRun:
     """Check everything. Takes what `prepare` takes, and raises the ReplRLError that training would raise, before
     anything is loaded or written. `arguments` are those of the command that would train. `like` is a run, or a file of
-    rollouts, whose sessions say how full the sampler will be.
+    rollouts, whose sessions say how full the sampler will be. With `gpu`, say what would fit if each process had such a
+    GPU; without it, what fits on those that are here, if there are any.
     """
     folder, config, notes = choose_run(config, runs, resume, overrides)
     trace = "trace/, " if config.train.trace else ""
@@ -101,17 +105,24 @@ def dry_run(
     gpus, gpu_gib = gpus_here()
     if gpus or config.train.processes > 1:
         training_arguments(config, folder)
+    supposed = gpu
+    if gpu is None and gpus:
+        gpu = gpu_of(gpu_gib)
     trajectories = config.train.prompts_per_step * config.train.group_size * config.train.oversample
     tokens = trajectories * config.budget.tokens
     lines = trajectories * config.budget.lines
     environment = _try_environment(config, inputs, notes)
     longest, lengths, prompt = _prompts(config, inputs, environment, notes)
-    notes += idle_settings(config, gpus)
+    notes += idle_settings(config, config.train.processes if supposed else gpus)
     shapes = shapes_of(config.model.path, Path(inputs.model_path))
     rows = [
         ("model", _model(config, inputs, shapes, notes)),
         ("prompts", lengths),
-        ("memory", memory(config, shapes, longest, gpu_gib, notes)),
+        ("memory", memory(config, shapes, longest, gpu is not None, notes)),
+    ]
+    if gpu is not None:
+        rows += forecast_rows(config, shapes, longest, gpu, notes)
+    rows += [
         ("engine", _engine(config)),
         ("convention", _convention(config, inputs)),
     ]
@@ -125,7 +136,7 @@ def dry_run(
         ("rewards", rewards_in_words(config.rewards, environment.pays if environment else None)),
         ("what pays", pays),
         ("advantages", credit_in_words(config.credit)),
-        ("GPUs", _gpu_needs(config, gpus, arguments, notes)),
+        ("GPUs", _gpu_needs(config, gpus, supposed, arguments, notes)),
         ("a step", _step(config)),
         ("learning rate", _learning_rate(config, notes)),
         ("tokens of a step", f"at most {tokens:,} of completion, outputs included, in at most {lines:,} lines"),
@@ -396,11 +407,13 @@ def _engine(config: Config) -> str:
     return f"{name} in this process, {config.engine.places} sequences at once"
 
 
-def _gpu_needs(config: Config, gpus: int, arguments: str, notes: list[str]) -> str:
+def _gpu_needs(config: Config, gpus: int, supposed: GPU | None, arguments: str, notes: list[str]) -> str:
     processes = config.train.processes
     dtype = config.model.dtype
     if processes > 1:
         notes.append(f"start it with: {launch_command(config)} {arguments}")
+    if supposed is not None:
+        return f"{processes} needed, one for each trainer process; as many are supposed ({supposed.name}), {gpus} here"
     if processes == 1 and gpus == 0:
         if dtype != "float32":
             notes.append(f"without a GPU, it would compute in {dtype} on the CPU: possible, and for small models only")

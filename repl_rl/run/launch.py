@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 SHARDED = "--use_fsdp --fsdp_version 2 --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP"
 """Divide weights, gradients and the optimizer's moments among the processes. Each layer is gathered by itself: without
 a policy, a pass would hold the whole model."""
+ZERO_3 = "--use_deepspeed --zero_stage 3"
+"""In place of `SHARDED`: DeepSpeed divides them."""
+WHOLE = "--multi_gpu"
+"""In place of `SHARDED`: each process holds all of the model (DDP)."""
 _DIVIDES = ("deepspeed", "fsdp")
 """TRL's arguments that say how the model is divided; flags beside them would contradict them."""
 

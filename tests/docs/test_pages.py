@@ -13,6 +13,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -106,6 +107,23 @@ def test_each_block_is_of_a_kind_that_is_tested() -> None:
 def test_what_is_installed_from_here_is_installed_from_the_checkout() -> None:
     """The package is not on PyPI."""
     assert [found for text in TEXTS.values() for found in re.findall(r"pip install [^\n`]*repl-rl", text)] == []
+
+
+def test_what_a_machine_with_gpus_installs_is_what_make_installs_and_the_extras_ask_for() -> None:
+    text = TEXTS["docs/gpus.md"]
+    installs = re.findall(r"pip install (-c constraints\.txt [^\n#&]*[^\n#& ])", text)
+    torch, package = sorted(set(installs), key=len)
+    assert installs == [torch, package, torch, package]  # by hand, and in the container
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert f"install {torch}\n" in makefile
+    assert torch == "-c constraints.txt torch==2.13.0"
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    assert package == '-c constraints.txt -e ".[vllm,lora]"'
+    assert {"vllm", "lora"} <= set(extras)
+    assert extras["vllm"] == ["vllm>=0.32,<0.33"]
+    assert "the one that vLLM 0.32 is built for" in text
+    held = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    assert "z3-solver==" not in held  # vLLM for GPUs wants an older one than the math profile has
 
 
 # Commands

@@ -1,16 +1,19 @@
 """From a config or a model to an open rollout, and what is left behind it: nothing."""
 
 import asyncio
+import copy
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from dialect.chats import REAL
 from scripted import ScriptedEngine
+from vocabularies import qwen
 from waiting import until_async
 
 import repl_rl
-from repl_rl.config import Config, load_config, parse_config
+from repl_rl.config import Config, load_config, parse_config, shipped_configs
 from repl_rl.engine import Vocabulary, load_vocabulary
 from repl_rl.errors import ConfigError
 from repl_rl.kernel import KernelPool
@@ -56,6 +59,31 @@ def test_what_a_chat_template_takes_besides_reaches_the_prompt(tmp_path: Path) -
         load_vocabulary(str(tmp_path), template_kwargs={"enable_thinkin": False})
     with pytest.raises(ConfigError, match="there is no template to take them"):
         parse_config({"model": {"chat": False, "chat_template_kwargs": {"enable_thinking": False}}})
+
+
+OF_QWEN3 = [name for name in shipped_configs() if load_config(name).model.path.startswith("Qwen/Qwen3-")]
+
+
+@pytest.mark.parametrize("name", OF_QWEN3)
+def test_shipped_configs_of_qwen3_close_the_thought_before_the_session(name: str) -> None:
+    """Where its template is not told so, the model has learnt to think first, in tokens that no interpreter sees."""
+    tokenizer = copy.deepcopy(qwen().tokenizer)
+    tokenizer.chat_template = (REAL / "qwen3.jinja").read_text(encoding="utf-8")
+    turns = {}
+    for override in ((), ("model.chat_template_kwargs={}",)):
+        config = load_config(name, override)
+        setup = RolloutSetup.for_model(config, str(NANO_PATH), Extensions(), tokenizer=tokenizer)
+        prompt = make_prompt(setup.dialect_with(()), setup.vocabulary, "What is 6 * 7?", setup.chat)
+        assert setup.vocabulary.decode(prompt.ids) == prompt.text
+        turns[override] = prompt.text.rpartition("<|im_start|>assistant\n")[2]
+    closed, open_to_thoughts = turns.values()
+    assert open_to_thoughts.startswith("Python 3.")
+    assert open_to_thoughts.endswith("\n>>>")
+    assert closed == f"<think>\n\n</think>\n\n{open_to_thoughts}"
+
+
+def test_there_are_configs_of_qwen3() -> None:
+    assert len(OF_QWEN3) == 5
 
 
 @pytest.mark.parametrize(

@@ -331,10 +331,13 @@ def test_what_is_trained_and_how_decides_about_memory() -> None:
 
 
 def test_what_does_not_fit_a_gpu_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dryrun, "gpus_here", lambda: (1, 0.5))
+    monkeypatch.setattr(dryrun, "gpus_here", lambda: (1, 9.0))
     monkeypatch.setattr(dryrun, "training_arguments", lambda *arguments, **named: None)
-    notes = " ".join(dryrun.dry_run(load_config("quickstart", ("train.prompts_per_step=64",)), Path("runs")).notes)
+    made = dryrun.dry_run(load_config("quickstart", ("train.prompts_per_step=64",)), Path("runs"))
+    assert dict(made.rows)["GPU of 9 GiB"].startswith("does not fit: ")
+    notes = " ".join(made.notes)
     assert "does not fit: the trainer takes about" in notes
+    assert "the sampler's share is 2.7, and the GPU has 9.0" in notes
     assert "train adapters (train.lora)" in notes
 
 

@@ -14,12 +14,12 @@ import torch
 import yaml
 from commands import CONFIGS, rollouts, rows
 from exactness import largest_logprob_difference
-from sharded import on_cpus
+from sharded import on_cpus, started
 from transformers import AutoModelForCausalLM
 
 from repl_rl.config import load_config, parse_config, shipped_configs
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.run.launch import SHARDED, launch_command
+from repl_rl.run.launch import SHARDED, WHOLE, ZERO_3, launch_command
 from repl_rl.trajectory import Trajectory
 from repl_rl.utils.folders import resource_folder
 
@@ -52,6 +52,23 @@ def test_a_config_that_ships_has_its_own_command() -> None:
         own = [f"{launch_command(config)} train {name}"] * (config.train.processes > 1)
         assert commands == own
     assert sum(map(len, found.values())) == 3
+
+
+@pytest.mark.more
+def test_what_the_tests_start_is_what_is_written_down_and_what_a_dry_run_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Callable[..., str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "400")
+    page = CHECKOUT / "docs" / "gpus.md"
+    [written] = {command for command in commands_in(page) if command.endswith(" train gpu-8")}
+    shown = " ".join(said("train", "gpu-8", "--dry-run", "--gpu", "80").split())
+    assert f"start it with: {written} " in f"{shown} "
+    assert on_cpus(written) == [*started(8, "bfloat16"), "train", "gpu-8"]
+    text = page.read_text(encoding="utf-8")
+    for flags in (ZERO_3, WHOLE):
+        assert f"`{flags}`" in text
+        assert on_cpus(written.replace(SHARDED, flags)) == [*started(8, "bfloat16", flags), "train", "gpu-8"]
 
 
 @pytest.mark.parametrize(

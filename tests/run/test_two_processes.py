@@ -15,12 +15,11 @@ import yaml
 from commands import CONFIGS, rollouts, rows
 from engine.serving import servers
 from exactness import largest_logprob_difference
-from sharded import NO_DEEPSPEED, ZERO_3, environment, on_cpus
+from sharded import NO_DEEPSPEED, environment, started
 from transformers import AutoModelForCausalLM
 
-from repl_rl.config import parse_config
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.run.launch import SHARDED, launch_command
+from repl_rl.run.launch import SHARDED, WHOLE, ZERO_3
 from repl_rl.trajectory import read_jsonl
 
 WHOLE_RUNS = [
@@ -42,7 +41,6 @@ WHOLE_RUNS = [
     ),
 ]
 
-DDP = ""
 SMALL = CONFIGS["two processes"]
 SHARDS = {"tensor_parallel_size": 2}
 
@@ -52,7 +50,7 @@ class Kind:
     """How two processes train."""
 
     shards: str
-    """The flags of accelerate that shard the model; none for DDP."""
+    """The flags of accelerate that say what each process holds of the model."""
     lora: bool = False
     server: bool = False
     sections: dict[str, Any] = field(default_factory=dict)
@@ -66,21 +64,17 @@ class Kind:
         return 1e-3 if self.dtype == "float32" else 0.3
 
     def start(self, processes: int) -> list[str]:
-        """The beginning of the command: for a sharded model, what is printed for GPUs, with its own flags."""
+        """The beginning of the command."""
         if processes == 1:
             return [sys.executable, "-m", "repl_rl.cli"]
-        if not self.shards:
-            launch = f"-m torch.distributed.run --standalone --nproc_per_node {processes} -m repl_rl.cli"
-            return [sys.executable, *launch.split()]
-        config = parse_config({"train": {"processes": processes}, "model": {"dtype": self.dtype}})
-        return on_cpus(launch_command(config).replace(SHARDED, self.shards))
+        return started(processes, self.dtype, self.shards)
 
 
 KINDS = {
-    "ddp": Kind(DDP),
-    "ddp, vLLM in each": Kind(DDP, sections={"engine": {"backend": "vllm"}}),
+    "ddp": Kind(WHOLE),
+    "ddp, vLLM in each": Kind(WHOLE, sections={"engine": {"backend": "vllm"}}),
     "ddp, lora, vLLM in shards": Kind(
-        DDP, lora=True, sections={"engine": {"backend": "vllm", "vllm": SHARDS | {"enable_lora": True}}}
+        WHOLE, lora=True, sections={"engine": {"backend": "vllm", "vllm": SHARDS | {"enable_lora": True}}}
     ),
     "fsdp 2, vLLM in shards": Kind(SHARDED, sections={"engine": {"backend": "vllm", "vllm": SHARDS}}),
     "fsdp 2": Kind(SHARDED),
@@ -89,12 +83,12 @@ KINDS = {
     "fsdp 2, lora on bfloat16": Kind(SHARDED, lora=True, dtype="bfloat16"),
     "zero-3": Kind(ZERO_3),
     "zero-3, lora": Kind(ZERO_3, lora=True),
-    "ddp, lora, a server": Kind(DDP, lora=True, server=True),
+    "ddp, lora, a server": Kind(WHOLE, lora=True, server=True),
     "ddp, asynchronous, a server": Kind(
-        DDP, server=True, sections={"train": {"asynchronous": {"max_staleness": 0}, "redraws": 0}}
+        WHOLE, server=True, sections={"train": {"asynchronous": {"max_staleness": 0}, "redraws": 0}}
     ),
     "ddp, a cluster": Kind(
-        DDP, server=True, sections={"cluster": {"address": "local", "replicas": 1, "replica_resources": {}}}
+        WHOLE, server=True, sections={"cluster": {"address": "local", "replicas": 1, "replica_resources": {}}}
     ),
 }
 

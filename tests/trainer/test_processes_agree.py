@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from sharded import DEEPSPEED, NO_DEEPSPEED, ZERO_3, on_cpus
+from sharded import DEEPSPEED, NO_DEEPSPEED, on_cpus
 
-from repl_rl.run.launch import SHARDED
+from repl_rl.run.launch import SHARDED, ZERO_3
 
 pytestmark = pytest.mark.slow
 

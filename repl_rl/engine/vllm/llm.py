@@ -65,14 +65,19 @@ class LocalLLM:
     def _change(self: Any) -> Iterator[None]:
         """Weights are replaced inside the block. A sleeping engine is woken for them, and gets its cache after them."""
         with self.paused():
-            if self._sleeps:
-                self.llm.wake_up(tags=["weights"])
+            self._wake("weights")
             yield
-            if self._sleeps:
-                self.llm.wake_up(tags=["kv_cache"])
+            self._wake("kv_cache")
             if torch.cuda.is_initialized():
                 torch.cuda.synchronize()
             self.update()
+
+    def _wake(self, tag: str) -> None:
+        """Give a sleeping engine its memory back. vLLM takes it from the device and not from torch, which keeps what
+        the trainer has freed until it is told not to."""
+        if self._sleeps:
+            torch.cuda.empty_cache()
+            self.llm.wake_up(tags=[tag])
 
     def sleep(self: Any) -> bool:
         """Give up weights and cache until the next ones come; returns False if it stays awake, because `engine.vllm`

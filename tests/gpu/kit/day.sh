@@ -87,7 +87,7 @@ for check in "$@"; do
     7l) run 7l 110 60 "$(py "$here/checks/c7_throughput.py" large)" ;;
     7f) run 7f 110 60 "$(py "$here/checks/c7_throughput.py" full)" ;;
     8) rm -rf "$GPU_HOME/runs/gpu-1"
-       run 8 160 60 "$folder; $(repl train gpu-1 --set train.steps=2 --set train.warmup_steps=0 --set "engine.backend=$backend" --runs "$GPU_HOME/runs") $steps; \
+       run 8 160 60 "$folder; $(repl train gpu-1 --set train.steps=2 --set train.warmup_steps=0 --set "engine.backend=$backend" --set model.chat_template_kwargs={} --runs "$GPU_HOME/runs") $steps; \
          $(py "$here/checks/c8_metrics.py" "$GPU_HOME/runs/gpu-1/metrics.jsonl")" ;;
     9) run 9 60 20 "$(py "$here/checks/c9_flex.py")" ;;
     10) run 10 90 30 "$folder; $(repl doctor --train --set engine.backend=transformers) --model \$folder --set model.dtype=bfloat16 $doctor" ;;
