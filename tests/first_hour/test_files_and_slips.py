@@ -23,11 +23,11 @@ SAYS = {
     "NaN": "row 0: column answer: nan is neither text nor a number: pandas writes it where a cell is empty",
     "no column": "the data set lacks the columns ['answer']; it has ['prompt', 'solution']",
     "a prefill": "row 0: column prompt: no message of it is the user's, which would be the question",
-    "no columns": "reward function 'slips:no_columns' takes (prompts, completions) and is given more by name: ",
-    "too few": "reward function 'slips:too_few' returned 1 rewards for 2 completions",
-    "another column": "reward function 'slips:looks_up' raised KeyError: 'solution' (slips.py:",
-    "of verifiers": "reward function 'slips:of_verifiers' wants prompt, completion, which it is not given: it gets ",
-    "no number": "reward function 'slips:no_number' returned ['good', 'good'] (slips.py:",
+    "no columns": "reward function '__main__:no_columns' takes (prompts, completions) and is given more by name: ",
+    "too few": "reward function '__main__:too_few' returned 1 rewards for 2 completions",
+    "another column": "reward function '__main__:looks_up' raised KeyError: 'solution' (slips.py:",
+    "of verifiers": "reward function '__main__:of_verifiers' wants prompt, completion, which it is not given: it gets ",
+    "no number": "reward function '__main__:no_number' returned ['good', 'good'] (slips.py:",
     "none": "1 step",
 }
 
