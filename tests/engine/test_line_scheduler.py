@@ -1,5 +1,6 @@
 """Lines in vLLM's core: where they stop, what becomes of their blocks. The engine has a KV cache of 48 blocks."""
 
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from vllm.v1.engine import FinishReason
 from repl_rl.config import SamplingConfig
 from repl_rl.engine import SampledLine, Vocabulary
 from repl_rl.engine.vllm.engine import LineSlot, LineStepper, VLLMEngine
-from repl_rl.engine.vllm.scheduler import Ends, LineScheduler, stop_table
+from repl_rl.engine.vllm.scheduler import LineScheduler, StopIds, stop_ids
 from repl_rl.errors import EngineError
 from repl_rl.models.nano import NANO_PATH
 
@@ -27,9 +28,9 @@ Typed = tuple[list[int], list[float]]
 @pytest.fixture
 def engine(vllm_engine: VLLMEngine) -> Iterator[VLLMEngine]:
     """After the test, nothing may hold a block; vLLM keeps one for itself."""
-    stop_table = scheduler_of(vllm_engine).stop_table
+    line_ends = scheduler_of(vllm_engine).line_ends
     yield vllm_engine
-    scheduler_of(vllm_engine).stop_table = stop_table
+    scheduler_of(vllm_engine).line_ends = line_ends
     assert free_blocks(vllm_engine) == BLOCKS - 1
     assert not scheduler_of(vllm_engine).requests
 
@@ -78,11 +79,11 @@ def test_the_engine_runs_on_our_scheduler_with_the_arguments_of_the_config(engin
     assert engine.admission.rooms[0].capacity == BLOCKS * BLOCK_TOKENS
 
 
-def test_the_stop_table_has_a_row_for_each_of_the_models_rows(vocabulary: Vocabulary) -> None:
-    table = stop_table(vocabulary, 10_000)
-    assert len(table) == 10_000
-    assert {index for index, ends in enumerate(table) if ends == Ends.LINE} == set(vocabulary.newline_ids)
-    assert {index for index, ends in enumerate(table) if ends == Ends.TEXT} == set(vocabulary.eos_ids)
+def test_what_ends_a_line_or_a_text_is_not_sent_to_vllms_workers(vocabulary: Vocabulary) -> None:
+    ends = stop_ids(vocabulary)
+    assert ends == vocabulary.newline_ids | vocabulary.eos_ids
+    sent: StopIds = pickle.loads(pickle.dumps(ends))
+    assert (type(sent), len(sent)) == (StopIds, 0)
 
 
 async def test_lines_go_on_from_their_blocks_exactly_and_their_slot_gives_them_back(
@@ -119,7 +120,8 @@ def test_where_waiting_lines_hold_the_blocks_that_the_first_lacks_the_last_ones_
     logprobs = {slot: [0.0] * len(ids) for slot, ids in slots.items()}
     with engine.paused():
         stepper = LineStepper(engine, vocabulary)
-        stepper.scheduler.stop_table = bytes([Ends.LINE]) * len(stepper.scheduler.stop_table)
+        stepper._ends = StopIds(range(engine.llm.model_config.get_vocab_size()))
+        stepper.scheduler.line_ends = stepper._ends
         for output in ([], [7] * 3 * BLOCK_TOKENS):
             for slot, ids in slots.items():
                 ids += output

@@ -22,7 +22,7 @@ from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig, SeededSamp
 from repl_rl.engine.base import SAMPLING, Finish, SampledLine, Versions, updated
 from repl_rl.engine.threaded import ThreadedEngine
 from repl_rl.engine.vllm.llm import LocalLLM
-from repl_rl.engine.vllm.scheduler import LineRequest, LineScheduler, stop_table
+from repl_rl.engine.vllm.scheduler import LineRequest, LineScheduler, StopIds, stop_ids
 from repl_rl.engine.vllm.shards import Leader
 from repl_rl.engine.vocabulary import Vocabulary
 from repl_rl.errors import EngineError
@@ -106,11 +106,12 @@ class LineStepper:
         llm = engine.llm.llm_engine
         self._engine = engine
         self._takes_seeds = takes_seeds
-        self._stop_ids = vocabulary.stop_ids
+        self._line_ends = vocabulary.stop_ids
+        self._ends = stop_ids(vocabulary)
         self._client: Any = llm.engine_core
         self._core: Any = self._client.engine_core
         self.scheduler: LineScheduler = self._core.scheduler
-        self.scheduler.stop_table = stop_table(vocabulary, llm.model_config.get_vocab_size())
+        self.scheduler.line_ends = vocabulary.stop_ids
         if is_deterministic:
             self.scheduler.parks_blocks = False
         self._numbers = itertools.count()
@@ -123,7 +124,7 @@ class LineStepper:
 
     def add(self, slot: LineSlot, ids: list[int], max_tokens: int, sampling: SamplingConfig) -> None:
         settings = [getattr(sampling, name) for name in SAMPLING]
-        params = _params(max_tokens, *settings)
+        params = _params(max_tokens, self._ends, *settings)
         seed = None
         if self._takes_seeds and isinstance(sampling, SeededSampling):
             seed = sampling.line_seed(len(ids))
@@ -157,7 +158,7 @@ class LineStepper:
                         f"a token was sampled with log-probability {slot.logprobs}: the weights are broken"
                     )
 
-                if ids[-1] in self._stop_ids:
+                if ids[-1] in self._line_ends:
                     finish = Finish.NEWLINE
                 elif reason == "length":
                     finish = Finish.LENGTH
@@ -225,8 +226,8 @@ class LineStepper:
 
 
 @lru_cache(maxsize=1024)
-def _params(max_tokens: int, *settings: float) -> SamplingParams:
-    return SamplingParams(
+def _params(max_tokens: int, ends: StopIds, *settings: float) -> SamplingParams:
+    params = SamplingParams(
         **dict(zip(SAMPLING, settings, strict=True)),
         max_tokens=max_tokens,
         logprobs=0,
@@ -234,3 +235,5 @@ def _params(max_tokens: int, *settings: float) -> SamplingParams:
         output_kind=RequestOutputKind.FINAL_ONLY,
         skip_clone=True,
     )
+    params.stop_token_ids = ends  # by name, vLLM would make a list of them
+    return params

@@ -1,13 +1,13 @@
-"""vLLM's scheduler, made to stop at the end of a line: a table says for each token whether it ends one.
+"""vLLM's scheduler, made to stop at the end of a line, and to keep what a line has computed for the next one.
 
-vLLM searches its own `stop_token_ids`, a list, for every sampled token: 72 µs with 5,000 ids. Here a byte of a table is
-read instead.
+vLLM searches its own `stop_token_ids`, a list, for every sampled token: 72 µs with 5,000 ids. Here it is given a set
+(`StopIds`), which it searches just as well.
 
 In our own process (`LineScheduler`), the blocks of a slot's keys and values stay allocated between two of its lines
 (`parked`), so that the next line only computes what is new. When blocks run short, parked ones are given back, and
 prefix caching keeps what it can of them.
 
-A server (`vllm serve --scheduler-cls repl_rl.engine.vllm.scheduler.ServerLineScheduler`) makes the table from its own
+A server (`vllm serve --scheduler-cls repl_rl.engine.vllm.scheduler.ServerLineScheduler`) makes the set from its own
 tokenizer. A request asks for it by `extra_args: {"repl_rl_line": [stops, digest]}`, and otherwise stops as in vLLM.
 
 `scheduler_cls` is not a public interface of vLLM; `tests/engine/test_contracts.py` tests what is relied on here.
@@ -16,7 +16,6 @@ tokenizer. A request asks for it by `extra_args: {"repl_rl_line": [stops, digest
 import functools
 import logging
 import math
-from enum import IntEnum
 from typing import Any
 
 from vllm.platforms import current_platform
@@ -31,66 +30,34 @@ from repl_rl.utils.processes import end_with_parent
 _log = logging.getLogger(__name__)
 
 
-class Ends(IntEnum):
-    """What a token of the stop table ends."""
+class StopIds(frozenset[int]):
+    """The tokens that end a line or a text, in place of the list in vLLM's `SamplingParams`.
 
-    NOTHING = 0
-    LINE = 1
-    TEXT = 2
+    The scheduler alone asks for them. In vLLM's workers they are none, so that no line sends thousands there.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StopIds, ()
 
 
-def stop_table(vocabulary: Vocabulary, size: int) -> bytes:
-    """One `Ends` per id. `size` is the model's vocabulary size, which may exceed the tokenizer's."""
-    table = bytearray(max(size, 1 + max(vocabulary.stop_ids | vocabulary.eos_ids)))
-    for index in vocabulary.stop_ids:
-        table[index] = Ends.LINE
-    for index in vocabulary.eos_ids:
-        table[index] = Ends.TEXT
-    return bytes(table)
+def stop_ids(vocabulary: Vocabulary) -> StopIds:
+    """The tokens that end a line or a text."""
+    return StopIds(vocabulary.stop_ids | vocabulary.eos_ids)
 
 
 class LineRequest(Request):  # type: ignore[misc]
     """One line of a slot. Where blocks are parked, all lines of a slot have the same request id, one after another."""
 
 
-class TableScheduler(Scheduler):  # type: ignore[misc]
-    """Stops the requests that `table_of` has a table for; others are handled as in vLLM."""
-
-    def table_of(self, request: Request) -> tuple[bytes, str | None] | None:
-        """One `Ends` per row of the model's vocabulary, and the reason to stop if it is not to be the token."""
-        raise NotImplementedError
-
-    def _update_request_with_output(
-        self, request: Request, new_token_ids: list[int], is_stale: bool = False
-    ) -> tuple[list[int], bool]:
-        table_and_reason = self.table_of(request)
-        if table_and_reason is None:
-            outcome: tuple[list[int], bool] = super()._update_request_with_output(request, new_token_ids, is_stale)
-            return outcome
-        table, reason = table_and_reason
-        for position, token in enumerate(new_token_ids, 1):
-            request.append_output_token_ids(token)
-            if table[token]:  # it ends a line or the text
-                request.status = RequestStatus.FINISHED_STOPPED
-                request.stop_reason = reason or token
-            elif request.num_output_tokens >= request.max_tokens or request.num_tokens >= self.max_model_len:
-                request.status = RequestStatus.FINISHED_LENGTH_CAPPED
-            else:
-                continue
-            del new_token_ids[position:]
-            return new_token_ids, True
-        return new_token_ids, False
-
-
-class LineScheduler(TableScheduler):
-    """Stops `LineRequest`s by the table and parks their blocks; other requests are handled as in vLLM."""
+class LineScheduler(Scheduler):  # type: ignore[misc]
+    """Parks the blocks of `LineRequest`s that end with their line; other requests are handled as in vLLM."""
 
     parks_blocks = True
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
-        self.stop_table = b""
-        """One `Ends` per row of the model's vocabulary."""
+        self.line_ends: frozenset[int] = frozenset()
+        """The tokens that end a line, after which another one may come."""
         self.parked: dict[str, LineRequest] = {}
         """By request id: the last line of a slot whose next one has not come yet."""
         self.computed_tokens = 0
@@ -151,16 +118,12 @@ class LineScheduler(TableScheduler):
         request.num_computed_tokens = 0
         self.waiting.add_request(request)
 
-    def table_of(self, request: Request) -> tuple[bytes, str | None] | None:
-        return (self.stop_table, None) if isinstance(request, LineRequest) else None
-
     def _free_request_blocks(self, request: Request) -> None:
         has_stopped = request.status == RequestStatus.FINISHED_STOPPED
-        if self.parks_blocks and has_stopped and isinstance(request, LineRequest):
-            last_token = request.all_token_ids[-1]
-            if self.stop_table[last_token] == Ends.LINE:  # no line follows the end of a text
-                self.parked[request.request_id] = request
-                return
+        is_parked = self.parks_blocks and has_stopped and isinstance(request, LineRequest)
+        if is_parked and request.all_token_ids[-1] in self.line_ends:  # no line follows the end of a text
+            self.parked[request.request_id] = request
+            return
         super()._free_request_blocks(request)
 
 
@@ -174,49 +137,47 @@ class AsyncLineScheduler(AsyncScheduler, LineScheduler):  # type: ignore[misc]
     parks_blocks = False
 
 
-class _ServerScheduler(TableScheduler):
-    """Stops by a table the requests that ask for it, and parks nothing: a server's lines come from many trajectories.
+class _ServerScheduler(Scheduler):  # type: ignore[misc]
+    """Stops at the ends of lines the requests that ask for it, and parks nothing: a server's lines come from many
+    trajectories.
 
-    A request asks by `[stops, digest]`, see `Vocabulary.digest`. If this server's table has another digest, the request
-    ends after one token, and its stop reason is the table's digest, or why there is no table.
+    A request asks by `[stops, digest]`, see `Vocabulary.digest`. If this server's tokenizer has another digest, the
+    request ends after one token, and its stop reason is that digest, or why there is none.
     """
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         end_with_parent()  # vLLM's engine process would outlive a server that is killed, and keep its memory
-        self._tables: dict[str, tuple[str, bytes]] = {}
-        """By the bytes that end a turn: the digest and the table."""
-        self._size: int = self.vllm_config.model_config.get_vocab_size()
-        self._every_token = bytes([Ends.TEXT]) * self._size
+        self._ends: dict[str, tuple[str, StopIds]] = {}
+        """By the bytes that end a turn: the digest and the tokens."""
 
     def add_request(self, request: Request) -> None:
+        params = request.sampling_params
         has_extension = bool(self.vllm_config.parallel_config.worker_extension_cls)
-        if current_platform.is_cpu() and not has_extension and request.sampling_params is not None:
+        if current_platform.is_cpu() and not has_extension and params is not None:
             # Without our worker extension, a CPU's worker would end over a seed (`allow_seeds_on_cpu`).
-            request.sampling_params.seed = None
+            params.seed = None
+        if params is not None and params.extra_args and LINE_KEY in params.extra_args:
+            stops, requested_digest = params.extra_args[LINE_KEY]
+            if stops not in self._ends:
+                self._ends[stops] = self._find_ends(stops)
+            digest, ends = self._ends[stops]
+            params.stop_token_ids = ends
+            if digest != requested_digest:
+                params.stop_token_ids = None
+                request.max_tokens = 1
+                request.stop_reason = digest  # vLLM gives none of its own where `max_tokens` end a request
         super().add_request(request)
 
-    def table_of(self, request: Request) -> tuple[bytes, str | None] | None:
-        extra = request.sampling_params and request.sampling_params.extra_args
-        if not extra or LINE_KEY not in extra:
-            return None
-        stops, requested_digest = extra[LINE_KEY]
-        if stops not in self._tables:
-            self._tables[stops] = self._make_table(stops)
-        digest, table = self._tables[stops]
-        if digest != requested_digest:
-            return self._every_token, digest
-        return table, None
-
-    def _make_table(self, stops: str) -> tuple[str, bytes]:
-        """The digest and the table; in place of the digest, why there is no table."""
+    def _find_ends(self, stops: str) -> tuple[str, StopIds]:
+        """The digest and the tokens; in place of the digest, why there are none."""
         try:
             path = self.vllm_config.model_config.model  # which the trainer that asks has tried
             vocabulary = load_vocabulary(path, stops.encode("ascii"), is_tried=True)
-            return vocabulary.digest, stop_table(vocabulary, self._size)
+            return vocabulary.digest, stop_ids(vocabulary)
         except Exception as error:  # noqa: BLE001 - the trainer has to hear of it, and the server keeps running
-            _log.exception("no table of the tokens that end a line")
-            return f"none: {error}", self._every_token
+            _log.exception("which tokens end a line is not known")
+            return f"none: {error}", StopIds()
 
 
 class _AsyncServerScheduler(AsyncScheduler, _ServerScheduler):  # type: ignore[misc]
