@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install train test test-more test-all test-gpu test-soak lint bench bench-quickstart clean
+.PHONY: help install train test test-more test-all test-gpu test-newest test-soak lint bench bench-quickstart clean
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 25
@@ -43,6 +43,9 @@ test-all: $(STAMP) $(VERIFIERS) $(KERNEL_TESTS) $(DEEPSPEED) $(GYM) $(QWEN) ## e
 test-gpu: $(STAMP) ## the checks of tests/gpu at full size, where there is a GPU
 	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "no GPU here; make test-all runs these checks small, on a CPU")'
 	@$(BIN)/python -m pytest -m slow tests/gpu $(ARGS)
+
+test-newest: $(STAMP) ## the newest TRL, transformers, vLLM, Jupyter and others, each by itself: what breaks
+	@$(BIN)/python tests/newest $(ARGS)
 
 test-soak: $(STAMP) ## what takes hours: a million messages, 100,000 sessions in each sandbox, 10,000 forks, an hour of hostile ones, sympy's own tests
 	@SOAK=1 $(PYTEST) -m slow tests/kernel/test_border.py tests/kernel/test_cpython.py tests/kernel/test_forks.py tests/kernel/test_soak.py tests/rollout/test_hostile_sessions.py tests/run/test_fuzzed_folders.py $(ARGS)

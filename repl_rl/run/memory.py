@@ -245,7 +245,7 @@ def trainer_memory(
     copies = model.in_layers * pass_bytes if has_float32_residuals else 0
     saved = model.layers * per_layer * tokens
     again = 0
-    if train.trl.get("gradient_checkpointing"):
+    if train.trl.get("activation_checkpointing", train.trl.get("gradient_checkpointing")):
         residual_bytes = 4 if has_float32_residuals else pass_bytes
         saved = model.layers * model.hidden * residual_bytes * tokens
         again = per_layer * tokens

@@ -229,6 +229,7 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
                 f"trace={self.trace!r} with keep_run=False: timelines go into a folder beside that of the rollouts; "
                 "set rollout_dir, or leave keep_run out"
             )
+        self._follow_new_names()
         super().__post_init__()
         if (self.model_init_kwargs or {}).get("trust_remote_code"):
             raise ConfigError(
@@ -242,6 +243,12 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
             )
         if self.asynchronous is not None:
             self._refuse_groups_too_old()
+
+    def _follow_new_names(self) -> None:
+        """Give transformers what TRL calls by a name that it has renamed (`activation_checkpointing`, since 5.24)."""
+        for name in ("checkpointing", "checkpointing_kwargs"):
+            if hasattr(self, f"activation_{name}") and getattr(self, f"activation_{name}") is None:
+                setattr(self, f"activation_{name}", getattr(self, f"gradient_{name}"))
 
     def _is_from(self, config: Config | None) -> bool:
         """Whether these arguments are those of a config, none of them replaced, so that it has checked them."""

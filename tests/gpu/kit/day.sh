@@ -51,12 +51,12 @@ run() { # CHECK LIMIT LEAST COMMAND: the command, for LIMIT seconds at most, unl
 }
 
 if [ "$tiny" = 1 ]; then
-  kernels="--quick --many 0" rollout="--quick"
+  kernels="--quick --many 0" rollout="--quick" host_time="--quick"
   doctor="" steps="--set model.path=nano --set engine.context_tokens=512 --set engine.places=16 --set kernel.size=16 --set budget.line_tokens=48 \
     --set budget.lines=4 --set budget.tokens=128 --set train.prompts_per_step=2 --set train.group_size=4 --set train.micro_batch=4 --set eval.problems=8"
 else
   kernels="--sessions 64 --rounds 2 --stock-kernels 16 --many 0"
-  rollout="--trajectories 256 --concurrency 256 --kernels 256 --rounds 2"
+  rollout="--trajectories 256 --concurrency 256 --kernels 256 --rounds 2" host_time=""
   doctor="--set engine.context_tokens=2048 --set budget.tokens=512" steps="--set model.path=\$folder --set train.prompts_per_step=8 \
     --set budget.tokens=1024 --set budget.lines=12 --set eval.problems=32 --set train.micro_batch=8"
 fi
@@ -68,7 +68,7 @@ backend=$([ "${GPU_HAS_VLLM:-0}" = 1 ] && echo vllm || echo transformers)
 has_vllm=$("$python" -c "import importlib.util as util; print(int(util.find_spec('vllm') is not None))")
 for check in "$@"; do
   case $check in
-    6 | 7 | 7l | 7f | 11 | 12)
+    6 | 7 | 7l | 7f | 11 | 12 | 13)
       if [ "$has_vllm" = 0 ]; then
         echo "== check $check: skipped, vLLM is not here" | tee -a "$OUT/day.log"
         note "$check" skipped "no vLLM"
@@ -83,16 +83,18 @@ for check in "$@"; do
     4) run 4 40 15 "$(py "$here/checks/c4_writes.py")" ;;
     5) run 5 60 20 "$(repl bench kernels --json "$OUT/kernels.json") $kernels" ;;
     6) run 6 190 60 "$(py "$here/checks/c6_vllm.py")" ;;
-    7) run 7 150 70 "$(py "$here/checks/c7_throughput.py" default)" ;;
+    7) run 7 190 70 "$(py "$here/checks/c7_throughput.py" default)" ;;
     7l) run 7l 110 60 "$(py "$here/checks/c7_throughput.py" large)" ;;
     7f) run 7f 110 60 "$(py "$here/checks/c7_throughput.py" full)" ;;
     8) rm -rf "$GPU_HOME/runs/gpu-1"
        run 8 160 60 "$folder; $(repl train gpu-1 --set train.steps=2 --set train.warmup_steps=0 --set "engine.backend=$backend" --set model.chat_template_kwargs={} --runs "$GPU_HOME/runs") $steps; \
-         $(py "$here/checks/c8_metrics.py" "$GPU_HOME/runs/gpu-1/metrics.jsonl")" ;;
+         $(py "$here/checks/c8_metrics.py" "$GPU_HOME/runs/gpu-1/metrics.jsonl"); \
+         $(repl train gpu-1 --dry-run --like "$GPU_HOME/runs/gpu-1" --set "engine.backend=$backend" --set model.chat_template_kwargs={}) $steps" ;;
     9) run 9 60 20 "$(py "$here/checks/c9_flex.py")" ;;
     10) run 10 90 30 "$folder; $(repl doctor --train --set engine.backend=transformers) --model \$folder --set model.dtype=bfloat16 $doctor" ;;
     11) run 11 110 50 "$(repl bench rollout --json "$OUT/rollout.json") $rollout" ;;
     12) run 12 110 50 "$(repl doctor --train --set engine.backend=vllm --set model.dtype="$([ "$tiny" = 1 ] && echo float32 || echo bfloat16)")" ;;
+    13) run 13 80 40 "$(py -m studies.host_time --json "$OUT/host_time.json") $host_time" ;;
     *) echo "no check $check" ;;
   esac
 done

@@ -8,23 +8,27 @@ by a loop in a process of its own, with a real kernel for each, which runs a che
 Plain generation (`repl_rl.bench.rollout.plain_seconds`) gets the same prompts and samples as many tokens for each.
 
 `default` is vLLM's choice; `full` captures whole graphs only; `large` captures graphs up to 1,024 tokens, so that steps
-which also read the outputs of many lines find one.
+which also read the outputs of many lines find one. With `default`, sessions run a second time, with a seed for each
+line: what seeds cost (`engine.line_seeds`), by the model runner that vLLM took. And of the sessions as they were
+recorded it is played how full the batch was, which stands beside how full it was (`places`).
 """
 
 import asyncio
 import os
 import sys
 import time
+from statistics import fmean
 from typing import Any
 
 from common import TINY, attempt, config_folder, free, model_folder, record, wait
 
-from repl_rl.config import BudgetConfig, EngineConfig, KernelConfig, ModelConfig, SamplingConfig
+from repl_rl.config import BudgetConfig, EngineConfig, KernelConfig, ModelConfig, SamplingConfig, SeededSampling
 from repl_rl.engine import load_vocabulary, make_engine
 from repl_rl.engine.environment import prepare_environment
-from repl_rl.rollout.service import start_service
+from repl_rl.rollout.service import RolloutService, start_service
 from repl_rl.rollout.setup import RolloutSetup, make_extensions
 from repl_rl.rollout.state import Transcript
+from repl_rl.run.places import play, recorded_pace, session_shape
 from repl_rl.trajectory import Line, LineKind, StopReason, Task, Trajectory
 
 prepare_environment()
@@ -48,13 +52,20 @@ async def sessions(tasks: list[Task], engine: Any, kernels: Any) -> list[Traject
 async def one(number: int, task: Task, engine: Any, kernels: Any) -> Trajectory:
     transcript = Transcript([(31 * number + 7 * n) % 600 + 5 for n in range(PROMPT)])
     lines: list[Line] = []
+    engine_s = kernel_s = 0.0
+    began = time.perf_counter()
     async with engine.slot(CONTEXT) as slot, kernels.session() as kernel:
         for number_of_line in range(LINES):
+            asked = time.perf_counter()
             sampled = await slot.sample_line(transcript.ids, LINE_TOKENS, engine.sampling)
+            answered = time.perf_counter()
             start, end = transcript.append_sampled(sampled.ids, sampled.logprobs)
             result = await kernel.execute(f"x = {number_of_line}")
             assert not result.error_name
-            lines.append(Line(start, end, "", LineKind.STATEMENT))
+            line_s = time.perf_counter() - answered
+            lines.append(Line(start, end, "", LineKind.STATEMENT, duration_s=line_s))
+            engine_s += answered - asked
+            kernel_s += line_s
             if number_of_line + 1 < LINES:
                 transcript.append_output([(97 * number_of_line + n) % 600 + 5 for n in range(OUTPUT)])
     return Trajectory(
@@ -67,6 +78,9 @@ async def one(number: int, task: Task, engine: Any, kernels: Any) -> Trajectory:
         StopReason.MAX_LINES,
         tuple(lines),
         version=engine.version,
+        duration_s=time.perf_counter() - began,
+        engine_s=engine_s,
+        kernel_s=kernel_s,
     )
 
 
@@ -106,32 +120,66 @@ def main(graphs: str) -> None:
         with start_service(engine, setup) as service:
             trajectories: list[Trajectory] = []
             for number in range(3):
-                deadline = time.monotonic() + 60
-                while service.kernel_numbers()["alive"] < SESSIONS and time.monotonic() < deadline:
-                    time.sleep(0.05)
-                before, began = engine.prompt_tokens, time.perf_counter()
-                trajectories = service.generate(tasks)
-                seconds = time.perf_counter() - began
-                tokens = sum(each.sampled_tokens for each in trajectories)
-                asked, computed = (now - then for now, then in zip(engine.prompt_tokens, before, strict=True))
-                record(
-                    7,
-                    f"{graphs}: sessions",
-                    round=number,
-                    tokens=tokens,
-                    lines=sum(len(each.lines) for each in trajectories),
-                    seconds=seconds,
-                    tokens_per_s=tokens / seconds,
-                    loop_share=service.loop_share,
-                    reused=1 - computed / asked,
-                )
+                trajectories, rate = one_round(engine, service, tasks, f"{graphs}: sessions", number)
             if graphs == "default":
-                plain(engine, trajectories, tokens / seconds)
+                plain(engine, trajectories, rate)
+                attempt(7, "places", lambda: places(trajectories))
+                for number in range(2):
+                    seeded = SamplingConfig(temperature=1.0).seeded(f"round {number}")
+                    one_round(engine, service, tasks, "seeded: sessions", number, seeded)
         if graphs == "default" and not TINY:
             attempt(7, "reload", lambda: reload(engine))
     finally:
         engine.close()
         free()
+
+
+def one_round(
+    engine: Any,
+    service: RolloutService,
+    tasks: list[Task],
+    name: str,
+    number: int,
+    sampling: SeededSampling | None = None,
+) -> tuple[list[Trajectory], float]:
+    """The sessions, and how many tokens were sampled in a second."""
+    deadline = time.monotonic() + 60
+    while service.kernel_numbers()["alive"] < SESSIONS and time.monotonic() < deadline:
+        time.sleep(0.05)
+    before, steps, step_lines = engine.prompt_tokens, engine.steps, engine.step_lines
+    began = time.perf_counter()
+    trajectories = service.generate(tasks, sampling)
+    seconds = time.perf_counter() - began
+    tokens = sum(each.sampled_tokens for each in trajectories)
+    asked, computed = (now - then for now, then in zip(engine.prompt_tokens, before, strict=True))
+    record(
+        7,
+        name,
+        round=number,
+        tokens=tokens,
+        lines=sum(len(each.lines) for each in trajectories),
+        seconds=seconds,
+        tokens_per_s=tokens / seconds,
+        loop_share=service.loop_share,
+        reused=1 - computed / asked,
+        step_ms=1000 * seconds / (engine.steps - steps),
+        occupied=(engine.step_lines - step_lines) / (engine.steps - steps) / SESSIONS,
+    )
+    return trajectories, tokens / seconds
+
+
+def places(trajectories: list[Trajectory]) -> None:
+    """How full the batch was by what the sessions took: beside `occupied` of the last round."""
+    pace = recorded_pace([trajectories], SESSIONS, SESSIONS)
+    played = play([session_shape(trajectory) for trajectory in trajectories], SESSIONS, SESSIONS, pace)
+    record(
+        7,
+        "places",
+        seconds=played.seconds,
+        step_ms=1000 * played.seconds / len(played.running),
+        occupied=fmean(played.running) / SESSIONS,
+        most_tokens=max(played.tokens),
+    )
 
 
 def plain(engine: Any, trajectories: list[Trajectory], ours: float) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from common import record
 
 WANTED = re.compile(
-    r"seconds|step_time|tokens_per_s|drift/.*|engine/reused_share|loss|grad_norm|reward|time/.*"
+    r"seconds|step_time|tokens_per_s|drift/.*|engine/reused_share|engine/occupied|loss|grad_norm|reward|time/.*"
     r"|completions/mean_length|solve_rate|entropy|num_tokens"
 )
 
