@@ -81,10 +81,6 @@ class Config(Section):
         (("branch", "budget.compact_at"), "branches begin with all lines of a session"),
         (("cluster.replicas", "engine.servers"), "the first starts servers, and the second names others"),
         (("train.asynchronous", "tasks.sampling"), "groups are drawn before it is known how those before them ended"),
-        (
-            ("train.asynchronous", "engine.vllm.enable_sleep_mode"),
-            "vLLM samples while the trainer computes, and would have no memory then",
-        ),
         (("train.asynchronous", "engine.vllm.tensor_parallel_size"), "shards sample in step; servers need not"),
     )
 

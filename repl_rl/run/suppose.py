@@ -326,7 +326,7 @@ def _ways_out(forecast: Forecast) -> str:
         ways.append("lower train.micro_batch (or micro_batch_tokens)")
     if forecast.samples_here and not (forecast.sleeps and forecast.training > forecast.sampling):
         ways.append("lower engine.gpu_memory_utilization")
-    if forecast.backend == "vllm" and not forecast.sleeps and train.asynchronous is None:
+    if forecast.backend == "vllm" and not forecast.sleeps:
         ways.append("set engine.vllm: {enable_sleep_mode: true}")
     if not forecast.trainer.again:
         ways.append("set train.trl.gradient_checkpointing")

@@ -76,6 +76,9 @@ class Worker:
     def get_kv_cache_spec(self) -> dict[str, Any]:
         return {"layer": FullAttentionSpec(self._block_tokens, num_kv_heads=1, head_size=1, dtype=torch.float32)}
 
+    def sleep(self, level: int) -> None:
+        self._cells = {}
+
     def execute_model(self, scheduled: Any) -> ModelRunnerOutput | None:
         for name in scheduled.finished_req_ids:
             self._ids.pop(name, None)  # one that was aborted before it ran is unknown
@@ -221,7 +224,7 @@ def test_lines_are_what_their_weights_sample_whatever_happens_meanwhile(
     engine: Any, vocabulary: Vocabulary, seed: int
 ) -> None:
     """Sessions ask for lines at once or later, more than have places, from a cache that is too short for them. Lines
-    are aborted, and weights change; those of a server while no line runs."""
+    are aborted, and weights change, for which the engine may have slept; those of a server while no line runs."""
     random = Random(seed)
     core = engine.llm.llm_engine.engine_core.engine_core
     core.scheduler.use_v2_model_runner = random.random() < 0.5
@@ -252,6 +255,10 @@ def test_lines_are_what_their_weights_sample_whatever_happens_meanwhile(
             stepper.abort(slot)
             idle.append(running.pop(slot))
         if random.random() < 0.05 and not (is_server and running):
+            if random.random() < 0.5:
+                engine.llm.sleep(2, mode="keep")
+                engine.llm.wake_up(tags=["weights"])
+                engine.llm.wake_up(tags=["kv_cache"])
             engine.version = core.model_executor.driver_worker.version = engine.version + 1
             stepper.update(engine.version)
         ended = list(stepper.step()) if running else []

@@ -305,6 +305,38 @@ def test_a_run_trains_on_each_task_once_on_tokens_that_are_not_too_old(tmp_path:
 
 
 @pytest.mark.more
+@pytest.mark.covers(
+    "one process, `asynchronous`, vLLM that sleeps", "lines under way wait and go on with the next weights"
+)
+def test_sessions_that_are_under_way_as_vllm_falls_asleep_go_on_with_the_next_weights(tmp_path: Path) -> None:
+    """On a CPU, vLLM has no sleep mode: its scheduler pauses as it does for a sleep, and memory stays."""
+    tasks = make_tasks(["product", "gcd"], 30, seed=1, split="train")
+    settings = SETTINGS | {"engine": {"backend": "vllm", "context_tokens": 384, "places": 16, "kv_cache_gib": 1}}
+    asleep: list[int] = []
+    with small_trainer(tmp_path, tasks, **settings, max_steps=5, asynchronous={"max_staleness": 2}) as trainer:
+        engine = trainer.engine
+        core = engine.llm.llm_engine.engine_core.engine_core
+
+        def sleep(level: int, mode: str) -> None:
+            core.pause_scheduler(mode)
+            asleep.append(len(engine._running))
+
+        def wake_up(tags: list[str]) -> None:
+            if "kv_cache" in tags:
+                core.resume_scheduler()
+
+        engine._sleeps, engine.llm.sleep, engine.llm.wake_up = True, sleep, wake_up
+        trainer.train()
+    assert len(asleep) == 5
+    assert any(asleep), "a line was under way"
+    rows = [row for row in trainer.state.log_history if "asynchronous/staleness_mean" in row]
+    assert any(row["asynchronous/staleness_max"] > 0 for row in rows)
+    assert all(row["drift/logprob_mean"] < 0.2 for row in rows)
+    trained_on = [task for step in range(1, 6) for task in tasks_of(tmp_path, step)]
+    assert len(trained_on) == len(set(trained_on)) == 10
+
+
+@pytest.mark.more
 def test_a_resumed_run_rolls_out_again_what_was_under_way(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"asynchronous": {"max_staleness": 2}, "save_strategy": "steps", "save_steps": 1}
     trained(tmp_path, max_steps=3, **settings)

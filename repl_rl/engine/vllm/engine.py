@@ -80,6 +80,7 @@ class VLLMEngine(LocalLLM, ThreadedEngine[LineSlot]):
 
     def close(self) -> None:
         if hasattr(self, "llm"):
+            self.end_rest()
             super().close()
             self.leader.close()
             del self.stepper, self._stepper

@@ -5,7 +5,7 @@ import logging
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -39,6 +39,8 @@ class LocalLLM:
     def __init__(self, path: str, model: ModelConfig, config: EngineConfig, seed: int) -> None:
         self.llm = load_llm(path, model.dtype, config, seed)
         self._sleeps = bool(config.vllm.get("enable_sleep_mode"))
+        self._rest: ExitStack | None = None
+        """While it sleeps: the pause that it sleeps in."""
         self.takes_adapters = self.llm.llm_engine.vllm_config.lora_config is not None
         """Whether vLLM was started with `enable_lora`."""
         self.adapter: LoRARequest | None = None
@@ -64,7 +66,8 @@ class LocalLLM:
     @contextmanager
     def _change(self: Any) -> Iterator[None]:
         """Weights are replaced inside the block. A sleeping engine is woken for them, and gets its cache after them."""
-        with self.paused():
+        with self._rest or self.paused():
+            self._rest = None
             self._wake("weights")
             yield
             self._wake("kv_cache")
@@ -81,12 +84,21 @@ class LocalLLM:
 
     def sleep(self: Any) -> bool:
         """Give up weights and cache until the next ones come; returns False if it stays awake, because `engine.vllm`
-        has no `enable_sleep_mode`."""
-        if not self._sleeps:
-            return False
-        with self.paused():
-            self.llm.sleep(level=1 if self.takes_adapters else 2)  # 1 keeps weights, in the CPU's memory
-        return True
+        has no `enable_sleep_mode`. Lines under way, and those that are asked for meanwhile, wait and go on with these.
+        """
+        if self._sleeps and self._rest is None:
+            with ExitStack() as stack:
+                stack.enter_context(self.paused())
+                level = 1 if self.takes_adapters else 2  # 1 keeps weights, in the CPU's memory
+                self.llm.sleep(level, mode="keep")
+                self._rest = stack.pop_all()
+        return bool(self._sleeps)
+
+    def end_rest(self) -> None:
+        """Let go of the pause of an engine that sleeps, before it is closed."""
+        if self._rest is not None:
+            self._rest.close()
+            self._rest = None
 
     def reload(self, named_weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Load weights without counting a version. Only inside of `paused`.

@@ -107,6 +107,7 @@ class VLLMShard(LocalLLM):
     def close(self) -> None:
         """Wait until the first process closes its engine, or a minute, and unload the shard."""
         if hasattr(self, "llm"):
+            self.end_rest()
             self._thread.join(_CLOSE_S)
             self.shut_down()
 
