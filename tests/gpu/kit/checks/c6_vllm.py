@@ -8,7 +8,7 @@ sleep mode, then with vLLM's other model runner, then without compiling. Then, e
 - which model runner, attention, graphs and cache there are, and how long the start took;
 - greedy lines, and a first batch's lines at temperature 1, beside transformers' forward pass over the same ids;
 - weights that change while lines are under way: each token has the log-probability of its recorded version's weights;
-- reload time; memory before, in and after sleep.
+- reload time; memory before, in and after sleep; lines that are under way as the engine falls asleep.
 """
 
 import asyncio
@@ -178,8 +178,9 @@ def named(model: Any) -> list[tuple[str, torch.Tensor]]:
     return [(name, weight.data) for name, weight in model.named_parameters()]
 
 
-def updates_in_flight(engine: Any, path: str) -> None:
-    """Three updates while lines are under way; each token against the weights of its version and of the one before."""
+def updates_in_flight(engine: Any, path: str, asleep: bool = False) -> None:
+    """Three updates while lines are under way; each token against the weights of its version and of the one before.
+    With `asleep`, the engine sleeps before each, as with `train.asynchronous`."""
     began_at = engine.version
     dtype = getattr(torch, DTYPE)
     models = {began_at: AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(device()).eval()}
@@ -204,6 +205,9 @@ def updates_in_flight(engine: Any, path: str) -> None:
     reloads = []
     for number in range(1, 4):
         time.sleep(0.5)
+        if asleep:
+            engine.sleep()
+            time.sleep(0.2)
         began = time.perf_counter()
         engine.load_weights(named(models[began_at + number]))
         reloads.append(time.perf_counter() - began)
@@ -213,12 +217,19 @@ def updates_in_flight(engine: Any, path: str) -> None:
     if failures:
         raise failures[0]
     several = sum(len({own for _, _, own in each.sampled}) > 1 for each in made)
-    record(6, "updates in flight", reload_s=reloads, sessions=len(made), of_several_versions=several)
+    record(6, "updates in flight", asleep=asleep, reload_s=reloads, sessions=len(made), of_several_versions=several)
     for version, model in models.items():
         if any(own == version for each in made for _, _, own in each.sampled):
             other = models[version - 1] if version - 1 in models else models[version + 1]
             found, wrong = (beside(each, made, version) for each in (model, other))
-            record(6, "tokens of a version", version=version, **found, mean_if_other_weights=wrong["mean"])
+            record(
+                6,
+                "tokens of a version",
+                asleep=asleep,
+                version=version,
+                **found,
+                mean_if_other_weights=wrong["mean"],
+            )
     engine.load_weights(named(models[began_at]))
 
 
@@ -271,6 +282,7 @@ def main() -> None:
     attempt(6, "updates in flight", lambda: updates_in_flight(engine, path))
     if can_sleep:
         attempt(6, "sleep", lambda: sleeping(engine, path))
+        attempt(6, "updates in flight, asleep", lambda: updates_in_flight(engine, path, asleep=True))
     engine.close()
 
 
