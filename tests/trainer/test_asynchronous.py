@@ -313,6 +313,7 @@ def test_sessions_that_are_under_way_as_vllm_falls_asleep_go_on_with_the_next_we
     tasks = make_tasks(["product", "gcd"], 30, seed=1, split="train")
     settings = SETTINGS | {"engine": {"backend": "vllm", "context_tokens": 384, "places": 16, "kv_cache_gib": 1}}
     asleep: list[int] = []
+    steps: list[int] = []
     with small_trainer(tmp_path, tasks, **settings, max_steps=5, asynchronous={"max_staleness": 2}) as trainer:
         engine = trainer.engine
         core = engine.llm.llm_engine.engine_core.engine_core
@@ -320,8 +321,10 @@ def test_sessions_that_are_under_way_as_vllm_falls_asleep_go_on_with_the_next_we
         def sleep(level: int, mode: str) -> None:
             core.pause_scheduler(mode)
             asleep.append(len(engine._running))
+            steps.append(engine.steps)
 
         def wake_up(tags: list[str]) -> None:
+            assert not steps or engine.steps == steps[-1], "the engine has stepped in its sleep"
             if "kv_cache" in tags:
                 core.resume_scheduler()
 
