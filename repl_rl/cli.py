@@ -1,4 +1,4 @@
-"""`repl-rl`: train, rollout, play, eval, view, rescore, value, replay, push, bench, config, doctor.
+"""`repl-rl`: train, sft, rollout, play, eval, view, rescore, value, replay, push, bench, config, doctor.
 
 A ReplRLError is a message and exit code 2.
 
@@ -28,6 +28,7 @@ from repl_rl.run import play, rollouts, value
 from repl_rl.run.evaluation import command as evaluation
 from repl_rl.run.push import command as push
 from repl_rl.run.rescore import command as rescoring
+from repl_rl.run.sft import command as fine_tuning
 from repl_rl.utils.distributed import is_main_process
 from repl_rl.utils.folders import resource_folder, shipped_configs
 from repl_rl.utils.machine import in_a_sentence
@@ -128,6 +129,8 @@ def make_parser() -> argparse.ArgumentParser:
     shipped = f"a YAML file, or one of: {', '.join(shipped_configs())}"
 
     training.add_arguments(commands.add_parser("train", help="train a model"), shipped)
+    recorded = "fine-tune on recorded sessions, before training or between trainings"
+    fine_tuning.add_arguments(commands.add_parser("sft", help=recorded), shipped)
     rollouts.add_arguments(commands.add_parser("rollout", help="sample trajectories"), shipped)
     play.add_arguments(commands.add_parser("play", help="type a session yourself, in the model's place"), shipped)
     compared = "solve rates on held-out problems, of one model or of several beside each other"

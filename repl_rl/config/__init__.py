@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from repl_rl.config.rollout import SubcallsConfig as SubcallsConfig
     from repl_rl.config.rollout import ToolsConfig as ToolsConfig
     from repl_rl.config.section import Section as Section
+    from repl_rl.config.sft import SftConfig as SftConfig
     from repl_rl.config.tasks import ColumnsConfig as ColumnsConfig
     from repl_rl.config.tasks import TasksConfig as TasksConfig
     from repl_rl.config.train import AsynchronousConfig as AsynchronousConfig
@@ -59,6 +60,7 @@ _HOMES = {
     "Scale": "repl_rl.config.estimators",
     "Section": "repl_rl.config.section",
     "SeededSampling": "repl_rl.config.rollout",
+    "SftConfig": "repl_rl.config.sft",
     "SubcallsConfig": "repl_rl.config.rollout",
     "TasksConfig": "repl_rl.config.tasks",
     "ToolsConfig": "repl_rl.config.rollout",

@@ -28,6 +28,7 @@ from repl_rl.config.rollout import (
     ToolsConfig,
 )
 from repl_rl.config.section import YES_OR_NO, Excluding, Names, Section, options_of
+from repl_rl.config.sft import SftConfig
 from repl_rl.config.tasks import TasksConfig
 from repl_rl.config.train import OTHER_NAMES, EvalConfig, MaskConfig, TrainConfig
 from repl_rl.errors import ConfigError
@@ -68,6 +69,7 @@ class Config(Section):
     rewards: RewardsConfig = RewardsConfig()
     credit: CreditConfig = CreditConfig()
     train: TrainConfig = TrainConfig()
+    sft: SftConfig = SftConfig()
     eval: EvalConfig = EvalConfig()
 
     OTHER_NAMES: ClassVar[dict[str, str]] = OTHER_NAMES

@@ -187,7 +187,7 @@ class _RecordedSlot:
         if tuple(ids) != recorded.prompt_ids + recorded.completion_ids[: line.start]:
             return end
         self._typed_lines += 1
-        return _as_sampled(recorded, line, self._eos_ids)
+        return as_sampled(recorded, line, self._eos_ids)
 
 
 class _BegunSlot:
@@ -207,7 +207,7 @@ class _BegunSlot:
             return await self._slot.sample_line(ids, max_tokens, sampling)
         line = self._begun.lines[self._typed_lines]
         self._typed_lines += 1
-        return _as_sampled(self._begun, line, self._eos_ids)
+        return as_sampled(self._begun, line, self._eos_ids)
 
 
 def _require_prompt(recorded: Trajectory, ids: Sequence[int]) -> None:
@@ -219,7 +219,7 @@ def _require_prompt(recorded: Trajectory, ids: Sequence[int]) -> None:
         )
 
 
-def _as_sampled(recorded: Trajectory, line: Line, eos_ids: Collection[int]) -> SampledLine:
+def as_sampled(recorded: Trajectory, line: Line, eos_ids: Collection[int]) -> SampledLine:
     """A recorded line as an engine had sampled it."""
     line_ids = recorded.completion_ids[line.start : line.end]
     finish = Finish.EOS if line_ids[-1] in eos_ids else Finish.NEWLINE

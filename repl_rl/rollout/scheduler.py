@@ -2,14 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
-from repl_rl.trajectory import Trajectory
+Made = TypeVar("Made")
 
 
 async def scheduled(
-    run: Callable[[int], Coroutine[Any, Any, Trajectory]], count: int, at_once: int | None = None
-) -> AsyncGenerator[tuple[int, Trajectory], None]:
+    run: Callable[[int], Coroutine[Any, Any, Made]], count: int, at_once: int | None = None
+) -> AsyncGenerator[tuple[int, Made], None]:
     """Index and trajectory of `count` trajectories, as they end. At most `at_once` run at a time (None: all), and they
     begin in the order of their indices.
 
@@ -18,7 +18,7 @@ async def scheduled(
     """
     slots = asyncio.Semaphore(at_once or count)
 
-    async def run_in_turn(index: int) -> tuple[int, Trajectory]:
+    async def run_in_turn(index: int) -> tuple[int, Made]:
         async with slots:  # whose waiters are served in the order in which they came
             return index, await run(index)
 

@@ -26,6 +26,10 @@ _STEP_LINE = (
     "errors {error_rate:5.1%}  {tokens_per_s:5.0f} tok/s  {seconds:6.1f} s"
 )
 
+_FINE_TUNING_LINE = (
+    "step {step:>4}  loss {loss:7.4f}  accuracy {mean_token_accuracy:6.1%}  gradient {grad_norm:6.3f}  {seconds:6.1f} s"
+)
+
 
 def _says_much(done: float, total: float | None) -> bool:
     """Whether what is done says how long the rest will take."""
@@ -136,7 +140,14 @@ class Progress:
 
     def step(self, row: dict[str, Any]) -> None:
         """Report a finished training step, given its row of metrics.jsonl."""
-        self.say(_STEP_LINE.format_map(defaultdict(float, row)))
+        self._say_step(_STEP_LINE, row)
+
+    def fine_tuned(self, row: dict[str, Any]) -> None:
+        """Report a finished step of fine-tuning, given its row of metrics.jsonl."""
+        self._say_step(_FINE_TUNING_LINE, row)
+
+    def _say_step(self, line: str, row: dict[str, Any]) -> None:
+        self.say(line.format_map(defaultdict(float, row)))
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=row["step"])
 

@@ -85,7 +85,7 @@ def recorded_session(options: argparse.Namespace) -> RecordedSession:
     config = _config(options, folder if is_of_run else None)
     trajectory = _whole(trajectories, position)
     line = _require_line(options.line or 0, trajectories[position], trajectory)
-    task = _task(config, trajectory)
+    task = KnownTasks(config).task_of(trajectory)
     return RecordedSession(options.source, config, folder.path if is_of_run else None, task, trajectory, line)
 
 
@@ -124,6 +124,15 @@ def _whole(trajectories: Sequence[Trajectory], position: int) -> Trajectory:
     raise AssertionError("the position is one of the file's")
 
 
+def whole_sessions(trajectories: Sequence[Trajectory]) -> Iterator[Trajectory]:
+    """The sessions of a file, each branch with its parents' lines before its own. Raises ConfigError for a branch whose
+    parent is not there."""
+    for _, group in groupby(trajectories, lambda trajectory: trajectory.task_id):
+        members = list(group)
+        for index, member in enumerate(members):
+            yield member if member.branch is None else _whole_in_group(members, index)
+
+
 def _whole_in_group(members: Sequence[Trajectory], index: int) -> Trajectory:
     """A task may have had two groups in a step: a group of trees begins with a session that is no branch."""
     starts = [0]
@@ -139,29 +148,45 @@ def _whole_in_group(members: Sequence[Trajectory], index: int) -> Trajectory:
         ) from error
 
 
-def _task(config: Config, trajectory: Trajectory) -> Task:
-    """The problem as its run had it, or else as far as the record tells: families with graders of their own grade the
-    first one alone."""
-    from repl_rl.tasks import load_tasks
+class KnownTasks:
+    """The problems of a config, for sessions that were recorded with it."""
 
-    requests: list[tuple[Split, int, int]] = [
-        ("train", config.seed, config.tasks.train),
-        ("heldout", 0, config.eval.problems),
-    ]
-    for split, seed, count in requests:
-        try:
-            tasks = load_tasks(config.tasks, split, seed, count, compared=False)
-        except ConfigError:
-            continue  # a data set that is not here any more, say
-        for task in tasks:
-            if task.id == trajectory.task_id and trajectory.question in (None, task.question):
+    def __init__(self, config: Config) -> None:
+        """A data set that is not here any more has none."""
+        from repl_rl.tasks import load_tasks
+
+        requests: list[tuple[Split, int, int]] = [
+            ("train", config.seed, config.tasks.train),
+            ("heldout", 0, config.eval.problems),
+        ]
+        self._by_id: dict[str, list[Task]] = {}
+        self._held_out: set[str] = set()
+        for split, seed, count in requests:
+            try:
+                tasks = load_tasks(config.tasks, split, seed, count, compared=False)
+            except ConfigError:
+                continue
+            for task in tasks:
+                self._by_id.setdefault(task.id, []).append(task)
+            if split == "heldout":
+                self._held_out = {task.question for task in tasks}
+
+    def task_of(self, trajectory: Trajectory) -> Task:
+        """The problem as its run had it, or else as far as the record tells: families with graders of their own grade
+        the first one alone. Raises ConfigError for a session that does not say what was asked."""
+        for task in self._by_id.get(trajectory.task_id, ()):
+            if trajectory.question in (None, task.question):
                 return task
-    if trajectory.question is None:
-        raise ConfigError(
-            f"task {trajectory.task_id!r} is none of the config's problems, and the session does not hold its "
-            "question; name the config that it was recorded with"
-        )
-    return Task(trajectory.task_id, trajectory.question, trajectory.reference or "", trajectory.family)
+        if trajectory.question is None:
+            raise ConfigError(
+                f"task {trajectory.task_id!r} is none of the config's problems, and the session does not hold its "
+                "question; name the config that it was recorded with"
+            )
+        return Task(trajectory.task_id, trajectory.question, trajectory.reference or "", trajectory.family)
+
+    def is_held_out(self, task: Task) -> bool:
+        """Whether the config measures with this question."""
+        return task.question in self._held_out
 
 
 def model_of(recorded: RecordedSession, asked: str | None) -> tuple[Config, str]:

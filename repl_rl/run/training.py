@@ -216,7 +216,7 @@ def train(prepared: Prepared, progress: Progress, **extra: Any) -> TrainingOutco
         after = _evaluate(trainer, prepared, step, progress, trackers)
         if from_main(lambda: prepared.folder.made_again(config)):
             trainer.save_whole(prepared.folder.model)
-            raise _lost_folder(prepared.folder, f"the model of step {step}")
+            raise lost_folder(prepared.folder, f"the model of step {step}")
         return TrainingOutcome(before, after, seconds, step)
 
 
@@ -336,11 +336,11 @@ def _fit(trainer: ReplGRPOTrainer, prepared: Prepared, progress: Progress) -> bo
     with progress.steps(config.steps), progress.interrupts(text, stop.request):
         trainer.train(resume_from_checkpoint=checkpoint)
     if stop.is_homeless:
-        raise _lost_folder(prepared.folder, f"a checkpoint of step {trainer.state.global_step}")
+        raise lost_folder(prepared.folder, f"a checkpoint of step {trainer.state.global_step}")
     return not stop.is_over
 
 
-def _lost_folder(folder: RunFolder, holds: str) -> RunError:
+def lost_folder(folder: RunFolder, holds: str) -> RunError:
     return RunError(
         f"{folder.path} was removed or moved away while the run was on. It is there again, with {holds}; what it held "
         "before is where it went"

@@ -246,15 +246,17 @@ class StepLog:
 
 
 class RecordSteps(TrainerCallback):  # type: ignore[misc]
-    """Makes a row of metrics.jsonl of each step's logs, and tells the listeners of it."""
+    """Makes a row of metrics.jsonl of each step's logs, and tells the listeners of it. The logs of a step hold `mark`;
+    others are of evaluations, or of the whole training."""
 
-    def __init__(self, *listeners: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, *listeners: Callable[[dict[str, Any]], None], mark: str = "reward") -> None:
         self._listeners = listeners
+        self._mark = mark
         self._start = time.perf_counter()
 
     def on_log(self, args: Any, state: TrainerState, control: Any, **named: Any) -> None:
         logs = named["logs"]
-        if "reward" not in logs or not state.is_world_process_zero:
+        if self._mark not in logs or not state.is_world_process_zero:
             return
         seconds = time.perf_counter() - self._start
         row = {"kind": "train", "step": state.global_step, "seconds": round(seconds, 3)}

@@ -29,22 +29,48 @@ def trained(name: str, config: str, overrides: Sequence[str], runs: Path) -> Run
     return folder
 
 
+def trained_for(folder: RunFolder, steps: int) -> RunFolder:
+    """A run that was trained to its end, trained on until it has so many steps. Raises RunError if it fails."""
+    if folder.reached() < steps or folder.evaluation(steps) is None:
+        _command("train", "--resume", str(folder.path), *_set([f"train.steps={steps}"]))
+    return folder
+
+
+def fine_tuned(name: str, config: str, overrides: Sequence[str], runs: Path, sessions: Path) -> RunFolder:
+    """The run `name-sft` on a file of sessions, at its end, as `trained` does it."""
+    folder = RunFolder(runs / f"{name}-sft")
+    if is_complete(folder):
+        return folder
+    if folder.path.is_dir():
+        _command("sft", "--resume", str(folder.path))
+        return folder
+    _command("sft", config, "--from", str(sessions), "--runs", str(runs), *_set([f"name={name}", *overrides]))
+    return folder
+
+
 def is_complete(folder: RunFolder) -> bool:
-    """Whether it was evaluated before training and after it."""
-    return folder.path.is_dir() and sum(row["kind"] == "eval" for row in folder.rows()) == 2
+    """Whether it was evaluated before training and after it, once at least."""
+    return folder.path.is_dir() and sum(row["kind"] == "eval" for row in folder.rows()) >= 2
 
 
 def evaluated(
-    file: Path, config: str, overrides: Sequence[str], problems: int, samples: int, model: Path | None = None
+    file: Path,
+    config: str,
+    overrides: Sequence[str],
+    problems: int,
+    samples: int,
+    model: Path | None = None,
+    split: str = "heldout",
 ) -> list[Trajectory]:
-    """Sessions of held-out problems, `samples` of each in a row, by a run's model or that of the config.
+    """Sessions of held-out problems, or of those to train on, `samples` of each in a row, by a run's model or that of
+    the config.
 
     They are kept in the file, and what is there is not rolled out again. Raises RunError.
     """
     if not file.is_file():
         new = file.with_suffix(".new.jsonl")
         new.unlink(missing_ok=True)
-        asked = ["eval", config, "--problems", str(problems), "-n", str(samples), "--out", str(new)]
+        asked = ["eval", config, "--split", split, "--problems", str(problems), "-n", str(samples), "--out", str(new)]
         if model is not None:
             asked += ["--model", str(model)]
         asked += _set(overrides)

@@ -1,5 +1,6 @@
 """A whole trajectory in every dialect: a scripted policy, sandboxed kernels, and what comes of it to the token."""
 
+import copy
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -13,11 +14,12 @@ from dialect.chats import TEMPLATES, call
 from exactness import RecordingEngine, assert_exact
 from scripted import ScriptedEngine, rollout_of
 
-from repl_rl.config import DialectConfig
+from repl_rl.config import BudgetConfig, DialectConfig
 from repl_rl.dialect import dialect_class
 from repl_rl.engine import Vocabulary
 from repl_rl.kernel import KernelPool
 from repl_rl.rewards.history import history
+from repl_rl.rollout.retyped import difference, retyped
 from repl_rl.rollout.scripted import turns
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory
@@ -104,6 +106,29 @@ def test_a_whole_trajectory(roll: Roll, dialect: str) -> None:
         begin += len(line.text)
     if told.kinds:
         assert [line.kind for line in trajectory.lines] == told.kinds
+
+
+@pytest.mark.parametrize("dialect", SESSIONS)
+def test_it_is_the_same_typed_again_in_another_vocabulary(
+    roll: Roll, loop: BackgroundLoop, pool: KernelPool, dialect: str
+) -> None:
+    recorded = roll(dialect, SESSIONS[dialect].typed)
+    tokenizer = copy.deepcopy(vocabularies.qwen().tokenizer)
+    tokenizer.eos_token = vocabularies.CHAT_END
+    tokenizer.chat_template = vocabulary_for(dialect).tokenizer.chat_template
+    vocabulary = Vocabulary(tokenizer, [], vocabulary_for(dialect).stops)
+    setup = RolloutSetup(
+        vocabulary,
+        DialectConfig(name=dialect, max_output_chars=1000),
+        context_tokens=6000,
+        budget=BudgetConfig(lines=60, tokens=3000, line_tokens=400, repeats=None),
+    )
+    session = loop.run(retyped(pool, setup, Task("t", QUESTION, "401"), recorded))
+    assert difference(recorded, session) is None
+    assert vocabulary.decode(session.completion_ids) == text_of(recorded, dialect)
+    typed_texts = ["".join(line.text for line in each.lines) for each in (recorded, session)]
+    assert typed_texts[0] == typed_texts[1]
+    assert len(session.completion_ids) < len(recorded.completion_ids)  # where each byte was a token
 
 
 @pytest.mark.parametrize("dialect", SESSIONS)

@@ -45,7 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser, config_help: str) -> None:
     )
     parser.add_argument("-n", type=int, default=1, metavar="SAMPLES", help="rollouts of each problem (default: 1)")
     parser.add_argument("--k", default="", metavar="1,4,8", help="for pass@k (default: 1 and SAMPLES)")
-    parser.add_argument("--problems", type=int, metavar="N", help="in place of eval.problems (--keep: tasks.train)")
+    parser.add_argument("--problems", type=int, metavar="N", help="in place of eval.problems (train: tasks.train)")
+    parser.add_argument(
+        "--split",
+        choices=("heldout", "train"),
+        default="heldout",
+        help="which problems: held-out ones, or those to train on, sampled as in training (default: heldout)",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     parser.add_argument("--out", type=Path, metavar="FILE.jsonl", help="keep the rollouts")
     parser.add_argument(
@@ -69,8 +75,9 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
     overrides = list(options.set)
     bounds = _bounds(options)
+    split: Split = "train" if bounds else options.split
     if options.problems is not None:
-        key = "tasks.train" if bounds else "eval.problems"
+        key = "tasks.train" if split == "train" else "eval.problems"
         overrides.append(f"{key}={options.problems}")
     try:
         ks = tuple(int(part) for part in options.k.split(",")) if options.k else ()
@@ -79,7 +86,6 @@ def run(options: argparse.Namespace, console: Console) -> int:
     for flag, path in (("--json", options.json), ("--out", options.out), ("--to", options.to)):
         if path is not None:
             require_file(flag, path)
-    split: Split = "train" if bounds else "heldout"
     plan = make_plan(options.config, overrides, options.model, options.dialect, options.n, ks, split)
     problems = [row_of(task) for task in plan.tasks] if bounds else []
     from repl_rl.run.evaluation.comparison import compare, labels, report, tables, tally

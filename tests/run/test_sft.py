@@ -1,0 +1,197 @@
+"""`repl-rl sft` on nano: real kernels, TRL's trainer, and held-out problems before and after."""
+
+import asyncio
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from commands import CONFIGS, begin, finish, rows
+from made_trajectories import line, made
+
+from repl_rl.cli import main
+from repl_rl.config import parse_config
+from repl_rl.errors import ConfigError, RunError
+from repl_rl.kernel import KernelPool
+from repl_rl.models.nano import NANO_PATH
+from repl_rl.rollout.scripted import type_session
+from repl_rl.run.sft.sessions import LeftOut, choose, read_sessions, session_files
+from repl_rl.tasks import load_tasks
+from repl_rl.trajectory import Branch, LineKind, Task, Trajectory, read_jsonl, write_jsonl
+
+CONFIG: dict[str, Any] = CONFIGS["small"] | {
+    "sft": {"batch": 4, "micro_batch": 2, "epochs": 3, "learning_rate": 1e-3},
+    "tasks": {"train": 16},
+    "engine": CONFIGS["small"]["engine"] | {"backend": "transformers"},
+}
+COMMAND = ("sft", "small.yaml", "--from", "sessions.jsonl")
+
+
+async def typed(tasks: list[Task], text: str) -> list[Trajectory]:
+    """Right sessions of these tasks, `text` typed before the answer."""
+    sessions = []
+    async with KernelPool(4) as pool:
+        for task in tasks:
+            answer = f"{text} x = {task.answer}\n submit_final_answer(x)\n"
+            session = await type_session(task, answer, kernels=pool)
+            sessions.append(replace(session, outcome_reward=1.0, reference=task.answer))
+    return sessions
+
+
+@pytest.fixture(scope="module")
+def tasks() -> list[Task]:
+    config = parse_config(CONFIG)
+    return load_tasks(config.tasks, "train", config.seed, 16)
+
+
+@pytest.fixture(scope="module")
+def recorded(tasks: list[Task]) -> list[Trajectory]:
+    return asyncio.run(typed(tasks, ""))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, recorded: list[Trajectory]) -> Path:
+    """Sessions, a config, and a run."""
+    folder = tmp_path_factory.mktemp("sft")
+    write_jsonl(folder / "sessions.jsonl", recorded)
+    (folder / "small.yaml").write_text(yaml.safe_dump(CONFIG))
+    output = finish(begin(folder, *COMMAND))
+    assert "16 sessions, " in output
+    assert "repl-rl train small.yaml --set model.path=runs/small-sft/model" in output
+    return folder
+
+
+def test_a_run_leaves_what_others_do(folder: Path, recorded: list[Trajectory]) -> None:
+    run = folder / "runs" / "small-sft"
+    assert [row["step"] for row in rows(run, "train")] == list(range(1, 13))
+    assert [row["step"] for row in rows(run, "eval")] == [0, 12]
+    assert (run / "report.html").stat().st_size > 10_000
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert (config["name"], config["train"]["steps"]) == ("small-sft", 12)
+    kept = list(read_jsonl(run / "sft.jsonl"))
+    assert [session.completion_ids for session in kept] == [session.completion_ids for session in recorded]
+    losses = [row["loss"] for row in rows(run, "train")]
+    assert sum(losses[-4:]) < 0.5 * sum(losses[:4])
+
+
+@pytest.mark.more
+def test_a_run_that_was_interrupted_goes_on_as_if_it_had_not_been(folder: Path) -> None:
+    process = begin(folder, *COMMAND, "--runs", "interrupted")
+    assert process.stdout is not None
+    for printed in process.stdout:
+        if printed.startswith("step    2"):
+            process.send_signal(signal.SIGINT)
+            break
+    assert "repl-rl sft --resume interrupted/small-sft" in finish(process, 130)
+    assert "held-out problems" in finish(begin(folder, "sft", "--resume", "interrupted/small-sft"))
+    runs = [folder / name / "small-sft" for name in ("interrupted", "runs")]
+    losses = [[row["loss"] for row in rows(run, "train")] for run in runs]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+def test_training_goes_on_from_its_model(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    assert main(["train", "small.yaml", "--set", "model.path=runs/small-sft/model", "--dry-run"]) == 0
+    assert "runs/small-sft/model" in capsys.readouterr().out
+    assert (NANO_PATH / "tokenizer.json").read_bytes() == (folder / "runs/small-sft/model/tokenizer.json").read_bytes()
+
+
+@pytest.mark.more
+def test_an_adapter_is_merged_into_the_model(folder: Path) -> None:
+    lora = ("--set", "train.lora={r: 4}", "--set", "sft.epochs=1", "--set", "name=adapted")
+    finish(begin(folder, *COMMAND, *lora))
+    run = folder / "runs" / "adapted-sft"
+    assert (run / "model" / "config.json").is_file()
+    assert not (run / "model" / "adapter_config.json").exists()
+    assert [row["step"] for row in rows(run, "eval")] == [0, 4]
+
+
+def test_which_sessions_are_taken(recorded: list[Trajectory], tasks: list[Task]) -> None:
+    right = recorded[0]
+    held_out = replace(right, question=load_tasks(parse_config(CONFIG).tasks, "heldout", 0, 4)[0].question)
+    failing = replace(right.lines[0], kind=LineKind.EXCEPTION, text=" y\n")
+    given = [
+        right,
+        right,
+        replace(right, outcome_reward=0.0),
+        replace(right, outcome_reward=None),
+        replace(right, dialect="ipython"),
+        replace(held_out, task_id="h"),
+        replace(right, lines=(failing, *right.lines[1:])),
+        replace(right, task_id="nobody's", question=None),
+    ]
+    config = parse_config(CONFIG | {"sft": {"without": ["exception"]}})
+    left_out = LeftOut()
+    assert choose(config, given, left_out) == [(tasks[0], right)]
+    assert left_out.counts == {
+        "typed like another one": 1,
+        "not right": 1,
+        "never graded (sft.sessions: all takes them)": 1,
+        "in the dialect ipython, while dialect.name is python": 1,
+        "of held-out problems, which eval measures with": 1,
+        "with a line of the kind exception (sft.without)": 1,
+        "with no question": 1,
+    }
+    everything = parse_config(CONFIG | {"sft": {"sessions": "all"}})
+    assert len(choose(everything, given, LeftOut())) == 2  # `right` in its two wordings
+
+
+def test_a_branch_is_trained_on_with_its_parents_lines(tmp_path: Path, recorded: list[Trajectory]) -> None:
+    root = recorded[0]
+    branch = root.as_branch(1, 0, 0.5)
+    assert branch.branch == Branch(0, 1, 0.5, "replay")
+    write_jsonl(tmp_path / "rollouts" / "step_00001.jsonl", [root, branch])
+    [file] = session_files([tmp_path])
+    whole = list(read_sessions([file]))
+    assert [session.completion_ids for session in whole] == [root.completion_ids] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["small.yaml"], "give recorded sessions to train on"),
+        (["--from", "sessions.jsonl"], "give a config to train"),
+        (["small.yaml", "--from", "nowhere.jsonl"], "--from nowhere.jsonl: there is no such file"),
+        (["small.yaml", "--resume", "runs/small-sft"], "has its config and its sessions"),
+        (["small.yaml", "--from", "sessions.jsonl", "--set", "dialect.name=ipython"], "no session is left to train on"),
+        (["small.yaml", "--from", "sessions.jsonl", "--set", "train.processes=2"], "sft trains in one process"),
+    ],
+)
+def test_what_is_refused_before_anything_is_loaded(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    told: str,
+) -> None:
+    monkeypatch.chdir(folder)
+    before = sorted((folder / "runs").iterdir())
+    assert main(["sft", *arguments]) == 2
+    assert told in capsys.readouterr().err
+    assert sorted((folder / "runs").iterdir()) == before
+
+
+def test_a_dry_run_says_which_sessions_it_would_take(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    assert main(["sft", "small.yaml", "--from", "sessions.jsonl", "sessions.jsonl", "--dry-run"]) == 0
+    output = capsys.readouterr().out
+    assert "16 sessions would be typed again in the tokens of nano, and trained on" in output
+    assert "left out: 16 typed like another one" in output
+
+
+def test_folders_without_rollouts_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="there are no rollouts in it"):
+        session_files([tmp_path])
+
+
+def test_a_branch_without_its_root_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "alone.jsonl"
+    write_jsonl(file, [replace(made([line("x"), line("y")]), branch=Branch(3, 1, 0.5))])
+    with pytest.raises(ConfigError, match="is a branch of another one"):
+        list(read_sessions([file]))
