@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from repl_rl.rollout.metrics import solve_rates as solve_rates
     from repl_rl.rollout.rescoring import Rescoring as Rescoring
     from repl_rl.rollout.rescoring import rescored as rescored
+    from repl_rl.rollout.retyping import retyped as retyped
+    from repl_rl.rollout.retyping import what_differs as what_differs
     from repl_rl.rollout.scheduler import scheduled as scheduled
     from repl_rl.rollout.scoring import CreditedTrajectory as CreditedTrajectory
     from repl_rl.rollout.scoring import credit as credit
@@ -149,6 +151,7 @@ _HOMES = {
     "refuse_if_all_aborted": "batch",
     "require_tasks": "batch",
     "rescored": "rescoring",
+    "retyped": "retyping",
     "reward_table": "scoring",
     "run_turn": "execute",
     "scheduled": "scheduler",
@@ -157,6 +160,7 @@ _HOMES = {
     "start_service": "service",
     "type_session": "scripted",
     "typed_line": "scripted",
+    "what_differs": "retyping",
 }
 
 

@@ -44,6 +44,7 @@ _COMPARED = {
     "reward": "Reward",
     "lines_per_trajectory": "Lines of a trajectory",
     "tokens_per_trajectory": "Tokens of a trajectory",
+    "mean_token_accuracy": "Recorded tokens that were likeliest",
     "entropy": "Entropy, nats per token",
     "kl": "KL from the reference model, nats per token",
     "drift/logprob_mean": "Drift of sampler and trainer, nats per token",
@@ -73,7 +74,7 @@ class Chart:
 def charts(run: Run) -> list[Chart]:
     """The charts that this run has data for, in the order of the page."""
     makers: tuple[Callable[[Run], Chart | None], ...] = (
-        *(_learning, _families, _kinds, _errors, _rewards),
+        *(_learning, _families, _imitation, _kinds, _errors, _rewards),
         *(_lengths, _entropy, _kl, _problems, _latency, _speed),
     )
     return [chart for make in makers if (chart := make(run)) is not None]
@@ -254,6 +255,20 @@ def _rewards(run: Run) -> Chart | None:
         traces.append(_series(run.train, key, name, colour))
     caption = f"Mean reward of a trajectory, and the components that it is made of.{_left_out(keys)}"
     return _chart("rewards", "Rewards", caption, traces, {"yaxis": {"zeroline": True}})
+
+
+def _imitation(run: Run) -> Chart | None:
+    """Of fine-tuning alone: a step of GRPO has a loss, too, whose height says nothing."""
+    accuracy = _series(run.train, "mean_token_accuracy", "likeliest", GREEN)
+    if accuracy is None:
+        return None
+    loss = _series(run.train, "loss", "loss", BLUE)
+    layout = _two_scales([loss], _from_zero("nats per token"), accuracy, {"tickformat": ".0%"})
+    caption = (
+        "How well the model predicts what was typed in the recorded sessions: the loss on the left scale, on the right "
+        "one the share of tokens that it held to be the likeliest."
+    )
+    return _chart("imitation", "Fine-tuning on recorded sessions", caption, [loss, accuracy], layout)
 
 
 def _lengths(run: Run) -> Chart | None:

@@ -42,6 +42,8 @@ _MOST_NOTES = 20
 _HELP = "docs/faq.md says what helps"
 _MOST_CHANGES = 4
 _SENTENCE_CHARS = 400
+FINE_TUNED = "sft.jsonl"
+"""The sessions that a run of `repl-rl sft` trains on."""
 RESCORED = "rescored.json"
 """What `repl-rl rescore` puts into the folder that it makes: which settings are others, and what that changed."""
 
@@ -225,12 +227,16 @@ def facts(run: Run) -> list[tuple[str, str]]:
     }
     if run.train_seconds:
         facts["training time"] = duration(run.train_seconds)
-    prompts = run.setting("train.prompts_per_step")
-    group_size = run.setting("train.group_size")
-    if prompts is not None and group_size is not None:
-        facts["rollouts per step"] = f"{prompts} × {group_size}"
-    facts["credit"] = run.setting("credit.estimator")
-    facts["learning rate"] = run.setting("train.learning_rate")
+    if (run.path / FINE_TUNED).is_file():
+        facts["sessions per step"] = run.setting("sft.batch")
+        facts["learning rate"] = run.setting("sft.learning_rate")
+    else:
+        prompts = run.setting("train.prompts_per_step")
+        group_size = run.setting("train.group_size")
+        if prompts is not None and group_size is not None:
+            facts["rollouts per step"] = f"{prompts} × {group_size}"
+        facts["credit"] = run.setting("credit.estimator")
+        facts["learning rate"] = run.setting("train.learning_rate")
 
     row: Row = run.train[-1] if run.train else {}
     tokens_per_s = number(row, "tokens_per_s")

@@ -19,7 +19,7 @@ from repl_rl.dialect import dialect_class
 from repl_rl.engine import Vocabulary
 from repl_rl.kernel import KernelPool
 from repl_rl.rewards.history import history
-from repl_rl.rollout.retyped import difference, retyped
+from repl_rl.rollout.retyping import retyped, what_differs
 from repl_rl.rollout.scripted import turns
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory
@@ -124,7 +124,7 @@ def test_it_is_the_same_typed_again_in_another_vocabulary(
         budget=BudgetConfig(lines=60, tokens=3000, line_tokens=400, repeats=None),
     )
     session = loop.run(retyped(pool, setup, Task("t", QUESTION, "401"), recorded))
-    assert difference(recorded, session) is None
+    assert what_differs(recorded, session) is None
     assert vocabulary.decode(session.completion_ids) == text_of(recorded, dialect)
     typed_texts = ["".join(line.text for line in each.lines) for each in (recorded, session)]
     assert typed_texts[0] == typed_texts[1]

@@ -18,6 +18,7 @@ OWN = {
     "engine": {"servers", "vllm", "weights_folder"},
     "kernel": {"budget_mb"},
     "model": {"chat_template_kwargs"},
+    "sft": {"trl"},
     "subcalls": {"served_name"},
     "train": {"lora", "report_rollouts", "report_rollouts_every", "report_to", "trace", "trl"},
 }

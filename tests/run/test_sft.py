@@ -20,6 +20,8 @@ from repl_rl.rollout.scripted import type_session
 from repl_rl.run.sft.sessions import LeftOut, choose, read_sessions, session_files
 from repl_rl.tasks import load_tasks
 from repl_rl.trajectory import Branch, LineKind, Task, Trajectory, read_jsonl, write_jsonl
+from repl_rl.view.charts import charts
+from repl_rl.view.run import facts, read_run
 
 CONFIG: dict[str, Any] = CONFIGS["small"] | {
     "sft": {"batch": 4, "micro_batch": 2, "epochs": 3, "learning_rate": 1e-3},
@@ -72,6 +74,9 @@ def test_a_run_leaves_what_others_do(folder: Path, recorded: list[Trajectory]) -
     assert (config["name"], config["train"]["steps"]) == ("small-sft", 12)
     kept = list(read_jsonl(run / "sft.jsonl"))
     assert [session.completion_ids for session in kept] == [session.completion_ids for session in recorded]
+    shown = read_run(run)
+    assert dict(facts(shown))["sessions per step"] == "4"
+    assert "imitation" in [chart.id for chart in charts(shown)]
     losses = [row["loss"] for row in rows(run, "train")]
     assert sum(losses[-4:]) < 0.5 * sum(losses[:4])
 

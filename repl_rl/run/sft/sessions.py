@@ -10,9 +10,7 @@ from pathlib import Path
 
 from repl_rl.config import Config, SftConfig
 from repl_rl.errors import ConfigError, KernelError, RunError
-from repl_rl.rollout import Checked, RolloutSetup, make_pool
-from repl_rl.rollout.retyped import difference, retyped
-from repl_rl.rollout.scheduler import scheduled
+from repl_rl.rollout import Checked, RolloutSetup, make_pool, retyped, scheduled, what_differs
 from repl_rl.run.recorded import KnownTasks, whole_sessions
 from repl_rl.trajectory import Task, Trajectory, read_jsonl
 
@@ -151,7 +149,7 @@ async def _typed_alike(typing: Awaitable[Trajectory], recorded: Trajectory, left
     if session.is_overlong and not recorded.is_overlong:
         left_out.add("longer than the config allows (budget, engine.context_tokens)", f"{where}: {session.stop_reason}")
         return None
-    came_out = difference(recorded, session)
+    came_out = what_differs(recorded, session)
     if came_out is not None:
         left_out.add("came out otherwise than recorded", f"{where}: {came_out}")
         return None

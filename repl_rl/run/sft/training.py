@@ -29,10 +29,8 @@ from repl_rl.run.trackers import require_trackers
 from repl_rl.run.training import TrainingOutcome, lost_folder
 from repl_rl.tasks import load_splits
 from repl_rl.trajectory import Task, Trajectory, read_jsonl, write_jsonl
+from repl_rl.view.run import FINE_TUNED
 from repl_rl.view.words import counted
-
-SESSIONS = "sft.jsonl"
-"""The sessions that are trained on, in the run's folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,7 @@ def check_inputs(config: Config, files: Sequence[Path]) -> SftInputs:
     if config.train.processes > 1:
         raise ConfigError(
             f"train.processes {config.train.processes}: sft trains in one process; set train.processes=1, or give the "
-            f"sessions (runs/NAME/{SESSIONS}) to a trainer of your own"
+            f"sessions (runs/NAME/{FINE_TUNED}) to a trainer of your own"
         )
     require_trackers(config.train.report_to)
     find_model(config.model.path)
@@ -85,7 +83,7 @@ def prepare_sessions(inputs: SftInputs, folder: RunFolder, progress: Progress) -
 
     Raises ConfigError, with the reasons, if none is left.
     """
-    path = folder.path / SESSIONS
+    path = folder.path / FINE_TUNED
     if path.exists():
         return list(read_jsonl(path))
     config = inputs.config

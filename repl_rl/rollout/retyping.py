@@ -1,7 +1,7 @@
 """Recorded sessions, typed again in the tokens of another model, or behind another prompt.
 
     session = await retyped(kernels, setup, task, recorded)
-    if difference(recorded, session) is None: ...        # it did what it did when it was recorded
+    if what_differs(recorded, session) is None: ...        # it did what it did when it was recorded
 
 The recorded lines are typed at the line loop in a fresh interpreter, so that prompt, outputs, masks and the ends of
 turns are those of the rollouts with `setup`. Where the recorded ids are of the same vocabulary, they are typed as they
@@ -51,7 +51,7 @@ async def retyped(kernels: KernelSource, setup: RolloutSetup, task: Task, record
     )
 
 
-def difference(recorded: Trajectory, session: Trajectory) -> str | None:
+def what_differs(recorded: Trajectory, session: Trajectory) -> str | None:
     """What a session did that the recorded one had not done, or the other way round, in a sentence; None for nothing.
 
     Compared are the cells, in order, with what they showed, and the answer. Lines may be cut elsewhere.

@@ -11,7 +11,7 @@ from vocabularies import KINDS, nano, qwen
 from repl_rl.config import BudgetConfig, DialectConfig, SamplingConfig
 from repl_rl.engine import Finish, SampledLine, Vocabulary
 from repl_rl.kernel import KernelPool
-from repl_rl.rollout.retyped import difference, is_of_vocabulary, retyped
+from repl_rl.rollout.retyping import is_of_vocabulary, retyped, what_differs
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory
 
@@ -63,7 +63,7 @@ async def test_a_session_is_the_same_in_every_vocabulary(pool: KernelPool, sourc
     recorded = await recorded_by(TypedAtOnce(KINDS[source](), TYPED), pool)
     vocabulary = KINDS[target]()
     session = await retyped(pool, setup_of(vocabulary), TASK, recorded)
-    assert difference(recorded, session) is None
+    assert what_differs(recorded, session) is None
     assert (session.answer, session.stop_reason) == (("6",), StopReason.ANSWER)
     assert (session.outcome_reward, session.reference, session.grade_reason) == (1.0, "6", "equal")
     typed = b"".join(vocabulary.bytes_of(session.completion_ids[line.start : line.end]) for line in session.lines)
@@ -104,7 +104,7 @@ async def test_a_session_that_a_budget_ended_has_no_further_line(pool: KernelPoo
     assert [line.text for line in session.lines] == LINES[:3]
     assert session.stop_reason is StopReason.MAX_LINES
     assert not session.is_void
-    assert difference(recorded, session) is None
+    assert what_differs(recorded, session) is None
 
 
 async def test_a_line_that_was_cut_short_is_not_typed(pool: KernelPool) -> None:
@@ -121,7 +121,7 @@ async def test_a_smaller_budget_ends_it_earlier(pool: KernelPool) -> None:
     small = BudgetConfig(lines=3, tokens=400, repeats=None)
     session = await retyped(pool, setup_of(nano(), budget=small), TASK, recorded)
     assert session.stop_reason is StopReason.MAX_LINES
-    assert difference(recorded, session) == "statements that ran: 1, not 5"
+    assert what_differs(recorded, session) == "statements that ran: 1, not 5"
 
 
 async def test_the_end_of_the_text_is_typed_where_it_was(pool: KernelPool) -> None:
@@ -132,7 +132,7 @@ async def test_the_end_of_the_text_is_typed_where_it_was(pool: KernelPool) -> No
     session = await retyped(pool, setup_of(vocabulary), TASK, recorded)
     assert session.stop_reason is StopReason.EOS
     assert session.completion_ids[-1] in vocabulary.eos_ids
-    assert difference(recorded, session) is None
+    assert what_differs(recorded, session) is None
 
 
 @pytest.mark.parametrize(
@@ -146,6 +146,6 @@ async def test_what_comes_out_otherwise_is_told(pool: KernelPool, lines: list[st
     engine = ScriptedEngine(qwen(), lines)
     recorded = await recorded_by(engine, pool, budget=BudgetConfig(lines=2, tokens=400, repeats=None))
     session = await retyped(pool, setup_of(qwen()), TASK, recorded)
-    sentence = difference(recorded, session)
+    sentence = what_differs(recorded, session)
     assert sentence is not None
     assert sentence.startswith(told)
