@@ -1,4 +1,4 @@
-"""`repl-rl`: train, sft, rollout, play, eval, view, rescore, value, replay, push, bench, config, doctor.
+"""`repl-rl`: train, sft, rollout, play, eval, view, rescore, value, replay, export, push, bench, config, doctor.
 
 A ReplRLError is a message and exit code 2.
 
@@ -24,7 +24,7 @@ from repl_rl import __version__, bench
 from repl_rl.at_start import end_quietly
 from repl_rl.errors import ConfigError, ReplRLError
 from repl_rl.run import command as training
-from repl_rl.run import play, rollouts, value
+from repl_rl.run import export, play, rollouts, value
 from repl_rl.run.evaluation import command as evaluation
 from repl_rl.run.push import command as push
 from repl_rl.run.rescore import command as rescoring
@@ -140,6 +140,7 @@ def make_parser() -> argparse.ArgumentParser:
     worth = "what each line of a recorded session was worth, by going on from it"
     value.add_arguments(commands.add_parser("value", help=worth), shipped)
     replay.add_arguments(commands.add_parser("replay", help="run rollouts again as notebooks, and say what differs"))
+    export.add_arguments(commands.add_parser("export", help="recorded sessions in the formats of others"))
     push.add_arguments(commands.add_parser("push", help="publish a run's model, card and rollouts"))
     bench.add_arguments(commands.add_parser("bench", help="measure this machine"))
 
