@@ -89,8 +89,8 @@ class Session:
         return [*before, last + (self.outcome or 0.0)]
 
 
-def check_credit(credit: CreditConfig, *, has_states: bool) -> None:
-    """Raises ConfigError if an estimator needs what the caller does not have."""
+def check_credit(credit: CreditConfig, *, has_states: bool, argument: str = "states") -> None:
+    """Raises ConfigError if an estimator needs what the caller does not have; states are given as `argument`."""
     record = credit.record
     if record is None:
         return
@@ -103,13 +103,13 @@ def check_credit(credit: CreditConfig, *, has_states: bool) -> None:
         return
     if record.compares_states:
         raise ConfigError(
-            f"credit.estimator {credit.estimator} compares turns that began in equal states; say in `states` in which "
-            "state each turn began, or take return_to_go"
+            f"credit.estimator {credit.estimator} compares turns that began in equal states; say in `{argument}` in "
+            "which state each turn began, or take return_to_go"
         )
     if credit.baseline == "state":
         raise ConfigError(
-            "credit.baseline state compares turns that began in equal states; say in `states` in which state each turn "
-            "began, or take baseline place"
+            f"credit.baseline state compares turns that began in equal states; say in `{argument}` in which state each "
+            "turn began, or take baseline place"
         )
 
 

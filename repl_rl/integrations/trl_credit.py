@@ -59,7 +59,7 @@ class TurnCredit(Trainer):  # type: ignore[misc, unused-ignore]
         **kwargs: Any,
     ) -> None:
         self.credit = credit or CreditConfig()
-        check_credit(self.credit, has_states=turn_states is not None)
+        check_credit(self.credit, has_states=turn_states is not None, argument="turn_states")
         self.turn_rewards = turn_rewards
         self.turn_states = turn_states
         self.critic = None

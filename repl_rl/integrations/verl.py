@@ -74,10 +74,15 @@ def _credit_of(estimator: str, config: Any) -> CreditConfig:
                 f"it at 1.0, and say +algorithm.{SECTION}.gamma={gamma} if that is meant"
             )
     try:
-        return CreditConfig(**{**options, "estimator": estimator})
+        credit = CreditConfig(**{**options, "estimator": estimator})
     except ValidationError as error:
         problems = "; ".join(problem["msg"] for problem in error.errors())
         raise ConfigError(f"algorithm.{SECTION} {dict(options)}: {problems}") from error
+    if credit.baseline == "state":
+        raise ConfigError(
+            f"algorithm.{SECTION}.baseline is state, and verl says of no turn in which state it began; take place"
+        )
+    return credit
 
 
 def register() -> list[str]:

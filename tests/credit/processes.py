@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from groups import Typed, of_lines
+from credit.groups import Typed, of_lines
 
 from repl_rl.config import CreditConfig
 from repl_rl.credit import advantages

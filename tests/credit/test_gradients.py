@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from groups import Typed, config, of_lines
+from credit.groups import Typed, config, of_lines
+from credit.processes import STATES, Path, Process, add_values, assert_equal
 from pages import says
-from processes import STATES, Path, Process, add_values, assert_equal
 
 from repl_rl.config import CreditConfig
 from repl_rl.config.estimators import NEUTRAL_BASELINES
