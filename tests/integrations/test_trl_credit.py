@@ -1,6 +1,10 @@
 """Credit per turn in TRL's own GRPOTrainer: its generation, tool loop and loss, our advantages, worked out by hand."""
 
+import json
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -78,13 +82,11 @@ def make_trainer(folder: Path, script: Script = in_two_groups, **arguments: Any)
     tokenizer = make_tokenizer()
     questions = ["What is 17 * 23?", "And 23 * 17?"]
     rows = [{"prompt": [{"role": "user", "content": question}], "answer": "391"} for question in questions]
-    settings = arguments.pop("settings", {})
+    settings: dict[str, Any] = arguments.pop("settings", {})
     return Trainer(
         model=make_model(tokenizer, script),
         args=GRPOConfig(
             output_dir=str(folder),
-            per_device_train_batch_size=4,
-            num_generations=2,
             max_completion_length=400,
             max_steps=1,
             learning_rate=0.1,
@@ -95,7 +97,7 @@ def make_trainer(folder: Path, script: Script = in_two_groups, **arguments: Any)
             bf16=False,
             beta=0.0,
             chat_template_kwargs={"enable_thinking": False},
-            **settings,
+            **{"per_device_train_batch_size": 4, "num_generations": 2, **settings},
         ),
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
@@ -107,7 +109,7 @@ def make_trainer(folder: Path, script: Script = in_two_groups, **arguments: Any)
 def turns_of(trainer: Trainer) -> list[list[tuple[str, float]]]:
     """The texts of each row's turns, and their advantages; everything else has none."""
     shown = []
-    for row in range(4):
+    for row in range(len(trainer.batch["completion_ids"])):
         ids, mask, padding, advantages = (
             trainer.batch[name][row] for name in ("completion_ids", "tool_mask", "completion_mask", "advantages")
         )
@@ -184,6 +186,22 @@ def test_an_evaluation_of_one_session_a_prompt_has_no_advantages(tmp_path: Path)
     trainer = make_trainer(tmp_path, settings={"num_generations_eval": 1, "per_device_eval_batch_size": 4})
     trainer.evaluate(Dataset.from_list(list(trainer.train_dataset) * 2))
     assert not trainer.batch["advantages"].any()
+
+
+@pytest.mark.slow
+def test_a_group_may_be_spread_over_processes(tmp_path: Path) -> None:
+    program = Path(__file__).with_name("trl_processes.py")
+    folders = [program.parent, program.parents[1], program.parents[2]]
+    paths = {"PYTHONPATH": os.pathsep.join(map(str, folders)), "OMP_NUM_THREADS": "1"}
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    done = subprocess.run(
+        [*launcher, str(program), str(tmp_path)], env=os.environ | paths, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    made = [turns for rank in (0, 1) for turns in json.loads((tmp_path / f"{rank}.json").read_text())]
+    assert [[text for text, _ in turns] for turns in made] == SCRIPTS
+    # Returns 0.5, 1 and 1; 0 and 0; void; 1 and 1. Each less the mean of the other two that count.
+    assert [[value for _, value in turns] for turns in made] == [[0.0, 0.5, 0.5], [-0.75, -1.0], [0, 0], [0.75, 0.5]]
 
 
 def test_what_an_estimator_lacks_is_said_before_a_model_is_loaded(tmp_path: Path) -> None:
