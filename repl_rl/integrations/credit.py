@@ -143,9 +143,8 @@ def token_advantages(
     check_credit(credit, has_states=states is not None)
     rows: list[list[float]] = _listed(mask)
     row_spans = [turn_spans(row) for row in rows] if spans is None else spans
-    _check_rows(
-        rows, {"groups": groups, "rewards": rewards, "outcomes": outcomes, "spans": row_spans, "states": states}
-    )
+    columns = {"groups": groups, "rewards": rewards, "outcomes": outcomes, "states": states, "void": void}
+    _check_rows(rows, row_spans, columns)
     sessions = []
     for row, group in enumerate(_listed(groups)):
         turn_rewards, outcome = _paid(row, len(row_spans[row]), rewards, outcomes)
@@ -167,11 +166,11 @@ def token_advantages(
     if hasattr(mask, "new_tensor"):
         import torch
 
-        return torch.tensor(result, dtype=torch.float32, device=mask.device)
+        return torch.tensor(result, dtype=torch.float32, device=mask.device).reshape(mask.shape)
     if hasattr(mask, "tolist"):
         import numpy as np
 
-        return np.array(result, dtype=np.float32)
+        return np.array(result, dtype=np.float32).reshape(mask.shape)
     return result
 
 
@@ -246,19 +245,21 @@ def _paid(row: int, turns: int, rewards: Any, outcomes: Any) -> tuple[list[float
         if not turn_rewards:
             return [], 0.0
         *before, last = turn_rewards
+        if not math.isfinite(last):
+            return turn_rewards, 0.0  # a reward that the session refuses, not an outcome that nobody could grade
         return [*before, 0.0], last
     outcome = outcomes[row]
     return turn_rewards, None if outcome is None else float(outcome)
 
 
-def _check_rows(rows: Sequence[Sequence[float]], columns: dict[str, Any]) -> None:
+def _check_rows(rows: Sequence[Sequence[float]], row_spans: Sequence[Sequence[Span]], columns: dict[str, Any]) -> None:
     """Raises ConfigError if a column has another number of rows than the mask, or spans don't fit it."""
-    for name, column in columns.items():
+    for name, column in {**columns, "spans": row_spans}.items():
         if column is not None and len(column) != len(rows):
             raise ConfigError(f"{name} has {len(column)} rows, and the mask has {len(rows)}; each row needs one")
     if columns["rewards"] is None and columns["outcomes"] is None:
         raise ConfigError("there are neither rewards nor outcomes; give one of them, or both")
-    for index, (row, spans) in enumerate(zip(rows, columns["spans"], strict=True)):
+    for index, (row, spans) in enumerate(zip(rows, row_spans, strict=True)):
         odd_values = set(row) - {0, 1}
         if odd_values:
             raise ConfigError(

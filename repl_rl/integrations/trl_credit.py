@@ -111,7 +111,8 @@ class TurnCredit(Trainer):  # type: ignore[misc, unused-ignore]
         if generations == 1:  # in an evaluation, where TRL has no advantages either
             advantages = [[0.0] * len(session.token_counts) for session in sessions]
         else:
-            advantages = turn_advantages(sessions, self.credit, critic=self.critic)
+            critic = self.critic if self.model.training else None  # which is to remember what is trained on alone
+            advantages = turn_advantages(sessions, self.credit, critic=critic)
         first = self.accelerator.process_index * len(prompts)
         self._advantages = advantages[first : first + len(prompts)]
         return rewards

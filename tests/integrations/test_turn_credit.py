@@ -146,6 +146,8 @@ def test_rewards_on_tokens_belong_to_the_turn_that_came_before_them() -> None:
     [
         ({"outcomes": [1.0]}, ConfigError, "outcomes has 1 rows, and the mask has 2"),
         ({"groups": ["a"]}, ConfigError, "groups has 1 rows, and the mask has 2"),
+        ({"void": [True]}, ConfigError, "void has 1 rows, and the mask has 2"),
+        ({"outcomes": None, "rewards": [[1.0], [float("nan")]]}, RewardError, "turn 0 of a session .* earned nan"),
         ({"outcomes": None}, ConfigError, "neither rewards nor outcomes"),
         ({"mask": [[1, 2], [1, 0]]}, ConfigError, "row 0 of the mask holds 2; it has to be 1 on sampled tokens"),
         ({"groups": ["a", "b"]}, ConfigError, "each of these 2 groups has one session; give those of one prompt"),
@@ -186,4 +188,5 @@ def test_no_groups_are_needed_where_nothing_is_compared() -> None:
 
 def test_an_empty_batch_and_one_of_void_rows_have_no_advantages() -> None:
     assert token_advantages([], [], RETURN_TO_GO, outcomes=[]) == []
+    assert token_advantages(torch.zeros(0, 5), [], RETURN_TO_GO, outcomes=[]).shape == (0, 5)
     assert token_advantages([[0, 0], [0, 0]], [1, 1], config("reinforce++"), outcomes=[1, 2]) == [[0.0] * 2] * 2
