@@ -27,9 +27,9 @@ import torch
 from accelerate.utils import gather_object
 
 from repl_rl.config import CreditConfig
-from repl_rl.errors import ConfigError, RewardError
+from repl_rl.errors import ConfigError
 from repl_rl.integrations.credit import Session, Span, check_credit, spread_over, turn_advantages, turn_spans
-from repl_rl.utils.import_path import import_path_of
+from repl_rl.utils.user_code import Seam, boundary, failure
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer as Trainer
@@ -95,8 +95,8 @@ class TurnCredit(Trainer):  # type: ignore[misc, unused-ignore]
         columns |= {"trainer_state": self.state, "turn_spans": self._turns}
         if self.environments is not None:
             columns["environments"] = self.environments
-        turn_rewards = self._per_turn(self.turn_rewards, columns)
-        turn_states = self._per_turn(self.turn_states, columns)
+        turn_rewards = per_turn(self.turn_rewards, self._turns, columns, float)
+        turn_states = per_turn(self.turn_states, self._turns, columns, state_text)
         turns_of_processes = gather_object(list(zip(self._turns, turn_rewards, turn_states, strict=True)))
 
         generations = self.num_generations if self.model.training else self.num_generations_eval
@@ -117,20 +117,6 @@ class TurnCredit(Trainer):  # type: ignore[misc, unused-ignore]
         self._advantages = advantages[first : first + len(prompts)]
         return rewards
 
-    def _per_turn(self, function: TurnFunction | None, columns: dict[str, Any]) -> Sequence[Any]:
-        """What a function of the user's returns for each completion; None for each if there is no function."""
-        if function is None:
-            return [None] * len(self._turns)
-        values = function(**columns)
-        counts = [len(spans) for spans in self._turns]
-        returned = [len(turn_values) for turn_values in values]
-        if returned != counts:
-            raise RewardError(
-                f"{import_path_of(function)} returned {returned} values for completions of {counts} turns; it has to "
-                "return a list per completion, with a value per turn"
-            )
-        return values
-
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
         ids = batch["completion_ids"]  # (B, T), padded on the right
@@ -139,3 +125,25 @@ class TurnCredit(Trainer):  # type: ignore[misc, unused-ignore]
             rows.append(spread_over(spans, values, ids.shape[1]))
         batch["advantages"] = torch.tensor(rows, dtype=torch.float32, device=ids.device)
         return batch
+
+
+def per_turn(
+    function: TurnFunction | None, turns: Sequence[Sequence[Span]], columns: dict[str, Any], read: Callable[[Any], Any]
+) -> list[Any]:
+    """What the user's function says of the turns of each completion, each value by `read`; None for each completion if
+    there is no function. Raises RewardError if it fails, or returns another number of values than there are turns."""
+    if function is None:
+        return [None] * len(turns)
+    with boundary(Seam.TURN_VALUES, function):
+        values = [[read(value) for value in turn_values] for turn_values in function(**columns)]
+    counts = [len(spans) for spans in turns]
+    returned = [len(turn_values) for turn_values in values]
+    if returned != counts:
+        text = f"returned {returned} values for completions of {counts} turns"
+        raise failure(Seam.TURN_VALUES, function, text)
+    return values
+
+
+def state_text(state: Any) -> str | None:
+    """A state as a text; None if it is unknown."""
+    return None if state is None else str(state)
