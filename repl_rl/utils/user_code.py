@@ -57,6 +57,13 @@ class Seam(Enum):
         RewardError,
     )
     """A reward function of TRL's kind."""
+    TURN_VALUES = (
+        "function of turns",
+        "it has to return a list for each completion, with a value for each turn: a number as its reward, a text or "
+        "None as its state",
+        RewardError,
+    )
+    """What `TurnCredit` asks about turns in TRL's trainer."""
     GRADER = (
         "grader",
         "it has to be (task, answer) -> float, or -> (float, reason), where answer is a tuple of texts, or None "

@@ -31,8 +31,8 @@ from repl_rl.trajectory import LineKind, StopReason, read_jsonl
 TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in PAGES}
 PYTHON = {(page, number): block for page, text in TEXTS.items() for number, block in enumerate(blocks(text, "python"))}
 
-GUIDES = ("credit", "dialects", "engines", "integrations", "rewards", "tasks", "tools")
-"""Pages whose Python needs something around it: test_guides.py and tests/integrations/test_docs.py run it."""
+GUIDES = ("credit", "credit-elsewhere", "dialects", "engines", "integrations", "rewards", "tasks", "tools")
+"""Pages whose Python needs something around it: test_guides.py and tests/integrations/test_*docs.py run it."""
 EVENTS = ("docs/notebooks.md", 3)
 GOES_ON = {("docs/notebooks.md", 1): ("docs/notebooks.md", 0), ("docs/rlm.md", 1): ("docs/rlm.md", 0)}
 """Blocks that use the names of an earlier one."""

@@ -1,6 +1,8 @@
-"""Where the packages of `verifiers.txt` lie, a folder that is on no path; and a machine that fails."""
+"""Where the packages of `verifiers.txt` and `verl.txt` lie, folders that are on no path; and a machine that fails."""
 
+import importlib
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from repl_rl.integrations.shared import SharedKernels, close_shared_kernels
 
 VERIFIERS = Path(__file__).parents[2] / ".venv" / "verifiers"
+VERL = VERIFIERS.with_name("verl")
 
 
 @pytest.fixture(scope="module")
@@ -20,6 +23,17 @@ def verifiers_path() -> Iterator[Path]:
     yield VERIFIERS
     sys.path.remove(str(VERIFIERS))
     close_shared_kernels()
+
+
+@pytest.fixture(scope="module")
+def verl_path() -> Iterator[Path]:
+    """`import verl` works while this is in use, and has registered our estimators."""
+    assert (VERL / "verl").is_dir(), f"{VERL} is missing; `make .venv/verl/.installed` brings it"
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(action="ignore"):
+        patch.setattr(sys, "path", [*sys.path, str(VERL)])
+        patch.setenv("VERL_USE_EXTERNAL_MODULES", "repl_rl.integrations.verl")
+        importlib.import_module("verl.trainer.ppo.ray_trainer")  # which warns of engines that are not installed
+        yield VERL
 
 
 def kill_the_server(kernels: SharedKernels) -> None:

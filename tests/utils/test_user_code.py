@@ -28,6 +28,7 @@ from repl_rl.dialect import CellRun, PythonDialect, PythonReader, Turn, make_dia
 from repl_rl.dialect.base import ChatPrompt, Shown
 from repl_rl.engine import SampledLine, make_engine
 from repl_rl.errors import BrokenStateError, ConfigError, ExtensionError, KernelError, ReplRLError
+from repl_rl.integrations.trl_credit import per_turn
 from repl_rl.kernel import HostCall, HostReply, KernelPool, Limits
 from repl_rl.rewards import RewardTable, ScoredTrajectory
 from repl_rl.rewards.functions import call_function
@@ -431,6 +432,13 @@ PLACES = [
         "batch reward",
         lambda _: asked_of_valid(rewards_later)(scored=[SCORED]),
         "returned",
+    ),
+    Place(
+        Seam.TURN_VALUES,
+        "rewards",
+        "batch reward",
+        lambda _: per_turn(rewards, [[(0, 1)]], {}, float),
+        "raised TypeError",
     ),
     Place(Seam.GRADER, "grades", "grader", lambda _: graded_by(grades, TASK, PROBE), "returned"),
     Place(Seam.ESTIMATOR, "estimates", "estimator", estimated, "raised TypeError"),
