@@ -22,6 +22,7 @@ from waiting import DEADLINE_S, until
 pytestmark = pytest.mark.more
 CHECKOUT = Path(__file__).parents[2]
 OPENENV = CHECKOUT / ".venv" / "openenv"
+SERVE = ("-m", "repl_rl.cli", "serve", "openenv", "--port", "0")
 SECRET = 982451653
 """The answer to the served problem."""
 CLIENT = """\
@@ -58,9 +59,11 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 
 
 @contextmanager
-def serving(*options: str, is_quiet: bool = True) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def serving(
+    *options: str, arguments: tuple[str, ...] = SERVE, is_quiet: bool = True
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """A server's address and process, which ends without a word, unless it has something to log."""
-    with start("-m", "repl_rl.cli", "serve", "openenv", "--port", "0", *options) as process:
+    with start(*arguments, *options) as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
@@ -277,7 +280,7 @@ with connect() as env:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_server_with_all_that_it_started(number: int) -> None:
-    with start("-m", "repl_rl.cli", "serve", "openenv", "--port", "0", "--size", "2") as process:
+    with start(*SERVE, "--size", "2") as process:
         assert process.stdout is not None
         url = process.stdout.readline().split()[0]
         endless = """
@@ -327,3 +330,33 @@ def test_without_the_package_the_error_names_it() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=False)
     assert done.stderr.startswith("repl-rl: this server is built on openenv 0.10, which can't be imported (")
     assert done.stderr.endswith("): pip install openenv\n")
+
+
+def test_in_process_as_nemo_gym_uses_it_with_limits_on_actions_and_on_waiting() -> None:
+    program = """
+import json
+import repl_rl.integrations.openenv as served
+from repl_rl.config import KernelConfig
+served.ACTION_S = served.WAIT_S = 2.0
+first, second = served.ReplEnvironment(KernelConfig(size=1)), served.ReplEnvironment(KernelConfig(size=1))
+first.reset(answer="391")
+slow = "import time\\n" + "time.sleep(0.5)\\n" * 100
+said = [first.step(served.ReplAction(code=code)).model_dump() for code in ("x = 1", slow, "x")]
+try:
+    second.reset()
+except Exception as error:
+    said.append(str(error))
+first.close()
+second.reset()
+said.append(second.step(served.ReplAction(code="6 * 7")).output)
+print(json.dumps(said))
+"""
+    with start("-c", program) as process:
+        out, err = process.communicate(timeout=DEADLINE_S)
+        assert process.returncode == 0, err
+    quick, slow, later, refusal, free = json.loads(out)
+    assert (quick["kind"], slow["kind"], later["error_name"]) == ("statement", "killed", "NameError")
+    assert slow["output"] == "(the interpreter was ended: this took longer than 2 s)\n"
+    assert (later["reward"], later["done"]) == (0.0, False)
+    assert refusal.startswith("none of the 1 interpreters of this server became free within 2 s")
+    assert free == "42\n"
