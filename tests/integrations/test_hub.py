@@ -32,7 +32,7 @@ HUB = CHECKOUT / "docs" / "hub"
 
 
 def wheel_of(source: Path, folder: Path) -> tuple[list[str], list[Requirement]]:
-    """Builds a wheel, as `prime env push` does, and unpacks it. Returns the names of its modules, and its requirements."""
+    """Builds a wheel, as `prime env push` does, and unpacks it. Returns its modules and its requirements."""
     copy = shutil.copytree(source, folder / "source")  # what builds leave there
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(copy)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
