@@ -17,11 +17,13 @@ from typing import Any
 
 import psutil
 import pytest
+from pages import blocks
 from waiting import DEADLINE_S, until
 
 pytestmark = pytest.mark.more
 CHECKOUT = Path(__file__).parents[2]
 OPENENV = CHECKOUT / ".venv" / "openenv"
+DOCS = blocks((CHECKOUT / "docs" / "openenv.md").read_text(encoding="utf-8"), "python")
 SERVE = ("-m", "repl_rl.cli", "serve", "openenv", "--port", "0")
 SECRET = 982451653
 """The answer to the served problem."""
@@ -360,3 +362,38 @@ print(json.dumps(said))
     assert (later["reward"], later["done"]) == (0.0, False)
     assert refusal.startswith("none of the 1 interpreters of this server became free within 2 s")
     assert free == "42\n"
+
+
+def test_the_pages_client(server: str) -> None:
+    [code] = [block for block in DOCS if "GRPOTrainer" not in block]
+    with start("-c", code.replace("http://127.0.0.1:8000", server)) as process:
+        out, err = process.communicate(timeout=DEADLINE_S)
+    assert out.splitlines() == [
+        "What is 17 * 23?",
+        " statement 0.0 False",
+        "391",
+        " expression 0.0 False",
+        " answer 1.0 True",
+    ], err
+
+
+@pytest.mark.slow
+def test_the_pages_trainer(server: str, tmp_path: Path) -> None:
+    [code] = [block for block in DOCS if "GRPOTrainer" in block]
+    code = code.replace("http://127.0.0.1:8000", server)
+    code = code.replace("max_steps=1", "max_steps=1, report_to='none', use_cpu=True, bf16=False")
+    program = f"""
+from scripted_chat import call, make_model, make_tokenizer
+
+def script(row, seen):
+    return [call(f"17 * {{23 + row % 2}}"), call("submit_final_answer(_)"), "Done."][len(seen)]
+
+tokenizer = make_tokenizer()
+model = make_model(tokenizer, script)
+{code}
+print([environment.reward for environment in trainer.environments])
+print(trainer.state.log_history[0]["reward"])
+"""
+    with start("-c", f"import os; os.chdir({str(tmp_path)!r})\n{program}") as process:
+        out, err = process.communicate(timeout=DEADLINE_S)
+    assert out.splitlines()[-2:] == ["[1.0, 0.0, 1.0, 0.0]", "0.5"], err
