@@ -56,7 +56,7 @@ except ImportError as error:
 
 NAME = "repl_rl"
 """The environment's name in the routes of OpenEnv's task API."""
-MOST_CODE_CHARS = 100_000
+MOST_CODE_CHARS = 50_000
 ACTION_S = 45.0
 """How long all lines of an action may take. By default, OpenEnv's client waits 60 seconds for a reply."""
 WAIT_S = 30.0
@@ -199,7 +199,8 @@ class ReplEnvironment(Environment[ReplAction, ReplObservation, ReplState]):  # t
             if session is None:
                 session = await self._restart(None, None)
             was_over = session.answer is not None
-            reply = await session.type(read_program(code), ACTION_S)
+            turn = await asyncio.to_thread(read_program, code)  # up to a second, in which others type
+            reply = await session.type(turn, ACTION_S)
             if session.failure is not None:
                 raise KernelError(f"the interpreter failed: {session.failure}; reset begins a new episode")
             reward = None

@@ -164,7 +164,8 @@ with connect() as env:
 
 
 def test_what_one_session_does_others_dont_notice(server: str) -> None:
-    """Four at once: one hangs where no interrupt helps, one ends itself, one floods, and one just goes on."""
+    """Four at once: one hangs where no interrupt helps, one ends itself, one floods and types what takes long to read,
+    and one just goes on."""
     hung, ended, flooded, steady = client(
         server,
         """
@@ -172,7 +173,7 @@ said = [[], [], [], []]
 programs = [
     ["x = 1", "sum(range(10**12))", "x"],
     ["x = 2", "import os; os._exit(3)", "x"],
-    ["x = 3", "while True: print('x' * 1000)", "x"],
+    ["x = 3", "while True: print('x' * 1000)", "x", "@a\\n" * 10000],
     ["x = 4"] + ["x"] * 40,
 ]
 def play(number):
@@ -191,7 +192,8 @@ for results in said: say(results)
     assert [step["kind"] for step in ended] == ["statement", "killed", "exception"]
     assert ended[2]["output"].startswith("(a fresh interpreter: everything defined before is gone)\n")
     assert ended[2]["error_name"] == "NameError"
-    assert [step["kind"] for step in flooded] == ["statement", "timeout", "expression"]
+    assert [step["kind"] for step in flooded] == ["statement", "timeout", "expression", "syntax_error"]
+    assert flooded[3]["output"].startswith("SyntaxError: a program of 10,000 lines and 30,000 characters that does not")
     assert (len(flooded[1]["output"]) <= 1000, flooded[2]["output"]) == (True, "3\n")
     assert [step["output"] for step in steady] == [""] + ["4\n"] * 40
 
