@@ -35,7 +35,7 @@ from repl_rl import __version__
 from repl_rl.config import KernelConfig
 from repl_rl.dialect import truncate_middle
 from repl_rl.errors import ConfigError, DependencyError, KernelError
-from repl_rl.integrations.shared import LiveSession, close_shared_kernels, shared_kernels
+from repl_rl.integrations.shared import LiveSession, SharedKernels, close_shared_kernels, shared_kernels
 from repl_rl.integrations.trl import read_program
 from repl_rl.tasks import grade, require_gradable
 from repl_rl.trajectory import Task
@@ -110,6 +110,7 @@ class ReplEnvironment(Environment[ReplAction, ReplObservation, ReplState]):  # t
         self._config = kernel or KernelConfig()
         self._problems = problems or {}
         self._max_output_chars = max_output_chars
+        self._kernels: SharedKernels | None = None
         self._session: LiveSession | None = None
         self._turn = asyncio.Lock()
         """Held by what uses the session: a client may call the tool over HTTP while it steps over its socket."""
@@ -146,13 +147,12 @@ class ReplEnvironment(Environment[ReplAction, ReplObservation, ReplState]):  # t
             tasks = self._tasks_of(next(iter(self._problems)) if split is None else split)
             task = tasks[random.Random(seed).randrange(len(tasks)) if index is None else index]
             question = task.question
-        loop = shared_kernels(self._config).loop
-        loop.run(self._begin(task, episode_id))
+        self._open_kernels().loop.run(self._begin(task, episode_id))
         return ReplObservation(question=question)
 
     def step(self, action: ReplAction, timeout_s: float | None = None, **options: Any) -> ReplObservation:
         """Run the code. `timeout_s` is ignored: limits are the server's. Raises KernelError if the machinery fails."""
-        return shared_kernels(self._config).loop.run(self._type(action.code))
+        return self._open_kernels().loop.run(self._type(action.code))
 
     async def python(self, code: str) -> str:
         """Run Python code in a live interpreter and return what it prints, the values of bare expressions included.
@@ -160,9 +160,8 @@ class ReplEnvironment(Environment[ReplAction, ReplObservation, ReplState]):  # t
         Names stay defined between calls. Hand over the final answer with submit_final_answer(value).
         """
         action = ReplAction(code=code)
-        loop = shared_kernels(self._config).loop
-        observation = await asyncio.wrap_future(loop.submit(self._type(action.code)))
-        return observation.output
+        typing = self._open_kernels().loop.submit(self._type(action.code))
+        return (await asyncio.wrap_future(typing)).output
 
     @cached_property
     def mcp_server(self) -> FastMCP:
@@ -171,14 +170,21 @@ class ReplEnvironment(Environment[ReplAction, ReplObservation, ReplState]):  # t
         server.tool(self.python)
         return server
 
-    async def _begin(self, task: Task | None, episode_id: str | None = None) -> None:
+    def _open_kernels(self) -> SharedKernels:
+        if self._kernels is None:
+            self._kernels = shared_kernels(self._config)
+        return self._kernels
+
+    async def _begin(self, task: Task | None, episode_id: str | None) -> None:
         async with self._turn:
             await self._restart(task, episode_id)
 
     async def _restart(self, task: Task | None, episode_id: str | None) -> LiveSession:
         self._require_open()
         if self._session is None:
-            self._session = LiveSession(shared_kernels(self._config).pool)
+            self._session = LiveSession(self._open_kernels().pool)
+        self._task = None
+        self._state = ReplState(episode_id=str(uuid4()) if episode_id is None else str(episode_id))
         try:
             async with asyncio.timeout(WAIT_S):
                 await self._session.restart()
@@ -189,7 +195,6 @@ class ReplEnvironment(Environment[ReplAction, ReplObservation, ReplState]):  # t
                 "serve more of them: --size"
             ) from error
         self._task = task
-        self._state = ReplState(episode_id=str(uuid4()) if episode_id is None else str(episode_id))
         return self._session
 
     async def _type(self, code: str) -> ReplObservation:
@@ -198,7 +203,6 @@ class ReplEnvironment(Environment[ReplAction, ReplObservation, ReplState]):  # t
             session = self._session
             if session is None:
                 session = await self._restart(None, None)
-            was_over = session.answer is not None
             turn = await asyncio.to_thread(read_program, code)  # up to a second, in which others type
             reply = await session.type(turn, ACTION_S)
             if session.failure is not None:
@@ -206,7 +210,7 @@ class ReplEnvironment(Environment[ReplAction, ReplObservation, ReplState]):  # t
             reward = None
             if self._task is not None:
                 reward = 0.0
-            if self._task is not None and session.answer is not None and not was_over:
+            if self._task is not None and session.answer is not None and self._state.reward is None:
                 reward = await asyncio.to_thread(grade, self._task, session.answer, session.answer_forms)
                 self._state.reward = reward
             self._state.step_count += 1
@@ -234,9 +238,8 @@ class ReplEnvironment(Environment[ReplAction, ReplObservation, ReplState]):  # t
     def close(self) -> None:
         """Give the interpreter back once the action under way is over, without waiting. Nothing runs afterwards."""
         self._is_closed = True
-        loop = shared_kernels(self._config).loop if self._session is not None else None
-        if loop is not None and not loop.is_closed:
-            loop.submit(self._give_back())
+        if self._kernels is not None and not self._kernels.loop.is_closed:
+            self._kernels.loop.submit(self._give_back())
 
     async def _give_back(self) -> None:
         async with self._turn:

@@ -306,7 +306,7 @@ with connect() as env:
 
 
 def test_an_unused_session_ends_and_says_so() -> None:
-    with serving("--size", "1", "--idle-s", "1") as (url, process):
+    with serving("--size", "1", "--idle-s", "5") as (url, process):
         before = psutil.Process(process.pid)
         first, second, again = client(
             url,
@@ -315,7 +315,7 @@ env = connect()
 env.reset()
 say(refused(env.step, {"code": "6 * 7"})["output"])
 while True:
-    time.sleep(6)
+    time.sleep(11)
     said = refused(env.step, {"code": "6 * 7"})
     if isinstance(said, str): break
 say(said)
@@ -341,15 +341,24 @@ def test_in_process_as_nemo_gym_uses_it_with_limits_on_actions_and_on_waiting() 
 import json
 import repl_rl.integrations.openenv as served
 from repl_rl.config import KernelConfig
-served.ACTION_S = served.WAIT_S = 2.0
+
+def shown(code):
+    return first.step(served.ReplAction(code=code)).model_dump()
+
+served.ACTION_S = served.WAIT_S = 300.0
 first, second = served.ReplEnvironment(KernelConfig(size=1)), served.ReplEnvironment(KernelConfig(size=1))
 first.reset(answer="391")
-slow = "import time\\n" + "time.sleep(0.5)\\n" * 100
-said = [first.step(served.ReplAction(code=code)).model_dump() for code in ("x = 1", slow, "x")]
+said = [shown("x = 1")]
+served.ACTION_S = 0.5
+said.append(shown("import time\\n" + "time.sleep(0.2)\\n" * 1000))
+served.ACTION_S = 300.0
+said.append(shown("x"))
+served.WAIT_S = 0.5
 try:
     second.reset()
 except Exception as error:
     said.append(str(error))
+served.WAIT_S = 300.0
 first.close()
 second.reset()
 said.append(second.step(served.ReplAction(code="6 * 7")).output)
@@ -360,9 +369,9 @@ print(json.dumps(said))
         assert process.returncode == 0, err
     quick, slow, later, refusal, free = json.loads(out)
     assert (quick["kind"], slow["kind"], later["error_name"]) == ("statement", "killed", "NameError")
-    assert slow["output"] == "(the interpreter was ended: this took longer than 2 s)\n"
+    assert slow["output"] == "(the interpreter was ended: this took longer than 0.5 s)\n"
     assert (later["reward"], later["done"]) == (0.0, False)
-    assert refusal.startswith("none of the 1 interpreters of this server became free within 2 s")
+    assert refusal.startswith("none of the 1 interpreters of this server became free within 0.5 s")
     assert free == "42\n"
 
 
