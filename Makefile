@@ -6,6 +6,7 @@ STAMP := .venv/.installed
 VERIFIERS := .venv/verifiers/.installed
 FORMATS := .venv/formats/.installed
 VERL := .venv/verl/.installed
+OPENENV := .venv/openenv/.installed
 KERNEL_TESTS := .venv/jupyter_kernel_test/.installed
 DEEPSPEED := .venv/deepspeed/.installed
 GYM := .venv/reasoning_gym/.installed
@@ -35,10 +36,10 @@ train: $(STAMP) ## train the quickstart: a small model learns to use the interpr
 test: $(STAMP) ## the tests of every room, in five minutes: real vLLM, real kernels, a real training run
 	@$(PYTEST) -m "not slow and not more" $(ARGS)
 
-test-more: $(STAMP) $(VERIFIERS) $(FORMATS) $(VERL) $(KERNEL_TESTS) ## what a change has to pass besides, in ten to twenty minutes
+test-more: $(STAMP) $(VERIFIERS) $(FORMATS) $(VERL) $(OPENENV) $(KERNEL_TESTS) ## what a change has to pass besides, in ten to twenty minutes
 	@$(PYTEST) -m "more and not slow" $(ARGS)
 
-test-all: $(STAMP) $(VERIFIERS) $(FORMATS) $(VERL) $(KERNEL_TESTS) $(DEEPSPEED) $(GYM) $(QWEN) ## every test there is, those that take minutes each included
+test-all: $(STAMP) $(VERIFIERS) $(FORMATS) $(VERL) $(OPENENV) $(KERNEL_TESTS) $(DEEPSPEED) $(GYM) $(QWEN) ## every test there is, those that take minutes each included
 	@$(PYTEST) --hypothesis-profile=thorough -m "not alone" $(ARGS); status=$$?; \
 	  $(BIN)/python -m pytest -m alone $(ARGS) || status=$$?; exit $$status
 
@@ -89,14 +90,15 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "... done"
 	@touch $@
 
-# Beside the others and on no path: their requirements are older than what vLLM brings, though they run with that.
+# Beside the others and on no path: their requirements are older than what vLLM brings, though most run with that.
 $(VERIFIERS): tests/integrations/verifiers.txt | $(STAMP)
 $(FORMATS): tests/integrations/formats.txt | $(STAMP)
 $(VERL): tests/integrations/verl.txt | $(STAMP)
+$(OPENENV): tests/integrations/openenv.txt | $(STAMP)
 $(KERNEL_TESTS): tests/kernel/jupyter_kernel_test.txt | $(STAMP)
 $(GYM): tests/tasks/reasoning_gym.txt | $(STAMP)
 $(QWEN): tests/models/qwen.txt | $(STAMP)
-$(VERIFIERS) $(FORMATS) $(VERL) $(KERNEL_TESTS) $(GYM) $(QWEN):
+$(VERIFIERS) $(FORMATS) $(VERL) $(OPENENV) $(KERNEL_TESTS) $(GYM) $(QWEN):
 	@echo "installing $(notdir $(@D)) for tests, once"
 	@rm -rf $(@D)
 	@$(PIP) install --no-deps --target $(@D) -r $<

@@ -1,4 +1,4 @@
-"""`repl-rl`: train, sft, rollout, play, eval, view, rescore, value, replay, export, push, bench, config, doctor.
+"""`repl-rl`: train, sft, rollout, play, eval, view, rescore, value, replay, export, push, serve, bench, config, doctor.
 
 A ReplRLError is a message and exit code 2.
 
@@ -23,6 +23,7 @@ from rich.console import Console
 from repl_rl import __version__, bench
 from repl_rl.at_start import end_quietly
 from repl_rl.errors import ConfigError, ReplRLError
+from repl_rl.integrations import command as serving
 from repl_rl.run import command as training
 from repl_rl.run import export, play, rollouts, value
 from repl_rl.run.evaluation import command as evaluation
@@ -142,6 +143,7 @@ def make_parser() -> argparse.ArgumentParser:
     replay.add_arguments(commands.add_parser("replay", help="run rollouts again as notebooks, and say what differs"))
     export.add_arguments(commands.add_parser("export", help="recorded sessions in the formats of others"))
     push.add_arguments(commands.add_parser("push", help="publish a run's model, card and rollouts"))
+    serving.add_arguments(commands.add_parser("serve", help="interpreters for other trainers, over a socket"), shipped)
     bench.add_arguments(commands.add_parser("bench", help="measure this machine"))
 
     shown = commands.add_parser("config", help="print a config that ships, to begin one of your own with")

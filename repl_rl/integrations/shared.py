@@ -6,21 +6,26 @@ environment owns the pool, and a session ends when its environment starts the ne
 What the code did is data, as in our own rollouts: if it killed the kernel, the reply says so in text, and what is
 typed next runs in a fresh interpreter, with a note about the loss. A failure of the machinery is kept in `failure`, so
 that such an episode can be left out of the rewards.
+
+`read_problems` reads the file of problems that some of these environments take.
 """
 
+import asyncio
 import atexit
 import gc
 import os
 import threading
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 from repl_rl.config import KernelConfig
 from repl_rl.dialect import CellRun, Turn
 from repl_rl.errors import ConfigError, KernelError
 from repl_rl.kernel import KernelSource
 from repl_rl.rollout import TrajectoryKernel, make_pool, run_turn
-from repl_rl.trajectory import LineKind, StopReason
+from repl_rl.tasks.formats import rows_of
+from repl_rl.trajectory import LineKind, StopReason, Task
 from repl_rl.utils.threads import BackgroundLoop
 
 STATE_LOST = "(a fresh interpreter: everything defined before is gone)\n"
@@ -29,10 +34,15 @@ ANSWERED = "(the answer has been submitted; nothing runs any more)\n"
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The reply to typed code: a note of ours, usually "", then what its cells did."""
+    """The reply to typed code: a note of ours, usually "", then what its cells did.
+
+    `kind` is None for what was typed after an answer, which did not run.
+    """
 
     note: str = ""
     cells: tuple[CellRun, ...] = ()
+    kind: LineKind | None = None
+    error_name: str | None = None
 
 
 class LiveSession:
@@ -67,27 +77,35 @@ class LiveSession:
         self._interpreter = interpreter
         return interpreter
 
-    async def type(self, turn: Turn) -> Reply:
-        """Run the cells that a turn completes."""
+    async def type(self, turn: Turn, within_s: float | None = None) -> Reply:
+        """Run the cells that a turn completes. If all of them take longer than `within_s`, the interpreter is ended."""
         if self.answer is not None:
             return Reply(ANSWERED)
         try:
             interpreter = self._interpreter or await self._open()
             note = STATE_LOST if self._is_lost else ""
             self._is_lost = False
-            result = await run_turn(interpreter, turn)
+            async with asyncio.timeout(within_s):
+                result = await run_turn(interpreter, turn)
         except KernelError as error:
             if not self.failure:
                 self.failure = str(error)
-            self.kinds.append(LineKind.KILLED)
-            await self._lose()
-            return Reply(f"(the interpreter failed: {error})\n")
+            return await self._ended(f"(the interpreter failed: {error})\n")
+        except TimeoutError:
+            if within_s is None:
+                raise
+            return await self._ended(f"(the interpreter was ended: this took longer than {within_s:g} s)\n")
         self.answer = result.answer
         self.answer_forms = result.answer_forms
         if result.stop is StopReason.KILLED:
             await self._lose()
         self.kinds.append(result.kind)
-        return Reply(note, result.cells)
+        return Reply(note, result.cells, result.kind, result.error_name)
+
+    async def _ended(self, note: str) -> Reply:
+        self.kinds.append(LineKind.KILLED)
+        await self._lose()
+        return Reply(note, kind=LineKind.KILLED)
 
     async def close(self) -> None:
         """Give the interpreter back. A second call does nothing."""
@@ -167,3 +185,14 @@ def close_shared_kernels() -> None:
             process, _ = key
             if process == os.getpid():  # a fork has a copy of its parent's kernels, which are not its to end
                 _shared.pop(key).close()
+
+
+def read_problems(path: Path) -> list[Task]:
+    """The problems of a file, in order. Raises ConfigError, naming the file and the line that is not a problem."""
+    problems = []
+    for number, (where, row) in enumerate(rows_of([path]), 1):
+        for name in ("question", "answer"):
+            if name not in row:
+                raise ConfigError(f"{where}: a problem has question and answer, and there is no {name!r}")
+        problems.append(Task(str(row.get("id", number)), str(row["question"]), str(row["answer"])))
+    return problems

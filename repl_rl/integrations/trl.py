@@ -14,7 +14,7 @@ the calls of a batch one after another, and goes on sampling after an answer. `R
 A terminal would end a function at the first blank line inside it, and refuse a statement right after an indented block.
 Models that write whole programs don't expect either, so a program that parses is split by its grammar into one cell per
 statement, with expressions echoed. A program that does not parse is typed line by line, so that the error appears where
-a terminal shows it, after the output of the lines before it.
+a terminal shows it, after the output of the lines before it. A very long one is refused as a whole.
 
 Nothing here imports TRL.
 """
@@ -28,18 +28,32 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from repl_rl.config import KernelConfig
-from repl_rl.dialect import SMALLEST_LIMIT_CHARS, Cell, PythonReader, Turn, truncate_middle
+from repl_rl.dialect import SMALLEST_LIMIT_CHARS, Cell, PythonReader, Refusal, Turn, truncate_middle
 from repl_rl.errors import ConfigError
 from repl_rl.integrations.shared import shared_kernels
 from repl_rl.tasks import grade
 from repl_rl.trajectory import LineKind, Task
 from repl_rl.utils.text import parsed
 
+_MOST_READ = 2_000_000
+"""Lines times characters of a program that does not parse, such as 500 lines of 4,000 characters together. A terminal
+looks at an open block again with every line, so that reading more would hold up a process for seconds to minutes."""
+
 
 def read_program(code: str) -> Turn:
-    """`code` as one complete turn, with no block left open. Statements that share a line make one cell."""
+    """`code` as one complete turn, with no block left open. Statements that share a line make one cell.
+
+    A program that does not parse and is too long to be typed line by line is a syntax error as a whole.
+    """
     tree = parsed(code)
     if tree is None:
+        line_count = len(code.splitlines())
+        if line_count * len(code) > _MOST_READ:
+            reason = (
+                f"SyntaxError: a program of {line_count:,} lines and {len(code):,} characters that does not parse\n"
+            )
+            cell = Cell(code, LineKind.SYNTAX_ERROR, Refusal("SyntaxError", reason))
+            return Turn(code, (cell,), LineKind.SYNTAX_ERROR)
         return PythonReader().read(code.encode("utf-8", "surrogatepass"), end_of_input=True)
     groups: list[list[ast.stmt]] = []
     for statement in tree.body:

@@ -29,9 +29,8 @@ from typing import Literal
 from repl_rl.config import DialectConfig, KernelConfig
 from repl_rl.dialect import make_dialect
 from repl_rl.errors import ConfigError, DependencyError
-from repl_rl.integrations.shared import LiveSession, shared_kernels
+from repl_rl.integrations.shared import LiveSession, read_problems, shared_kernels
 from repl_rl.tasks import grade, make_tasks
-from repl_rl.tasks.formats import rows_of
 from repl_rl.trajectory import LineKind, Task
 from repl_rl.utils.user_code import Seam, boundary
 
@@ -246,14 +245,3 @@ def load_environment(
         split=split,
     )
     return ReplEnv(ReplEnvConfig(taskset=taskset, agent=agent))
-
-
-def read_problems(path: Path) -> list[Task]:
-    """The problems of a file, in order. Raises ConfigError, naming the file and the line that is not a problem."""
-    problems = []
-    for number, (where, row) in enumerate(rows_of([path]), 1):
-        for name in ("question", "answer"):
-            if name not in row:
-                raise ConfigError(f"{where}: a problem has question and answer, and there is no {name!r}")
-        problems.append(Task(str(row.get("id", number)), str(row["question"]), str(row["answer"])))
-    return problems

@@ -31,7 +31,7 @@ from repl_rl.trajectory import LineKind, StopReason, read_jsonl
 TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in PAGES}
 PYTHON = {(page, number): block for page, text in TEXTS.items() for number, block in enumerate(blocks(text, "python"))}
 
-GUIDES = ("credit", "credit-elsewhere", "dialects", "engines", "integrations", "rewards", "tasks", "tools")
+GUIDES = ("credit", "credit-elsewhere", "dialects", "engines", "integrations", "openenv", "rewards", "tasks", "tools")
 """Pages whose Python needs something around it: test_guides.py and tests/integrations/test_*docs.py run it."""
 EVENTS = ("docs/notebooks.md", 3)
 GOES_ON = {("docs/notebooks.md", 1): ("docs/notebooks.md", 0), ("docs/rlm.md", 1): ("docs/rlm.md", 0)}
@@ -159,7 +159,7 @@ def test_commands_in_sentences_name_what_exists(page: str, line: str, options: d
     words, command = arguments_of(line), ""
     while words and f"{command} {words[0]}".strip() in options:
         command = f"{command} {words.pop(0)}".strip()
-    if command in ("", "bench", "nano") and words:  # each has commands below it
+    if command in ("", "bench", "nano", "serve") and words:  # each has commands below it
         assert words[0] in ("...", "--verbose") or words[0].isupper(), words[0]
     else:
         assert {word.partition("=")[0] for word in words if re.match(r"--?\w", word)} <= options[command]

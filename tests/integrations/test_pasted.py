@@ -35,3 +35,11 @@ def test_cells(program: str, cells: list[str]) -> None:
 @given(st.text())
 def test_no_text_is_refused(text: str) -> None:
     assert read_program(text).cells is not None
+
+
+@pytest.mark.parametrize("line", ["@a\n", "(1,\n", "\\\n"])
+def test_what_would_be_read_for_minutes_is_a_syntax_error(line: str) -> None:
+    [cell] = read_program(line * 10_000).cells
+    assert cell.refusal is not None
+    assert cell.refusal.message.startswith("SyntaxError: a program of 10,000 lines and ")
+    assert read_program(line * 20).cells == () or read_program(line * 20).cells[0].refusal is None
