@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from trl import GRPOConfig
 
-from repl_rl.config import Config, MaskConfig, SamplingConfig, TrainConfig, parse_config
+from repl_rl.config import Config, EngineConfig, MaskConfig, SamplingConfig, TrainConfig, parse_config
 from repl_rl.errors import ConfigError
 from repl_rl.utils.distributed import WAIT_S
 from repl_rl.utils.text import nearest
@@ -37,7 +37,6 @@ _REASONS = {
     "prompts have no images": "log_multimodal",
     "answers, and whatever else a task has, travel in columns of their own": "remove_unused_columns",
     "neither the tokenizer nor the engine runs code that comes with a checkpoint": "trust_remote_code",
-    "it asks for TRL's own engine; leave it out, repl_rl brings vLLM itself": "use_vllm",
     "it masks whatever doesn't end in an end token, which is nearly every session; set mask='overlong' "
     "(train.mask in the file): it masks what a budget ended": "mask_truncated_completions",
 }
@@ -93,7 +92,8 @@ def _without_effect(arguments: Mapping[str, Any]) -> list[str]:
 class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
     """TRL's arguments, and the sections of our YAML file, each as its model or as a mapping; None is its default.
 
-    Differs from TRL's defaults: token-level importance sampling between sampler and trainer (TRL's sequence level
+    `use_vllm=True` asks for vLLM, as `engine={"backend": "vllm"}` does; without it, `engine.backend` decides. Differs
+    from TRL's defaults: token-level importance sampling between sampler and trainer (TRL's sequence level
     drops long sessions), `max_completion_length` follows `budget.tokens`, `epsilon_high` is 5 for CISPO, and memory is
     pinned where there is a GPU.
     """
@@ -179,6 +179,8 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
         names = [field.name for field in fields(cls)]
         refusals = []
         for name in plan.trl:
+            if name == "use_vllm":
+                refusals.append("train.trl.use_vllm: in a file, write engine: {backend: vllm}")
             if name not in names:
                 refusals.append(f"train.trl.{name}: TRL has no such argument; {nearest(name, names)}")
         refusals += _without_effect(plan.trl)
@@ -193,6 +195,8 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
             raise ConfigError(f"TRL refuses these arguments: {error}; see train and train.trl in the config") from error
 
     def __post_init__(self) -> None:
+        if getattr(self, "use_vllm"):  # noqa: B009 - TRL's fields have no types for mypy
+            self._ask_for_vllm()
         if not self._is_from(self.config):
             values: dict[str, Any] = {}
             for name in _sections():
@@ -249,6 +253,18 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
         for name in ("checkpointing", "checkpointing_kwargs"):
             if hasattr(self, f"activation_{name}") and getattr(self, f"activation_{name}") is None:
                 setattr(self, f"activation_{name}", getattr(self, f"gradient_{name}"))
+
+    def _ask_for_vllm(self) -> None:
+        """Read TRL's `use_vllm` as the engine's backend, and take it back: TRL would load a vLLM of its own."""
+        engine = self.engine or {}
+        values = engine.model_dump() if isinstance(engine, EngineConfig) else dict(EngineConfig.written_out(engine))
+        backend = values.get("backend", "auto")
+        if backend not in ("auto", "vllm", "server"):
+            raise ConfigError(f"use_vllm=True and engine.backend {backend!r} are two engines; leave one of them out")
+        if backend == "auto" and not values.get("servers"):
+            values["backend"] = "vllm"
+        self.engine = values
+        self.use_vllm = False
 
     def _is_from(self, config: Config | None) -> bool:
         """Whether these arguments are those of a config, none of them replaced, so that it has checked them."""

@@ -126,6 +126,20 @@ def test_an_argument_that_would_do_nothing_is_refused_before_anything_is_loaded(
     assert str(caught.value) == f"{name}={value!r} of TRL's arguments would do nothing: {REFUSED[name]}"
 
 
+@pytest.mark.parametrize(
+    ("engine", "backend"),
+    [(None, "vllm"), ("vllm", "vllm"), ({"places": 8}, "vllm"), ({"servers": ["http://a:1"]}, "auto")],
+)
+def test_use_vllm_asks_for_vllm(engine: Any, backend: str, tmp_path: Path) -> None:
+    given = [engine]
+    if engine is not None:
+        given.append(parse_config({"engine": engine}).engine)
+    for form in given:
+        args = ReplGRPOConfig(str(tmp_path), bf16=False, use_vllm=True, vllm_mode="colocate", engine=form)
+        assert args.engine.backend == args.config.engine.backend == backend
+        assert args.use_vllm is False  # or TRL would load one of its own
+
+
 def test_what_trl_reads_as_its_default_is_not_refused(tmp_path: Path) -> None:
     assert ReplGRPOConfig(str(tmp_path), bf16=False, scale_rewards=True).scale_rewards == "group"
     with pytest.raises(
