@@ -230,8 +230,8 @@ def test_nothing_is_noted_about_the_readmes_own_config_and_no_time_cuts_it(tmp_p
 
 def test_the_comparison_names_its_sources() -> None:
     body, _, sources = TEXTS["docs/comparison.md"].partition("\n## Sources\n")
-    used = {mark for group in re.findall(r"\[((?:[TVPF]\d+(?:, )?)+)\](?!\()", body) for mark in group.split(", ")}
-    listed = re.findall(r"^- \[([TVPF]\d+)\]", sources, re.MULTILINE)
+    used = {mark for group in re.findall(r"\[((?:[STVPF]\d+(?:, )?)+)\](?!\()", body) for mark in group.split(", ")}
+    listed = re.findall(r"^- \[([STVPF]\d+)\]", sources, re.MULTILINE)
     assert sorted(used) == sorted(listed)
 
 
