@@ -50,6 +50,12 @@ def check_inputs(config: Config, files: Sequence[Path]) -> SftInputs:
         raise ConfigError(
             f"rollout {config.rollout!r}: sessions are typed again by the line loop, which it replaces; leave it out"
         )
+    if config.engine.servers or config.cluster is not None:
+        elsewhere = "engine.servers" if config.engine.servers else "cluster"
+        raise ConfigError(
+            f"{elsewhere}: held-out problems are measured with the model before and after, which sft loads itself; "
+            "leave it out"
+        )
     if config.train.processes > 1:
         raise ConfigError(
             f"train.processes {config.train.processes}: sft trains in one process; set train.processes=1, or give the "
