@@ -164,7 +164,10 @@ def test_a_branch_is_trained_on_with_its_parents_lines(tmp_path: Path, recorded:
         (["small.yaml", "--resume", "runs/small-sft"], "has its config and its sessions"),
         (["small.yaml", "--from", "sessions.jsonl", "--set", "dialect.name=ipython"], "no session is left to train on"),
         (["small.yaml", "--from", "sessions.jsonl", "--set", "train.processes=2"], "sft trains in one process"),
-        (["small.yaml", "--from", "sessions.jsonl", "--set", "cluster={}"], "cluster: held-out problems are measured"),
+        (
+            ["small.yaml", "--from", "sessions.jsonl", "--set", "engine={servers: ['http://a:1']}"],
+            "engine.servers: held-",
+        ),
     ],
 )
 def test_what_is_refused_before_anything_is_loaded(
