@@ -118,6 +118,8 @@ def leave() -> None:
 
     join()
     PartialState().wait_for_everyone()
+    # A group that is still referred to would end with the interpreter, when its threads may be gone already.
+    _team.cache_clear()
     PartialState().destroy_process_group()
 
 

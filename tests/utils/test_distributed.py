@@ -53,6 +53,19 @@ as_team = gather_to_main([rank], team=1)
 Path(str(rank)).write_text(json.dumps([gather([rank] * (rank + 1)), of_main, as_team]))
 leave()
 """
+LEFT = """
+import gc, weakref
+from pathlib import Path
+import torch.distributed
+from repl_rl.utils.distributed import gather, leave, process_rank
+
+rank = process_rank()
+gather([rank])
+group = weakref.ref(torch.distributed.group.WORLD)
+leave()
+gc.collect()
+Path(str(rank)).write_text(str(group()))
+"""
 PROGRAM = Path(__file__).with_name("shared_credit.py.txt")
 
 
@@ -106,6 +119,13 @@ def run_two(folder: Path, program: str) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "program.py"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.more
+def test_a_group_ends_when_it_is_left(tmp_path: Path) -> None:
+    """Left to the interpreter's end, its threads can abort the process."""
+    run_two(tmp_path, LEFT)
+    assert [(tmp_path / rank).read_text() for rank in "01"] == ["None", "None"]
 
 
 @pytest.mark.more
