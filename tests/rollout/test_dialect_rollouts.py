@@ -108,6 +108,7 @@ def test_a_whole_trajectory(roll: Roll, dialect: str) -> None:
         assert [line.kind for line in trajectory.lines] == told.kinds
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("dialect", SESSIONS)
 def test_it_is_the_same_typed_again_in_another_vocabulary(
     roll: Roll, loop: BackgroundLoop, pool: KernelPool, dialect: str
