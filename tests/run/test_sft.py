@@ -1,6 +1,7 @@
 """`repl-rl sft` on nano: real kernels, TRL's trainer, and held-out problems before and after."""
 
 import asyncio
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +17,12 @@ from repl_rl.config import parse_config
 from repl_rl.errors import ConfigError, RunError
 from repl_rl.kernel import KernelPool
 from repl_rl.models.nano import NANO_PATH
+from repl_rl.rollout import check_rollouts
 from repl_rl.rollout.scripted import type_session
-from repl_rl.run.sft.sessions import LeftOut, choose, read_sessions, session_files
+from repl_rl.run.sft import training
+from repl_rl.run.sft.sessions import LeftOut, choose, read_sessions, session_files, type_again
 from repl_rl.tasks import load_tasks
-from repl_rl.trajectory import Branch, LineKind, Task, Trajectory, read_jsonl, write_jsonl
+from repl_rl.trajectory import Branch, LineKind, StopReason, Task, Trajectory, read_jsonl, write_jsonl
 from repl_rl.view.charts import charts
 from repl_rl.view.run import facts, read_run
 
@@ -182,6 +185,48 @@ def test_what_is_refused_before_anything_is_loaded(
     assert main(["sft", *arguments]) == 2
     assert told in capsys.readouterr().err
     assert sorted((folder / "runs").iterdir()) == before
+
+
+def test_what_is_interrupted_before_it_has_sessions_leaves_no_folder(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(training, "type_again", interrupted)
+    assert main([*COMMAND, "--runs", "early"]) == 130
+    assert "nothing has been trained yet, so early/small-sft is removed again" in capsys.readouterr().out
+    assert not (folder / "early" / "small-sft").exists()
+
+
+def test_a_run_without_sessions_is_not_resumed(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    shutil.copy("runs/small-sft/config.yaml", tmp_path)
+    assert main(["sft", "--resume", str(tmp_path)]) == 2
+    assert "was ended before its sessions were typed again" in capsys.readouterr().err
+
+
+async def test_a_session_without_a_whole_line_is_left_out(recorded: list[Trajectory], tasks: list[Task]) -> None:
+    cut = replace(recorded[0].lines[0], kind=LineKind.OVERLONG)
+    ids = slice(0, cut.end)
+    session = replace(
+        recorded[0],
+        lines=(cut,),
+        completion_ids=recorded[0].completion_ids[ids],
+        sampled_mask=recorded[0].sampled_mask[ids],
+        logprobs=recorded[0].logprobs[ids],
+        stop_reason=StopReason.LINE_TOKENS,
+        answer=None,
+        answer_forms=None,
+    )
+    config = parse_config(CONFIG)
+    left_out = LeftOut()
+    path = str(NANO_PATH)
+    assert await type_again(config, path, check_rollouts(config), [(tasks[0], session)], left_out) == []
+    assert left_out.counts == {"with no line that was typed to its end": 1}
 
 
 def test_a_dry_run_says_which_sessions_it_would_take(

@@ -77,6 +77,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
             outcome = fine_tune(inputs, folder, sessions, progress)
         except KeyboardInterrupt:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # what remains is short, and has to be done whole
+            if options.resume is None and folder.is_unused:
+                go_on = f"nothing has been trained yet, so {folder.path} is removed again"
             progress.say(go_on)
             return 130
         if outcome.after is None:

@@ -146,6 +146,9 @@ async def _typed_alike(typing: Awaitable[Trajectory], recorded: Trajectory, left
     except KernelError as error:
         left_out.add("lost by the machinery when they were typed again", f"{where}: {error}")
         return None
+    if not session.lines:
+        left_out.add("with no line that was typed to its end")
+        return None
     if session.is_overlong and not recorded.is_overlong:
         left_out.add("longer than the config allows (budget, engine.context_tokens)", f"{where}: {session.stop_reason}")
         return None

@@ -87,11 +87,16 @@ def _nothing_left(left_out: LeftOut) -> str:
 def prepare_sessions(inputs: SftInputs, folder: RunFolder, progress: Progress) -> list[Trajectory]:
     """The sessions that are trained on, from the run's folder, or else typed again and kept there.
 
-    Raises ConfigError, with the reasons, if none is left.
+    Raises ConfigError, with the reasons, if none is left, and for a run that is resumed and has none yet.
     """
     path = folder.path / FINE_TUNED
     if path.exists():
         return list(read_jsonl(path))
+    if not inputs.chosen:
+        raise ConfigError(
+            f"{folder.path} was ended before its sessions were typed again, so it has none to go on with; begin anew "
+            "with --from"
+        )
     config = inputs.config
     model = resolve_model(config.model.path)
     progress.say(f"{counted(len(inputs.chosen), 'session')}, typed again in the tokens of {config.model.path} ...")
@@ -102,7 +107,9 @@ def prepare_sessions(inputs: SftInputs, folder: RunFolder, progress: Progress) -
         progress.say(f"  left out: {sentence}")
     if not sessions:
         raise ConfigError(_nothing_left(inputs.left_out))
-    write_jsonl(path, sessions)
+    part = path.with_suffix(".part")  # a run that is killed meanwhile has all of them or none
+    write_jsonl(part, sessions)
+    part.replace(path)
     return sessions
 
 
