@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from repl_rl.integrations.shared import SharedKernels, close_shared_kernels
+from repl_rl.integrations.shared import close_shared_kernels
 
 VERIFIERS = Path(__file__).parents[2] / ".venv" / "verifiers"
 VERL = VERIFIERS.with_name("verl")
@@ -36,9 +36,9 @@ def verl_path() -> Iterator[Path]:
         yield VERL
 
 
-def kill_the_server(kernels: SharedKernels) -> None:
-    """What all kernels were forked from, and wait for the end of its sandbox."""
-    family = psutil.Process(kernels.pool.backend.server.pid).children(recursive=True)
+def kill_the_server(sandbox: int) -> None:
+    """What all kernels were forked from, and wait for the end of its sandbox, whose outer process has this id."""
+    family = psutil.Process(sandbox).children(recursive=True)
     server = next(process for process in family if any("launch.py" in part for part in process.cmdline()))
     server.kill()
     gone, alive = psutil.wait_procs(family, timeout=600)

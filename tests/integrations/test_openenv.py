@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+from integrations.conftest import kill_the_server
 from pages import blocks
 from waiting import DEADLINE_S, until
 
@@ -274,8 +275,9 @@ with connect() as env:
         ) as player:
             assert player.stdout is not None
             assert json.loads(player.stdout.readline()) == "statement"
-            family = psutil.Process(process.pid).children(recursive=True)
-            next(child for child in family if any("launch.py" in part for part in child.cmdline())).kill()
+            children = psutil.Process(process.pid).children()
+            [sandbox] = (child for child in children if any("launch.py" in part for part in child.cmdline()))
+            kill_the_server(sandbox.pid)
             out, _ = player.communicate("\n", timeout=DEADLINE_S)
         refusal = json.loads(out)
         assert refusal.startswith("Server error: the interpreter failed: ")

@@ -140,7 +140,7 @@ def test_a_failing_machine_is_told_and_remembered(
     environment.python("x = 1")
     kernels = shared.shared_kernels(Small.kernel_config)
     with caplog.at_level(logging.WARNING):  # the pool tells that it starts another server
-        kill_the_server(kernels)
+        kill_the_server(kernels.pool.backend.server.pid)
         assert environment.python("x").startswith("(the interpreter failed: ")
     assert environment.failure is not None
     assert environment.python("x").startswith(STATE_LOST)

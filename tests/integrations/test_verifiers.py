@@ -138,7 +138,7 @@ def test_a_machine_that_fails_is_an_error_of_the_episode_and_no_reward(
 ) -> None:
     def fails(shown: list[str]) -> str:
         if len(shown) == 2:
-            kill_the_server(shared_kernels(KERNEL))
+            kill_the_server(shared_kernels(KERNEL).pool.backend.server.pid)
         return "x = 1"
 
     with caplog.at_level(logging.ERROR):
