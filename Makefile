@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install train test test-more test-all test-gpu test-newest test-soak lint bench bench-quickstart clean
+.PHONY: help install train test test-more test-all test-gpu test-newest release test-soak lint bench bench-quickstart clean
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 25
@@ -49,6 +49,9 @@ test-gpu: $(STAMP) ## the checks of tests/gpu at full size, where there is a GPU
 
 test-newest: $(STAMP) ## the newest TRL, transformers, vLLM, Jupyter and others, each by itself: what breaks
 	@$(BIN)/python tests/newest $(ARGS)
+
+release: $(STAMP) ## wheel and sdist in dist/, tried by tests/release as strangers would: ARGS="--python python3.12 python3.13 -- quickstart"
+	@$(BIN)/python tests/release $(ARGS)
 
 test-soak: $(STAMP) ## what takes hours: a million messages, 100,000 sessions in each sandbox, 10,000 forks, an hour of hostile ones, sympy's own tests
 	@SOAK=1 $(PYTEST) -m slow tests/kernel/test_border.py tests/kernel/test_cpython.py tests/kernel/test_forks.py tests/kernel/test_soak.py tests/rollout/test_hostile_sessions.py tests/run/test_fuzzed_folders.py $(ARGS)

@@ -36,8 +36,7 @@ from repl_rl.trajectory import LineKind, Task
 from repl_rl.utils.text import parsed
 
 _MOST_READ = 2_000_000
-"""Lines times characters of a program that does not parse, such as 500 lines of 4,000 characters together. A terminal
-looks at an open block again with every line, so that reading more would hold up a process for seconds to minutes."""
+"""Lines times characters, such as 500 lines of 4,000 characters together."""
 
 
 def read_program(code: str) -> Turn:
@@ -47,13 +46,8 @@ def read_program(code: str) -> Turn:
     """
     tree = parsed(code)
     if tree is None:
-        line_count = len(code.splitlines())
-        if line_count * len(code) > _MOST_READ:
-            reason = (
-                f"SyntaxError: a program of {line_count:,} lines and {len(code):,} characters that does not parse\n"
-            )
-            cell = Cell(code, LineKind.SYNTAX_ERROR, Refusal("SyntaxError", reason))
-            return Turn(code, (cell,), LineKind.SYNTAX_ERROR)
+        if takes_long_to_type(code):
+            return refused_program(code, "that does not parse")
         return PythonReader().read(code.encode("utf-8", "surrogatepass"), end_of_input=True)
     groups: list[list[ast.stmt]] = []
     for statement in tree.body:
@@ -72,6 +66,21 @@ def read_program(code: str) -> Turn:
         cells.append(Cell(source, kind))
     idle_kind = LineKind.COMMENT if code.strip() else LineKind.BLANK
     return Turn(code, tuple(cells), idle_kind)
+
+
+def takes_long_to_type(code: str, open_chars: int = 0) -> bool:
+    """Whether to type this line by line would hold up a process for more than a second or two, up to minutes.
+
+    A terminal looks at all of an open block again with every line. `open_chars` of it have been typed before.
+    """
+    return len(code.splitlines()) * (open_chars + len(code)) > _MOST_READ
+
+
+def refused_program(code: str, why: str) -> Turn:
+    """`code` as a syntax error, which runs nothing."""
+    reason = f"SyntaxError: a program of {len(code.splitlines()):,} lines and {len(code):,} characters {why}\n"
+    cell = Cell(code, LineKind.SYNTAX_ERROR, Refusal("SyntaxError", reason))
+    return Turn(code, (cell,), LineKind.SYNTAX_ERROR)
 
 
 def _first_line(statement: ast.stmt) -> int:

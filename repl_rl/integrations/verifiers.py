@@ -27,9 +27,10 @@ from pathlib import Path
 from typing import Literal
 
 from repl_rl.config import DialectConfig, KernelConfig
-from repl_rl.dialect import make_dialect
+from repl_rl.dialect import Dialect, Reader, make_dialect
 from repl_rl.errors import ConfigError, DependencyError
 from repl_rl.integrations.shared import LiveSession, read_problems, shared_kernels
+from repl_rl.integrations.trl import refused_program, takes_long_to_type
 from repl_rl.tasks import grade, make_tasks
 from repl_rl.trajectory import LineKind, Task
 from repl_rl.utils.user_code import Seam, boundary
@@ -154,9 +155,9 @@ class ReplHarness(vf.Harness[ReplHarnessConfig]):  # type: ignore[misc]
         dialect = make_dialect(self.config.dialect)
         kernels = shared_kernels(self.config.kernel)
         session = LiveSession(kernels.pool)
-        with boundary(Seam.DIALECT, dialect, "reader"):
-            reader = dialect.reader()
+        reader = _reader(dialect)
         refusal = ""
+        open_chars = 0
         system, question = self.resolve_text_prompt(data)
         with boundary(Seam.DIALECT, dialect, "chat_prompt"):
             chat = dialect.chat_prompt(question or "")
@@ -176,8 +177,14 @@ class ReplHarness(vf.Harness[ReplHarnessConfig]):  # type: ignore[misc]
                     content = response.json()["choices"][0]["message"]["content"] or ""
                     # A provider leaves out the newline at which it stopped.
                     line = content if content.endswith("\n") else content + "\n"
-                    with boundary(Seam.DIALECT, reader, "read"):
-                        turn = reader.read(line.encode("utf-8", "surrogatepass"))
+                    if takes_long_to_type(line, open_chars):
+                        turn = refused_program(line, "is too long to be typed at once")
+                        reader = _reader(dialect)  # an open block is dropped with it
+                    else:
+                        with boundary(Seam.DIALECT, reader, "read"):
+                            typed = line.encode("utf-8", "surrogatepass")
+                            turn = await asyncio.to_thread(reader.read, typed)  # up to seconds, in which others type
+                    open_chars = 0 if turn.cells else open_chars + len(line)
                     reply = await asyncio.wrap_future(kernels.loop.submit(session.type(turn)))
                     if session.failure is not None:
                         raise vf.SandboxError(session.failure)
@@ -196,6 +203,11 @@ class ReplHarness(vf.Harness[ReplHarnessConfig]):  # type: ignore[misc]
             if session.answer_forms is not None:
                 trace.info[INFO]["answer_forms"] = session.answer_forms
         return vf.ProgramResult(exit_code=1 if refusal else 0, stdout="", stderr=refusal)
+
+
+def _reader(dialect: Dialect) -> Reader:
+    with boundary(Seam.DIALECT, dialect, "reader"):
+        return dialect.reader()
 
 
 class ReplEnvConfig(vf.EnvConfig):  # type: ignore[misc]

@@ -196,7 +196,9 @@ def measure(config: Config) -> Trial:
         weights = _weight_sample(trainer.model)
         moved = [after != before for after, before in zip(weights, weights_before, strict=True)]
         log_rows = [row for row in trainer.state.log_history if "reward" in row]
-        last_row = log_rows[-1]
+        # The second step also shows whether the engine got the trainer's weights. But a run that does not wait for its
+        # rollouts samples the second step with the weights of the first, and differs for that.
+        drift_row = log_rows[-1 if config.train.asynchronous is None else 0]
         peaks_mb = {"load": load_peak_mb}
         for measured_step in meter.steps:
             for phase, peak_mb in measured_step.peaks_mb.items():
@@ -218,8 +220,8 @@ def measure(config: Config) -> Trial:
             step=step,
             peaks_mb=peaks_mb,
             tokens_per_s=step.tokens / sampling_s if sampling_s else 0.0,
-            drift_mean=last_row["drift/logprob_mean"],
-            drift_max=last_row["drift/logprob_max"],
+            drift_mean=drift_row["drift/logprob_mean"],
+            drift_max=drift_row["drift/logprob_max"],
             moved=torch.cat(moved).float().mean().item(),
             is_packed=trainer.packs,
             is_one_call=trainer.attends_at_once,

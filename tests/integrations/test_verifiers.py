@@ -112,6 +112,19 @@ def test_several_lines_in_a_message_where_they_are_allowed(tmp_path: Path) -> No
     assert "stop" not in requests[0]
 
 
+def test_what_would_take_minutes_to_be_typed_is_refused_and_the_session_goes_on(tmp_path: Path) -> None:
+    """A terminal reads an open block again with every line: these took 17 seconds to minutes, and all others waited."""
+    at_once = "def f():\n" + "    x = 1\n" * 4000
+    script = typing("y = 391", at_once, "values = [", "1,\n" * 600, "1,\n" * 600, "1", "submit_final_answer(y)")
+    (episode,), _ = play(script, environment(tmp_path, line_by_line=False))
+    shown = [content for role, content in messages(episode) if role == "user"][2:]
+    # An open block is dropped with what is refused.
+    refused = "SyntaxError: a program of {} characters is too long to be typed at once\n>>>"
+    assert shown[0] == refused.format("4,001 lines and 40,009")
+    assert shown[1:5] == ["...", "...", refused.format("600 lines and 1,800"), "1\n>>>"]
+    assert episode.traces[0].reward == 1.0
+
+
 def test_dialects_that_are_no_lines_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="dialect 'fenced' does not go line by line here"):
         environment(tmp_path, dialect=DialectConfig(name="fenced"))
