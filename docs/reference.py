@@ -65,7 +65,7 @@ def sections(model: type[BaseModel] = Config, path: str = "") -> Iterator[tuple[
     yield path, model
     for name, field in model.model_fields.items():
         if (below := _section_of(field.annotation)) is not None:
-            many = "[]" if get_origin(field.annotation) is tuple else ""
+            many = {tuple: "[]", dict: ".NAME"}.get(get_origin(field.annotation), "")
             yield from sections(below, f"{path}.{name}{many}".removeprefix("."))
 
 
@@ -113,7 +113,7 @@ def section(path: str, model: type[BaseModel]) -> str:
     words = descriptions(model)
     rows = []
     for name, field in model.model_fields.items():
-        if _section_of(field.annotation) is not None and get_origin(field.annotation) is not tuple:
+        if _section_of(field.annotation) is not None and get_origin(field.annotation) not in (tuple, dict):
             continue  # sections have tables of their own
         if not words.get(name):
             raise ValueError(f"field {name!r} has no words below it; write what it means")
@@ -132,8 +132,8 @@ def section(path: str, model: type[BaseModel]) -> str:
 
 
 def _section_of(annotation: Any) -> type[BaseModel] | None:
-    """The model that a field holds, or holds a list of, or may hold."""
-    holds = get_origin(annotation) in (tuple, types.UnionType)
+    """The model that a field holds, or holds a list or a mapping of, or may hold."""
+    holds = get_origin(annotation) in (tuple, dict, types.UnionType)
     kinds = [annotation, *get_args(annotation)] if holds else [annotation]
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from repl_rl.config.rollout import DialectConfig as DialectConfig
     from repl_rl.config.rollout import EngineConfig as EngineConfig
     from repl_rl.config.rollout import KernelConfig as KernelConfig
+    from repl_rl.config.rollout import McpConfig as McpConfig
     from repl_rl.config.rollout import ModelConfig as ModelConfig
     from repl_rl.config.rollout import SamplingConfig as SamplingConfig
     from repl_rl.config.rollout import SeededSampling as SeededSampling
@@ -63,6 +64,7 @@ _HOMES = {
     "SftConfig": "repl_rl.config.sft",
     "SubcallsConfig": "repl_rl.config.rollout",
     "TasksConfig": "repl_rl.config.tasks",
+    "McpConfig": "repl_rl.config.rollout",
     "ToolsConfig": "repl_rl.config.rollout",
     "TrainConfig": "repl_rl.config.train",
     "dump_config": "repl_rl.config.file",

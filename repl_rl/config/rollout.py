@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -55,6 +55,33 @@ class DialectConfig(Section):
     """Longer outputs are cut in the middle before they are encoded."""
 
 
+class McpConfig(Section):
+    """An MCP server: a program of this machine, or an address. docs/tools.md"""
+
+    command: Names = ()
+    """A program with its arguments, which speaks over its standard streams."""
+    url: str | None = None
+    """In place of a program: an address that speaks Streamable HTTP."""
+    env: Names = ()
+    """Names of variables of the environment that the program gets, besides HOME, PATH, USER and their like."""
+    headers: dict[str, str] = Field(default_factory=dict)
+    """Of requests to an address. `${NAME}` stands for a variable of the environment, so that no file has a secret."""
+    only: Names = ()
+    """Names of the tools that the model gets. None: all."""
+    prefix: str = ""
+    """Put before the names of the tools."""
+    timeout_s: float = Field(10.0, gt=0)
+    """Seconds that a call may take."""
+    at_once: int = Field(8, ge=1)
+    """Calls of one tool at a time, over all trajectories."""
+
+    @model_validator(mode="after")
+    def _is_somewhere(self) -> Self:
+        if bool(self.command) == (self.url is not None):
+            raise ValueError("an MCP server has a command or a url: give one of them")
+        return self
+
+
 class ToolsConfig(Section):
     """Functions that the model may call, besides all of Python."""
 
@@ -65,6 +92,8 @@ class ToolsConfig(Section):
     where: Literal["sandbox", "host"] = "sandbox"
     """Where functions run that don't say so themselves: inside the interpreter, or on the host, called through a
     proxy."""
+    mcp: dict[str, McpConfig] = Field(default_factory=dict)
+    """MCP servers by a name of your own. Their tools run on the host."""
 
 
 class KernelConfig(Section):

@@ -43,8 +43,8 @@ def serve_openenv(options: argparse.Namespace, console: Console) -> int:
     if options.size is not None:
         overrides += (f"kernel.size={options.size}",)
     config = parse_config({}, overrides) if options.config is None else load_config(options.config, overrides)
-    if config.tools.functions or config.environment is not None:
-        raise ConfigError("tools and environments are not served; take tools.functions and environment out")
+    if config.tools.functions or config.tools.mcp or config.environment is not None:
+        raise ConfigError("tools and environments are not served; take tools and environment out")
     from repl_rl.integrations import openenv
     from repl_rl.integrations.shared import close_shared_kernels, read_problems, shared_kernels
 

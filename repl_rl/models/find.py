@@ -68,6 +68,16 @@ def resolve_model(path: str) -> str:
     return place
 
 
+def checkpoint_of_name(model: str) -> str:
+    """The checkpoint of a model that ships or comes in packages, or of a GGUF file. Any other text is returned as it
+    is, for transformers to look up.
+
+    Raises what `resolve_model` raises.
+    """
+    is_ours = model in SHIPPED or model in PACKAGED or gguf.is_file(model)
+    return resolve_model(model) if is_ours else model
+
+
 def _merge(folder: Path, place: Path) -> None:
     base = adapter.base_of(folder)
     where = f"the adapter {folder} can't be merged into {base}"

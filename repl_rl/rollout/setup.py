@@ -131,9 +131,17 @@ def environment_pays(config: Config) -> bool:
 
 
 def load_extensions(config: Config) -> Extensions:
-    """The extensions that a config names by import path. Raises ConfigError if one can't be imported."""
-    tools = config.tools
-    return make_extensions(tools.functions, tools.where, environment_of(config), config.rollout, guests=config.guests)
+    """The extensions that a config names by import path, and the tools of its MCP servers.
+
+    Raises ConfigError if one can't be imported, and if a server does not answer.
+    """
+    tools: list[Any] = [*config.tools.functions]
+    if config.tools.mcp:
+        from repl_rl.tools.mcp import mcp_tools
+
+        tools += mcp_tools(config.tools.mcp)
+    where = config.tools.where
+    return make_extensions(tools, where, environment_of(config), config.rollout, guests=config.guests)
 
 
 def make_extensions(

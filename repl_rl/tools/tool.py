@@ -59,6 +59,8 @@ class Tool:
     at_once: int = 8
     ends: bool = False
     submit: Submit = field(default=in_own_thread, repr=False, compare=False)
+    parameters: dict[str, Any] | None = field(default=None, repr=False, compare=False)
+    """JSON schema of the parameters, where it does not follow from the function."""
 
     def __post_init__(self) -> None:
         if self.where not in ("sandbox", "host"):
@@ -71,6 +73,9 @@ class Tool:
     @cached_property
     def schema(self) -> dict[str, Any]:
         """OpenAI's function schema, made by transformers, which this loads. Raises ToolError."""
+        if self.parameters is not None:
+            described = {"name": self.name, "description": self.description, "parameters": self.parameters}
+            return {"type": "function", "function": described}
         return make_schema(self.name, self.function)
 
 

@@ -39,7 +39,7 @@ from repl_rl.engine import Sleeps, make_engine
 from repl_rl.engine.factory import EngineMaker
 from repl_rl.errors import ConfigError
 from repl_rl.kernel import KernelPool, KernelSource
-from repl_rl.models.find import loading
+from repl_rl.models.find import checkpoint_of_name, loading
 from repl_rl.models.skeleton import require_trainable
 from repl_rl.models.whole import begin_as_in_main, no_zeros
 from repl_rl.rewards import RewardFunction
@@ -82,6 +82,8 @@ logger = logging.getLogger(__name__)
 class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
     """`GRPOTrainer` whose completions are sessions in a live interpreter.
 
+    `model` is a checkpoint's folder, a hub id, a name that `model.path` of a config takes (`nano`,
+    `qwen2.5-coder-0.5b`), a GGUF file, or a model of transformers.
     `train_dataset` is a sequence of `Task`s, or a Dataset with the column `prompt` (the question, or messages that end
     with it) and, if there is no other source of reward, `answer`, both checked as those of files are; or a stream of
     such rows (IterableDataset), of which the first is checked. It may be left out if an environment gives the questions
@@ -209,6 +211,8 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         components = self._table.component_names
         args.reward_weights = all_weights(args.reward_weights, components, len(functions))
         processing_classes = all_processing_classes(reward_processing_classes, components, len(functions))
+        if isinstance(model, str):
+            model = path = checkpoint_of_name(model)
         setup = RolloutSetup.for_model(args, path, self._extensions, wrap_kernels, processing_class)
         rewards = [component_sum(name) for name in components]
         rewards += [asked_of_valid(function) for function in functions]

@@ -1,8 +1,11 @@
 """What the guides show works: their code and configs are taken from the pages and used; their tables are complete."""
 
+import asyncio
 import dataclasses
 import json
+import os
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -170,14 +173,15 @@ LINES = [" x = 6\n", " y\n", " x * 7\n", " submit_final_answer(_)\n"]
 def tools(here: Path) -> str:
     """The page, with its blocks as modules of a user."""
     text = page("tools")
-    for name, block in zip(("my_tools", "my_shop", "my_guests", "my_loops"), blocks(text, "python"), strict=True):
+    names = ("my_tools", "words_server", "my_shop", "my_guests", "my_loops")
+    for name, block in zip(names, blocks(text, "python"), strict=True):
         (here / f"{name}.py").write_text(block)
     return text
 
 
 @pytest.mark.more
 async def test_tools_that_a_config_names(tools: str, pool: KernelPool) -> None:
-    [text] = blocks(tools, "yaml")
+    text, _ = blocks(tools, "yaml")
     extensions = load_extensions(parse_config(yaml.safe_load(text)))
     where = [(tool.name, tool.where) for tool in extensions.toolbox.tools]
     assert where == [("multiply", "sandbox"), ("search", "host")]
@@ -185,6 +189,17 @@ async def test_tools_that_a_config_names(tools: str, pool: KernelPool) -> None:
     [trajectory] = await roll(pool, lines, [Task("t", "Look.", "")], extensions)
     assert [line.output for line in trajectory.lines][:2] == ["42\n>>>", "['tea is a word.']\n>>>"]
     assert trajectory.lines[2].error_name == "TypeError"
+
+
+@pytest.mark.more
+async def test_the_mcp_server_of_the_page(tools: str, pool: KernelPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("LANG", "C.UTF-8")
+    _, text = blocks(tools, "yaml")
+    extensions = await asyncio.to_thread(load_extensions, parse_config(yaml.safe_load(text)))
+    lines = [" count('banana')\n", " submit_final_answer(3)\n"]
+    [trajectory] = await roll(pool, lines, [Task("t", "Count.", "3")], extensions)
+    assert trajectory.lines[0].output == "3\n>>>"
 
 
 @pytest.mark.more

@@ -42,7 +42,7 @@ QUICK = ("docs/notebooks.md", 4)
 SMALLER = [
     ("max_steps=100", "max_steps=1"),
     ("max_steps=10,", "max_steps=1,"),
-    ('"Qwen/Qwen3-1.7B"', "str(__import__('repl_rl.models.nano').models.nano.NANO_PATH)"),
+    ('"Qwen/Qwen3-1.7B"', '"nano"'),
     ("bf16=True", "bf16=False"),
     ('"bfloat16"', '"float32"'),
 ]
@@ -187,7 +187,7 @@ BESIDE = {
         **dict.fromkeys(("modules/shapes.py", "data/table.csv", "tables/prices.csv"), ""),
     },
     "docs/tasks.md": {"problems.jsonl": blocks(TEXTS["docs/tasks.md"], "json")[0]},
-    "docs/tools.md": {"my_tools.py": blocks(TEXTS["docs/tools.md"], "python")[0]},
+    "docs/tools.md": {f"{name}.py": PYTHON["docs/tools.md", n] for n, name in enumerate(("my_tools", "words_server"))},
 }
 """The files that a page's configs name, by page: mostly the page's own."""
 
@@ -196,6 +196,8 @@ BESIDE = {
 @pytest.mark.parametrize("page", [page for page, text in TEXTS.items() if configs(text)])
 def test_configs_pass_a_dry_run(page: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("LANG", "C.UTF-8")  # which a server of the page gets
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     for name, text in BESIDE.get(page, {}).items():
         (here / name).parent.mkdir(exist_ok=True)
         (here / name).write_text(text)

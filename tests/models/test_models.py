@@ -9,7 +9,7 @@ import pytest
 
 from repl_rl.errors import ModelError
 from repl_rl.models import find_model, resolve_model
-from repl_rl.models.find import most_positions
+from repl_rl.models.find import checkpoint_of_name, most_positions
 from repl_rl.models.nano import NANO_PATH
 
 
@@ -24,6 +24,14 @@ def test_names_that_are_there_already(resolve, tmp_path: Path) -> None:
     (tmp_path / "config.json").touch()
     assert resolve("nano") == str(NANO_PATH)
     assert resolve(str(tmp_path)) == str(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["Qwen/Qwen3-1.7B", "gpt2", "no/such", "./nope", ""])
+def test_a_trainer_takes_our_names_and_leaves_the_others_to_transformers(text: str) -> None:
+    assert checkpoint_of_name("nano") == str(NANO_PATH)
+    assert checkpoint_of_name(text) == text
+    with pytest.raises(ModelError, match=r"there is no file 'no\.gguf'"):
+        checkpoint_of_name("no.gguf")
 
 
 def test_a_hub_id_is_found_without_asking_the_hub() -> None:

@@ -20,6 +20,7 @@ OWN = {
     "model": {"chat_template_kwargs"},
     "sft": {"trl"},
     "subcalls": {"served_name"},
+    "tools.mcp": {"command", "url", "env", "headers", "only", "prefix", "timeout_s", "at_once"},
     "train": {"lora", "report_rollouts", "report_rollouts_every", "report_to", "trace", "trl"},
 }
 """Keys of the machine and its owner. Of mappings, such as `engine.vllm` and `train.trl`, single keys are public."""
@@ -68,6 +69,8 @@ SECRET = "hf_SeCrEt"
         {"kernel": {"profile": f"/home/{SECRET}/profile.toml"}},
         {"cluster": {"replicas": 1, "runtime_env": {"env_vars": {"KEY": SECRET}}}},
         {"import_from": f"/home/{SECRET}"},
+        {"tools": {"mcp": {"words": {"command": ["words", "--key", SECRET], "env": [SECRET]}}}},
+        {"tools": {"mcp": {"words": {"url": f"http://{SECRET}@a.org", "headers": {"Authorization": SECRET}}}}},
     ],
     ids=lambda values: next(iter(values)),
 )

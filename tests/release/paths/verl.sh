@@ -1,6 +1,7 @@
 # docs/credit-elsewhere.md: verl knows our estimators, and its own driver computes their advantages.
-pip install --quiet torch==2.13.0
-pip install --quiet "$WHEEL" verl==0.9.1
+pip install --quiet torch==2.13.0 verl==0.9.1 cachetools fastapi uvicorn  # verl imports the last three and does not name them
+pip install --quiet --no-deps "$WHEEL"  # verl asks for an older transformers than our trainer
+pip install --quiet msgspec
 export VERL_USE_EXTERNAL_MODULES=repl_rl.integrations.verl
 python -c "
 import numpy as np, torch
