@@ -37,12 +37,14 @@ def version() -> str:
     return str(project)
 
 
-def build() -> tuple[Path, Path]:
-    """The sdist, and the wheel that is built from it."""
-    rmtree(DIST, ignore_errors=True)
-    subprocess.run([sys.executable, "-m", "build", "--outdir", DIST, ROOT], check=True, stdout=subprocess.DEVNULL)
-    [sdist] = DIST.glob("*.tar.gz")
-    [wheel] = DIST.glob("*.whl")
+def build(folder: Path, *options: str) -> tuple[Path, Path]:
+    """The sdist, and the wheel that is built from it. Ends the program if that fails."""
+    command = [sys.executable, "-m", "build", *options, "--outdir", str(folder), str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(done.stdout + done.stderr)
+    [sdist] = folder.glob("*.tar.gz")
+    [wheel] = folder.glob("*.whl")
     return sdist, wheel
 
 
@@ -64,7 +66,7 @@ def differences(sdist: Path, wheel: Path) -> list[str]:
     return found
 
 
-def walk(name: str, python: str, wheel: Path) -> bool:
+def walk(name: str, python: str, sdist: Path, wheel: Path) -> bool:
     """Whether a path ends well with this Python. What it prints is kept beside the wheel."""
     log = DIST / f"{name}-{Path(python).name}.log"
     began = time.monotonic()
@@ -77,6 +79,7 @@ def walk(name: str, python: str, wheel: Path) -> bool:
         environment |= {
             "PATH": f"{folder}/venv/bin:{os.environ['PATH']}",
             "WHEEL": str(wheel),
+            "SDIST": str(sdist),
             "CHECKOUT": str(ROOT),
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         }
@@ -99,11 +102,12 @@ def main() -> int:
     if unknown:
         parser.error(f"{', '.join(sorted(unknown))}: no such path; there are {', '.join(PATHS)}")
     number = version()
-    sdist, wheel = build()
+    rmtree(DIST, ignore_errors=True)
+    sdist, wheel = build(DIST)
     problems = differences(sdist, wheel)
     print(f"{sdist.name} and {wheel.name} are built", *problems, sep="\n", flush=True)
     pairs = [(name, python) for python in arguments.python for name in arguments.names or PATHS]
-    outcomes = [walk(name, python, wheel) for name, python in pairs]
+    outcomes = [walk(name, python, sdist, wheel) for name, python in pairs]
     if problems or not all(outcomes):
         return 1
     print(f"left to do: git tag v{number} && git push --tags && twine upload {DIST.name}/*")
