@@ -7,6 +7,7 @@ guides show has tests of its own in test_guides.py; links are checked in test_si
 import ast
 import importlib
 import importlib.util
+import io
 import os
 import re
 import shlex
@@ -17,6 +18,7 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 import shtab
 import yaml
@@ -31,7 +33,8 @@ from repl_rl.trajectory import LineKind, StopReason, read_jsonl
 TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in PAGES}
 PYTHON = {(page, number): block for page, text in TEXTS.items() for number, block in enumerate(blocks(text, "python"))}
 
-GUIDES = ("credit", "credit-elsewhere", "dialects", "engines", "integrations", "openenv", "rewards", "tasks", "tools")
+GUIDES = ("credit", "credit-elsewhere", "dialects", "engines", "from-verifiers", "from-verl", "integrations", "openenv")
+GUIDES += ("rewards", "tasks", "tools")
 """Pages whose Python needs something around it: test_guides.py and tests/integrations/test_*docs.py run it."""
 EVENTS = ("docs/notebooks.md", 3)
 GOES_ON = {("docs/notebooks.md", 1): ("docs/notebooks.md", 0), ("docs/rlm.md", 1): ("docs/rlm.md", 0)}
@@ -177,6 +180,24 @@ def test_modules_and_targets_of_make_exist() -> None:
 
 # Configs
 
+VERL_ROWS = [
+    {
+        "data_source": "openai/gsm8k",
+        "prompt": [{"role": "user", "content": f"What is {n} + {n}?"}],
+        "reward_model": {"style": "rule", "ground_truth": str(2 * n)},
+        "extra_info": {"split": "train", "index": n},
+    }
+    for n in range(300)
+]
+"""As verl's examples prepare a data set."""
+
+
+def as_parquet(rows: list[dict[str, object]]) -> bytes:
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    return file.getvalue()
+
+
 BESIDE = {
     "README.md": {"my_rewards.py": "def short(trajectory):\n    return [0.0 for line in trajectory.lines]\n"},
     "docs/credit.md": {"my_package/credit.py": blocks(TEXTS["docs/credit.md"], "python")[0]},
@@ -186,6 +207,7 @@ BESIDE = {
         "mine.toml": blocks(TEXTS["docs/sessions.md"], "toml")[0],
         **dict.fromkeys(("modules/shapes.py", "data/table.csv", "tables/prices.csv"), ""),
     },
+    "docs/from-verl.md": {"gsm8k/train.parquet": as_parquet(VERL_ROWS)},
     "docs/tasks.md": {"problems.jsonl": blocks(TEXTS["docs/tasks.md"], "json")[0]},
     "docs/tools.md": {f"{name}.py": PYTHON["docs/tools.md", n] for n, name in enumerate(("my_tools", "words_server"))},
 }
@@ -200,7 +222,7 @@ def test_configs_pass_a_dry_run(page: str, here: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     for name, text in BESIDE.get(page, {}).items():
         (here / name).parent.mkdir(exist_ok=True)
-        (here / name).write_text(text)
+        (here / name).write_bytes(text.encode() if isinstance(text, str) else text)
     for block in configs(TEXTS[page]):
         if not block.startswith("dialect: fenced"):  # texts of a dialect
             (here / "my.yaml").write_text(block)
