@@ -34,6 +34,6 @@ trainer = ReplGRPOTrainer(
 trainer.train()
 trainer.close()
 [row] = trainer.state.log_history
-assert row["reward"] > 0 and row["train_loss"], row
+assert "train_loss" in row and row["tokens_per_trajectory"] > 1, row
 PY
 python script.py
