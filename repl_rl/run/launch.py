@@ -6,8 +6,10 @@ of a wrong number of processes, and where a run ends before its last step.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
+from repl_rl.engine.environment import gpus_here
 from repl_rl.errors import ConfigError
 from repl_rl.utils.distributed import process_count
 
@@ -37,12 +39,24 @@ def launch_command(config: Config) -> str:
     return f"accelerate launch {' '.join(flags)} -m repl_rl.cli"
 
 
-def require_processes(config: Config) -> None:
+def require_processes(config: Config, command: str = "train") -> None:
     """Raises ConfigError, with the command that starts as many processes as the config says, for another number."""
     needed = config.train.processes
     running = process_count()
     if running != needed:
         raise ConfigError(
             f"train.processes is {needed}, and this run was started in {running}; start it with "
-            f"`{launch_command(config)} train ...`, or set train.processes"
+            f"`{launch_command(config)} {command} ...`, or set train.processes"
         )
+
+
+def require_a_gpu_each() -> None:
+    """Raises ConfigError if more processes were started on this machine than it has GPUs, unless it has none."""
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if local > 1:
+        gpus, _ = gpus_here()
+        if 0 < gpus < local:
+            raise ConfigError(
+                f"train.processes: {local} were started on this machine, which has {gpus} GPUs, and each needs one of "
+                f"its own; start {gpus}"
+            )

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from repl_rl.config import Config
 from repl_rl.config.train import KAHAN
-from repl_rl.engine.environment import gpus_here, prepare_environment
+from repl_rl.engine.environment import prepare_environment
 from repl_rl.errors import ConfigError, DependencyError, RunError
 from repl_rl.models import find_model, resolve_model
 from repl_rl.models.skeleton import Adapted, config_alone, require_one_loss
 from repl_rl.rollout import Checked, check_rollouts, environment_pays
 from repl_rl.run.evaluate import evaluate
 from repl_rl.run.folder import RunFolder, checkpoint_step, free_folder, new_run
-from repl_rl.run.launch import require_processes
+from repl_rl.run.launch import require_a_gpu_each, require_processes
 from repl_rl.run.lora import lora_config, require_adapter
 from repl_rl.run.resume import open_run, what_changes
 from repl_rl.run.trackers import Trackers, open_trackers, require_trackers
@@ -143,14 +143,7 @@ def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
             f"engine.vllm: tensor_parallel_size {config.engine.shards} is for so many trainer processes, which hold "
             f"the model together, and train.processes is {config.train.processes}; set it to a multiple"
         )
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if local > 1:
-        gpus, _ = gpus_here()
-        if 0 < gpus < local:
-            raise ConfigError(
-                f"train.processes: {local} were started on this machine, which has {gpus} GPUs, and each needs one of "
-                f"its own; start {gpus}"
-            )
+    require_a_gpu_each()
     model_path = find_model(config.model.path)
     checked = check_rollouts(config)
     if config.train.mask.function is not None:

@@ -46,7 +46,6 @@ from repl_rl.rewards import RewardFunction
 from repl_rl.rollout import Checked, Grader, MakeRunner, RolloutSetup, check_rollouts, make_extensions
 from repl_rl.tasks import grade
 from repl_rl.trainer.arguments import ReplGRPOConfig
-from repl_rl.trainer.forward import base_of
 from repl_rl.trainer.mask import leaves_out
 from repl_rl.trainer.resume import ResumableTrainer
 from repl_rl.trainer.reward_functions import (
@@ -300,20 +299,9 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
             self._last_loaded_step = self.state.global_step
 
     def save_whole(self, folder: Path) -> None:
-        """Save what engines can load: whole weights, with adapters merged, and the tokenizer.
-
-        `save_model` saves an adapter alone, and under FSDP 2, unless it was told otherwise, no model at all. All
-        processes have to call this.
-        """
-        is_main = self.accelerator.is_main_process
-        weights = {}
-        for name, weight in self.vllm_generation.whole_weights():
-            if is_main:
-                weights[name] = weight.detach().to("cpu", copy=True)
-        if is_main:
-            base_of(self.accelerator.unwrap_model(self.model)).save_pretrained(folder, state_dict=weights)
-            self.processing_class.save_pretrained(folder)
-        self.accelerator.wait_for_everyone()
+        """Save what engines can load: whole weights, with adapters merged, and the tokenizer. All processes have to
+        call this."""
+        self.vllm_generation.save(folder)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """The whole of a step up to its loss, in the place of TRL's: see `repl_rl.trainer.step`."""

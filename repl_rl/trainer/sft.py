@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from trl.trainer.utils import pad
 
 from repl_rl.config import Config
 from repl_rl.errors import ConfigError
+from repl_rl.trainer.weights import WholeWeights
 from repl_rl.trajectory import LineKind, Trajectory
 from repl_rl.utils.distributed import WAIT_S
 from repl_rl.utils.text import nearest
@@ -126,6 +128,12 @@ class SessionSftTrainer(SFTTrainer):  # type: ignore[misc]
         if output_weight:
             collator: Any = getattr(self, "data_collator")  # noqa: B009 - TRL's, which has no type for mypy
             self.data_collator = _WithOutput(collator.pad_token_id)
+
+    def save_whole(self, folder: Path) -> None:
+        """Save what engines can load: whole weights, with adapters merged, and the tokenizer. All processes have to
+        call this."""
+        trainer: Any = self
+        WholeWeights(trainer.model, trainer.accelerator, trainer.processing_class).save(folder)
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None

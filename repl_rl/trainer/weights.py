@@ -15,6 +15,7 @@ from trl.generation.vllm_generation import VLLMGeneration
 
 from repl_rl.engine import Engine, SharedEngine, TakesAdapters, TensorFacts, TrainableEngine
 from repl_rl.errors import ConfigError
+from repl_rl.trainer.forward import base_of
 from repl_rl.utils.distributed import from_main
 from repl_rl.utils.user_code import Seam, boundary
 
@@ -70,7 +71,70 @@ def _layer_of(model: Any, name: str) -> Any:
     return None
 
 
-class EngineGeneration(VLLMGeneration):  # type: ignore[misc]
+class WholeWeights(VLLMGeneration):  # type: ignore[misc]
+    """A trainer's weights, gathered from wherever they are (FSDP, DeepSpeed), with adapters merged: TRL's weight sync
+    without an engine."""
+
+    def _init_vllm(self) -> None:
+        """There is none."""
+
+    def save(self, folder: Path) -> None:
+        """Save what engines can load: whole weights and the tokenizer. All processes have to call this.
+
+        A trainer's `save_model` saves an adapter alone, and under FSDP 2, unless it was told otherwise, no model.
+        """
+        is_main = self.accelerator.is_main_process
+        weights = {}
+        for name, weight in self.whole_weights():
+            if is_main:
+                weights[name] = weight.detach().to("cpu", copy=True)
+        if is_main:
+            base_of(self.accelerator.unwrap_model(self.model)).save_pretrained(folder, state_dict=weights)
+            self.processing_class.save_pretrained(folder)
+        self.accelerator.wait_for_everyone()
+
+    def whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The checkpoint's names and whole weights, with adapters merged. All processes have to read it to the end.
+
+        As TRL's, with two differences. FSDP 2 may not have sharded the model yet: the first held-out problems are
+        rolled out before training begins. And a frozen weight has its bits again after an adapter was merged into it
+        and taken out; TRL merges the whole model at once, and what rounding does to a bfloat16 weight adds up, to 0.7%
+        of it after 200 times.
+        """
+        if self._is_flat():
+            yield from super()._iter_named_params()
+            return
+        for name, weight, layer in self._parameters():
+            parameters = [weight] if layer is None else list(layer.parameters())  # merging takes all of a layer's
+            with self._dist.gather_params(parameters), nullcontext() if layer is None else _merge_adapter(layer):
+                yield name, self._whole(weight)
+
+    def _whole(self, weight: Any) -> torch.Tensor:
+        return _gather_shard(weight, self.accelerator.device) if isinstance(weight, DTensor) else weight.data
+
+    def _is_flat(self) -> bool:
+        """Whether FSDP 1 has flattened the parameters."""
+        model: Any = self.model
+        return any(isinstance(module, FullyShardedDataParallel) for module in model.modules())
+
+    def _parameters(self) -> Iterator[tuple[str, Any, Any]]:
+        """Each parameter of the checkpoint: its name there, itself, and PEFT's layer around it or None."""
+        model: Any = self.model
+        _shard_again(model)
+        is_peft = is_peft_model(model)
+        for name, weight in model.named_parameters():
+            layer = None
+            plain_name = name
+            if is_peft:
+                if model.prefix in name or "original_module" in name:
+                    continue
+                layer = _layer_of(model, name)
+                plain_name = name.removeprefix("base_model.model.").replace(".base_layer", "")
+            checkpoint_name = self._fix_param_name_to_vllm(plain_name, extra_prefixes=["modules_to_save.default."])
+            yield checkpoint_name, weight, layer
+
+
+class EngineGeneration(WholeWeights):
     """TRL's weight sync (including FSDP, DeepSpeed and PEFT) into an engine that already exists.
 
     For servers, only the main process sends them. All engines get them in `dtype`, or as they are. vLLM that was
@@ -123,22 +187,6 @@ class EngineGeneration(VLLMGeneration):  # type: ignore[misc]
             is_converted = self._dtype is not None and weight.is_floating_point()
             yield name, weight.to(self._dtype) if is_converted else weight
 
-    def whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The checkpoint's names and whole weights, with adapters merged. All processes have to read it to the end.
-
-        As TRL's, with two differences. FSDP 2 may not have sharded the model yet: the first held-out problems are
-        rolled out before training begins. And a frozen weight has its bits again after an adapter was merged into it
-        and taken out; TRL merges the whole model at once, and what rounding does to a bfloat16 weight adds up, to 0.7%
-        of it after 200 times.
-        """
-        if self._is_flat():
-            yield from super()._iter_named_params()
-            return
-        for name, weight, layer in self._parameters():
-            parameters = [weight] if layer is None else list(layer.parameters())  # merging takes all of a layer's
-            with self._dist.gather_params(parameters), nullcontext() if layer is None else _merge_adapter(layer):
-                yield name, self._whole(weight)
-
     def _whole_adapter(self) -> dict[str, torch.Tensor]:
         """The adapter's weights, by PEFT's names, on the CPU. All processes have to call this."""
         if self._is_flat():
@@ -156,9 +204,6 @@ class EngineGeneration(VLLMGeneration):  # type: ignore[misc]
         model: Any = self.accelerator.unwrap_model(self.model)
         model.save_pretrained(folder, state_dict=state, save_embedding_layers=False)
 
-    def _whole(self, weight: Any) -> torch.Tensor:
-        return _gather_shard(weight, self.accelerator.device) if isinstance(weight, DTensor) else weight.data
-
     def facts(self) -> list[TensorFacts] | None:
         """What `sync_weights` sends, without gathering it; None under FSDP 1, where a shard does not know its shape."""
         if self._is_flat():
@@ -171,24 +216,3 @@ class EngineGeneration(VLLMGeneration):  # type: ignore[misc]
             shape = tuple(getattr(weight, "ds_shape", weight.shape))  # DeepSpeed's name for the whole one
             facts.append(TensorFacts(name, dtype, shape))
         return facts
-
-    def _is_flat(self) -> bool:
-        """Whether FSDP 1 has flattened the parameters."""
-        model: Any = self.model
-        return any(isinstance(module, FullyShardedDataParallel) for module in model.modules())
-
-    def _parameters(self) -> Iterator[tuple[str, Any, Any]]:
-        """Each parameter of the checkpoint: its name there, itself, and PEFT's layer around it or None."""
-        model: Any = self.model
-        _shard_again(model)
-        is_peft = is_peft_model(model)
-        for name, weight in model.named_parameters():
-            layer = None
-            plain_name = name
-            if is_peft:
-                if model.prefix in name or "original_module" in name:
-                    continue
-                layer = _layer_of(model, name)
-                plain_name = name.removeprefix("base_model.model.").replace(".base_layer", "")
-            checkpoint_name = self._fix_param_name_to_vllm(plain_name, extra_prefixes=["modules_to_save.default."])
-            yield checkpoint_name, weight, layer

@@ -1,16 +1,22 @@
 """`repl-rl sft` on nano: real kernels, TRL's trainer, and held-out problems before and after."""
 
 import asyncio
+import os
 import shutil
 import signal
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from commands import CONFIGS, begin, finish, rows
 from made_trajectories import line, made
+from run.test_two_processes import KINDS
+from safetensors.torch import load_file
+from sharded import NO_DEEPSPEED, environment
 
 from repl_rl.cli import main
 from repl_rl.config import parse_config
@@ -19,6 +25,7 @@ from repl_rl.kernel import KernelPool
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout import check_rollouts
 from repl_rl.rollout.scripted import type_session
+from repl_rl.run.launch import ZERO_3
 from repl_rl.run.sft import training
 from repl_rl.run.sft.sessions import LeftOut, choose, read_sessions, session_files, type_again
 from repl_rl.tasks import load_tasks
@@ -118,6 +125,44 @@ def test_an_adapter_is_merged_into_the_model(folder: Path) -> None:
     assert [row["step"] for row in rows(run, "eval")] == [0, 4]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", ["ddp", "fsdp 2", "fsdp 2, lora", "zero-3"])
+def test_two_processes_train_as_one_does(folder: Path, name: str) -> None:
+    """The same losses, and the same model: it is whole, whatever each process held of it."""
+    kind = KINDS[name]
+    if kind.shards == ZERO_3 and NO_DEEPSPEED:
+        pytest.skip(NO_DEEPSPEED)
+    options = ["--set", "sft.epochs=1"]
+    if kind.lora:
+        options += ["--set", "train.lora={r: 4}"]
+    runs = []
+    for processes in (1, 2):
+        run_name = f"{name.replace(' ', '').replace(',', '-')}-{processes}"
+        settings = [*options, "--set", f"train.processes={processes}", "--set", f"name={run_name}"]
+        command = kind.start(processes)
+        done = subprocess.run(
+            [*command, *COMMAND, *settings],
+            cwd=folder,
+            env=os.environ | environment(" ".join(command)),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        runs.append(folder / "runs" / f"{run_name}-sft")
+    two = runs[1]
+    losses = [[row["loss"] for row in rows(run, "train")] for run in runs]
+    assert len(losses[0]) == 4
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+    assert [row["step"] for row in rows(two, "eval")] == [0, 4]
+    models = [load_file(run / "model" / "model.safetensors") for run in runs]
+    assert models[0].keys() == models[1].keys()
+    for key, weight in models[0].items():
+        torch.testing.assert_close(models[1][key], weight, rtol=1e-2, atol=2e-4)
+    assert not (two / "model" / "adapter_config.json").exists()
+
+
 def test_which_sessions_are_taken(recorded: list[Trajectory], tasks: list[Task]) -> None:
     right = recorded[0]
     held_out = replace(right, question=load_tasks(parse_config(CONFIG).tasks, "heldout", 0, 4)[0].question)
@@ -166,7 +211,7 @@ def test_a_branch_is_trained_on_with_its_parents_lines(tmp_path: Path, recorded:
         (["small.yaml", "--from", "nowhere.jsonl"], "--from nowhere.jsonl: there is no such file"),
         (["small.yaml", "--resume", "runs/small-sft"], "has its config and its sessions"),
         (["small.yaml", "--from", "sessions.jsonl", "--set", "dialect.name=ipython"], "no session is left to train on"),
-        (["small.yaml", "--from", "sessions.jsonl", "--set", "train.processes=2"], "sft trains in one process"),
+        (["small.yaml", "--from", "sessions.jsonl", "--set", "train.processes=2"], "sft ...`, or set train.proc"),
         (
             ["small.yaml", "--from", "sessions.jsonl", "--set", "engine={servers: ['http://a:1']}"],
             "engine.servers: held-",

@@ -6,7 +6,7 @@ import argparse
 import shlex
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from repl_rl.errors import ConfigError
+from repl_rl.utils.distributed import from_main, is_main_process, leave
 
 if TYPE_CHECKING:
     from repl_rl.config import Config
@@ -45,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser, config_help: str) -> None:
 def run(options: argparse.Namespace, console: Console) -> int:
     """Fine-tune. Returns the exit code: 130 after an interrupt."""
     from repl_rl.config import load_config
+    from repl_rl.run.launch import launch_command, require_a_gpu_each, require_processes
     from repl_rl.run.progress import Progress
     from repl_rl.run.resume import open_run
     from repl_rl.run.sft.sessions import session_files
@@ -59,22 +61,29 @@ def run(options: argparse.Namespace, console: Console) -> int:
         config = load_config(options.config, overrides)
         config = config.model_copy(update={"name": f"{config.name}-sft"})
     progress = Progress(console)
+    if not options.dry_run:
+        require_processes(config, "sft")
+        require_a_gpu_each()
     inputs = check_inputs(config, session_files(options.sources))
     if options.dry_run:
-        _print_dry_run(console, config.model.path, len(inputs.chosen), list(inputs.left_out.sentences()))
+        _print_dry_run(console, config, len(inputs.chosen), list(inputs.left_out.sentences()))
         return 0
     with progress.interrupts(), _run_folder(options, config) as folder:
         progress.say(f"run folder: {folder.path}")
-        go_on = f"go on with: repl-rl sft --resume {shlex.quote(str(folder.path))}"
+        go_on = f"go on with: {launch_command(config)} sft --resume {shlex.quote(str(folder.path))}"
         try:
             sessions = prepare_sessions(inputs, folder, progress)
             plan = config.train.model_copy(update={"steps": steps_of(config, len(sessions))})
             config = config.model_copy(update={"train": plan})
-            folder.keep_config(config)
+            if is_main_process():
+                folder.keep_config(config)
             inputs = replace(inputs, config=config)
             typed = sum(session.sampled_tokens for session in sessions)
             progress.say(f"{len(sessions):,} sessions, {typed:,} typed tokens, {config.train.steps} steps")
             outcome = fine_tune(inputs, folder, sessions, progress)
+            leave()
+            if not is_main_process():
+                return 0
         except KeyboardInterrupt:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # what remains is short, and has to be done whole
             if options.resume is None and folder.is_unused:
@@ -109,28 +118,34 @@ def _require_sources(options: argparse.Namespace) -> None:
 
 @contextmanager
 def _run_folder(options: argparse.Namespace, config: Config) -> Iterator[RunFolder]:
-    """The run's folder, which no other command can write until the block ends. A new one without a file is removed."""
+    """The run's folder, which no other command can write until the block ends. A new one without a file is removed.
+
+    All processes get the same one, and the main one holds it.
+    """
     from repl_rl.run.folder import RunFolder, new_run
     from repl_rl.utils.folders import require_folder
 
     if options.resume is not None:
         folder = RunFolder(options.resume)
-        with folder.locked():
-            yield folder
-        return
-    require_folder("--runs", options.runs)
-    folder = new_run(config, options.runs)
-    try:
-        with folder.locked():
-            yield folder
-    finally:
-        folder.discard_if_unused()
+    else:
+        require_folder("--runs", options.runs)
+        folder = from_main(lambda: new_run(config, options.runs))
+    with ExitStack() as stack:
+        if is_main_process():
+            if options.resume is None:
+                stack.callback(folder.discard_if_unused)
+            stack.enter_context(folder.locked())
+        yield folder
 
 
-def _print_dry_run(console: Console, model: str, chosen: int, left_out: list[str]) -> None:
+def _print_dry_run(console: Console, config: Config, chosen: int, left_out: list[str]) -> None:
+    from repl_rl.run.launch import launch_command
     from repl_rl.view.terminal import say
     from repl_rl.view.words import counted
 
-    say(console, f"{counted(chosen, 'session')} would be typed again in the tokens of {model}, and trained on")
+    sessions = counted(chosen, "session")
+    say(console, f"{sessions} would be typed again in the tokens of {config.model.path}, and trained on")
     for sentence in left_out:
         say(console, f"  left out: {sentence}")
+    if config.train.processes > 1:
+        say(console, f"start it with: {launch_command(config)} sft ...")

@@ -18,7 +18,7 @@ from typing import Any
 from repl_rl.config import Config
 from repl_rl.engine.environment import prepare_environment
 from repl_rl.errors import ConfigError
-from repl_rl.models import adapter, find_model, resolve_model
+from repl_rl.models import find_model, resolve_model
 from repl_rl.rollout import Checked, check_rollouts, environment_pays, open_service
 from repl_rl.run.evaluate import evaluate
 from repl_rl.run.folder import RunFolder, checkpoint_step
@@ -29,6 +29,7 @@ from repl_rl.run.trackers import require_trackers
 from repl_rl.run.training import TrainingOutcome, lost_folder
 from repl_rl.tasks import load_splits
 from repl_rl.trajectory import Task, Trajectory, read_jsonl, write_jsonl
+from repl_rl.utils.distributed import from_main, is_main_process, join
 from repl_rl.view.run import FINE_TUNED
 from repl_rl.view.words import counted
 
@@ -56,16 +57,12 @@ def check_inputs(config: Config, files: Sequence[Path]) -> SftInputs:
             f"{elsewhere}: held-out problems are measured with the model before and after, which sft loads itself; "
             "leave it out"
         )
-    if config.train.processes > 1:
-        raise ConfigError(
-            f"train.processes {config.train.processes}: sft trains in one process; set train.processes=1, or give the "
-            f"sessions (runs/NAME/{FINE_TUNED}) to a trainer of your own"
-        )
     require_trackers(config.train.report_to)
     find_model(config.model.path)
     checked = check_rollouts(config)
     require_adapter(config)
     prepare_environment(config.engine.kv_cache_gib)
+    join()
     from repl_rl.trainer.sft import sft_arguments
 
     sft_arguments(config, config.name)
@@ -87,11 +84,17 @@ def _nothing_left(left_out: LeftOut) -> str:
 def prepare_sessions(inputs: SftInputs, folder: RunFolder, progress: Progress) -> list[Trajectory]:
     """The sessions that are trained on, from the run's folder, or else typed again and kept there.
 
-    Raises ConfigError, with the reasons, if none is left, and for a run that is resumed and has none yet.
+    Of several processes, the main one types them. Raises ConfigError, with the reasons, if none is left, and for a run
+    that is resumed and has none yet.
     """
+    from_main(lambda: _keep_sessions(inputs, folder, progress))
+    return list(read_jsonl(folder.path / FINE_TUNED))
+
+
+def _keep_sessions(inputs: SftInputs, folder: RunFolder, progress: Progress) -> None:
     path = folder.path / FINE_TUNED
     if path.exists():
-        return list(read_jsonl(path))
+        return
     if not inputs.chosen:
         raise ConfigError(
             f"{folder.path} was ended before its sessions were typed again, so it has none to go on with; begin anew "
@@ -110,7 +113,6 @@ def prepare_sessions(inputs: SftInputs, folder: RunFolder, progress: Progress) -
     part = path.with_suffix(".part")  # a run that is killed meanwhile has all of them or none
     write_jsonl(part, sessions)
     part.replace(path)
-    return sessions
 
 
 def steps_of(config: Config, sessions: int) -> int:
@@ -122,10 +124,11 @@ def steps_of(config: Config, sessions: int) -> int:
 def fine_tune(
     inputs: SftInputs, folder: RunFolder, sessions: Sequence[Trajectory], progress: Progress
 ) -> TrainingOutcome:
-    """Train, with an evaluation before and after. One model is loaded at a time."""
+    """Train, with an evaluation before and after. One model is loaded at a time. All processes call this together."""
     config = inputs.config
     checkpoint = folder.last_checkpoint()
-    folder.forget_after(0 if checkpoint is None else checkpoint_step(checkpoint))
+    if is_main_process():
+        folder.forget_after(0 if checkpoint is None else checkpoint_step(checkpoint))
     before = _evaluate(inputs, folder, config.model.path, 0, progress)
     began_s = time.perf_counter()
     step, is_complete = _fit(config, folder, sessions, checkpoint, progress)
@@ -140,7 +143,7 @@ def _evaluate(inputs: SftInputs, folder: RunFolder, model: str, step: int, progr
     """Held-out solve rate of `model`, taken from the run folder if it was measured there with the same settings."""
     config = inputs.config
     settings = config.eval_settings
-    stored = folder.evaluation(step, settings)
+    stored = from_main(lambda: folder.evaluation(step, settings))
     if stored is not None:
         return stored
     tasks = inputs.heldout_tasks
@@ -152,7 +155,8 @@ def _evaluate(inputs: SftInputs, folder: RunFolder, model: str, step: int, progr
         service.watched = partial(progress.part, "sessions")
         numbers, trajectories = evaluate(service, tasks, inputs.checked.table, sampling, step=step)
     row = {"kind": "eval", "step": step, **numbers, "settings": settings}
-    folder.keep_evaluation(step, row, trajectories)
+    if is_main_process():
+        folder.keep_evaluation(step, row, trajectories)
     progress.evaluated(row)
     return row
 
@@ -188,7 +192,7 @@ def _fit(
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(RecordSteps(folder.append, progress.fine_tuned, mark="mean_token_accuracy"))
     limit_s = math.inf if config.train.max_minutes is None else 60 * config.train.max_minutes
-    stop = StopEarly(limit_s, lambda: folder.made_again(config))
+    stop = StopEarly(limit_s, lambda: is_main_process() and folder.made_again(config))
     trainer.add_callback(stop)
     trainer.add_callback(TellOfPasses(progress))
     text = "stopping after this step, with a checkpoint; press Ctrl-C again to stop at once"
@@ -199,15 +203,5 @@ def _fit(
         raise lost_folder(folder, f"a checkpoint of step {step}")
     is_complete = step == config.train.steps or stop.is_over
     if is_complete:
-        _save(trainer, path, folder, is_adapter=config.train.lora is not None)
+        trainer.save_whole(folder.model)
     return step, is_complete
-
-
-def _save(trainer: Any, base: str, folder: RunFolder, is_adapter: bool) -> None:
-    """Leave what engines can load in the run's folder: whole weights, with an adapter merged, and the tokenizer."""
-    if not is_adapter:
-        trainer.save_model(str(folder.model))
-        return
-    adapter_folder = folder.path / "adapter"
-    trainer.save_model(str(adapter_folder))
-    adapter.merge(adapter_folder, base, folder.model)
