@@ -3,6 +3,7 @@
 import functools
 import inspect
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from repl_rl.kernel.sandbox import SandboxKind
 from repl_rl.utils.threads import BackgroundLoop
 
 prepare_environment()
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts what it puts in the background so, and all that tests start would hear no interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
     # Read by OpenMP as torch is imported. With a thread for each core in each worker, all wait for one another.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
