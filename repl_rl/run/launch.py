@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from repl_rl.engine.environment import gpus_here
 from repl_rl.errors import ConfigError
 from repl_rl.utils.distributed import process_count
 
@@ -52,6 +51,8 @@ def require_processes(config: Config, command: str = "train") -> None:
 
 def require_a_gpu_each() -> None:
     """Raises ConfigError if more processes were started on this machine than it has GPUs, unless it has none."""
+    from repl_rl.engine.environment import gpus_here
+
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if local > 1:
         gpus, _ = gpus_here()

@@ -93,7 +93,7 @@ def test_another_number_of_processes_than_the_config_names_is_refused(
 
 def test_more_processes_than_gpus_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("repl_rl.run.training.gpus_here", lambda: (4, 80.0))
+    monkeypatch.setattr("repl_rl.engine.environment.gpus_here", lambda: (4, 80.0))
     for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.setenv(name, "8")
     shown = said("train", "quickstart", "--set", "train.processes=8", code=2)
