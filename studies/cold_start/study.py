@@ -32,7 +32,7 @@ FLAGS = (
     ("--teacher", str, "whose sessions are trained on (default: qwen2.5-coder-1.5b)"),
     ("--problems", int, "of the teacher's sessions (default: 60)"),
     ("--samples", int, "of each of them (default: 8)"),
-    ("--seeds", int, "default: 2"),
+    ("--seeds", str, "default: '0 1'"),
     ("--runs", Path, "folder for the runs; what is there goes on, or is left as it is (default: runs/cold_start)"),
     ("--settings", str, "overrides of the config, 'a.b=c d.e=f'"),
 )
@@ -47,18 +47,19 @@ class ColdStartSettings:
     teacher: str = "qwen2.5-coder-1.5b"
     problems: int = 60
     samples: int = 8
-    seeds: int = 2
+    seeds: str = "0 1"
     runs: Path = Path("runs/cold_start")
     settings: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("problems", "samples", "seeds"):
+        for name in ("problems", "samples"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name} {getattr(self, name)}: give at least 1")
         for dialect in self.dialects.split():
-            load_config(self.config, self.overrides(dialect, 0))
+            for seed in self.seeds.split():
+                load_config(self.config, self.overrides(dialect, seed))
 
-    def overrides(self, dialect: str, seed: int) -> tuple[str, ...]:
+    def overrides(self, dialect: str, seed: str) -> tuple[str, ...]:
         return (f"dialect.name={dialect}", f"seed={seed}", *self.settings.split())
 
 
@@ -68,7 +69,7 @@ QUICK = ColdStartSettings(
     teacher="nano",
     problems=4,
     samples=4,
-    seeds=1,
+    seeds="0",
     settings="model.path=nano model.dtype=float32 train.dtype=float32 train.lora=null tasks.families=[gcd,product] "
     "train.steps=1 eval.problems=4 train.prompts_per_step=2 train.group_size=4 train.micro_batch=8 kernel.size=4 "
     "engine.context_tokens=512 budget.tokens=128 engine.backend=transformers sft.sessions=all sft.batch=4",
@@ -83,7 +84,7 @@ def measure(settings: ColdStartSettings, say: Callable[[str], None]) -> dict[str
     rows = []
     for dialect in settings.dialects.split():
         file = settings.runs / f"teacher-{dialect}.jsonl"
-        overrides = settings.overrides(dialect, 0)
+        overrides = settings.overrides(dialect, "0")
         teacher = evaluated(
             file,
             settings.config,
@@ -94,7 +95,7 @@ def measure(settings: ColdStartSettings, say: Callable[[str], None]) -> dict[str
         )
         share = statistics.fmean((session.outcome_reward or 0.0) > 0 for session in teacher)
         say(f"{dialect}: {share:.1%} of {len(teacher)} sessions of {settings.teacher} are right")
-        for seed in range(settings.seeds):
+        for seed in settings.seeds.split():
             overrides = settings.overrides(dialect, seed)
             rows += _pair(settings, dialect, seed, overrides, file, teacher)
             for point in rows[-2:]:
@@ -107,7 +108,7 @@ def measure(settings: ColdStartSettings, say: Callable[[str], None]) -> dict[str
 def _pair(
     settings: ColdStartSettings,
     dialect: str,
-    seed: int,
+    seed: str,
     overrides: Sequence[str],
     file: Path,
     teacher: Sequence[Trajectory],
@@ -130,7 +131,7 @@ def _pair(
         ("cold start", cold, [_rate(start, first=True), _rate(start), _rate(cold)], budget),
         ("alone", alone, [_rate(alone, first=True), None, _rate(alone)], sampled),
     ):
-        arms.append({"arm": arm, **facts, "solved": solved, "sampled_tokens": tokens, "steps": run.reached()})
+        arms.append({"arm": arm, **facts, "solved": solved, "sampled_tokens": tokens, "steps": _steps(run)})
     return arms
 
 
@@ -140,6 +141,11 @@ def sampled_in_training(run: RunFolder) -> int:
     for file in sorted(run.rollouts.glob("step_*.jsonl")):
         tokens += sum(session.sampled_tokens for session in read_jsonl(file))
     return tokens
+
+
+def _steps(run: RunFolder) -> int:
+    """As its metrics have it: folders that are kept have no checkpoints."""
+    return max(int(row["step"]) for row in run.rows() if row["kind"] == "train")
 
 
 def _rate(run: RunFolder, first: bool = False) -> float:
