@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from repl_rl.engine.environment import has_gpu_driver
+
 OURS = ("OMP_WAIT_POLICY", "TRL_EXPERIMENTAL_SILENCE", "VLLM_CPU_KVCACHE_SPACE")
 TORCH = "import sys, types; sys.modules['torch'] = types.ModuleType('torch')"
 ENGINE = "from repl_rl.engine.environment import prepare_environment; prepare_environment()"
@@ -44,6 +46,29 @@ def test_a_thread_keeps_its_openmp_threads_where_torch_was_given_another_number(
         assert thread.submit(torch.get_num_threads).result() == 1
     """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.skipif(has_gpu_driver(), reason="only on a CPU")
+def test_freed_memory_stays_with_the_process_only_while_it_is_to() -> None:
+    """Blocks of 200 MiB in and after the block of `freed_memory_kept`, and the memory that is held once they are
+    freed."""
+    code = """if True:
+        from pathlib import Path
+        import numpy as np
+        from repl_rl.engine.environment import freed_memory_kept
+        def held_after_freeing():
+            np.ones(200 * 2**17)  # freed at once
+            [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS")]
+            return int(line.split()[1]) // 1024
+        before = held_after_freeing()
+        with freed_memory_kept():
+            within = held_after_freeing() - before
+        print(within, held_after_freeing() - before)
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    within, after = map(int, done.stdout.split())
+    assert within >= 190
+    assert after <= 50
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from repl_rl.config import Config
-from repl_rl.engine.environment import prepare_environment
+from repl_rl.engine.environment import freed_memory_kept, prepare_environment
 from repl_rl.errors import ConfigError
 from repl_rl.models import find_model, resolve_model
 from repl_rl.rollout import Checked, check_rollouts, environment_pays, open_service
@@ -196,7 +196,7 @@ def _fit(
     trainer.add_callback(stop)
     trainer.add_callback(TellOfPasses(progress))
     text = "stopping after this step, with a checkpoint; press Ctrl-C again to stop at once"
-    with progress.steps(config.train.steps), progress.interrupts(text, stop.request):
+    with progress.steps(config.train.steps), progress.interrupts(text, stop.request), freed_memory_kept():
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     step = int(trainer.state.global_step)
     if stop.is_homeless:
