@@ -66,7 +66,7 @@ def freed_memory_kept() -> Iterator[None]:
 
     Otherwise glibc returns each large block as it is freed, and the next tensor's memory comes from the system again,
     page by page, filled with zeros. On a virtual machine, a step of fine-tuning took 111 s so and 65 s with this, and
-    the process's peak rose from 9.3 to 10.9 GB, as what is kept does not always fit (BENCHMARKS.md).
+    the process's peak rose from 8.9 to 10.4 GiB, as what is kept does not always fit (BENCHMARKS.md).
     """
     libc = ctypes.CDLL(None)
     if has_gpu_driver() or not hasattr(libc, "mallopt"):  # no glibc

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from repl_rl.config import Config
 from repl_rl.config.train import KAHAN
-from repl_rl.engine.environment import freed_memory_kept, prepare_environment
+from repl_rl.engine.environment import prepare_environment
 from repl_rl.errors import ConfigError, DependencyError, RunError
 from repl_rl.models import find_model, resolve_model
 from repl_rl.models.skeleton import Adapted, config_alone, require_one_loss
@@ -326,7 +326,7 @@ def _fit(trainer: ReplGRPOTrainer, prepared: Prepared, progress: Progress) -> bo
     trainer.add_callback(callbacks.TellOfPasses(progress))
 
     text = "stopping after this step, with a checkpoint; press Ctrl-C again to stop at once"
-    with progress.steps(config.steps), progress.interrupts(text, stop.request), freed_memory_kept():
+    with progress.steps(config.steps), progress.interrupts(text, stop.request):
         trainer.train(resume_from_checkpoint=checkpoint)
     if stop.is_homeless:
         raise lost_folder(prepared.folder, f"a checkpoint of step {trainer.state.global_step}")
