@@ -7,7 +7,8 @@ are those of MCP's own package. Each process that answers sessions connects at t
 share the connection. The call after the one at which a connection broke opens it anew.
 
 What a server may know (`env`, `headers`) is named in the config and read from the environment as the server is
-connected to, so that no run folder, transcript or sandbox has it.
+connected to, so that no run folder, transcript or sandbox has it. Why a server can't be reached is told to the host
+alone, because the server may print what it knows.
 
 Not covered: resources, prompts, sampling and questions of a server, and images, which are left out of results.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import keyword
+import logging
 import os
 import re
 import tempfile
@@ -31,6 +33,7 @@ from repl_rl.config import McpConfig
 from repl_rl.errors import DependencyError, ToolError
 from repl_rl.tools.signatures import signature_text
 from repl_rl.tools.tool import Tool, check_name, refuse_doubles
+from repl_rl.utils.machine import install_command
 from repl_rl.utils.threads import BackgroundLoop
 
 try:
@@ -38,11 +41,13 @@ try:
     from mcp import Client, MCPError
     from mcp.client.stdio import StdioServerParameters, stdio_client
     from mcp.client.streamable_http import streamable_http_client
-    from mcp_types import CONNECTION_CLOSED
+    from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST
 except ImportError as error:
     raise DependencyError(
-        f"MCP servers need version 2 of the package mcp, which can't be imported ({error}): pip install 'repl-rl[mcp]'"
+        f"MCP servers need version 2 of the package mcp, which can't be imported ({error}): {install_command('mcp')}"
     ) from error
+
+_log = logging.getLogger(__name__)
 
 CONNECT_S = 30.0
 """How long a server may take to start and answer, or to list its tools."""
@@ -50,6 +55,7 @@ _HTTP_S = httpx2.Timeout(CONNECT_S, read=300.0)
 """A server may hold a response open until a tool is done; how long a call may take is the tool's own limit."""
 _PRINTED_CHARS = 1000
 _MOST_PAGES = 100
+_WAYS_OUT = "choose among a server's tools with `only`, or put a `prefix` before their names"
 _TYPES: dict[str, Any] = {
     "string": str,
     "integer": int,
@@ -77,8 +83,14 @@ def mcp_tools(servers: Mapping[str, McpConfig]) -> tuple[Tool, ...]:
                     f"MCP server {name!r} has no tool {missing[0]!r}; it has {', '.join(offered) or 'none'}"
                 )
             for tool in server.only or offered:
-                tools.append(_as_tool(name, server, offered[tool]))
-    refuse_doubles(tool.name for tool in tools)
+                try:
+                    tools.append(_as_tool(name, server, offered[tool]))
+                except ToolError as error:
+                    raise ToolError(f"MCP server {name!r}, tool {tool!r}: {error}; {_WAYS_OUT}") from error
+    try:
+        refuse_doubles(tool.name for tool in tools)
+    except ToolError as error:
+        raise ToolError(f"MCP servers {', '.join(servers)}: {error}; {_WAYS_OUT}") from error
     return tuple(tools)
 
 
@@ -91,11 +103,7 @@ async def call_tool(name: str, server: McpConfig, tool: str, arguments: dict[str
     text = "\n".join(part.text for part in result.content if part.type == "text")
     if result.is_error:
         raise RuntimeError(text or f"{tool} failed, and the MCP server {name!r} does not say why")
-    structured = result.structured_content
-    if structured is None:
-        return text
-    # Results that are no objects are wrapped, as MCP's structured content has to be one.
-    return structured["result"] if structured.keys() == {"result"} else structured
+    return text if result.structured_content is None else result.structured_content
 
 
 class _Connection:
@@ -121,13 +129,21 @@ class _Connection:
             # Shielded: a call whose time is up is cancelled, and others wait for the same client.
             return await (await asyncio.shield(opened)).call_tool(tool, arguments)
         except MCPError as error:
-            if error.code != CONNECTION_CLOSED:
+            if not self._is_over(error):
                 raise RuntimeError(error.message) from None
             self._forget(opened)
             raise ConnectionError(f"the connection to the MCP server {self._name!r} broke") from None
         except ToolError as error:
             self._forget(opened)
-            raise ConnectionError(str(error)) from None
+            _log.warning("%s", error)
+            raise ConnectionError(f"the MCP server {self._name!r} can't be reached") from None
+
+    def _is_over(self, error: MCPError) -> bool:
+        """Whether no further call can succeed. An address that was started anew does not know our session, and refuses
+        each request that names it."""
+        if error.code == INVALID_REQUEST:
+            return self._server.url is not None
+        return error.code == CONNECTION_CLOSED
 
     def _forget(self, client: asyncio.Future[Any]) -> None:
         """Let the next call connect anew, unless one has already."""
@@ -178,7 +194,14 @@ async def _transport(name: str, server: McpConfig, printed: IO[str], stack: Asyn
     if server.url is None:
         program, *arguments = server.command
         variables = {variable: _variable(name, variable) for variable in server.env}
-        return stdio_client(StdioServerParameters(command=program, args=arguments, env=variables), errlog=printed)
+        parameters = StdioServerParameters(
+            command=program,
+            args=arguments,
+            env=variables,
+            # A byte that is not UTF-8 would end the reader, and with it the connection.
+            encoding_error_handler="replace",
+        )
+        return stdio_client(parameters, errlog=printed)
     headers = {}
     for key, text in server.headers.items():
         headers[key] = _VARIABLE.sub(lambda match: _variable(name, match[1]), text)
@@ -228,27 +251,27 @@ async def _offered(name: str, server: McpConfig) -> dict[str, Any]:
 
 
 def _as_tool(name: str, server: McpConfig, offered: Any) -> Tool:
-    tool_name = f"{server.prefix}{_identifier(offered.name)}"
+    tool_name = _identifier(f"{server.prefix}{offered.name}")
     check_name(tool_name)
     schema = offered.input_schema
     properties: dict[str, Any] = schema.get("properties", {})
     required = set(schema.get("required", ()))
     keys = {_identifier(key): key for key in sorted(properties, key=lambda key: key not in required)}
     if len(keys) < len(properties):
-        raise ToolError(
-            f"MCP server {name!r}: two parameters of {offered.name!r} have one name in Python; leave it out"
-        )
+        raise ToolError("two of its parameters have one name in Python")
     parameters = []
     lines = []
     for parameter, key in keys.items():
-        annotation = _annotation(properties[key])
+        # A schema may be plain true: anything goes.
+        described = properties[key] if isinstance(properties[key], dict) else {}
+        annotation = _annotation(described)
         default = Parameter.empty
         if key not in required:
-            default = properties[key].get("default")
+            default = described.get("default")
             if default is None and annotation is not Any:
                 annotation = annotation | None
         parameters.append(Parameter(parameter, Parameter.KEYWORD_ONLY, default=default, annotation=annotation))
-        if description := properties[key].get("description"):
+        if description := described.get("description"):
             lines.append(f"    {parameter}: {' '.join(description.split())}")
     positional = [each.replace(kind=Parameter.POSITIONAL_OR_KEYWORD) for each in parameters]
     signature = Signature(positional)
@@ -261,7 +284,7 @@ def _as_tool(name: str, server: McpConfig, offered: Any) -> Tool:
         description=" ".join(description.split("\n\n")[0].split()),
         doc=doc,
         where="host",
-        function=_function(name, server, offered.name, signature, keys),
+        function=_function(name, server, offered, signature, keys),
         timeout_s=server.timeout_s,
         at_once=server.at_once,
         parameters={**schema, "properties": named, "required": [key for key in keys if keys[key] in required]},
@@ -269,22 +292,37 @@ def _as_tool(name: str, server: McpConfig, offered: Any) -> Tool:
 
 
 def _function(
-    name: str, server: McpConfig, tool: str, signature: Signature, keys: Mapping[str, str]
+    name: str, server: McpConfig, offered: Any, signature: Signature, keys: Mapping[str, str]
 ) -> Callable[..., Any]:
     """A function of these parameters that calls the tool. It can be sent to other processes."""
+    tool = offered.name
+    is_wrapped = _is_wrapped(offered.output_schema)
 
     async def function(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs).arguments
-        return await call_tool(name, server, tool, {keys[key]: value for key, value in given.items()})
+        result = await call_tool(name, server, tool, {keys[key]: value for key, value in given.items()})
+        return result["result"] if is_wrapped and isinstance(result, dict) else result
 
     function.__signature__ = signature  # type: ignore[attr-defined]  # inspect reads it
     function.__annotations__ = {key: each.annotation for key, each in signature.parameters.items()}
     return function
 
 
+def _is_wrapped(schema: Any) -> bool:
+    """Whether MCP's or FastMCP's package has put a result that is no object into one, `{"result": ...}`.
+
+    FastMCP says so in the schema; MCP's titles the schema of a function `count` "countOutput".
+    """
+    if not isinstance(schema, dict) or list(schema.get("properties", {})) != ["result"]:
+        return False
+    return bool(schema.get("x-fastmcp-wrap-result")) or str(schema.get("title", "")).endswith("Output")
+
+
 def _identifier(text: str) -> str:
-    """Such as look_up for look-up."""
-    name = re.sub(r"\W", "_", text)
+    """Such as look_up for look-up, _2d for 2d and from_ for from."""
+    name = "".join(letter if f"_{letter}".isidentifier() else "_" for letter in text)
+    if not name.isidentifier():
+        name = f"_{name}"
     return f"{name}_" if keyword.iskeyword(name) else name
 
 

@@ -3,9 +3,10 @@
 import asyncio
 import os
 import sys
+from pathlib import Path
 from typing import Any, Literal
 
-from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver import Context, MCPServer
 
 server = MCPServer("words", log_level="ERROR")
 store: dict[str, int] = {}
@@ -48,6 +49,19 @@ async def sleep(seconds: float) -> str:
 
 
 @server.tool()
+def header(context: Context[Any], name: str) -> str:
+    """A header of the request."""
+    return (context.headers or {}).get(name, "unset")
+
+
+@server.tool()
+def scribble() -> str:
+    """Print what is no message, and not even text."""
+    os.write(1, b"\xff\xfe\n")
+    return "scribbled"
+
+
+@server.tool()
 def leave() -> str:
     """End the server."""
     os._exit(3)
@@ -63,5 +77,7 @@ if __name__ == "__main__":
     if sys.argv[1:]:
         server.run("streamable-http", port=int(sys.argv[1]))
     else:
-        print("words are served", file=sys.stderr)
+        print(f"words are served with {os.environ.get('GIVEN')}", file=sys.stderr)
+        if os.environ.get("REFUSING") and Path(os.environ["REFUSING"]).exists():
+            sys.exit(1)
         server.run()

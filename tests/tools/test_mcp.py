@@ -6,6 +6,8 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,14 @@ from repl_rl.errors import ToolError
 from repl_rl.kernel.results import HostCall, HostReply
 from repl_rl.rollout.scripted import type_session
 from repl_rl.rollout.setup import load_extensions
-from repl_rl.tools import Toolbox
+from repl_rl.tools import Toolbox, mcp
 from repl_rl.tools.mcp import mcp_tools
 from repl_rl.trajectory import Task
 
 pytestmark = pytest.mark.more
 SERVER = Path(__file__).with_name("mcp_server.py")
 COMMAND = (sys.executable, str(SERVER))
+ODD = McpConfig(command=(sys.executable, str(Path(__file__).with_name("mcp_odd_server.py"))), timeout_s=60)
 WORDS = McpConfig(command=COMMAND, env=("GIVEN",), timeout_s=60)
 
 
@@ -130,8 +133,43 @@ def test_a_server_that_ends_is_started_again_by_the_next_call() -> None:
     assert ask(toolbox, "count", "banana") == HostReply(3)
 
 
+def test_what_a_server_prints_as_it_fails_is_for_the_host_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    refusing = tmp_path / "refusing"
+    monkeypatch.setenv("REFUSING", str(refusing))
+    toolbox = Toolbox(mcp_tools({"talkative": WORDS.model_copy(update={"env": ("GIVEN", "REFUSING")})}))
+    refusing.touch()
+    reply = ask(toolbox, "count", "banana")
+    assert (reply.error_name, reply.error_message) == (
+        "ConnectionError",
+        "the MCP server 'talkative' can't be reached",
+    )
+    assert "it printed: words are served with a secret" in caplog.text
+    refusing.unlink()
+    assert ask(toolbox, "count", "banana") == HostReply(3)
+
+
+def test_what_a_server_prints_that_is_no_message_ends_nothing() -> None:
+    toolbox = Toolbox(mcp_tools({"scribbling": WORDS}))
+    assert ask(toolbox, "scribble") == HostReply("scribbled")
+    assert ask(toolbox, "count", "banana") == HostReply(3)
+
+
+def test_names_schemas_and_results_that_python_does_not_expect() -> None:
+    tools = mcp_tools({"odd": ODD.model_copy(update={"only": ("2d-plot", "list", "five", "result", "nothing")})})
+    toolbox = Toolbox(tools)
+    assert tools[0].signature == "_2d_plot(_2d: Any, from_: str | None = None)"
+    assert ask(toolbox, "_2d_plot", 7) == HostReply("{'2d': 7}")
+    assert ask(toolbox, "_2d_plot", 7, from_="here") == HostReply("{'2d': 7, 'from': 'here'}")
+    assert ask(toolbox, "list") == HostReply([1, 2])
+    assert ask(toolbox, "five") == HostReply(5)
+    assert ask(toolbox, "result") == HostReply({"result": 5})
+    assert ask(toolbox, "nothing") == HostReply("{}")
+
+
 def test_two_servers_one_prefix_and_a_choice(words: Toolbox) -> None:
-    with pytest.raises(ToolError, match="two tools are called 'count'"):
+    with pytest.raises(ToolError, match="MCP servers words, more: two tools are called 'count'.*put a `prefix` before"):
         mcp_tools({"words": WORDS, "more": WORDS})
     chosen = WORDS.model_copy(update={"only": ("look-up", "count"), "prefix": "my_"})
     tools = mcp_tools({"words": WORDS, "more": chosen})
@@ -151,7 +189,11 @@ def test_two_servers_one_prefix_and_a_choice(words: Toolbox) -> None:
             {"command": COMMAND, "only": ("count", "spell")},
             "MCP server 'it' has no tool 'spell'; it has count, look-up",
         ),
-        ({"command": COMMAND, "prefix": "1"}, "'1count' is not a name that Python code can call"),
+        (
+            {"command": ODD.command, "only": ("submit-final-answer",)},
+            "MCP server 'it', tool 'submit-final-answer': .* would hide the function .*with `only`, or put a `prefix`",
+        ),
+        ({"command": ODD.command, "only": ("twice",)}, "'it', tool 'twice': two of its parameters have one name"),
     ],
 )
 def test_what_is_wrong_with_a_server_is_said_before_anything_starts(server: dict[str, Any], message: str) -> None:
@@ -164,16 +206,35 @@ def is_open(port: int) -> bool:
         return client.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_over_http_with_a_header_from_the_environment() -> None:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+        return int(free.getsockname()[1])
+
+
+@contextmanager
+def served(port: int) -> Iterator[None]:
     with subprocess.Popen([*COMMAND, str(port)]) as process:
         try:
             until(lambda: is_open(port))
-            server = McpConfig(url=f"http://127.0.0.1:{port}/mcp", headers={"Authorization": "Bearer ${GIVEN}"})
-            toolbox = Toolbox(mcp_tools({"far": server}))
-            assert ask(toolbox, "count", "banana") == HostReply(3)
-            assert "secret" not in server.model_dump_json()
+            yield
         finally:
             process.kill()
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+def test_over_http_with_a_header_from_the_environment(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In both protocols: without sessions of the server, and with them, which end with it."""
+    monkeypatch.setattr(mcp, "Client", partial(mcp.Client, mode=mode))
+    port = free_port()
+    server = McpConfig(url=f"http://127.0.0.1:{port}/mcp", headers={"X-Key": "Bearer ${GIVEN}"}, timeout_s=60)
+    with served(port):
+        toolbox = Toolbox(mcp_tools({mode: server}))
+        assert ask(toolbox, "count", "banana") == HostReply(3)
+        assert ask(toolbox, "header", "x-key") == HostReply("Bearer a secret")
+        assert ask(toolbox, "header", "X-Other") == HostReply("unset")
+    with served(port):
+        replies = [ask(toolbox, "count", "banana") for _ in range(2)]
+        # A server that keeps no sessions may not even be missed.
+        assert replies[0] == HostReply(3) or replies[0].error_name == "ConnectionError"
+        assert replies[1] == HostReply(3)
     assert ask(toolbox, "count", "banana").error_name == "ConnectionError"
