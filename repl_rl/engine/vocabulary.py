@@ -18,6 +18,7 @@ from repl_rl.models.nano import SHIPPED
 
 _NEWLINE_PROBE = 'x = f("a")\n\nfor i in y:\n    pass\n'
 _SYSTEM_PROBE = "reprl_system"
+_ANSWER_PROBE = "reprl_answer"
 _STAND_IN = re.compile("reprl_special_([0-9]{1,9})_")
 """Holds the place of the special token of this id, whose name is to stay text."""
 LINE_KEY = "repl_rl_line"
@@ -86,6 +87,22 @@ class Vocabulary:
         """Tells whether another process has the same `stop_ids` and `eos_ids`."""
         ends = json.dumps([sorted(self.stop_ids), sorted(self.eos_ids)])
         return hashlib.sha256(ends.encode()).hexdigest()[:16]
+
+    @cached_property
+    def turn_end_id(self) -> int:
+        """The one of `eos_ids` with which the model ends a turn of its own: the chat template's if it writes one, else
+        the tokenizer's. A checkpoint may name others, such as Qwen's `<|endoftext|>` beside `<|im_end|>`."""
+        if self.has_chat_template:
+            conversation = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER_PROBE}]
+            try:
+                text = self._rendered(conversation, tools=(), opens=False)
+            except ModelError:
+                text = ""
+            for index in self.encode_frame(text.rpartition(_ANSWER_PROBE)[2]):
+                if index in self.eos_ids:
+                    return index
+        own: int | None = self.tokenizer.eos_token_id
+        return min(self.eos_ids) if own is None else own
 
     @property
     def pad_id(self) -> int:

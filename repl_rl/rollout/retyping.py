@@ -95,7 +95,7 @@ class RetypingPolicy:
         line = next(self._lines, None)
         if line is None:
             self.is_done = True
-            return SampledLine((min(self._vocabulary.eos_ids),), (0.0,), Finish.LENGTH)
+            return SampledLine((self._vocabulary.turn_end_id,), (0.0,), Finish.LENGTH)
         if len(line.ids) > max_tokens:
             return SampledLine(line.ids[:max_tokens], line.logprobs[:max_tokens], Finish.LENGTH)
         return line
@@ -129,7 +129,6 @@ def encoded_lines(recorded: Trajectory, vocabulary: Vocabulary) -> Iterator[Samp
     changes the text.
     """
     stop_bytes = set(vocabulary.stops)
-    eos_id = min(vocabulary.eos_ids)
     pending = b""  # of a line that this vocabulary cuts in two, the rest
     for line in recorded.lines:
         if line.kind is LineKind.OVERLONG:
@@ -141,7 +140,7 @@ def encoded_lines(recorded: Trajectory, vocabulary: Vocabulary) -> Iterator[Samp
             yield SampledLine(ids, (0.0,) * len(ids), Finish.NEWLINE)
             pending = pending[len(vocabulary.bytes_of(ids)) :]
         if stop_bytes.isdisjoint(text):
-            ids = (*_encoded(pending, vocabulary), eos_id)
+            ids = (*_encoded(pending, vocabulary), vocabulary.turn_end_id)
             yield SampledLine(ids, (0.0,) * len(ids), Finish.EOS)
             pending = b""
 

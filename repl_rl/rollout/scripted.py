@@ -111,11 +111,11 @@ class ScriptedSlot:
 
 
 def typed_line(vocabulary: Vocabulary, text: str, ends: bool, max_tokens: int) -> SampledLine:
-    """`text` as an engine would have sampled it; with `ends`, the end-of-text token follows."""
+    """`text` as an engine would have sampled it; with `ends`, the token that ends a turn follows."""
     ids = tuple(vocabulary.encode_output(text))
     finish = Finish.NEWLINE
     if ends:
-        ids += (min(vocabulary.eos_ids),)
+        ids += (vocabulary.turn_end_id,)
         finish = Finish.EOS
     if len(ids) > max_tokens:
         ids = ids[:max_tokens]

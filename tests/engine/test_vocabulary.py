@@ -286,7 +286,9 @@ def test_end_of_text_ids_come_from_the_tokenizer_and_the_checkpoint(qwen: Vocabu
     assert qwen.eos_ids == set(qwen.tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"]))
     assert not qwen.eos_ids & qwen.newline_ids
     assert qwen.pad_id == min(qwen.eos_ids)
+    assert qwen.turn_end_id == qwen.tokenizer.convert_tokens_to_ids("<|im_end|>")
     tokenizer = byte_tokenizer()
+    assert Vocabulary(tokenizer, eos_ids=[0]).turn_end_id == tokenizer.eos_token_id
     tokenizer.add_special_tokens({"pad_token": "<pad>"})
     assert Vocabulary(tokenizer).pad_id == tokenizer.convert_tokens_to_ids("<pad>")
 

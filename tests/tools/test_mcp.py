@@ -13,6 +13,7 @@ from typing import Any
 
 import cloudpickle
 import pytest
+from mcp import Client
 from waiting import until
 
 from repl_rl.config import McpConfig, parse_config
@@ -20,7 +21,7 @@ from repl_rl.errors import ToolError
 from repl_rl.kernel.results import HostCall, HostReply
 from repl_rl.rollout.scripted import type_session
 from repl_rl.rollout.setup import load_extensions
-from repl_rl.tools import Toolbox, mcp
+from repl_rl.tools import Toolbox
 from repl_rl.tools.mcp import mcp_tools
 from repl_rl.trajectory import Task
 
@@ -169,7 +170,7 @@ def test_names_schemas_and_results_that_python_does_not_expect() -> None:
 
 
 def test_two_servers_one_prefix_and_a_choice(words: Toolbox) -> None:
-    with pytest.raises(ToolError, match="MCP servers words, more: two tools are called 'count'.*put a `prefix` before"):
+    with pytest.raises(ToolError, match=r"MCP servers words, more: two tools are called 'count'.*put a `prefix` before"):
         mcp_tools({"words": WORDS, "more": WORDS})
     chosen = WORDS.model_copy(update={"only": ("look-up", "count"), "prefix": "my_"})
     tools = mcp_tools({"words": WORDS, "more": chosen})
@@ -224,7 +225,7 @@ def served(port: int) -> Iterator[None]:
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 def test_over_http_with_a_header_from_the_environment(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In both protocols: without sessions of the server, and with them, which end with it."""
-    monkeypatch.setattr(mcp, "Client", partial(mcp.Client, mode=mode))
+    monkeypatch.setattr("repl_rl.tools.mcp.Client", partial(Client, mode=mode))
     port = free_port()
     server = McpConfig(url=f"http://127.0.0.1:{port}/mcp", headers={"X-Key": "Bearer ${GIVEN}"}, timeout_s=60)
     with served(port):
