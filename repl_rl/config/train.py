@@ -105,6 +105,12 @@ OTHER_NAMES = {
     "vllm_gpu_memory_utilization": "engine.gpu_memory_utilization",
 }
 """What other trainers, TRL first, call a key, and what to write here."""
+_NOT_IN_TRL = (
+    *("max_steps", "num_train_epochs", "num_generations", "output_dir"),
+    *("per_device_train_batch_size", "gradient_accumulation_steps"),
+)
+"""TRL's arguments that follow from keys of ours. A run with others would not be the one that its config describes: it
+would, for one, count as interrupted at `max_steps`."""
 
 
 class MaskConfig(Section):
@@ -278,9 +284,12 @@ class TrainConfig(Section):
 
     @field_validator("trl")
     @classmethod
-    def _trackers_are_named_above(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _no_key_is_given_twice(cls, arguments: dict[str, Any]) -> dict[str, Any]:
         if "report_to" in arguments:
             raise ValueError(f"name trackers in train.report_to, not here (got report_to: {arguments['report_to']!r})")
+        for name in _NOT_IN_TRL:
+            if name in arguments:
+                raise ValueError(f"{name}: {arguments[name]!r} is to be written as {OTHER_NAMES[name]}, not here")
         return arguments
 
     @model_validator(mode="after")

@@ -144,7 +144,8 @@ def _whole_in_group(members: Sequence[Trajectory], index: int) -> Trajectory:
         return replace(whole_session(members[index], members[start:]), branch=None)
     except (ValueError, IndexError, RecursionError) as error:  # a file may name any parent
         raise ConfigError(
-            f"the session is a branch of another one, which is not where it should be: {error}"
+            f"session {index} of task {members[index].task_id!r}, counted from 0 in its group, is a branch of another "
+            f"one, which is not where it should be: {error}"
         ) from error
 
 

@@ -35,6 +35,7 @@ from repl_rl.trajectory import Task
 from repl_rl.utils.distributed import WAIT_S, from_main, is_main_process, join
 from repl_rl.utils.folders import require_folder
 from repl_rl.utils.import_path import imported
+from repl_rl.view.run import FINE_TUNED
 
 if TYPE_CHECKING:
     from repl_rl.run.progress import Progress
@@ -91,6 +92,11 @@ def choose_run(
         return RunFolder(free_folder(config.name, runs)), config, []
     folder, config = open_run(resume, config, overrides)
     require_folder("--resume", resume)
+    if (folder.path / FINE_TUNED).exists():
+        raise RunError(
+            f"{resume} is a run of `repl-rl sft`: go on with `repl-rl sft --resume {resume}`, or train its model in a "
+            f"run of its own, with --set model.path={folder.model}"
+        )
     return folder, config, what_changes(folder, config)
 
 

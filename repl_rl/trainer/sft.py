@@ -41,8 +41,17 @@ _OURS = {
     "gradient_accumulation_steps": "write sft.micro_batch, and sft.batch for the whole step",
     "learning_rate": "write sft.learning_rate",
     "report_to": "write train.report_to",
+    "max_steps": "write sft.epochs",
+    "dataloader_drop_last": "each session is trained on",
+    "auto_find_batch_size": "write sft.micro_batch",
+    "output_dir": "a run's folder has its checkpoints; the option --runs says where",
+    "save_strategy": "write train.save_steps",
+    "save_steps": "write train.save_steps",
+    "seed": "write seed",
 }
 """TRL's arguments that are settled here, and what to do instead."""
+_UNWEIGHTED = {"loss_type": "nll", "label_smoothing_factor": 0.0, "padding_free": False, "use_liger_kernel": False}
+"""TRL's arguments with the values for which the loss is a sum over tokens that `sft.output_weight` can weight."""
 
 
 def sft_arguments(config: Config, output_dir: str) -> SftArguments:
@@ -54,11 +63,12 @@ def sft_arguments(config: Config, output_dir: str) -> SftArguments:
             raise ConfigError(f"sft.trl.{name}: {_OURS[name]}; leave it out")
         if name not in known:
             raise ConfigError(f"sft.trl.{name}: TRL has no such argument; {nearest(name, known)}")
-    if plan.output_weight and plan.trl.get("loss_type", "nll") != "nll":
-        raise ConfigError(
-            f"sft.output_weight {plan.output_weight} with sft.trl.loss_type {plan.trl['loss_type']}: a weighted token "
-            "would not have that loss; leave one of them out"
-        )
+    for name, default in _UNWEIGHTED.items():
+        if plan.output_weight and plan.trl.get(name, default) != default:
+            raise ConfigError(
+                f"sft.output_weight {plan.output_weight} with sft.trl.{name} {plan.trl[name]}: a weighted token would "
+                "not have that loss; leave one of them out"
+            )
     passes, rest = divmod(plan.batch, plan.micro_batch * config.train.processes)
     if rest:
         of_processes = f" x {config.train.processes} processes" if config.train.processes > 1 else ""

@@ -1,7 +1,9 @@
 """`repl-rl sft` on nano: real kernels, TRL's trainer, and held-out problems before and after."""
 
+import argparse
 import asyncio
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -17,16 +19,21 @@ from made_trajectories import line, made
 from run.test_two_processes import KINDS
 from safetensors.torch import load_file
 from sharded import NO_DEEPSPEED, environment
+from vocabularies import nano, qwen
 
 from repl_rl.cli import main
 from repl_rl.config import parse_config
+from repl_rl.engine import Vocabulary
 from repl_rl.errors import ConfigError, RunError
 from repl_rl.kernel import KernelPool
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.rollout import check_rollouts
+from repl_rl.rollout import RolloutSetup, check_rollouts, retyped
+from repl_rl.rollout.retyping import is_of_vocabulary
 from repl_rl.rollout.scripted import type_session
+from repl_rl.run.folder import RunFolder
 from repl_rl.run.launch import ZERO_3
 from repl_rl.run.sft import training
+from repl_rl.run.sft.command import _training_command
 from repl_rl.run.sft.sessions import LeftOut, choose, read_sessions, session_files, type_again
 from repl_rl.tasks import load_tasks
 from repl_rl.trajectory import Branch, LineKind, StopReason, Task, Trajectory, read_jsonl, write_jsonl
@@ -251,7 +258,28 @@ def test_a_run_without_sessions_is_not_resumed(
     monkeypatch.chdir(folder)
     shutil.copy("runs/small-sft/config.yaml", tmp_path)
     assert main(["sft", "--resume", str(tmp_path)]) == 2
-    assert "was ended before its sessions were typed again" in capsys.readouterr().err
+    assert "or was ended before its sessions were typed again" in capsys.readouterr().err
+    assert main(["sft", "--resume", str(tmp_path), "--dry-run"]) == 2
+    assert "it is a run of `repl-rl train`" in capsys.readouterr().err
+
+
+def test_training_does_not_go_on_in_the_folder_of_fine_tuning(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    assert main(["train", "--resume", "runs/small-sft", "--dry-run"]) == 2
+    told = capsys.readouterr().err
+    assert "`repl-rl sft --resume runs/small-sft`" in told
+    assert "--set model.path=runs/small-sft/model" in told
+
+
+def test_the_command_that_goes_on_has_what_was_overridden() -> None:
+    settings = ["dialect.name=tool_call", "sft.shortest=2", "tasks={families: [gcd, product]}", "model.path=elsewhere"]
+    options = argparse.Namespace(config="small.yaml", set=settings)
+    assert shlex.split(_training_command(options, RunFolder(Path("runs/a b-sft")))) == [
+        *("repl-rl", "train", "small.yaml", "--set", "dialect.name=tool_call"),
+        *("--set", "tasks={families: [gcd, product]}", "--set", "model.path=runs/a b-sft/model"),
+    ]
 
 
 async def test_a_session_without_a_whole_line_is_left_out(recorded: list[Trajectory], tasks: list[Task]) -> None:
@@ -281,7 +309,41 @@ def test_a_dry_run_says_which_sessions_it_would_take(
     assert main(["sft", "small.yaml", "--from", "sessions.jsonl", "sessions.jsonl", "--dry-run"]) == 0
     output = capsys.readouterr().out
     assert "16 sessions would be typed again in the tokens of nano, and trained on" in output
+    assert "but for those that come out otherwise than recorded" in output
     assert "left out: 16 typed like another one" in output
+    assert "shortest" not in output
+    assert main([*COMMAND, "--dry-run", "--set", "sft.shortest=1"]) == 0
+    assert "and for all but the shortest of each problem (sft.shortest: 1)" in capsys.readouterr().out
+    assert main(["sft", "--resume", "runs/small-sft", "--dry-run"]) == 0
+    assert "16 sessions, typed again in the tokens of nano before, would be trained on" in capsys.readouterr().out
+
+
+async def test_which_sessions_are_left_once_they_are_typed_again(recorded: list[Trajectory], tasks: list[Task]) -> None:
+    """Of another model, whose vocabulary is another: the shortest of a problem, and none that showed something else."""
+    problem = tasks[:1]
+    [short], [long], [timed] = [
+        await typed(problem, text) for text in ("", " y = 1 + 1\n", " import time\n time.time_ns()\n")
+    ]
+    vocabulary = qwen()
+    of_qwen = [await retyped_by(vocabulary, problem[0], session) for session in (long, short)]
+    assert not is_of_vocabulary(of_qwen[1], nano())
+    chosen = [(problem[0], session) for session in (*of_qwen, timed)]
+    chosen += [(tasks[1], recorded[1])]
+    config = parse_config(CONFIG | {"sft": {"shortest": 1}})
+    left_out = LeftOut()
+    again = await type_again(config, str(NANO_PATH), check_rollouts(config), chosen, left_out)
+    assert [session.completion_ids for session in again] == [short.completion_ids, recorded[1].completion_ids]
+    assert left_out.counts == {
+        "came out otherwise than recorded": 1,
+        "not among the shortest of their problem (sft.shortest: 1)": 1,
+    }
+    assert "'time.time_ns()' showed" in left_out.examples["came out otherwise than recorded"]
+
+
+async def retyped_by(vocabulary: Vocabulary, task: Task, session: Trajectory) -> Trajectory:
+    """The session as another model would have typed it."""
+    async with KernelPool(1) as pool:
+        return await retyped(pool, RolloutSetup(vocabulary, context_tokens=2048), task, session)
 
 
 def test_folders_without_rollouts_are_refused(tmp_path: Path) -> None:

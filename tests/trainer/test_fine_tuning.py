@@ -92,9 +92,13 @@ def test_masked_lines_get_no_gradient(tmp_path: Path) -> None:
     [
         ({"trl": {"packing": True}}, "sft.trl.packing: a row is a session; leave it out"),
         ({"trl": {"learning_rat": 1}}, "sft.trl.learning_rat: TRL has no such argument"),
+        ({"trl": {"max_steps": 5}}, "sft.trl.max_steps: write sft.epochs; leave it out"),
+        ({"trl": {"dataloader_drop_last": True}}, "sft.trl.dataloader_drop_last: each session is trained on"),
         ({"trl": {"loss_type": "dft"}, "output_weight": 0.5}, "sft.output_weight 0.5 with sft.trl.loss_type dft"),
+        ({"trl": {"label_smoothing_factor": 0.1}, "output_weight": 0.5}, "with sft.trl.label_smoothing_factor 0.1"),
+        ({"trl": {"padding_free": True}, "output_weight": 0.5}, "with sft.trl.padding_free True: a weighted token"),
         ({"batch": 3, "micro_batch": 2}, "sft.micro_batch: 2 sessions a pass do not divide sft.batch 3"),
-        ({"trl": {"save_strategy": "never"}}, "TRL refuses these arguments"),
+        ({"trl": {"logging_strategy": "never"}}, "TRL refuses these arguments"),
     ],
 )
 def test_arguments_that_are_refused(sft: dict[str, Any], told: str) -> None:

@@ -19,6 +19,7 @@ from repl_rl.utils.distributed import from_main, is_main_process, leave
 if TYPE_CHECKING:
     from repl_rl.config import Config
     from repl_rl.run.folder import RunFolder
+    from repl_rl.run.sft.training import SftInputs
 
 _RUNS = Path("runs")
 
@@ -66,7 +67,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         require_a_gpu_each()
     inputs = check_inputs(config, session_files(options.sources))
     if options.dry_run:
-        _print_dry_run(console, config, len(inputs.chosen), list(inputs.left_out.sentences()))
+        _print_dry_run(console, inputs, options.resume)
         return 0
     with progress.interrupts(), _run_folder(options, config) as folder:
         progress.say(f"run folder: {folder.path}")
@@ -97,9 +98,17 @@ def run(options: argparse.Namespace, console: Console) -> int:
         console.print(before_after_table(outcome.before, outcome.after))
         report = write_report(folder.path)
         progress.say(f"trained in {outcome.train_seconds / 60:.1f} minutes; report: {report}")
-        model = shlex.quote(str(folder.model))
-        progress.say(f"go on with rewards: repl-rl train {options.config or 'CONFIG'} --set model.path={model}")
+        progress.say(f"go on with rewards: {_training_command(options, folder)}")
     return 0
+
+
+def _training_command(options: argparse.Namespace, folder: RunFolder) -> str:
+    """The command that trains the model that was left, in the same dialect and with what else was overridden."""
+    command = ["repl-rl", "train", options.config or "CONFIG"]
+    for override in options.set:
+        if not override.startswith(("model.path=", "sft.")):
+            command += ["--set", override]
+    return shlex.join([*command, "--set", f"model.path={folder.model}"])
 
 
 def _require_sources(options: argparse.Namespace) -> None:
@@ -138,14 +147,24 @@ def _run_folder(options: argparse.Namespace, config: Config) -> Iterator[RunFold
         yield folder
 
 
-def _print_dry_run(console: Console, config: Config, chosen: int, left_out: list[str]) -> None:
+def _print_dry_run(console: Console, inputs: SftInputs, resumed: Path | None) -> None:
+    from repl_rl.run.folder import RunFolder
     from repl_rl.run.launch import launch_command
+    from repl_rl.run.sft.training import kept_sessions
     from repl_rl.view.terminal import say
     from repl_rl.view.words import counted
 
-    sessions = counted(chosen, "session")
-    say(console, f"{sessions} would be typed again in the tokens of {config.model.path}, and trained on")
-    for sentence in left_out:
+    config = inputs.config
+    if resumed is not None:
+        kept = counted(len(kept_sessions(RunFolder(resumed))), "session")
+        say(console, f"{kept}, typed again in the tokens of {config.model.path} before, would be trained on")
+    else:
+        sessions = counted(len(inputs.chosen), "session")
+        say(console, f"{sessions} would be typed again in the tokens of {config.model.path}, and trained on")
+        say(console, "  but for those that come out otherwise than recorded, or longer than the config allows")
+        if config.sft.shortest is not None:
+            say(console, f"  and for all but the shortest of each problem (sft.shortest: {config.sft.shortest})")
+    for sentence in inputs.left_out.sentences():
         say(console, f"  left out: {sentence}")
     if config.train.processes > 1:
         say(console, f"start it with: {launch_command(config)} sft ...")

@@ -171,5 +171,5 @@ def _shortest(sessions: Sequence[Trajectory], count: int | None, left_out: LeftO
         group.sort(key=lambda session: session.sampled_tokens)
         kept.update(id(session) for session in group[:count])
         for _ in group[count:]:
-            left_out.add(f"longer than {count} others of their problem (sft.shortest)")
+            left_out.add(f"not among the shortest of their problem (sft.shortest: {count})")
     return [session for session in sessions if id(session) in kept]

@@ -88,7 +88,22 @@ def prepare_sessions(inputs: SftInputs, folder: RunFolder, progress: Progress) -
     that is resumed and has none yet.
     """
     from_main(lambda: _keep_sessions(inputs, folder, progress))
-    return list(read_jsonl(folder.path / FINE_TUNED))
+    return kept_sessions(folder)
+
+
+def kept_sessions(folder: RunFolder) -> list[Trajectory]:
+    """The sessions that a run trains on. Raises ConfigError if it has none."""
+    path = folder.path / FINE_TUNED
+    if not path.exists():
+        raise _no_sessions(folder)
+    return list(read_jsonl(path))
+
+
+def _no_sessions(folder: RunFolder) -> ConfigError:
+    return ConfigError(
+        f"{folder.path} has no sessions to go on with ({FINE_TUNED}): it is a run of `repl-rl train`, or was ended "
+        "before its sessions were typed again; begin anew with --from"
+    )
 
 
 def _keep_sessions(inputs: SftInputs, folder: RunFolder, progress: Progress) -> None:
@@ -96,10 +111,7 @@ def _keep_sessions(inputs: SftInputs, folder: RunFolder, progress: Progress) -> 
     if path.exists():
         return
     if not inputs.chosen:
-        raise ConfigError(
-            f"{folder.path} was ended before its sessions were typed again, so it has none to go on with; begin anew "
-            "with --from"
-        )
+        raise _no_sessions(folder)
     config = inputs.config
     model = resolve_model(config.model.path)
     progress.say(f"{counted(len(inputs.chosen), 'session')}, typed again in the tokens of {config.model.path} ...")
