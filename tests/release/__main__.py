@@ -3,7 +3,7 @@
 A stranger's path (`paths/NAME.sh`) is a script from `pip install` to a result, and fails if the result is another one.
 Nothing is published: what is left to do is said at the end.
 
-    python tests/release [--python PYTHON ...] [NAME ...]
+    python tests/release [--python PYTHON ... --] [NAME ...]
 """
 
 import argparse
@@ -49,7 +49,8 @@ def build(folder: Path, *options: str) -> tuple[Path, Path]:
 
 
 def differences(sdist: Path, wheel: Path) -> list[str]:
-    """Tracked files that the sdist lacks, and files of the package that the wheel lacks or has otherwise."""
+    """Tracked files that the sdist lacks, files of the package that the wheel lacks or has otherwise, and files in the
+    wheel that are not tracked."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     tracked = [name for name in listed.split("\0") if name and not name.startswith(".ci/")]
     with tarfile.open(sdist) as archive:
@@ -57,13 +58,29 @@ def differences(sdist: Path, wheel: Path) -> list[str]:
     found = [f"{name} is not in the sdist" for name in tracked if name not in packed]
     with zipfile.ZipFile(wheel) as archive:
         built = set(archive.namelist())
+        expected = set()
         for name in tracked:
             top = name.partition("/")[0]
             if top in ("repl_rl", "kernels", "prompts"):
                 inside = name if top == "repl_rl" else f"repl_rl/{name}"
+                expected.add(inside)
                 if inside not in built or archive.read(inside) != (ROOT / name).read_bytes():
                     found.append(f"{inside} is not in the wheel as it is here")
+    for name in sorted(built - expected):
+        if ".dist-info/" not in name:
+            found.append(f"{name} is in the wheel, and not tracked here")
     return found
+
+
+def left_to_do(number: str) -> list[str]:
+    """What still stands between these files and a release, in order."""
+    steps = []
+    if f"## {number} (unreleased)" in (ROOT / "CHANGELOG.md").read_text("utf-8"):
+        steps.append(f"write the date in the place of (unreleased) in CHANGELOG.md, under {number}")
+    status = ["git", "status", "--porcelain"]
+    if subprocess.run(status, cwd=ROOT, check=True, capture_output=True, text=True).stdout:
+        steps.append("commit what git status shows, and build again: the tag would be of something else")
+    return [*steps, f"git tag v{number} && git push --tags && twine upload {DIST.name}/*"]
 
 
 def walk(name: str, python: str, sdist: Path, wheel: Path) -> bool:
@@ -110,7 +127,7 @@ def main() -> int:
     outcomes = [walk(name, python, sdist, wheel) for name, python in pairs]
     if problems or not all(outcomes):
         return 1
-    print(f"left to do: git tag v{number} && git push --tags && twine upload {DIST.name}/*")
+    print("left to do:", *left_to_do(number), sep="\n  ")
     return 0
 
 
