@@ -143,7 +143,7 @@ class _Connection:
         each request that names it."""
         if error.code == INVALID_REQUEST:
             return self._server.url is not None
-        return error.code == CONNECTION_CLOSED
+        return bool(error.code == CONNECTION_CLOSED)
 
     def _forget(self, client: asyncio.Future[Any]) -> None:
         """Let the next call connect anew, unless one has already."""
@@ -265,7 +265,7 @@ def _as_tool(name: str, server: McpConfig, offered: Any) -> Tool:
         # A schema may be plain true: anything goes.
         described = properties[key] if isinstance(properties[key], dict) else {}
         annotation = _annotation(described)
-        default = Parameter.empty
+        default: Any = Parameter.empty
         if key not in required:
             default = described.get("default")
             if default is None and annotation is not Any:

@@ -354,5 +354,5 @@ def test_folders_without_rollouts_are_refused(tmp_path: Path) -> None:
 def test_a_branch_without_its_root_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "alone.jsonl"
     write_jsonl(file, [replace(made([line("x"), line("y")]), branch=Branch(3, 1, 0.5))])
-    with pytest.raises(ConfigError, match="is a branch of another one"):
+    with pytest.raises(ConfigError, match=r"alone.jsonl: session 0 of task .* is a branch of another one"):
         list(read_sessions([file]))

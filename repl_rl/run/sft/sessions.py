@@ -51,9 +51,13 @@ def session_files(sources: Sequence[Path]) -> list[Path]:
 
 
 def read_sessions(files: Iterable[Path]) -> Iterator[Trajectory]:
-    """The whole sessions of the files: of a branch, with its parents' lines. Raises RunError for unreadable records."""
+    """The whole sessions of the files: of a branch, with its parents' lines. Raises RunError for unreadable records, and
+    ConfigError for a branch whose parent is not there."""
     for file in files:
-        yield from whole_sessions(list(read_jsonl(file)))
+        try:
+            yield from whole_sessions(list(read_jsonl(file)))
+        except ConfigError as error:
+            raise ConfigError(f"{file}: {error}; give a file that holds its parent too") from error
 
 
 def choose(config: Config, sessions: Iterable[Trajectory], left_out: LeftOut) -> list[tuple[Task, Trajectory]]:
