@@ -15,7 +15,8 @@ None or not a number (nobody could grade it), or if the caller says so.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+import operator
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from repl_rl.config.estimators import Trees
 from repl_rl.credit import batch_line_advantages
 from repl_rl.errors import ConfigError, RewardError
 from repl_rl.trajectory import Line, LineKind, StopReason, Trajectory
+from repl_rl.utils.text import shown
 
 if TYPE_CHECKING:
     from repl_rl.credit.critic import Critic
@@ -37,20 +39,24 @@ Span = tuple[int, int]
 class Session:
     """One row of a trainer's batch: its turns, and what they earned.
 
-    Raises RewardError if rewards don't fit the turns or are not finite, and ConfigError if states don't fit them. Of a
-    void session nothing is checked.
+    Raises RewardError if rewards don't fit the turns or are not finite, and ConfigError if states don't fit them or are
+    not texts. Of a void session nothing is checked.
     """
 
     group: Hashable
     """Of the prompt that it answers."""
     token_counts: Sequence[int]
-    """The tokens of each turn."""
+    """How many tokens of each turn were sampled."""
     rewards: Sequence[float]
     """What each turn earned, without the outcome."""
     outcome: float | None
     """What the session earned at its end, which is added to its last turn. None or NaN if nobody could grade it."""
     states: Sequence[str | None] | None = None
-    """The state in which each turn began: any text that is equal where states are. None if it is unknown."""
+    """The state in which each turn began: any text that is equal where states are. None if it is unknown.
+
+    The sessions of a group begin in one state, that of their prompt. So a first turn always has the group's first
+    state, also where it is None; any other None is like no other state.
+    """
     is_left_out: bool = False
     """Whether it is void for another reason: it was aborted, say."""
 
@@ -68,6 +74,12 @@ class Session:
                 f"a session of group {self.group!r} has {turns} turns and {len(self.states)} states; each turn needs "
                 "one, or None where it is unknown"
             )
+        for turn, state in enumerate(self.states or ()):
+            if state is not None and not isinstance(state, str):
+                raise ConfigError(
+                    f"turn {turn} of a session of group {self.group!r} began in state {shown(state)}; a state has to "
+                    "be a text, or None where it is unknown"
+                )
         for turn, reward in enumerate(self.earned):
             if not math.isfinite(reward):
                 raise RewardError(
@@ -132,31 +144,47 @@ def token_advantages(
     prompt a row answers. `rewards` holds a number per turn of each row, and `outcomes` (B,) one per row, which is added
     to the last turn; one of the two may be left out. Without `outcomes`, what the last turn earned is the outcome.
     `spans` says where turns are if they are not the runs of 1s: if two of them touch, or single tokens inside are
-    masked. `states`: see `Session`. `void` (B,) is true for rows that don't count. `unit` is what a right answer earns.
-    `critic` is the memory of the estimator `critic`; without it, batches know nothing of each other.
+    masked. Each span has to hold a sampled token. `states`: see `Session`. `void` (B,) is true for rows that don't
+    count. Of a void row, rewards, spans and states are not read. `unit` is what a right answer earns. `critic` is the
+    memory of the estimator `critic`; without it, batches know nothing of each other.
 
     Give all sessions of a step in one call, those of other processes too: a group that is split is two groups.
 
     Raises ConfigError for arguments that don't fit each other or the estimator, and RewardError for rewards that don't
-    fit the turns or are not finite.
+    fit the turns, and for rewards and outcomes that are not finite numbers.
     """
     check_credit(credit, has_states=states is not None)
-    rows: list[list[float]] = _listed(mask)
-    row_spans = [turn_spans(row) for row in rows] if spans is None else spans
-    columns = {"groups": groups, "rewards": rewards, "outcomes": outcomes, "states": states, "void": void}
-    _check_rows(rows, row_spans, columns)
-    sessions = []
-    for row, group in enumerate(_listed(groups)):
-        turn_rewards, outcome = _paid(row, len(row_spans[row]), rewards, outcomes)
-        session = Session(
-            group,
-            [end - start for start, end in row_spans[row]],
-            turn_rewards,
-            outcome,
-            None if states is None else states[row],
-            is_left_out=void is not None and bool(void[row]),
-        )
-        sessions.append(session)
+    if rewards is None and outcomes is None:
+        raise ConfigError("there are neither rewards nor outcomes; give one of them, or both")
+    rows = _mask_rows(mask)
+    group_column = _group_column(groups, len(rows))
+    void_column = _void_column(void, len(rows))
+    rewards_column = None if rewards is None else _column("rewards", rewards, len(rows))
+    outcome_column = None if outcomes is None else _outcome_column(outcomes, len(rows))
+    span_column = None if spans is None else _column("spans", spans, len(rows))
+    state_column = None if states is None else _column("states", states, len(rows))
+
+    sessions: list[Session] = []
+    row_spans: list[list[Span]] = []
+    for row, row_mask in enumerate(rows):
+        outcome = 0.0 if outcome_column is None else outcome_column[row]
+        if void_column[row] or outcome is None or not any(row_mask):
+            # A void row: its rewards, spans and states may be anything.
+            sessions.append(Session(group_column[row], [], [], None, is_left_out=True))
+            row_spans.append([])
+            continue
+        turns = turn_spans(row_mask) if span_column is None else _turns(row, row_mask, span_column[row])
+        turn_rewards = [0.0] * len(turns)
+        if rewards_column is not None:
+            turn_rewards = _turn_rewards(row, rewards_column[row])
+        if outcome_column is None and turn_rewards and math.isfinite(turn_rewards[-1]):
+            # NaN stays a reward, which `Session` refuses. As an outcome it would mean that nobody could grade the row.
+            outcome = turn_rewards[-1]
+            turn_rewards[-1] = 0.0
+        turn_states = None if state_column is None else _turn_states(row, state_column[row])
+        token_counts = [int(sum(row_mask[start:end])) for start, end in turns]
+        sessions.append(Session(group_column[row], token_counts, turn_rewards, outcome, turn_states))
+        row_spans.append(turns)
 
     result = []
     per_turn = turn_advantages(sessions, credit, unit=unit, critic=critic)
@@ -238,50 +266,122 @@ def spread_over(spans: Sequence[Span], values: Sequence[float], length: int) -> 
     return tokens
 
 
-def _paid(row: int, turns: int, rewards: Any, outcomes: Any) -> tuple[list[float], float | None]:
-    """What a row's turns earned, and its outcome."""
-    turn_rewards = [0.0] * turns if rewards is None else [float(reward) for reward in rewards[row]]
-    if outcomes is None:
-        if not turn_rewards:
-            return [], 0.0
-        *before, last = turn_rewards
-        if not math.isfinite(last):
-            return turn_rewards, 0.0  # a reward that the session refuses, not an outcome that nobody could grade
-        return [*before, 0.0], last
-    outcome = outcomes[row]
-    return turn_rewards, None if outcome is None else float(outcome)
-
-
-def _check_rows(rows: Sequence[Sequence[float]], row_spans: Sequence[Sequence[Span]], columns: dict[str, Any]) -> None:
-    """Raises ConfigError if a column has another number of rows than the mask, or spans don't fit it."""
-    for name, column in {**columns, "spans": row_spans}.items():
-        if column is not None and len(column) != len(rows):
-            raise ConfigError(f"{name} has {len(column)} rows, and the mask has {len(rows)}; each row needs one")
-    if columns["rewards"] is None and columns["outcomes"] is None:
-        raise ConfigError("there are neither rewards nor outcomes; give one of them, or both")
-    for index, (row, spans) in enumerate(zip(rows, row_spans, strict=True)):
-        odd_values = set(row) - {0, 1}
-        if odd_values:
-            raise ConfigError(
-                f"row {index} of the mask holds {min(odd_values)}; it has to be 1 on sampled tokens, else 0"
-            )
-        edges = [0, *(edge for span in spans for edge in span), len(row)]
-        are_in_order = edges == sorted(edges) and all(start < end for start, end in spans)
-        sampled = sum(row)
-        in_turns = sum(sum(row[start:end]) for start, end in spans)
-        if not are_in_order or in_turns != sampled:
-            raise ConfigError(
-                f"row {index} has turns at tokens {list(spans)}; they have to be in order and hold a token each, and "
-                f"all {sampled:g} sampled tokens of the row have to lie in them"
-            )
-
-
-def _listed(values: Any) -> list[Any]:
+def _listed(name: str, values: Any) -> list[Any]:
     """A tensor, an array, or a sequence that may hold some, as lists."""
     if hasattr(values, "tolist"):
-        listed: list[Any] = values.tolist()
-        return listed
+        values = values.tolist()
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise ConfigError(f"{name} is {shown(values)}; it has to hold a value for each row of the batch")
     return [value.tolist() if hasattr(value, "tolist") else value for value in values]
+
+
+def _column(name: str, values: Any, rows: int) -> list[Any]:
+    """An argument with a value for each row of the mask."""
+    column = _listed(name, values)
+    if len(column) != rows:
+        raise ConfigError(f"{name} has {len(column)} rows, and the mask has {rows}; each row needs one")
+    return column
+
+
+def _mask_rows(mask: Any) -> list[Sequence[float]]:
+    rows = _listed("the mask", mask)
+    for row, row_mask in enumerate(rows):
+        if not isinstance(row_mask, Sequence):
+            raise ConfigError(
+                f"row {row} of the mask is {shown(row_mask)}; the mask has to hold a row of tokens for each session: "
+                "(B, T)"
+            )
+        try:
+            values: Iterable[Any] = set(row_mask)  # of thousands of tokens, the two that there should be
+        except TypeError:
+            values = row_mask
+        for value in values:
+            if value not in (0, 1):
+                raise ConfigError(
+                    f"row {row} of the mask holds {shown(value)}; it has to be 1 on sampled tokens, else 0: (B, T)"
+                )
+    return rows
+
+
+def _group_column(groups: Any, rows: int) -> list[Hashable]:
+    column = _column("groups", groups, rows)
+    for row, group in enumerate(column):
+        try:
+            hash(group)
+        except TypeError as error:
+            raise ConfigError(
+                f"row {row} of groups is {shown(group)}; it has to be one value, such as a number or a text: (B,)"
+            ) from error
+    return column
+
+
+def _void_column(void: Any, rows: int) -> list[bool]:
+    if void is None:
+        return [False] * rows
+    column = _column("void", void, rows)
+    for row, value in enumerate(column):
+        # Python takes [False], of a column of the shape (B, 1), for true.
+        if value not in (0, 1):
+            raise ConfigError(f"row {row} of void is {shown(value)}; it has to be true or false: (B,)")
+    return [bool(value) for value in column]
+
+
+def _outcome_column(outcomes: Any, rows: int) -> list[float | None]:
+    """None where nobody could grade the session."""
+    column: list[float | None] = []
+    for row, value in enumerate(_column("outcomes", outcomes, rows)):
+        try:
+            outcome = math.nan if value is None else float(value)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise RewardError(
+                f"row {row} of outcomes is {shown(value)}; it has to be one number, or None if nobody could grade the "
+                "session: (B,)"
+            ) from error
+        column.append(None if math.isnan(outcome) else outcome)
+    return column
+
+
+def _turn_rewards(row: int, rewards: Any) -> list[float]:
+    try:
+        return [float(reward) for reward in rewards]
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RewardError(
+            f"row {row} of rewards is {shown(rewards)}; it has to hold a number for each turn. What a whole session "
+            "earned goes into `outcomes`"
+        ) from error
+
+
+def _turn_states(row: int, states: Any) -> Sequence[str | None] | None:
+    if states is None:
+        return None
+    if isinstance(states, str) or not isinstance(states, Sequence):
+        raise ConfigError(
+            f"row {row} of states is {shown(states)}; it has to hold a text for each turn, or None where it is unknown"
+        )
+    return states
+
+
+def _turns(row: int, row_mask: Sequence[float], spans: Any) -> list[Span]:
+    """The caller's spans of a row that has sampled tokens."""
+    try:
+        turns = [(operator.index(start), operator.index(end)) for start, end in spans]
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"row {row} of spans is {shown(spans)}; it has to hold a pair of token numbers, (start, end), for each turn"
+        ) from error
+    edges = [0]
+    for start, end in turns:
+        edges += [start, end]
+    edges.append(len(row_mask))
+    are_in_order = edges == sorted(edges)
+    sampled_counts = [sum(row_mask[start:end]) for start, end in turns]
+    sampled = sum(row_mask)
+    if not are_in_order or 0 in sampled_counts or sum(sampled_counts) != sampled:
+        raise ConfigError(
+            f"row {row} has turns at tokens {turns}; they have to be in order and hold a sampled token each, and all "
+            f"{sampled:g} sampled tokens of the row have to lie in them"
+        )
+    return turns
 
 
 def _compares_sessions(credit: CreditConfig) -> bool:
@@ -294,8 +394,15 @@ def _trajectories(group: Sequence[Session]) -> list[Trajectory]:
 
     Estimators find the state in which a line began in the fingerprint of the line before it, and take the first lines
     of a group for equal. A state that is reached again and equals the first one gets the fingerprint of the start, "".
+    States of void sessions are not read.
     """
-    first_states = {session.states[0] for session in group if session.states and session.states[0] is not None}
+    first_states: set[str] = set()
+    for session in group:
+        if session.is_void or not session.states:
+            continue
+        first_state = session.states[0]
+        if first_state is not None:
+            first_states.add(first_state)
     if len(first_states) > 1:
         raise ConfigError(
             f"the sessions of group {group[0].group!r} begin in {len(first_states)} different states; those that are "
@@ -303,12 +410,13 @@ def _trajectories(group: Sequence[Session]) -> list[Trajectory]:
         )
     trajectories = []
     for session in group:
+        states = None if session.is_void else session.states
         lines: list[Line] = []
         end = 0
         for turn, count in enumerate(session.token_counts):
             state_after = None
-            if session.states is not None and turn + 1 < len(session.token_counts):
-                state_after = session.states[turn + 1]
+            if states is not None and turn + 1 < len(states):
+                state_after = states[turn + 1]
             fingerprint = None if state_after is None else f"state {state_after}"
             if state_after in first_states:
                 fingerprint = ""

@@ -51,7 +51,7 @@ try:
     from pydantic import Field
 except ImportError as error:
     raise DependencyError(
-        f"this server is built on openenv 0.10, which can't be imported ({error}): pip install openenv"
+        f"this server is built on openenv 0.10, which can't be imported ({error}): pip install 'openenv>=0.10,<0.11'"
     ) from error
 
 NAME = "repl_rl"
@@ -133,15 +133,22 @@ class ReplEnvironment(Environment[ReplAction, ReplObservation, ReplState]):  # t
 
         The problem is the client's `question` and `answer`, either of which may be missing; or number `index` of the
         server's `split`; or one of that split that `seed` decides. Other arguments, such as further columns of a data
-        set, are ignored. Raises ConfigError for an answer that can't be graded, IndexError for a problem that does not
+        set, are ignored, and so are `split` and `index` beside an answer. Raises ConfigError for an answer that can't
+        be graded and for a question without an answer beside `split` or `index`, IndexError for a problem that does not
         exist, and KernelError if no interpreter becomes free in time.
         """
+        names_served = split is not None or index is not None
         if answer is not None:
             task = Task("", question, str(answer))
             require_gradable([task])
+        elif names_served and not self._problems:
+            raise IndexError("this server has no problems, so reset takes no split and no index")
+        elif names_served and question:
+            raise ConfigError(
+                "reset got a question without an answer, and the split or index of a problem of this server; give the "
+                "question and its answer, or the split and index"
+            )
         elif question or not self._problems:
-            if split is not None or index is not None:
-                raise IndexError("this server has no problems, so reset takes no split and no index")
             task = None
         else:
             tasks = self._tasks_of(next(iter(self._problems)) if split is None else split)

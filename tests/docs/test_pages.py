@@ -18,18 +18,22 @@ import tomllib
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet
 import pytest
 import shtab
 import yaml
+from made_trajectories import line, made
 from pages import PAGES, ROOT, blocks, commands, configs, heredocs, inline_commands, languages
 
 from repl_rl.cli import make_parser
-from repl_rl.config import load_config, parse_config, shipped_configs
-from repl_rl.rollout import reward_table
+from repl_rl.config import RewardsConfig, load_config, parse_config, shipped_configs
+from repl_rl.rewards import RewardTable
+from repl_rl.rollout import reward_table, score
 from repl_rl.run.dryrun import dry_run
-from repl_rl.trajectory import LineKind, StopReason, read_jsonl
+from repl_rl.tasks import grade
+from repl_rl.trajectory import LineKind, StopReason, Task, read_jsonl
 
 TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in PAGES}
 PYTHON = {(page, number): block for page, text in TEXTS.items() for number, block in enumerate(blocks(text, "python"))}
@@ -101,6 +105,18 @@ def test_python_imports_what_exists() -> None:
             if isinstance(node, ast.ImportFrom) and str(node.module).startswith("repl_rl") and "verifiers" not in block:
                 module = importlib.import_module(str(node.module))
                 assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
+
+
+def test_the_function_that_pays_what_was_handed_over() -> None:
+    """And not what the interpreter printed."""
+    [code] = [block for (page, _), block in PYTHON.items() if page == "docs/from-trl.md" and "(scored, result" in block]
+    defined: dict[str, Any] = {}
+    exec(code, defined)
+    task = Task("t", "What is 6 * 7?", "42")
+    handed_over = replace(made([line(" submit_final_answer(6 * 7)\n")]), answer=("42",))
+    printed = replace(made([line(" 6 * 7\n", output="42\n>>>")]), stop_reason=StopReason.EOS)
+    scored = score([task, task], [handed_over, printed], grade, RewardTable(RewardsConfig()))
+    assert defined["accuracy"](scored=scored, result=[42, 42], completions=[]) == [1.0, 0.0]
 
 
 def test_each_block_is_of_a_kind_that_is_tested() -> None:

@@ -47,6 +47,9 @@ with hydra.initialize_config_dir(str(Path(verl.__file__).parent / "trainer" / "c
 print(config.algorithm.adv_estimator, dict(config.algorithm.repl_rl))
 print(dict(config.ray_kwargs.ray_init.runtime_env.env_vars))
 print(get_adv_estimator_fn(config.algorithm.adv_estimator).func.__name__)
+print(config.trainer.use_v1)
+callers = [path for path in Path(verl.__file__).parent.rglob("*.py") if ".as_dict(" in path.read_text()]
+print([str(path.relative_to(Path(verl.__file__).parent)) for path in callers])
 """
 
 
@@ -72,6 +75,8 @@ def test_verl_takes_the_pages_command_and_what_turns_earned(verl_path: Path, tmp
         "repl_rl/return_to_go {'baseline': 'place'}",
         "{'VERL_USE_EXTERNAL_MODULES': 'repl_rl.integrations.verl'}",
         "verl_advantages",
+        "True",
+        "['trainer/ppo/v1/agent_loop_tq.py']",  # so the other trainers don't pay turns, as the page says
     ], done.stderr[-4000:]
 
 

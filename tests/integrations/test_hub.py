@@ -23,6 +23,7 @@ pytestmark = pytest.mark.more
 PLAYED = """
 sys.path.insert(0, sys.argv[2])
 from repl_rl_env import ReplRlEnv
+assert not {"repl_rl", "torch"} & set(sys.modules)
 with ReplRlEnv(base_url=url).sync() as env:
     assert env.reset(split="heldout", index=0).observation["question"]
     print(env.step({"code": "6 * 7"}).observation["output"], end="")
@@ -100,8 +101,11 @@ print(json.dumps(validate_multi_mode_deployment(folder)[1]))
     with start("-m", "openenv.cli", "validate", str(folder), "--level", "static", "--skip-build") as process:
         assert process.communicate(timeout=DEADLINE_S)[0].endswith("Verdict: PASS\n")
     _, requirements = wheel_of(folder, tmp_path)
-    assert {requirement.name for requirement in requirements} == {"openenv", "repl-rl"}
+    of_client = [requirement.name for requirement in requirements if requirement.marker is None]
+    of_server = [requirement.name for requirement in requirements if requirement.marker is not None]
+    assert (of_client, of_server) == (["openenv"], ["repl-rl"])
     image = (folder / "Dockerfile").read_text()
+    assert re.search(r'^RUN pip install .* "\.\[server\]"$', image, re.MULTILINE)
     [arguments] = re.findall(r'^CMD \["server", (.*)\]$', image, re.MULTILINE)
     program = f"""
 import sys

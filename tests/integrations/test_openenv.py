@@ -136,7 +136,7 @@ with connect() as env:
 
 def test_problems_are_the_servers_or_the_clients(server: str) -> None:
     """Of the two that are served, the first has the answer that is handed in."""
-    served, drawn, drawn_again, given, right, no_answer, *refusals = client(
+    served, drawn, drawn_again, given, right, no_answer, beside_columns, *refusals = client(
         server,
         f"""
 def play(code, **row):
@@ -150,18 +150,24 @@ with connect() as env:
     say(play({SECRET}, question="17 * 23?", answer=391, prompt=[]))
     say(play("17 * 23", question="17 * 23?", answer="391"))
     say(play("'well'", question="How are you?"))
+    say(play("17 * 23", question="17 * 23?", answer="391", split="train", index=0, prompt=[]))
     say(refused(env.reset, split="test"))
     say(refused(env.reset, split="train", index=7))
     say(refused(env.reset, answer="what?!"))
+    say(refused(env.reset, question="17 * 23?", split="train"))
+    say(refused(env.reset, question="17 * 23?", index=0))
 """,
     )
     for question, reward in (served, drawn):
         assert reward == (1.0 if question == "Question 0?" else 0.0)
     assert drawn == drawn_again
     assert (given, right, no_answer) == (["17 * 23?", 0.0], ["17 * 23?", 1.0], ["How are you?", None])
+    assert beside_columns == ["17 * 23?", 1.0], "a data set's columns of these names, beside its answer"
     assert refusals[0] == "Server error: no split 'test' here; there are train, heldout (code: EXECUTION_ERROR)"
     assert "index out of range" in refusals[1]
     assert "what?!" in refusals[2]
+    assert refusals[3] == refusals[4]
+    assert "Server error: reset got a question without an answer, and the split or index of a problem" in refusals[3]
 
 
 def test_what_one_session_does_others_dont_notice(server: str) -> None:
@@ -335,7 +341,7 @@ def test_without_the_package_the_error_names_it() -> None:
     program = "import sys; sys.modules['openenv'] = None; from repl_rl.cli import main; main(['serve', 'openenv'])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=False)
     assert done.stderr.startswith("repl-rl: this server is built on openenv 0.10, which can't be imported (")
-    assert done.stderr.endswith("): pip install openenv\n")
+    assert done.stderr.endswith("): pip install 'openenv>=0.10,<0.11'\n")
 
 
 def test_in_process_as_nemo_gym_uses_it_with_limits_on_actions_and_on_waiting() -> None:
@@ -349,8 +355,13 @@ def shown(code):
 
 served.ACTION_S = served.WAIT_S = 300.0
 first, second = served.ReplEnvironment(KernelConfig(size=1)), served.ReplEnvironment(KernelConfig(size=1))
+said = []
+try:
+    first.reset(question="17 * 23?", split="train")
+except Exception as error:
+    said.append(str(error))
 first.reset(answer="391")
-said = [shown("x = 1")]
+said.append(shown("x = 1"))
 served.ACTION_S = 0.5
 said.append(shown("import time\\n" + "time.sleep(0.2)\\n" * 1000))
 served.ACTION_S = 300.0
@@ -369,7 +380,8 @@ print(json.dumps(said))
     with start("-c", program) as process:
         out, err = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 0, err
-    quick, slow, later, refusal, free = json.loads(out)
+    no_problems, quick, slow, later, refusal, free = json.loads(out)
+    assert no_problems == "this server has no problems, so reset takes no split and no index"
     assert (quick["kind"], slow["kind"], later["error_name"]) == ("statement", "killed", "NameError")
     assert slow["output"] == "(the interpreter was ended: this took longer than 0.5 s)\n"
     assert (later["reward"], later["done"]) == (0.0, False)

@@ -1,5 +1,7 @@
 """Our credit for the turns of other trainers' batches: what comes of masks, rewards and groups, worked out by hand."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -73,6 +75,32 @@ def test_touching_turns_and_masked_tokens_need_spans() -> None:
     assert made == [[1.0, 0.0, 0.0, 0.0], [-1.0, 0.0, -1.0, -1.0]]
 
 
+def test_a_masked_token_inside_a_span_has_no_weight_among_sampled_tokens() -> None:
+    """`reinforce++` weighs A' by sampled tokens: 0.5 three times, and -0.5 once. Mean 0.25, variance 0.75 / 3."""
+    mask = [[1, 0, 1, 1], [1, 0, 0, 0]]
+    spans = [[(0, 4)], [(0, 1)]]
+    made = token_advantages(mask, [0, 0], config("reinforce++"), outcomes=[1.0, 0.0], spans=spans)
+    high = pytest.approx(0.25 / 0.5001)
+    assert made == [[high, 0.0, high, high], [pytest.approx(-0.75 / 0.5001), 0.0, 0.0, 0.0]]
+
+
+def test_of_void_rows_nothing_is_checked() -> None:
+    """One is void by its mask, one by its outcome, and one by `void`."""
+    spans: Any = [[(0, 2)], [(0, 2)], [(0, 2)], [], None]
+    states: Any = [["a"], ["a"], ["b", "c"], "b", 7]
+    made = token_advantages(
+        [[1, 1], [1, 1], [0, 0], [1, 1], [1, 1]],
+        [0] * 5,
+        config("gigpo", scale="none"),
+        rewards=[[0.0], [0.0], [1.0, 1.0], None, 0.5],
+        outcomes=[1.0, 0.0, 1.0, float("nan"), 1.0],
+        spans=spans,
+        states=states,
+        void=[0, 0, 0, 0, 1],
+    )
+    assert made == [[1.0, 1.0], [-1.0, -1.0]] + [[0.0, 0.0]] * 3
+
+
 def test_without_outcomes_the_last_turns_reward_is_the_outcome() -> None:
     """`scale: outcome` divides by its deviation, here the square root of a half."""
     credit = config("outcome", scale="outcome")
@@ -90,7 +118,22 @@ def test_states_tell_which_turns_gigpo_compares() -> None:
     # 1.5 for the session, and 3 less the mean of 3, 3, 0 or of 3, 0
     assert made == [[2.5, 0, 3.0, 0, 2.5], [-3.5, 0, -3.0, 0, 0]]
     made = token_advantages(mask, [0, 0], credit, rewards=rewards, states=[["home", None, None], [None, None]])
-    assert made == [[3.0, 0, 1.5, 0, 1.5], [-3.0, 0, -1.5, 0, 0]], "unknown states are like no other"
+    assert made == [[3.0, 0, 1.5, 0, 1.5], [-3.0, 0, -1.5, 0, 0]], "a first state is the group's; others are like none"
+
+
+def test_void_sessions_may_have_any_states() -> None:
+    """Three void ones: one began elsewhere, one has too few states, and one has a list for a state."""
+    credit = config("gigpo", scale="none")
+    made = token_advantages([[1]] * 3, [0] * 3, credit, outcomes=[1, 0, None], states=[["a"], ["a"], ["b"]])
+    assert made == [[1.0], [-1.0], [0.0]]
+    lists: Any = [["b"], ["b"]]
+    sessions = [
+        Session(0, [1], [0.0], 1.0, ["a"]),
+        Session(0, [1], [0.0], 0.0, ["a"]),
+        Session(0, [1, 1], [0.0, 0.0], None, []),
+        Session(0, [1, 1], [0.0, 0.0], 1.0, lists, is_left_out=True),
+    ]
+    assert turn_advantages(sessions, credit) == [[1.0], [-1.0], [0.0, 0.0], [0.0, 0.0]]
 
 
 def test_the_baseline_of_a_state_is_that_of_the_same_state() -> None:
@@ -165,6 +208,33 @@ def test_rewards_on_tokens_belong_to_the_turn_that_came_before_them() -> None:
             "group 'a' begin in 2 different states; those that are compared have to begin in one",
         ),
         ({"credit": config("gigpo"), "states": [["s"], ["s", "t"]]}, ConfigError, "has 1 turns and 2 states"),
+        (
+            {"rewards": [0.5, 0.0]},
+            RewardError,
+            "row 0 of rewards is 0.5; .* a number for each turn. What a whole session earned goes into `outcomes`",
+        ),
+        ({"rewards": torch.tensor([0.5, 0.0]), "outcomes": None}, RewardError, "row 0 of rewards is 0.5"),
+        ({"rewards": [[0.5], [[0.5]]]}, RewardError, r"row 1 of rewards is \[\[0.5\]\]"),
+        ({"rewards": [[0.5], None]}, RewardError, "row 1 of rewards is None"),
+        ({"rewards": 0.5}, ConfigError, "rewards is 0.5; it has to hold a value for each row"),
+        ({"outcomes": [[1.0], [0.0]]}, RewardError, r"row 0 of outcomes is \[1.0\]; .* one number, or None .*: \(B,\)"),
+        ({"outcomes": torch.ones(2, 1)}, RewardError, r"row 0 of outcomes is \[1.0\]"),
+        ({"groups": [["a"], ["a"]]}, ConfigError, r"row 0 of groups is \['a'\]; it has to be one value, .*: \(B,\)"),
+        ({"groups": torch.zeros(2, 1)}, ConfigError, r"row 0 of groups is \[0.0\]"),
+        ({"groups": None}, ConfigError, "groups is None; it has to hold a value for each row"),
+        ({"void": [[False], [False]]}, ConfigError, r"row 0 of void is \[False\]; it has to be true or false: \(B,\)"),
+        ({"mask": [1, 1]}, ConfigError, r"row 0 of the mask is 1; .* a row of tokens for each session: \(B, T\)"),
+        ({"mask": torch.ones(2, 2, 1)}, ConfigError, r"row 0 of the mask holds \[1.0\]; .*: \(B, T\)"),
+        ({"spans": [(0, 2), (0, 1)]}, ConfigError, r"row 0 of spans is \(0, 2\); .* \(start, end\), for each turn"),
+        ({"spans": [[(0, 1, 2)], [(0, 1)]]}, ConfigError, r"row 0 of spans is \[\(0, 1, 2\)\]"),
+        ({"spans": [[(0.0, 2.0)], [(0, 1)]]}, ConfigError, r"row 0 of spans is \[\(0.0, 2.0\)\]"),
+        ({"spans": [[(0, 2)], [(0, 1), (1, 2)]]}, ConfigError, "row 1 has turns .* hold a sampled token each"),
+        ({"credit": config("gigpo"), "states": ["s", "s"]}, ConfigError, "row 0 of states is 's'; .* a text for each"),
+        (
+            {"credit": config("gigpo"), "states": [[["s"]], [["s"]]]},
+            ConfigError,
+            r"turn 0 .* in state \['s'\]; a state",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named_with_the_way_out(

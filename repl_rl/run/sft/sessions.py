@@ -51,8 +51,8 @@ def session_files(sources: Sequence[Path]) -> list[Path]:
 
 
 def read_sessions(files: Iterable[Path]) -> Iterator[Trajectory]:
-    """The whole sessions of the files: of a branch, with its parents' lines. Raises RunError for unreadable records, and
-    ConfigError for a branch whose parent is not there."""
+    """The whole sessions of the files: of a branch, with its parents' lines. Raises RunError for unreadable records,
+    and ConfigError for a branch whose parent is not there."""
     for file in files:
         try:
             yield from whole_sessions(list(read_jsonl(file)))

@@ -35,5 +35,6 @@ trainer.train()
 trainer.close()
 [row] = trainer.state.log_history
 assert "train_loss" in row and row["tokens_per_trajectory"] > 1, row
+assert 0.0 <= row["reward"] <= 1.0 and "rewards/accuracy/mean" in row, row
 PY
 python script.py

@@ -1,4 +1,7 @@
-"""What runs in the container: `repl-rl serve openenv` for every address, with the arguments of its command."""
+"""What runs in the container: `repl-rl serve openenv` for every address, with the arguments of its command.
+
+It needs the package's extra `server`.
+"""
 
 import sys
 
