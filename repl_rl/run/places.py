@@ -29,7 +29,8 @@ _WORTH_SAYING = 0.9
 """More sessions are named if the sampler then takes so much of its steps, or less."""
 _ROUNDS = 5
 _CAPTURED_TOKENS = 512
-"""The largest CUDA graph of a step that vLLM records by default."""
+"""The largest CUDA graph of a step that vLLM records by default, if it has half as many places or more (vLLM 0.32,
+`VllmConfig._set_cudagraph_sizes`; 1,024 on GPUs of compute capability 10)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +246,9 @@ def forecast(config: Config, groups: Sequence[Sequence[SessionShape]], pace: Pac
     tokens = [count for process in played for count in process.tokens]
     slowest_s = max(process.seconds for process in played)
     deciles = quantiles(tokens, n=10) if len(tokens) > 1 else tokens * 9
-    captured = config.engine.vllm.get("max_cudagraph_capture_size", _CAPTURED_TOKENS)
+    captured = config.engine.vllm.get("max_cudagraph_capture_size")
+    if captured is None:
+        captured = min(2 * config.engine.places, _CAPTURED_TOKENS)
     return Forecast(
         steps=round(len(running) / len(played)),
         step_s=pace.step_s + pace.token_s * fmean(tokens),

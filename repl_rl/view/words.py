@@ -28,8 +28,12 @@ def is_graded(trajectory: Trajectory) -> bool:
 
 
 def status(trajectory: Trajectory) -> str:
-    """A trajectory's verdict: a key of `VERDICT_MARKS`."""
-    if trajectory.error is not None or trajectory.is_void:
+    """A trajectory's verdict: a key of `VERDICT_MARKS`. Void is what no solve rate counts.
+
+    A session that broke its environment has an error, and one may end before its first line: both were the policy's
+    doing, and have a grade.
+    """
+    if trajectory.is_lost:
         return "void"
     if trajectory.outcome_reward is None:
         return "not graded"

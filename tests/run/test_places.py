@@ -109,6 +109,9 @@ def test_a_forecast_draws_whole_groups_whose_prompt_is_read_once() -> None:
     # The first step reads ten tokens of the prompt and one of each of the three others, and samples four.
     assert (seen.steps, seen.occupied, seen.tokens_most, seen.waited) == (5, 1.0, 17, 0.0)
     assert (seen.beginning, seen.beyond) == (0.2, 0.2)
+    # vLLM's own default would be twice the places, the same 8.
+    defaults = config.model_copy(update={"engine": config.engine.model_copy(update={"vllm": {}})})
+    assert forecast(defaults, batch_shapes([session(line(0, 5))] * 2), Pace(0.5, 0.25)).beyond == 0.2
     # Five steps, with 17 tokens in the first and four in each of the others.
     assert seen.seconds == 5 * 0.5 + 33 * 0.25 == 5 * seen.step_s
 

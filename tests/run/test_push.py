@@ -193,6 +193,18 @@ def test_a_run_without_a_model_says_how_to_get_one(here: Path, said: Said) -> No
     assert "model is not a run" in said("push", "model", "--to", "./out", code=2)
 
 
+def test_the_model_of_an_earlier_step_is_not_pushed(here: Path, said: Said) -> None:
+    """Of a run that was resumed, and then interrupted."""
+    state = json.loads((here / "run/checkpoints/checkpoint-2/trainer_state.json").read_text("utf-8"))
+    later = here / "run/checkpoints/checkpoint-3"
+    later.mkdir()
+    (later / "trainer_state.json").write_text(json.dumps(state | {"global_step": 3}), "utf-8")
+    message = said("push", "run", "--to", "./out", code=2)
+    assert "run has a model of another step: it is written when training ends" in message
+    assert "newest checkpoint is of step 3 of 2" in message
+    assert not (here / "out").exists()
+
+
 def test_a_run_without_rollouts_gives_a_model_alone(here: Path, said: Said) -> None:
     shutil.rmtree(here / "run/rollouts")
     shutil.rmtree(here / "run/eval")

@@ -6,6 +6,7 @@ from IPython.core.formatters import DisplayFormatter
 
 from repl_rl.trajectory import Branch, Group, LineKind, RecordedCell, StopReason, ToolCall, Trajectory
 from repl_rl.view.display import bundle, group_html, trajectory_html, transcript_html
+from repl_rl.view.words import is_graded, status
 from tests.view.conftest import SESSIONS, failed_trajectory, make_trajectory, solved_trajectory
 from tests.view.fragments import HOSTILE, SHOWN, Fragment
 
@@ -211,6 +212,14 @@ def test_a_trajectory_of_nothing_is_drawn() -> None:
     empty = Trajectory("a", "", (1,), (), (), (), StopReason.ABORTED, error="no kernel")
     assert "· void task a stopped aborted failure no kernel lines 0" in Fragment(trajectory_html(empty)).words
     assert bundle(empty)["text/plain"].startswith("· void  task a\nstopped: aborted  failure: no kernel")
+
+
+@pytest.mark.parametrize("stop", StopReason)
+def test_a_verdict_is_void_where_no_solve_rate_counts_the_session(stop: StopReason) -> None:
+    """And nowhere else: not where it broke its environment, which leaves an error, nor where it has no line."""
+    broken = Trajectory("a", "", (1,), (), (), (), stop, error="it broke its state", outcome_reward=0.0)
+    assert (status(broken) == "void") == (not is_graded(broken))
+    assert status(broken) in ("void", "not solved")
 
 
 def forked() -> list[Trajectory]:

@@ -108,12 +108,14 @@ def _require_run(source: Path) -> Config:
 
     folder = RunFolder(source)
     config = folder.config()
-    if not (source / "model" / "config.json").is_file():
-        reached = folder.reached()
+    reached = folder.reached()
+    has_model = (source / "model" / "config.json").is_file()
+    if not has_model or not folder.has_model_of(reached):
+        has = "has a model of another step" if has_model else "has no model to push"
         raise RunError(
-            f"{source} has no model to push: it is written when training ends, and the newest checkpoint is of step "
-            f"{reached} of {config.train.steps}. Go on with: repl-rl train --resume {source}; or end the run there "
-            f"with --set train.steps={max(1, reached)}"
+            f"{source} {has}: it is written when training ends, and the newest checkpoint is of step {reached} of "
+            f"{config.train.steps}. Go on with: repl-rl train --resume {source}; or end the run there with --set "
+            f"train.steps={max(1, reached)}"
         )
     return config
 

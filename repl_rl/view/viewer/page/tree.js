@@ -21,7 +21,7 @@
 
   const begins = (member) => (member.parent ? begins(member.parent) + member.branch.line : 0);
   const forksAfter = (member, from) => Math.min(...member.children.map((child) => child.branch.line).filter((line) => line > from));
-  const isVoid = (member) => member.row.status === "void";
+  const isVoid = (member) => member.row.status === "void" || !member.lines.length;
 
   // What the segment from a line on is worth: what its own lines earned, and the mean of what follows its end.
   const worth = (member, from) => {
