@@ -77,7 +77,7 @@ _MASKS: dict[str, Any] = {
 _TRL = (
     *("adam_beta1", "adam_beta2", "adam_epsilon", "delta", "epsilon", "epsilon_high", "gradient_checkpointing"),
     *("importance_sampling_level", "num_iterations", "optim", "optim_args", "steps_per_generation"),
-    *("sync_ref_model", "top_entropy_quantile", "warmup_ratio", "weight_decay"),
+    *("sync_ref_model", "top_entropy_quantile", "weight_decay"),
 )
 OTHER_NAMES = {
     **{name: f"train: {{trl: {{{name}: ...}}}}" for name in _TRL},
@@ -103,14 +103,20 @@ OTHER_NAMES = {
     "run_name": "name",
     "scale_rewards": "credit.scale",
     "vllm_gpu_memory_utilization": "engine.gpu_memory_utilization",
+    "warmup_ratio": "train.warmup_steps, in steps",
 }
 """What other trainers, TRL first, call a key, and what to write here."""
-_NOT_IN_TRL = (
-    *("max_steps", "num_train_epochs", "num_generations", "output_dir"),
-    *("per_device_train_batch_size", "gradient_accumulation_steps"),
-)
-"""TRL's arguments that follow from keys of ours. A run with others would not be the one that its config describes: it
-would, for one, count as interrupted at `max_steps`."""
+_NOT_IN_TRL = {
+    **{name: OTHER_NAMES[name] for name in ("max_steps", "num_train_epochs", "num_generations", "output_dir")},
+    **{name: OTHER_NAMES[name] for name in ("per_device_train_batch_size", "gradient_accumulation_steps")},
+    **{name: f"train.{name}" for name in ("beta", "learning_rate", "loss_type", "max_grad_norm", "save_steps")},
+    "warmup_steps": "train.warmup_steps",
+    "max_completion_length": "budget.tokens",
+    "temperature": "sampling.temperature",
+    "seed": "seed",
+}
+"""TRL's arguments that follow from keys of ours, and these keys. A run with others would not be the one that its config
+describes: it would count as interrupted at `max_steps`, and be measured at another temperature than it was trained at."""
 
 
 class MaskConfig(Section):
@@ -289,7 +295,13 @@ class TrainConfig(Section):
             raise ValueError(f"name trackers in train.report_to, not here (got report_to: {arguments['report_to']!r})")
         for name in _NOT_IN_TRL:
             if name in arguments:
-                raise ValueError(f"{name}: {arguments[name]!r} is to be written as {OTHER_NAMES[name]}, not here")
+                raise ValueError(f"{name}: {arguments[name]!r} is to be written as {_NOT_IN_TRL[name]}, not here")
+        for name, off in (("eval_strategy", "no"), ("eval_on_start", False)):
+            if arguments.get(name, off) != off:
+                raise ValueError(
+                    f"{name}: {arguments[name]!r} asks for evaluations by TRL, which take an eval_dataset from Python; "
+                    "a run of a file measures its held-out problems before and after training (eval.problems)"
+                )
         return arguments
 
     @model_validator(mode="after")

@@ -146,6 +146,7 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
         Raises ConfigError with TRL's reason if it refuses them.
         """
         plan = config.train
+        config.sampling.require_gradient()
         micro_batch = plan.micro_batch or plan.trajectories_per_process
         arguments: dict[str, Any] = {}
         for section in (config, config.model, config.sampling, plan):
@@ -167,7 +168,6 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
             "fp16": False,
             # without it, accelerate looks for no other processes on a CPU, and transformers for no bfloat16
             "use_cpu": not torch.cuda.is_available(),
-            "model_init_kwargs": {"dtype": plan.dtype},
             "sampler_dtype": config.model.dtype,
             "gradient_checkpointing": False,
             "report_to": list(plan.report_to),
@@ -186,7 +186,13 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
         refusals += _without_effect(plan.trl)
         if refusals:
             raise ConfigError("\n".join(refusals))
-        arguments = arguments | plan.trl | extra
+        loading = {"dtype": plan.dtype} | (plan.trl.get("model_init_kwargs") or {})
+        if loading["dtype"] != plan.dtype:
+            raise ConfigError(
+                f"train.trl.model_init_kwargs: dtype {loading['dtype']!r}, and train.dtype is {plan.dtype!r}; write it "
+                "there alone"
+            )
+        arguments = arguments | plan.trl | {"model_init_kwargs": loading} | extra
         try:
             return cls(**arguments)
         except ConfigError:

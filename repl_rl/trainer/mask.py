@@ -65,7 +65,8 @@ def within_ratios(config: MaskConfig, apart: torch.Tensor, typed: torch.Tensor) 
         low, high = config.geometric
         mean = (apart.sum(-1) / typed.sum(-1).clamp(min=1)).exp()
         stays &= (mean >= low) & (mean <= high)
-    if config.veto is not None:
+    # A session that was lost before its first line has no token, and a minimum of none is an error.
+    if config.veto is not None and apart.shape[-1]:
         stays &= apart.amin(-1).exp() >= config.veto
     return stays
 

@@ -89,9 +89,25 @@ class WholeWeights(VLLMGeneration):  # type: ignore[misc]
             if is_main:
                 weights[name] = weight.detach().to("cpu", copy=True)
         if is_main:
+            weights |= self._buffers()
             base_of(self.accelerator.unwrap_model(self.model)).save_pretrained(folder, state_dict=weights)
             self.processing_class.save_pretrained(folder)
         self.accelerator.wait_for_everyone()
+
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        """What checkpoints hold besides parameters, such as the biases of the router in DeepSeek V3, on the CPU.
+
+        Training leaves buffers as they are, and no sharding divides them. Without them, a model that is loaded from
+        the folder would have their initial values.
+        """
+        model: Any = self.model
+        buffers = {}
+        for module_name, module in model.named_modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                full_name = f"{module_name}.{name}" if module_name else name
+                if name not in module._non_persistent_buffers_set and not self._is_of_adapter(full_name):
+                    buffers[self._checkpoint_name(full_name)] = buffer.detach().to("cpu", copy=True)
+        return buffers
 
     def whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The checkpoint's names and whole weights, with adapters merged. All processes have to read it to the end.
@@ -123,15 +139,19 @@ class WholeWeights(VLLMGeneration):  # type: ignore[misc]
         _shard_again(model)
         is_peft = is_peft_model(model)
         for name, weight in model.named_parameters():
-            layer = None
-            plain_name = name
-            if is_peft:
-                if model.prefix in name or "original_module" in name:
-                    continue
-                layer = _layer_of(model, name)
-                plain_name = name.removeprefix("base_model.model.").replace(".base_layer", "")
-            checkpoint_name = self._fix_param_name_to_vllm(plain_name, extra_prefixes=["modules_to_save.default."])
-            yield checkpoint_name, weight, layer
+            if not self._is_of_adapter(name):
+                yield self._checkpoint_name(name), weight, _layer_of(model, name) if is_peft else None
+
+    def _is_of_adapter(self, name: str) -> bool:
+        """Whether a parameter or buffer is PEFT's own, or what it keeps of a module that is trained in a copy."""
+        model: Any = self.model
+        return is_peft_model(model) and (model.prefix in name or "original_module" in name)
+
+    def _checkpoint_name(self, name: str) -> str:
+        if is_peft_model(self.model):
+            name = name.removeprefix("base_model.model.").replace(".base_layer", "")
+        checkpoint_name: str = self._fix_param_name_to_vllm(name, extra_prefixes=["modules_to_save.default."])
+        return checkpoint_name
 
 
 class EngineGeneration(WholeWeights):

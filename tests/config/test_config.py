@@ -242,8 +242,8 @@ def test_a_new_section_is_handed_on_by_its_name() -> None:
 
 def test_numbers_in_scientific_notation_are_numbers_where_no_model_says_so(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("train: {trl: {adam_epsilon: 1e-3, weight_decay: 2.5E-2, run_name: 1e-3x}}")
-    config = load_config(str(tmp_path / "c.yaml"), ("train.trl.max_grad_norm=1e2",))
-    assert config.train.trl == {"adam_epsilon": 0.001, "weight_decay": 0.025, "run_name": "1e-3x", "max_grad_norm": 100}
+    config = load_config(str(tmp_path / "c.yaml"), ("train.trl.delta=1e2",))
+    assert config.train.trl == {"adam_epsilon": 0.001, "weight_decay": 0.025, "run_name": "1e-3x", "delta": 100}
     assert all(isinstance(value, float) for key, value in config.train.trl.items() if key != "run_name")
 
 

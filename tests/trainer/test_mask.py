@@ -161,6 +161,8 @@ def test_ratios_by_hand(mask: dict[str, Any], kept: list[bool]) -> None:
     typed = torch.tensor([[1, 1, 0], [1, 1, 0], [1, 1, 1]])
     apart = torch.log(torch.tensor([[1.05, 0.96, 1.0], [0.8, 0.7, 1.0], [0.05, 4.0, 5.0]]))  # of geometric mean 1
     assert within_ratios(MaskConfig(**mask), apart, typed).tolist() == kept
+    nothing = torch.zeros(1, 0)  # of a session that was lost before its first line
+    assert within_ratios(MaskConfig(**mask), nothing, nothing).tolist() == [True]
 
 
 def test_one_token_that_is_apart_drops_a_short_session_and_not_a_long_one() -> None:

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig
+from accelerate import Accelerator
+from peft import LoraConfig, get_peft_model
 from recorded import RecordedTrainer, first_is_right, make_tasks_named, recorded, recorded_trainer
+from safetensors import safe_open
 from small import rows_of, small_trainer, with_experts
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM
 from vocabularies import nano
 
 from repl_rl import ReplGRPOTrainer, read_jsonl
@@ -21,6 +23,7 @@ from repl_rl.engine.factory import make_engine
 from repl_rl.engine.vocabulary import load_vocabulary
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.tasks import make_tasks
+from repl_rl.trainer.weights import WholeWeights
 from repl_rl.trajectory import StopReason, Task, Trajectory
 
 pytestmark = pytest.mark.more
@@ -123,6 +126,39 @@ def test_experts_are_adapted_and_vllm_and_what_is_saved_have_them(
     with torch.no_grad():
         assert torch.allclose(saved(input_ids=probe).logits, trainer.model(input_ids=probe).logits, atol=1e-4)
     assert len(load_vocabulary(str(tmp_path / "model"), trainer.service.vocabulary.stops).stop_ids) > 1
+
+
+@pytest.mark.parametrize("adapter", [None, lora("q_proj", "o_proj")], ids=["all of it", "an adapter"])
+def test_a_saved_model_has_the_buffers_of_its_checkpoint(tmp_path: Path, adapter: LoraConfig | None) -> None:
+    """A router's biases are a buffer that its checkpoint has, the rotary frequencies are one that it does not have."""
+    settings = Glm4MoeConfig(
+        vocab_size=640,
+        hidden_size=16,
+        intermediate_size=16,
+        moe_intermediate_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        first_k_dense_replace=1,
+        n_group=1,
+        topk_group=1,
+    )
+    model: Any = Glm4MoeForCausalLM(settings)
+    bias = model.model.layers[1].mlp.gate.e_score_correction_bias
+    bias.copy_(torch.tensor([0.5, -0.25, 0.125, 1.0]))
+    names = set(model.state_dict())
+    if adapter is not None:
+        model = get_peft_model(model, adapter)
+    saving = WholeWeights(model, Accelerator(cpu=True), nano().tokenizer)
+    saving.save(tmp_path)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert set(loaded.state_dict()) == names
+    assert torch.equal(loaded.model.layers[1].mlp.gate.e_score_correction_bias, bias)
+    with safe_open(tmp_path / "model.safetensors", "pt") as saved:
+        assert [name for name in saved.keys() if "inv_freq" in name] == []  # noqa: SIM118 - not a dict
 
 
 @pytest.mark.covers("LoRA on weights in bfloat16", "200 syncs leave them as they were, to the bit")

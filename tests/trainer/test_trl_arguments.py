@@ -251,3 +251,19 @@ def test_weights_are_those_of_trls_reward_functions(tmp_path: Path) -> None:
         "reward_weights=[0.5, 1.0, 1.0] of TRL's arguments: give one for each of the 1 functions in reward_funcs; what "
         "outcome, table weigh is said in the section `rewards`"
     )
+
+
+def test_what_a_file_says_of_loading_goes_beside_its_dtype(tmp_path: Path) -> None:
+    attention = {"attn_implementation": "sdpa"}
+    settings = {"dtype": "bfloat16", "lora": {"r": 4}, "trl": {"model_init_kwargs": attention}}
+    config = parse_config({"train": settings})
+    arguments = ReplGRPOConfig.from_config(config, str(tmp_path), bf16=False)
+    assert arguments.model_init_kwargs == {"dtype": "bfloat16", **attention}
+    other = parse_config({"train": settings | {"trl": {"model_init_kwargs": {"dtype": "float32"}}}})
+    with pytest.raises(ConfigError, match=r"dtype 'float32', and train.dtype is 'bfloat16'"):
+        ReplGRPOConfig.from_config(other, str(tmp_path), bf16=False)
+
+
+def test_a_config_that_samples_with_cut_tails_makes_no_arguments(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"sampling.min_p 0.2 .* would be biased"):
+        ReplGRPOConfig.from_config(parse_config({"sampling": {"min_p": 0.2}}), str(tmp_path))
