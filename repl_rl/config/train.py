@@ -115,8 +115,9 @@ _NOT_IN_TRL = {
     "temperature": "sampling.temperature",
     "seed": "seed",
 }
-"""TRL's arguments that follow from keys of ours, and these keys. A run with others would not be the one that its config
-describes: it would count as interrupted at `max_steps`, and be measured at another temperature than it was trained at."""
+"""TRL's arguments that follow from keys of ours, and these keys. A run with others would not be the one that its
+config describes: it would count as interrupted at `max_steps`, and be measured at another temperature than in
+training."""
 
 
 class MaskConfig(Section):
