@@ -41,6 +41,9 @@ def task_of(answer: str, family: str = "") -> Task:
     return Task("t", "?", answer, family)
 
 
+AMBIGUOUS = ["01.02.2024", "5/6/2024", "3/14/24", "1234 .56", ".5.5", "3{4}", "{3}{4}", r"5\,.5"]
+"""Dates that may be two days, and numerals that touch."""
+
 WRITTEN_CASES = pytest.param(WRITTEN, id="written_out", marks=pytest.mark.more)
 STRANGERS_CASES = pytest.param(STRANGERS, id="strangers", marks=pytest.mark.more)
 
@@ -133,7 +136,7 @@ def test_the_number_families_ask_no_process(monkeypatch: pytest.MonkeyPatch) -> 
     assert [grade(task_of("7", "gcd"), answer) for answer in answers] == [0.0, 1.0, 0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("answer", [r"\frac{1}{", "", r"\begin{tikzpicture}", "nan", "(1, 2", "1/0"])
+@pytest.mark.parametrize("answer", [r"\frac{1}{", "", r"\begin{tikzpicture}", "nan", "(1, 2", "1/0", *AMBIGUOUS])
 def test_references_that_cannot_be_read_are_named(answer: str) -> None:
     with pytest.raises(ConfigError, match="task 'odd': the reference answer") as caught:
         require_gradable([task_of("7"), Task("odd", "?", answer)])

@@ -284,6 +284,8 @@ def _components(expr: Any, size: int) -> Value | None:
     """The coefficients of a vector that is written with i, j and k, as they are written. None if it is not one."""
     if size not in (2, 3):
         return None
+    if expr.has(sympy.I) and expr.has(sympy.Float) and not expr.free_symbols:
+        expr = expr.xreplace({sympy.I: sympy.Symbol("j")})  # 2j, which Python takes for an imaginary number
     coefficients: dict[str, Any] = dict.fromkeys("ijk"[:size], sympy.Integer(0))
     for term in sympy.Add.make_args(expr):
         basis_vectors = []
@@ -514,10 +516,10 @@ def _leaves_calls(reference: Any, submitted: Any) -> bool:
 
 
 def _same_expr(reference: Any, submitted: Any) -> bool:
-    if reference == submitted:
-        return True
     submitted = _imaginary_like(reference, submitted)
     reference = _imaginary_like(submitted, reference)
+    if reference == submitted:
+        return True
     if reference.free_symbols != submitted.free_symbols:
         return False
     if reference.free_symbols:
@@ -530,9 +532,9 @@ def _same_expr(reference: Any, submitted: Any) -> bool:
 
 
 def _imaginary_like(other: Any, expr: Any) -> Any:
-    """`expr` with the symbol `i` as the imaginary unit, if the other side has one."""
+    """`expr` with the symbol `i` as the imaginary unit, if the other side has one, or no symbols."""
     letter = sympy.Symbol("i")
-    if other.has(sympy.I) and expr.has(letter):
+    if expr.has(letter) and (other.has(sympy.I) or not other.free_symbols):
         return expr.xreplace({letter: sympy.I}).doit()
     return expr
 

@@ -57,6 +57,7 @@ _SYNONYMS = {word: text for text, words in TABLE["words"].items() for word in wo
 _SYNONYMS |= {word: str(number) for number, word in enumerate(TABLE["numerals"].split())}
 _NAMES = re.compile("|".join(f"(?:{entry['find']})" for entry in TABLE["names"]))
 _NO_WORDS = frozenset(TABLE["functions_in_texts"].split())
+_NO_SYMBOLS = frozenset(TABLE["short_units"].split()) | {"e", "i"}
 # \text{no solution}, and words as they are written outside of it.
 _TEXT = re.compile(r"\\text\s*\{([^{}\\]*)\}")
 _WORDS = re.compile(r"[^\W\d_]+(?:[.,'’-]+[^\W\d_]+)*[.,]?(?: [\w.,'’()-]+)*")
@@ -66,7 +67,7 @@ _LETTERS = re.compile(r"(?=[A-J]{2,10}$)A?B?C?D?E?F?G?H?I?J?")
 _CHINESE = re.compile("[\u3040-\u30ff\u4e00-\u9fff]+")
 # 3 \pmod{7}
 _RESIDUE = re.compile(r"(?:[a-z] *\\equiv *)?(-?\d+) *(?:\(?mod *|\\pmod *\{?|\\bmod *|\(?\\mod *)(\d+)\}?\)?")
-# Dates and times: March 3rd, 2024; the 3rd of March; 2024-03-03; 9:30 p.m.
+# Dates and times: March 3rd, 2024; the 3rd of March; 2024-03-03; 3/14/2024; 3/14/24; 9:30 p.m.
 _MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
 _MONTH = (
     "(jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?"
@@ -76,10 +77,16 @@ _DAY = r"(\d{1,2})(?:st|nd|rd|th)?"
 _YEAR = r"(?:,? (\d{4}))?"
 _MONTH_DAY = re.compile(rf"{_MONTH} {_DAY}{_YEAR}", re.IGNORECASE)
 _DAY_MONTH = re.compile(rf"(?:the )?{_DAY} (?:of )?{_MONTH}{_YEAR}", re.IGNORECASE)
-_ISO_DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)")
+_YEAR_FIRST = re.compile(r"(\d{4})([-/.])(\d{1,2})\2(\d{1,2})")
+_YEAR_LAST = re.compile(r"(\d{1,2})([-/.])(\d{1,2})\2(\d{4})")
+_SHORT_YEAR = re.compile(r"\d{1,2}/\d{1,2}/\d\d")
 _TIME = re.compile(r"(\d{1,2})(?::(\d\d))?(?::(\d\d))?\s*(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
-# Compared as they are written: 25_8, 3:4, 0x1F, XIV.
-_VERBATIM = re.compile(r"\d+_(\d+|\{\d+\})|\d+(\s*:\s*\d+)+|[+-]?0[xXbBoO][0-9a-fA-F]+|[IVX]{2,4}")
+# Compared as they are written: 25_8, 3:4, 0x1F, XIV; versions and addresses, 3.11.0, 10.0.0.0/8; ordinals, 3rd, 5^{th}.
+_VERBATIM = re.compile(
+    r"\d+_(\d+|\{\d+\})|\d+(\s*:\s*\d+)+|[+-]?0[xXbBoO][0-9a-fA-F]+|[IVX]{2,4}"
+    r"|[vV]?\d+(\.\d+){2,}([-+/:]?\w[\w.]*)?"
+)
+_ORDINAL = re.compile(r"(\d+) ?(?:\^ ?\{? ?)?(st|nd|rd|th) ?\}?")
 # Amounts: 50\%, and 5 \text{ cm}, whose amount ends in a digit, a bracket or pi.
 _PERCENT = re.compile(r"(.*?)\s*(?:\\%|\\text\{ ?percent(?:age)? ?\}|per ?cent(?:age)?|pct)", re.DOTALL)
 _UNIT_CHARS = r"(?:\\text\s*\{[^{}]*\}|[^\W\d_.]|(?<=[^\W\d_])\.|[$€£¥¢°(]|[ /·*)]|(?<=[\w})])\s*\^\s*\{?-?\d\}?)"
@@ -95,6 +102,11 @@ _ANY_FRACTION = re.compile(
 )
 _MIXED_WITHIN = re.compile(r"(?<![\w^_.}])(\d+) ?\\frac\s*(?:\{(\d+)\}|(\d))\s*(?:\{(\d+)\}|(\d))")
 _MIXED = re.compile(r"([+-]?)\s*(\d+) ?(?:\\frac\s*\{?(\d+?)\}?\s*\{?(\d+)\}?|(?<= )(\d+) ?/ ?(\d+))")
+# What the parser would add or multiply: 18 19, 1234 .56, 1.2.3, 3{4} and {3}4, if the braces hold no argument.
+_TOUCHING = re.compile(
+    r"(?<![\w^_.])(?<!frac )\d[\d.]*\s+\.?\d|\.\d+\.\d"
+    r"|(?<![\w^_.}\])] )(?<![\w^_.}\])])(?:\d[\d.]* ?\{ ?\d|\{ ?\d[\d.]* ?\} ?\{? ?\.?\d)"
+)
 _APART = re.compile(r"[+-]?\d[\d.]*(?: [+-]?\d[\d.]*)+")
 # A sign between two sides, but not that of := or ==.
 _RELATION = re.compile(r"(?<![<>=!:])(<=|>=|!=|<|>|\\(?:le|ge|ne)(?![a-z]))(?!=)")
@@ -108,6 +120,14 @@ _RELATIONS = {
     r"\ge": sympy.GreaterThan,
     r"\ne": sympy.Ne,
 }
+# \sqrt{2} \approx 1.41, but not within brackets; and what makes a number of the side before it, when names are gone.
+_APPROXIMATION = re.compile(r"(.*?)\\approx(?![a-z])(?![^(]*\))(.*)")
+_NAME_PARTS = re.compile(r"\\text\s*\{\s*[A-Za-z][^{}]*\}|_(?:\{[^{}]*\}|\w)|(?<![\\A-Za-z])[A-Za-z]'*\s*\([^()]*\)")
+_CONSTANT = re.compile(r"\d|\\(?:sqrt|pi)(?![a-z])|(?<![\\A-Za-z])(?:e|pi|sqrt)(?![A-Za-z])")
+_LETTER_ALONE = re.compile(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])")
+# Vectors: 2j beside an i or a k.
+_OTHER_BASIS_VECTOR = re.compile(r"(?<![\\A-Za-z])[ik](?![A-Za-z])")
+_TIMES_J = re.compile(r"(?<=[\d.])j(?![A-Za-z])")
 # A matrix, with a factor before it, or lines below each other.
 _ENVIRONMENT = re.compile(
     r"(.*?)\\begin\s*\{(array|cases|[pbBvV]?matrix|smallmatrix|aligned|gathered)\}(?:\s*\{[lcr|\s]*\})?(.*)\\end\s*\{\2\}",
@@ -136,9 +156,16 @@ def read_text(text: str) -> Value:
     text = _INVISIBLE.sub("", text)
     text = " ".join(text.split())
     text = _COMMAND.sub(_usual_command, text)
+    text = _cleaned(text)
+    if _OTHER_BASIS_VECTOR.search(text):
+        text = _TIMES_J.sub(" j", text)  # Python's parser would take 2j for an imaginary number
+    return _read(text)
+
+
+def _cleaned(text: str) -> str:
     for clean in _CLEAN:
         text = clean(text)
-    return _read(text)
+    return text
 
 
 def _as_exponent(superscript: re.Match[str]) -> str:
@@ -186,6 +213,8 @@ def _read(text: str) -> Value:
     is_bracketed = text[0] in _OPENING and text[-1] in _CLOSING
     if is_bracketed and min(_depths(text)[:-1]) > 0:  # the first bracket closes with the last one
         return _bracketed(text)
+    if approximation := _APPROXIMATION.fullmatch(text):
+        return _approximation(*map(str.strip, approximation.groups()))
     words = _words(text, bare)
     if words is not None:
         return words
@@ -220,6 +249,18 @@ def _read(text: str) -> Value:
     if quantity is not None:
         return quantity
     return _expression(text)
+
+
+def _approximation(left: str, right: str) -> Value:
+    r"""A number, if one is approximated: \sqrt{2} \approx 1.41. Else the left side says what the right one is."""
+    if not left:
+        return _read(right)
+    without_names = _NAME_PARTS.sub("", left)
+    number = re.split("[=<>]", without_names)[-1]
+    letters = set(_LETTER_ALONE.findall(number)) - _NO_SYMBOLS
+    if _CONSTANT.search(number) and not letters:
+        return _read(_cleaned(left))  # some patterns are for whole texts
+    return _read(f"{left} = {right}")
 
 
 def _both_signs(text: str) -> Value:
@@ -286,7 +327,8 @@ def _case(value: str, condition: str) -> tuple[Any, Any]:
 
 
 def _verbatim(text: str) -> Value | None:
-    """Choices by their letters, times, dates, residues, ratios, numbers in other bases, brackets or letters alone."""
+    """Choices by their letters, times, dates, residues, ratios, numbers in other bases, versions, ordinals, brackets or
+    letters alone."""
     if choice := _LETTER.fullmatch(text):
         letter = next(group for group in choice.groups() if group)
         return _choice(letter, text)
@@ -304,6 +346,8 @@ def _verbatim(text: str) -> Value | None:
         return Str(re.sub(r"\s", "", text))
     if _ONLY_LETTERS.fullmatch(text) and text.lower() != "no" and _NO_WORDS.isdisjoint(text.split(" ")):
         return Letters(text.replace(" ", ""))
+    if ordinal := _ORDINAL.fullmatch(text):
+        return Str(ordinal[1] + ordinal[2])
     if _VERBATIM.fullmatch(text):
         return Str(re.sub(r"[{}\s]", "", text).lower())
     return None
@@ -338,8 +382,14 @@ def _time(text: str) -> Value | None:
 
 
 def _date(text: str) -> Value | None:
-    if iso := _ISO_DATE.fullmatch(text):
-        return date_of(*map(int, iso.groups()))
+    """A day. Raises Unreadable for one that may be two: 5/6/2024."""
+    if year_first := _YEAR_FIRST.fullmatch(text):
+        year, _, month, day = year_first.groups()
+        return date_of(int(year), int(month), int(day))
+    if year_last := _YEAR_LAST.fullmatch(text):
+        return _day_in_figures(int(year_last[1]), int(year_last[3]), int(year_last[4]))
+    if _SHORT_YEAR.fullmatch(text):
+        raise Unreadable("a date whose year has two digits")
     if american := _MONTH_DAY.fullmatch(text):
         month, day, year = american.groups()
     elif british := _DAY_MONTH.fullmatch(text):
@@ -348,6 +398,17 @@ def _date(text: str) -> Value | None:
         return None
     month_number = _MONTHS.index(month[:3].lower()) + 1
     return date_of(int(year) if year else None, month_number, int(day))
+
+
+def _day_in_figures(first: int, second: int, year: int) -> Value | None:
+    """A day from its day and month, whose order has to follow from them. None if neither of them can be a month."""
+    if first > 12 and second > 12:
+        return None
+    if first > 12:
+        return date_of(year, second, first)
+    if second > 12 or first == second:
+        return date_of(year, first, second)
+    raise Unreadable("a date whose day and month can't be told apart")
 
 
 def _choice(letter: str, text: str) -> Value:
@@ -563,7 +624,7 @@ def _expression(text: str) -> Value:
     without_operators = re.sub(r"\\operatorname\s*\{[a-z]+\}", "", latex)
     if word := _UNKNOWN_WORD.search(without_operators):
         raise Unreadable(f"words among mathematics, {word[0]!r}")
-    if re.search(r"(?<![\w^_.])(?<!frac )\d[\d.]*\s+\d", latex):
+    if _TOUCHING.search(latex.replace("$", " ")):
         raise Unreadable("numbers side by side")
     parsed = latex2sympy(
         normalize_latex(latex, _NORMALIZED),
