@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from repl_rl.errors import RunError
 from repl_rl.trajectory import (
     Branch,
+    Compaction,
     Line,
     LineKind,
     RecordedCell,
@@ -327,6 +328,45 @@ def test_a_whole_session_has_its_parents_versions_before_its_own() -> None:
     ):
         branch = trajectory(**begun, **own, **lines, version=version, updates=updates)
         assert branch.whole(parent).token_versions == expected
+
+
+def compacted(*starts: int) -> Trajectory:
+    """Four lines of one token, with one token of output between two; compacted at these tokens."""
+    return trajectory(
+        completion_ids=(1, 2, 3, 4, 5, 6, 7),
+        sampled_mask=(True, False) * 3 + (True,),
+        logprobs=(-1.0, 0.0) * 3 + (-1.0,),
+        lines=tuple(Line(start, start + 1, f" {start}\n", LineKind.STATEMENT) for start in (0, 2, 4, 6)),
+        compactions=tuple(Compaction(start, f"so far {start}", (9, start)) for start in starts),
+    )
+
+
+def test_where_a_session_was_compacted_is_counted_from_the_beginning_of_its_branch() -> None:
+    session = compacted(4, 6)
+    branch = session.as_branch(1, 0, 0.5)
+    assert branch.compactions == (Compaction(2, "so far 4", (9, 4)), Compaction(4, "so far 6", (9, 6)))
+    assert branch.whole(session).compactions == session.compactions
+    # Of a parent, only what comes before the fork is the branch's own past.
+    other = compacted(6).as_branch(1, 0, 0.5)
+    assert other.compactions == (Compaction(4, "so far 6", (9, 6)),)
+    assert other.whole(compacted(2, 4)).compactions == (Compaction(6, "so far 6", (9, 6)),)
+    assert other.whole(compacted(2)).parts[1].prompt == "so far 6"
+    with pytest.raises(ValueError, match="the session was compacted before line 1"):
+        compacted(2).as_branch(1, 0, 0.5)
+
+
+@given(trajectories(), st.data())
+def test_a_whole_session_is_made_of_its_branch_and_its_parent(drawn: Trajectory, data: st.DataObject) -> None:
+    later_starts = [line.start for line in drawn.lines[1:]]
+    starts = data.draw(st.lists(st.sampled_from(later_starts), unique=True)) if later_starts else []
+    compactions = tuple(Compaction(start, "p", (start,)) for start in sorted(starts))
+    session = dataclasses.replace(drawn, compactions=compactions, waits=())
+    for number, line in enumerate(session.lines):
+        if any(start <= line.start for start in starts):
+            break
+        whole = session.as_branch(number, 0, 0.5).whole(session)
+        assert whole.token_versions == session.token_versions
+        assert dataclasses.replace(whole, branch=None, updates=session.updates) == session
 
 
 def test_void_trajectories() -> None:

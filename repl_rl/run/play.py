@@ -27,6 +27,7 @@ from repl_rl.run.rollouts import asked_tasks, require_task
 from repl_rl.trajectory import Line, StopReason, Task, Trajectory, write_jsonl
 from repl_rl.utils.folders import require_file
 from repl_rl.view.terminal import say
+from repl_rl.view.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,19 +81,30 @@ def run(options: argparse.Namespace, console: Console) -> int:
         config, task = session.config, session.task
     else:
         config = load_config(options.config, tuple(options.set))
-        task = asked_tasks(options, config, options.problem)[-1]
+        tasks = asked_tasks(options, config, options.problem)
+        if len(tasks) < options.problem:
+            raise ConfigError(
+                f"--problem {options.problem}: there are {counted(len(tasks), 'held-out problem')}, counted from 1"
+            )
+        task = tasks[-1]
     checked = check_rollouts(config)
     console.print(
         "You are the model. Enter ends a line, Ctrl-D on an empty one your text, Ctrl-C the session.", style="dim"
     )
     trajectory = play(config, task, checked, console, None if session is None else session.begun)
-    if task.answer or trajectory.environment_reward is not None:
+    if session is None:
+        is_graded = bool(task.answer) or trajectory.environment_reward is not None
+    else:
+        is_graded = not session.ungraded
+    if is_graded:
         trajectory = score([task], [trajectory], grade, checked.table)[0].trajectory
     console.print()
     print_trajectory(console, trajectory)
     if session is not None:
         for sentence in recorded.differences(session, [trajectory]):
             say(console, sentence)
+        if session.ungraded:
+            say(console, f"nothing is graded: {session.ungraded}", "yellow")
     if options.out is not None:
         kept = [trajectory] if session is None else recorded.beside_the_recorded(session, [trajectory])
         write_jsonl(options.out, kept)

@@ -7,8 +7,11 @@ from there on is kept as branches of the recorded session, so that `repl-rl view
 from __future__ import annotations
 
 import argparse
+import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,8 +20,9 @@ from rich.console import Console
 
 from repl_rl.errors import ConfigError
 from repl_rl.trajectory import Task, Trajectory, read_jsonl, whole_session, write_jsonl
+from repl_rl.utils.text import cut_middle
 from repl_rl.view.terminal import print_trajectory, say
-from repl_rl.view.words import counted, one_line, solved
+from repl_rl.view.words import counted, one_line, solved, status
 
 if TYPE_CHECKING:
     from repl_rl.config import Config
@@ -27,6 +31,9 @@ if TYPE_CHECKING:
 
 _SHOWN = 4
 """How many sessions are printed where a file holds them all."""
+_REFERENCE_CHARS = 80
+_VERDICTS = {"solved": "right", "not solved": "wrong", "not graded": "never graded", "void": "lost"}
+"""What is said of a session with a verdict of `status`."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,6 +61,8 @@ class RecordedSession:
     trajectory: Trajectory
     """Whole: of a branch, with its parents' lines before its own."""
     line: int
+    ungraded: str = ""
+    """Why what goes on from it can't be graded, in words; empty if it can be."""
 
     @property
     def begun(self) -> Trajectory:
@@ -64,8 +73,8 @@ class RecordedSession:
 def recorded_session(options: argparse.Namespace) -> RecordedSession:
     """What `--from`, `--line`, `--set` and the command's config ask for.
 
-    Raises ConfigError for a session or line that is not there, and for a file in no run's folder without a config;
-    RunError for a file that can't be read.
+    Raises ConfigError for a session or line that is not there, for a file in no run's folder without a config, and for
+    an `--out` that is the file itself; RunError for a file that can't be read.
     """
     from repl_rl.run.folder import RunFolder
 
@@ -77,6 +86,8 @@ def recorded_session(options: argparse.Namespace) -> RecordedSession:
         )
     file = Path(file_name)
     trajectories = list(read_jsonl(file))
+    if options.out is not None and options.out.exists() and options.out.samefile(file):
+        raise ConfigError(f"--out {options.out} is the file of the recorded session itself; give another name")
     position = int(number)
     if position >= len(trajectories):
         raise ConfigError(f"{options.source}: {file} has {len(trajectories)} sessions, counted from 0")
@@ -85,8 +96,24 @@ def recorded_session(options: argparse.Namespace) -> RecordedSession:
     config = _config(options, folder if is_of_run else None)
     trajectory = _whole(trajectories, position)
     line = _require_line(options.line or 0, trajectories[position], trajectory)
-    task = KnownTasks(config).task_of(trajectory)
-    return RecordedSession(options.source, config, folder.path if is_of_run else None, task, trajectory, line)
+    known = KnownTasks(config)
+    task = _graded_as_configured(known.task_of(trajectory), config)
+    run = folder.path if is_of_run else None
+    return RecordedSession(options.source, config, run, task, trajectory, line, known.why_ungraded(trajectory))
+
+
+def _graded_as_configured(task: Task, config: Config) -> Task:
+    """With `tasks.unreadable: text`, an answer that can't be read is compared as a text, as in the session's run."""
+    from repl_rl.rollout import environment_pays
+    from repl_rl.tasks import require_gradable
+
+    if config.tasks.unreadable != "text" or environment_pays(config):
+        return task
+    try:
+        require_gradable([task])
+    except ConfigError:
+        return replace(task, metadata={**task.metadata, "graded_as": "text"})
+    return task
 
 
 def _require_line(line: int, stored: Trajectory, whole: Trajectory) -> int:
@@ -150,34 +177,74 @@ def _whole_in_group(members: Sequence[Trajectory], index: int) -> Trajectory:
 
 
 class KnownTasks:
-    """The problems of a config, for sessions that were recorded with it."""
+    """The problems of a config, for sessions that were recorded with it: those that a run would draw, all others of its
+    data set, and generated ones, which are made again from their ids."""
 
     def __init__(self, config: Config) -> None:
         """A data set that is not here any more has none."""
+        self._config = config
+        self._failures: list[str] = []
+        train_count = config.tasks.train
+        held_out_count = config.eval.problems
+        if not config.tasks.is_generated:  # other sessions may be of any problem: `eval --problems` takes more
+            train_count = held_out_count = sys.maxsize
+        self._held_out = self._loaded("heldout", 0, held_out_count)
+        self._by_id: dict[str, list[Task]] = {}
+        for task in self._loaded("train", config.seed, train_count) + self._held_out:
+            self._by_id.setdefault(task.id, []).append(task)
+
+    def _loaded(self, split: Split, seed: int, count: int, compared: bool = False) -> list[Task]:
+        """So many problems; none if they can't be loaded."""
         from repl_rl.tasks import load_tasks
 
-        requests: list[tuple[Split, int, int]] = [
-            ("train", config.seed, config.tasks.train),
-            ("heldout", 0, config.eval.problems),
-        ]
-        self._by_id: dict[str, list[Task]] = {}
-        self._held_out: set[str] = set()
-        for split, seed, count in requests:
-            try:
-                tasks = load_tasks(config.tasks, split, seed, count, compared=False)
-            except ConfigError:
-                continue
-            for task in tasks:
-                self._by_id.setdefault(task.id, []).append(task)
-            if split == "heldout":
-                self._held_out = {task.question for task in tasks}
+        try:
+            return load_tasks(self._config.tasks, split, seed, count, compared=compared)
+        except ConfigError as error:
+            self._failures.append(str(error))
+            return []
 
-    def task_of(self, trajectory: Trajectory) -> Task:
-        """The problem as its run had it, or else as far as the record tells: families with graders of their own grade
-        the first one alone. Raises ConfigError for a session that does not say what was asked."""
+    def find(self, trajectory: Trajectory) -> Task | None:
+        """The problem as its run had it; None if it is not one of the config's."""
         for task in self._by_id.get(trajectory.task_id, ()):
             if trajectory.question in (None, task.question):
                 return task
+        if trajectory.question is None:
+            return None
+        if trajectory.task_id == "task" and not trajectory.family:  # that of `--task`, which has an answer or none
+            return Task("task", trajectory.question, trajectory.reference or "")
+        return self._made_again(trajectory, trajectory.question)
+
+    def _made_again(self, trajectory: Trajectory, question: str) -> Task | None:
+        """A generated problem, by the operands in its id (`make_tasks`); None if its family does not ask this
+        question of them. A file may name any family: only those that ship or that the config names are imported."""
+        from repl_rl.tasks.make import KNOWN, family_of
+
+        name = trajectory.family
+        if name not in KNOWN and name not in (self._config.tasks.families or ()):
+            return None
+        try:
+            family = family_of(name)
+            pattern = re.escape(family.name) + "-(?:train|heldout)((?:--?[0-9]+)*)"
+            match = re.fullmatch(pattern, trajectory.task_id)
+            if match is None:
+                return None
+            operands = [int(number) for number in re.findall("-(-?[0-9]+)", match[1])]
+            values = family.present(*operands)
+            questions = [phrasing.format(*values) for phrasing in family.phrasings]
+            if question not in questions:
+                return None
+            answer = str(family.solve(*operands))
+        except Exception as error:  # noqa: BLE001 - the id may be any text, and so may its operands
+            self._failures.append(f"its family {name!r} can't make it from its id: {one_line(str(error))}")
+            return None
+        return Task(trajectory.task_id, question, answer, name, {"operands": operands})
+
+    def task_of(self, trajectory: Trajectory) -> Task:
+        """The problem as its run had it, or else as far as the record tells, which may be too little to grade with
+        (`why_ungraded`). Raises ConfigError for a session that does not say what was asked."""
+        task = self.find(trajectory)
+        if task is not None:
+            return task
         if trajectory.question is None:
             raise ConfigError(
                 f"task {trajectory.task_id!r} is none of the config's problems, and the session does not hold its "
@@ -185,9 +252,53 @@ class KnownTasks:
             )
         return Task(trajectory.task_id, trajectory.question, trajectory.reference or "", trajectory.family)
 
+    def why_ungraded(self, trajectory: Trajectory) -> str:
+        """Why an answer to the session's problem can't be graded, in words; empty if it can be."""
+        from repl_rl.rollout import environment_pays
+        from repl_rl.tasks.make import KNOWN
+
+        pays = environment_pays(self._config)
+        family = KNOWN.get(trajectory.family)
+        decides = family is not None and family.accepts is not None
+        task = self.find(trajectory)
+        if task is not None:
+            is_gradable = pays or bool(task.answer) or (decides and "operands" in task.metadata)
+            return "" if is_gradable else "the session's problem has no answer to grade with"
+
+        reference = trajectory.reference
+        if pays:
+            reason = "the environment that pays would get no more of it than its question"
+        elif reference is None:
+            reason = "the session holds no answer to grade with"
+        elif decides:
+            reason = f"its family {trajectory.family!r} grades by more than the reference answer"
+        elif ":" in trajectory.family and family is None:
+            reason = f"its family {trajectory.family!r} may grade by more than the reference answer"
+        elif " or " in reference:
+            reason = f"its reference answer {cut_middle(reference, _REFERENCE_CHARS, ' ... ')!r} may be several"
+        else:
+            return ""
+        why_unknown = "".join(f" ({failure})" for failure in self._failures[:1])
+        return (
+            f"task {trajectory.task_id!r} is none of the config's problems{why_unknown}, and {reason}; name the config "
+            "that it was recorded with, or bring its data set back"
+        )
+
     def is_held_out(self, task: Task) -> bool:
         """Whether the config measures with this question."""
-        return task.question in self._held_out
+        return task.question in self._measured
+
+    @cached_property
+    def _measured(self) -> frozenset[str]:
+        """The questions of the config's held-out problems."""
+        from repl_rl.rollout import environment_pays
+
+        config = self._config
+        tasks = self._held_out[: config.eval.problems]
+        if config.tasks.unreadable == "skip":  # others take the places of those that can't be graded
+            compared = not environment_pays(config)
+            tasks = self._loaded("heldout", 0, config.eval.problems, compared=compared)
+        return frozenset(task.question for task in tasks)
 
 
 def model_of(recorded: RecordedSession, asked: str | None) -> tuple[Config, str]:
@@ -226,7 +337,8 @@ def differences(recorded: RecordedSession, sessions: Sequence[Trajectory]) -> It
 
 
 def beside_the_recorded(recorded: RecordedSession, sessions: Sequence[Trajectory]) -> list[Trajectory]:
-    """The recorded session, and the others as its branches. Those whose first lines came out otherwise stay whole."""
+    """The recorded session, and the others as its branches. Those whose first lines came out otherwise stay whole, and
+    so do those that were compacted there."""
     from repl_rl.rollout import first_difference
 
     members = [recorded.trajectory]
@@ -240,6 +352,8 @@ def beside_the_recorded(recorded: RecordedSession, sessions: Sequence[Trajectory
 
 def _begins_alike(begun: Trajectory, session: Trajectory) -> bool:
     length = len(begun.completion_ids)
+    if any(compaction.start <= length for compaction in session.compactions):
+        return False
     return session.completion_ids[:length] == begun.completion_ids
 
 
@@ -265,9 +379,10 @@ def roll_out(options: argparse.Namespace, console: Console) -> int:
 
     with progress.interrupts():
         sessions = asyncio.run(go_on())
-    tasks = [recorded.task] * options.n
-    scored = score(tasks, sessions, grade, checked.table)
-    sessions = [item.trajectory for item in scored]
+    if not recorded.ungraded:
+        tasks = [recorded.task] * options.n
+        scored = score(tasks, sessions, grade, checked.table)
+        sessions = [item.trajectory for item in scored]
     members = beside_the_recorded(recorded, sessions)
     if options.out is not None:
         write_jsonl(options.out, members)
@@ -277,11 +392,13 @@ def roll_out(options: argparse.Namespace, console: Console) -> int:
         say(console, sentence)
     counting = [session for session in sessions if not session.is_void]
     right = sum(map(solved, counting))
-    if counting:
+    if recorded.ungraded:
+        say(console, f"nothing is graded: {recorded.ungraded}", "yellow")
+    elif counting:
         low, high = wilson(right / len(counting), len(counting))
         share = f"{right} of {len(counting)} right, {right / len(counting):.0%} ({low:.0%} to {high:.0%})"
-        was = "right" if solved(recorded.trajectory) else "wrong"
-        say(console, f"from line {recorded.line} on: {share}; the recorded session was {was}")
+        was = status(recorded.trajectory)
+        say(console, f"from line {recorded.line} on: {share}; the recorded session was {_VERDICTS[was]}")
     if options.out is not None:
         say(console, f"beside each other: repl-rl view {options.out} --serve")
     return 0

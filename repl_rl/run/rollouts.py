@@ -16,6 +16,7 @@ from repl_rl.errors import ConfigError, ReplRLError
 from repl_rl.run import recorded
 from repl_rl.trajectory import Task, Trajectory, write_jsonl
 from repl_rl.utils.folders import require_file
+from repl_rl.view.words import counted
 
 if TYPE_CHECKING:
     from repl_rl.config import Config
@@ -71,6 +72,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     from repl_rl.view.watch import Board, TerminalCanvas, watched
 
     tasks = asked_tasks(options, config, options.n)
+    task_count = len(tasks)  # a data set may have fewer problems than -n asks for
     progress = Progress(console)
     attached = _attached(options, console)  # says what is missing, before all else
     checked = check_rollouts(config)
@@ -89,15 +91,14 @@ def run(options: argparse.Namespace, console: Console) -> int:
         with contextlib.ExitStack() as stack:
             stack.enter_context(progress.interrupts())
             sampling = config.sampling.seeded(f"{config.seed}/rollout")
-            if console.is_terminal and options.n == 1 and not options.attach:  # shown line by line
+            if console.is_terminal and task_count == 1 and not options.attach:  # shown line by line
                 board = Board(TerminalCanvas(console, shows_ended=False), 1, f"loading {config.model.path}")
                 completed = dict(enumerate(watched(config, tasks[0], board, sampling, checked)))
             else:
                 with progress.stage("loading the model and the first kernels"):
-                    service = stack.enter_context(open_service(config, attached, options.n, checked))
+                    service = stack.enter_context(open_service(config, attached, task_count, checked))
                 if not options.attach:  # which prints and waits for Enter meanwhile
-                    noun = "rollouts" if options.n > 1 else "rollout"
-                    progress.say(f"{options.n} {noun} ...")
+                    progress.say(f"{counted(task_count, 'rollout')} ...")
                     service.watched = partial(progress.part, "sessions")
                 service.generate(tasks, sampling, on_end=keep)
     except (KeyboardInterrupt, ReplRLError) as error:
@@ -119,8 +120,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
         shutil.rmtree(part_file.with_suffix(".images"), ignore_errors=True)
     for trajectory in trajectories if options.out is None else trajectories[:_SHOWN]:
         print_trajectory(console, trajectory)
-    count = f"{len(trajectories)} of {options.n}" if failure else str(len(trajectories))
-    noun = "trajectories" if options.n > 1 else "trajectory"
+    count = f"{len(trajectories)} of {task_count}" if failure else str(len(trajectories))
+    noun = "trajectories" if task_count > 1 else "trajectory"
     summary = f"{count} {noun}"
     if options.out is not None:
         summary += f" in {options.out}"

@@ -56,6 +56,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
     recorded = recorded_session(options)
     if recorded.trajectory.outcome_reward is None:
         raise ConfigError(f"{recorded.name} was never graded, so nobody knows what it came to")
+    if recorded.ungraded:
+        raise ConfigError(f"{recorded.name}: what goes on from it can't be graded: {recorded.ungraded}")
     config, model = model_of(recorded, options.model)
     import asyncio
 

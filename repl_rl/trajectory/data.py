@@ -416,9 +416,12 @@ class Trajectory(_Displayed):
 
         updates = [(start, version) for start, version in parent.updates if start < offset]
         parent_version = parent.token_versions[:offset][-1:]
-        if self.completion_ids and parent_version != (self.version,):
+        if offset and self.completion_ids and parent_version != (self.version,):
             updates.append((offset, self.version))
         updates += [(offset + start, version) for start, version in self.updates]
+        # Where the parent was compacted later, its branch was not: they share what comes before the fork.
+        compactions = [compaction for compaction in parent.compactions if compaction.start < offset]
+        compactions += [_moved(compaction, offset) for compaction in self.compactions]
         return replace(
             self,
             prompt=parent.prompt,
@@ -427,8 +430,9 @@ class Trajectory(_Displayed):
             sampled_mask=parent.sampled_mask[:offset] + (False,) * output_length + self.sampled_mask,
             logprobs=parent.logprobs[:offset] + (0.0,) * output_length + self.logprobs,
             lines=parent.lines[:fork_line] + tuple(_shifted(line, offset) for line in self.lines),
-            version=parent.version,
+            version=parent.version if offset else self.version,
             updates=tuple(updates),
+            compactions=tuple(compactions),
             waits=(),
         )
 
@@ -465,7 +469,7 @@ class Trajectory(_Displayed):
 
     def as_branch(self, line: int, parent: int, weight: float) -> Trajectory:
         """The inverse of `whole`: this session from one of its lines on, as a branch of its group's `parent`, which has
-        the same lines before it. Raises ValueError if there is no such line.
+        the same lines before it. Raises ValueError if there is no such line, or if it had been compacted before it.
         """
         before = self.at(line)
         start = len(before.completion_ids)
@@ -480,6 +484,7 @@ class Trajectory(_Displayed):
             lines=tuple(_shifted(own_line, -start) for own_line in self.lines[line:]),
             version=self.token_versions[start],
             updates=tuple((first - start, version) for first, version in self.updates if first > start),
+            compactions=tuple(_moved(compaction, -start) for compaction in self.compactions),
             branch=Branch(parent, line, weight, "replay"),
             waits=(),
         )
@@ -622,6 +627,10 @@ def _leave_out_what_is_missing(record: dict[str, Any]) -> None:
 
 def _shifted(line: Line, tokens: int) -> Line:
     return replace(line, start=line.start + tokens, end=line.end + tokens)
+
+
+def _moved(compaction: Compaction, tokens: int) -> Compaction:
+    return replace(compaction, start=compaction.start + tokens)
 
 
 def _mask_of(lines: Iterable[Line], length: int) -> list[bool] | None:

@@ -12,12 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from made_trajectories import line, made
 
-from repl_rl.trajectory import Branch, Trajectory, read_jsonl, whole_session, write_jsonl
+from repl_rl.config import load_config
+from repl_rl.run.recorded import RecordedSession, beside_the_recorded
+from repl_rl.tasks import load_tasks
+from repl_rl.trajectory import Branch, Compaction, Task, Trajectory, read_jsonl, whole_session, write_jsonl
 from repl_rl.view.viewer.api import RunApi
 from repl_rl.view.viewer.indexer import update
 
 Said = Callable[..., str]
+ASKED = "product-train-3704-8719"
 FILE = "run/rollouts/step_00001.jsonl"
 pytestmark = [pytest.mark.more, pytest.mark.usefixtures("stored")]
 
@@ -127,6 +132,51 @@ def test_a_line_that_comes_out_otherwise_is_named() -> None:
 @pytest.mark.parametrize("command", ["rollout", "play"])
 def test_refused(said: Said, command: str, arguments: tuple[str, ...], message: str) -> None:
     assert message in said(command, *arguments, code=2)
+
+
+@pytest.mark.usefixtures("model")
+def test_without_an_answer_to_grade_with_no_rate_is_said(said: Said) -> None:
+    """As in a file of `repl-rl rollout --task` without `--answer`."""
+    [task] = [task for task in load_tasks(load_config("run/config.yaml").tasks, "train", 0, 16) if task.id == ASKED]
+    changed(task_id="task", family="", question=task.question, reference=None, outcome_reward=None)
+    shown = said("rollout", "--from", f"{FILE}#2", "--line", "2", "-n", "2", "--out", "other.jsonl")
+    assert "its first 2 lines came out as recorded\n" in shown
+    assert "nothing is graded: the session's problem has no answer to grade with\n" in shown
+    assert " right" not in shown
+    assert "the recorded session was" not in shown
+    assert [session.outcome_reward for session in read_jsonl("other.jsonl")] == [None] * 3
+    played = typed(" 1\n\x04", "--from", f"{FILE}#2", "--line", "2")
+    assert "nothing is graded: the session's problem has no answer to grade with\n" in played
+
+
+def test_what_lines_were_worth_is_not_said_without_an_answer_to_grade_with(said: Said) -> None:
+    changed(task_id="task", family="", question="What is 3704 * 8719?", reference=None)
+    refused = said("value", f"{FILE}#2", code=2)
+    assert "#2: what goes on from it can't be graded: the session's problem has no answer to grade with" in refused
+
+
+@pytest.mark.parametrize("command", [("value",), ("rollout", "--from"), ("play", "--from")])
+def test_the_recorded_file_is_not_written_over(said: Said, command: tuple[str, ...]) -> None:
+    before = Path(FILE).read_bytes()
+    Path("link.jsonl").symlink_to(FILE)
+    for out in (FILE, "link.jsonl"):
+        refused = said(*command, f"{FILE}#2", "--out", out, code=2)
+        assert f"--out {out} is the file of the recorded session itself; give another name" in refused
+    assert Path(FILE).read_bytes() == before
+
+
+def test_sessions_that_were_compacted_become_branches_where_that_is_possible() -> None:
+    """One that was compacted before the line does not begin as a branch would, and stays whole."""
+    recorded = made([line(str(number)) for number in range(4)])
+    later = replace(recorded, compactions=(Compaction(6, "so far", (7,)),))
+    earlier = replace(recorded, compactions=(Compaction(2, "so far", (7,)),))
+    session = RecordedSession("f#0", load_config("run/config.yaml"), None, Task("t", "?", "1"), recorded, 1)
+    first, branch, whole = beside_the_recorded(session, [later, earlier])
+    assert first == recorded
+    assert branch.branch == Branch(0, 1, 1 / 3, "replay")
+    assert branch.compactions == (Compaction(4, "so far", (7,)),)
+    assert branch.whole(recorded).compactions == later.compactions
+    assert whole == earlier
 
 
 def test_a_file_by_itself_needs_a_config(said: Said) -> None:

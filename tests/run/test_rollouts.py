@@ -113,6 +113,32 @@ def test_what_has_ended_is_kept_and_graded_when_the_rest_is_not_to_come(
     assert [one.outcome_reward for one in kept] == [0.0, 0.0]
 
 
+def test_a_data_set_has_so_many_problems_and_no_more(monkeypatch: pytest.MonkeyPatch, said: Said) -> None:
+    [one, *_] = read_jsonl(Path("step_00003.jsonl"))
+    opened: list[int] = []
+
+    class Service:
+        def generate(self, tasks: Sequence[Task], sampling: object, on_end: OnEnd) -> None:
+            for index, task in enumerate(tasks):
+                on_end(index, replace(one, task_id=task.id, outcome_reward=None))
+
+    def open_service(config: object, wrap_kernels: object, sessions: int, checked: object) -> object:
+        opened.append(sessions)
+        return nullcontext(Service())
+
+    monkeypatch.setattr(service, "open_service", open_service)
+    rows = [{"question": f"Question {number}?", "answer": "1"} for number in range(3)]
+    Path("held_out.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    settings = ["tasks.folder=held_out.jsonl", "tasks.split=test", "tasks.heldout=test"]
+    overrides = [argument for setting in settings for argument in ("--set", setting)]
+    shown = said("rollout", "sample.yaml", *overrides, "-n", "500")
+    assert opened == [3]
+    assert "\n3 rollouts ...\n" in shown
+    assert "\n3 trajectories, " in shown
+    refused = said("play", "sample.yaml", *overrides, "--problem", "4", code=2)
+    assert "--problem 4: there are 3 held-out problems, counted from 1" in refused
+
+
 @pytest.mark.parametrize(("failure", "code"), [(KeyboardInterrupt(), 130), (KernelError("it was killed"), 2)])
 def test_what_has_ended_of_an_evaluation_is_kept_beside_those_that_are_complete(
     failure: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, said: Said
