@@ -96,6 +96,7 @@ class Config(Section):
             self.engine.backend,
             self.credit.estimator,
             self.train.mask.function,
+            None if self.branch is None else self.branch.at,
         ]
         names = [name for name in single if name is not None]
         names += self.tools.functions
@@ -140,18 +141,27 @@ class Config(Section):
                 f"with, so credit.estimator {estimator} would be biased for all that comes before the first fork; set "
                 "branch.roots: 2 or more"
             )
-        if shipped is not None and shipped.trees is Trees.REQUIRED and branch.looks_at_outcomes:
-            others = [name for name, record in ESTIMATOR_RECORDS.items() if record.trees is Trees.AS_SESSIONS]
-            raise ValueError(
-                f"branch.at: {branch.at} chooses by outcomes where to fork, and credit.estimator {estimator} is "
-                "unbiased only where that depends on nothing but what was typed before; take "
-                f"{' or '.join(others)}, or at: random"
-            )
         if self.train.group_size != branch.group_size:
             raise ValueError(
                 f"train.group_size: {branch.roots} roots, with {branch.forks} forks into {branch.branches} each, are "
                 f"groups of {branch.group_size}; set train.group_size: {branch.group_size} (num_generations of TRL's "
                 f"arguments; got {self.train.group_size})"
+            )
+
+    def require_unbiased_forks(self) -> None:
+        """Raises ConfigError for a rule that looks at outcomes, beside an estimator that is unbiased only without.
+
+        A rule of the user's is imported for this, so it is no part of reading the file, which says where to look.
+        """
+        shipped = self.credit.record
+        if self.branch is None or shipped is None or shipped.trees is not Trees.REQUIRED:
+            return
+        if self.branch.looks_at_outcomes:
+            others = [name for name, record in ESTIMATOR_RECORDS.items() if record.trees is Trees.AS_SESSIONS]
+            raise ConfigError(
+                f"branch.at: {self.branch.at} chooses by outcomes where to fork, and credit.estimator "
+                f"{self.credit.estimator} is unbiased only where that depends on nothing but what was typed before; "
+                f"take {' or '.join(others)}, or at: random"
             )
 
     def _a_cluster_has_engines(self) -> None:
@@ -246,13 +256,15 @@ def load_config(source: str, overrides: tuple[str, ...] = ()) -> Config:
         values = read_yaml(read_file(path, most_bytes=MOST_BYTES).decode()) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} can't be read as YAML: {error}") from error
-    config = parse_config(values, overrides, path.parent)
-    if not config.import_paths or (is_shipped and config.import_from is None):
-        return config
-    folder = Path.cwd() if is_shipped else path.parent.resolve()
-    looked_in = str((folder / Path(config.import_from or "").expanduser()).resolve())
-    look_in(looked_in, "the folder of the YAML file" if looked_in == str(folder) else "import_from")
-    return config.model_copy(update={"import_from": looked_in})
+    config = _read_config(values, overrides, path.parent)
+    looks_nowhere_else = is_shipped and config.import_from is None
+    if config.import_paths and not looks_nowhere_else:
+        folder = Path.cwd() if is_shipped else path.parent.resolve()
+        looked_in = str((folder / Path(config.import_from or "").expanduser()).resolve())
+        look_in(looked_in, "the folder of the YAML file" if looked_in == str(folder) else "import_from")
+        config = config.model_copy(update={"import_from": looked_in})
+    config.require_unbiased_forks()
+    return config
 
 
 def no_config(source: str) -> str:
@@ -267,6 +279,13 @@ def no_config(source: str) -> str:
 
 def parse_config(values: Any, overrides: tuple[str, ...] = (), folder: Path | None = None) -> Config:
     """A Config from what a YAML file in `folder` holds. Raises ConfigError."""
+    config = _read_config(values, overrides, folder)
+    config.require_unbiased_forks()
+    return config
+
+
+def _read_config(values: Any, overrides: tuple[str, ...], folder: Path | None) -> Config:
+    """`parse_config` without importing anything."""
     if not isinstance(values, dict):
         raise ConfigError(f"a config is a mapping of sections, got {type(values).__name__}")
     for override in overrides:

@@ -380,7 +380,8 @@ class BranchConfig(Section):
     before it did, by the mean of -log p over its tokens (`entropy`). Both look only at what has been typed. Or a rule
     of your own, `package.module:Class`. docs/trees.md"""
     within: int | None = Field(None, ge=2)
-    """`random` draws among the first so many lines; null is `budget.lines`. Set it to what sessions usually take."""
+    """`random` draws a line among the first `within` - 1, so that a branch begins with one of the lines 2 to `within`,
+    or later if the lines before may not fork. null is `budget.lines`. Set it to what sessions usually take."""
     skip: tuple[LineKind, ...] = (LineKind.COMMENT, LineKind.BLANK)
     """Kinds of lines after which nothing forks. Inside of an open cell nothing ever does."""
     by: Literal["fork", "replay"] = "fork"

@@ -188,7 +188,8 @@ class ForkRule:
 
 
 class RandomForks(ForkRule):
-    """After lines drawn evenly from the first `within`."""
+    """After lines drawn evenly from the first `within` - 1, so that branches begin with one of the lines 2 to `within`.
+    A line that may not fork leaves its draw to the next one that may."""
 
     def is_due(self, root: Root) -> bool:
         within = min(root.config.within or root.most_lines, root.most_lines)

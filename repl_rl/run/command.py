@@ -98,9 +98,10 @@ def run(options: argparse.Namespace, console: Console) -> int:
             report_file = folder.path / "report.html"
             if not report_file.exists() or report_file.stat().st_mtime < folder.metrics_path.stat().st_mtime:
                 progress.say(f"report: {_report(folder.path)}")
+            resume = f"{launch_command(run_config)} train --resume {shlex.quote(str(folder.path))}"
             progress.say(
                 f"{folder.path} is finished: its {steps} steps are trained, measured and saved. For more of them: "
-                f"repl-rl train --resume {folder.path} --set train.steps={2 * steps}"
+                f"{resume} --set train.steps={2 * steps}"
             )
             return 0
     with progress.interrupts(), prepare(config, options.runs, options.resume, overrides) as prepared:

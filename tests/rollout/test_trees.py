@@ -131,6 +131,17 @@ async def test_equal_seeds_fork_at_equal_lines_and_lines_are_drawn_evenly(vocabu
     assert all(20 <= first.count(line) <= 60 for line in range(1, 6))  # 40 each
 
 
+async def test_within_is_the_last_line_that_a_branch_begins_with(vocabulary: Vocabulary) -> None:
+    policy = Policy(vocabulary, typing(" 1\n"))
+    config = BranchConfig(roots=1, branches=2, within=4)
+    made = await grow(
+        policy, vocabulary, config, FakeKernelPool(), groups=120, sampling=SamplingConfig().seeded("within")
+    )
+    forked = [branch.line for branch in branches(made)]
+    assert set(forked) == {1, 2, 3}
+    assert all(20 <= forked.count(line) <= 60 for line in (1, 2, 3))  # 40 each
+
+
 async def test_entropy_forks_after_the_line_that_surprised(vocabulary: Vocabulary) -> None:
     policy = Policy(vocabulary, typing(" 1\n", " 1\n", " 22\n", " 1\n"), lambda line: -2.0 if "22" in line else -0.5)
     made = await grow(policy, vocabulary, BranchConfig(roots=1, branches=2, at="entropy"), FakeKernelPool())

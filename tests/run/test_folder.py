@@ -15,6 +15,7 @@ from unittest.mock import Mock
 import filelock
 import pytest
 import torch
+import yaml
 from commands import begin, finish
 from safetensors.torch import load_file
 
@@ -22,6 +23,7 @@ from repl_rl.config import load_config
 from repl_rl.errors import ConfigError, EngineError, KernelError, RunError
 from repl_rl.run import training
 from repl_rl.run.folder import RunFolder, new_run
+from repl_rl.run.launch import launch_command
 
 Said = Callable[..., str]
 HOLDING = "import sys; from pathlib import Path; from repl_rl.run.folder import RunFolder\n"
@@ -167,6 +169,21 @@ def test_a_finished_run_is_measured_where_that_is_missing_and_not_trained(stored
     kept = [json.loads(row) for row in metrics.read_text().splitlines()]
     assert [row["step"] for row in kept if row["kind"] == "train"] == steps
     assert "is finished" in resumed()
+
+
+def test_a_finished_run_says_the_command_that_its_processes_and_its_folder_need(
+    stored: Path, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    folder = RunFolder((stored / "run").rename(stored / "my run"))
+    folder.model.mkdir()
+    assert "repl-rl train --resume 'my run' --set train.steps=4" in said("train", "--resume", "my run")
+    values = yaml.safe_load(folder.config_path.read_text(encoding="utf-8"))
+    values["train"] |= {"processes": 2, "prompts_per_step": 2}
+    folder.config_path.write_text(yaml.safe_dump(values))
+    command = f"{launch_command(folder.config())} train --resume 'my run' --set train.steps=4"
+    assert command.startswith("accelerate launch --num_processes 2 ")
+    assert f"For more of them: {command}" in said("train", "--resume", "my run")
 
 
 @pytest.mark.more

@@ -12,6 +12,7 @@ import dataclasses
 import errno
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -105,6 +106,8 @@ def _list(source: Path, config: Config, to: str, with_rollouts: bool, console: C
 def _require_run(source: Path) -> Config:
     """The config of a run that has a model. Raises RunError."""
     from repl_rl.run.folder import RunFolder
+    from repl_rl.run.launch import launch_command
+    from repl_rl.view.run import FINE_TUNED
 
     folder = RunFolder(source)
     config = folder.config()
@@ -112,10 +115,11 @@ def _require_run(source: Path) -> Config:
     has_model = (source / "model" / "config.json").is_file()
     if not has_model or not folder.has_model_of(reached):
         has = "has a model of another step" if has_model else "has no model to push"
+        command = "sft" if (source / FINE_TUNED).exists() else "train"
+        go_on = f"{launch_command(config)} {command} --resume {shlex.quote(str(source))}"
         raise RunError(
             f"{source} {has}: it is written when training ends, and the newest checkpoint is of step {reached} of "
-            f"{config.train.steps}. Go on with: repl-rl train --resume {source}; or end the run there with --set "
-            f"train.steps={max(1, reached)}"
+            f"{config.train.steps}. Go on with: {go_on}; or end the run there with --set train.steps={max(1, reached)}"
         )
     return config
 
