@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
+import shlex
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -17,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from repl_rl.config import Config
+from repl_rl.config import Config, TrainConfig
 from repl_rl.config.train import KAHAN
 from repl_rl.engine.environment import prepare_environment
 from repl_rl.errors import ConfigError, DependencyError, RunError
@@ -94,8 +95,8 @@ def choose_run(
     require_folder("--resume", resume)
     if (folder.path / FINE_TUNED).exists():
         raise RunError(
-            f"{resume} is a run of `repl-rl sft`: go on with `repl-rl sft --resume {resume}`, or train its model in a "
-            f"run of its own, with --set model.path={folder.model}"
+            f"{resume} is a run of `repl-rl sft`: go on with `repl-rl sft --resume {shlex.quote(str(resume))}`, or "
+            f"train its model in a run of its own, with --set model.path={folder.model}"
         )
     return folder, config, what_changes(folder, config)
 
@@ -167,6 +168,7 @@ def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
     if not is_plain and config.train.processes == 1:
         prepare_environment(config.engine.kv_cache_gib)
         training_arguments(config, RunFolder(Path(config.name)))
+    groups = _groups_of_batch(config.train)
     if config.tasks.is_from_hub and not asks_hub:
         require_hub_id(str(config.tasks.dataset))
         return Inputs(model_path, [], [], checked, adapted)
@@ -176,12 +178,40 @@ def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
         ("heldout", 0, config.eval.problems),  # the same problems for every seed
         compared=not environment_pays(config),
     )
-    if len(train_tasks) < config.train.prompts_per_step:  # TRL would end at once, without a step
+    if len(train_tasks) < groups:  # TRL would end at once, without a step
+        takes = f"a step takes train.prompts_per_step {config.train.prompts_per_step}"
+        if groups != config.train.prompts_per_step:
+            takes = f"{groups} are rolled out at a time (train.trl.steps_per_generation, generation_batch_size)"
         raise ConfigError(
-            f"there are {len(train_tasks)} different problems to train on, and a step takes train.prompts_per_step "
-            f"{config.train.prompts_per_step}; lower that, raise tasks.train ({config.tasks.train}), or add problems"
+            f"there are {len(train_tasks)} different problems to train on, and {takes}; lower that, raise tasks.train "
+            f"({config.tasks.train}), or add problems"
         )
     return Inputs(model_path, train_tasks, heldout_tasks, checked, adapted)
+
+
+def _groups_of_batch(train: TrainConfig) -> int:
+    """How many groups are rolled out at a time: those of a step, or of several that train on one batch.
+
+    Raises ConfigError if a step would roll out several batches: its records and counts are those of one. TRL refuses
+    what is not a number.
+    """
+    trajectories = train.prompts_per_step * train.group_size
+    micro_batch = train.micro_batch or train.trajectories_per_process
+    size = train.trl.get("generation_batch_size")
+    passes = train.trl.get("steps_per_generation")
+    iterations = train.trl.get("num_iterations", 1)
+    if isinstance(passes, int):
+        size = passes * micro_batch * train.processes
+    if not isinstance(size, int) or not isinstance(iterations, int):
+        return train.prompts_per_step
+    if size * iterations < trajectories:
+        name = "generation_batch_size" if passes is None else "steps_per_generation"
+        raise ConfigError(
+            f"train.trl.{name}: {train.trl[name]}: {size} of the {trajectories} trajectories of a step would be rolled "
+            "out at a time, and a step's records and counts are those of one batch; leave it out. How much a backward "
+            f"pass takes is train.micro_batch ({micro_batch}), and how much a step takes train.prompts_per_step"
+        )
+    return size // train.group_size
 
 
 def train(prepared: Prepared, progress: Progress, **extra: Any) -> TrainingOutcome:
@@ -320,7 +350,7 @@ def _fit(trainer: ReplGRPOTrainer, prepared: Prepared, progress: Progress) -> bo
 
     trainer.remove_callback(PrinterCallback)
     warnings = [
-        WarnOnce(partial(flat_groups, groups=config.prompts_per_step), config.steps, progress),
+        WarnOnce(partial(flat_groups, groups=_groups_of_batch(config)), config.steps, progress),
         WarnOnce(missing_trees, config.steps, progress),
     ]
     listeners = [warning.step for warning in warnings]

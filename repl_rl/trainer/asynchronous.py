@@ -28,7 +28,7 @@ from torch.utils.data import Sampler
 from trl.trainer.utils import RepeatSampler
 
 from repl_rl.config import AsynchronousConfig
-from repl_rl.errors import EngineError
+from repl_rl.errors import EngineError, TrainingError
 from repl_rl.trajectory import Trajectory
 
 Begin = Callable[[int, Callable[[], None]], Future[list[Trajectory]]]
@@ -126,13 +126,15 @@ class GroupQueue:
         """Wait for the groups of a step that trains weights of this version, which the engine has by now.
 
         `step` is the number of updates that these have had, by default as many as there were versions. Of those that
-        are finished, the ones that began first are taken. Raises what rolling one out raised.
+        are finished, the ones that began first are taken. Raises what rolling one out raised, and TrainingError if too
+        few groups remain up to the last one.
         """
         with self._changed:
             self._version = version
             self._steps.setdefault(version, version if step is None else step)
             self._allowed = (1 + self._config.ahead) * self._groups
             while not (taken := self._next_step()):
+                self._require_enough()
                 self._changed.wait()
             self._begun = [group for group in self._begun if group not in taken]
             self._allowed -= self._groups
@@ -196,6 +198,19 @@ class GroupQueue:
             return []
         return sorted(taken, key=lambda group: group.number)
 
+    def _require_enough(self) -> None:
+        """Raises TrainingError if the step would wait for ever: all groups have begun, and these are too few for it."""
+        if len(self._begun) < self._groups and self._has_begun_all:
+            raise TrainingError(
+                f"a step takes {self._groups} groups, and {len(self._begun)} are left: the queue was opened for "
+                f"{self._last}, as many as the steps of this training take (max_steps); leave max_steps as it is while "
+                "a training goes on, and call train() again for more steps"
+            )
+
+    @property
+    def _has_begun_all(self) -> bool:
+        return not self._again and self._last is not None and self._next >= self._last
+
     def _steps_left(self, group: _Group) -> int:
         """How many steps after this one could take it."""
         return (self._config.max_staleness - age(self._steps, self._version, group.version)) // self._updates
@@ -203,8 +218,7 @@ class GroupQueue:
     def _fill(self) -> None:
         while len(self._begun) < self._allowed and self._failure is None:
             is_full = self._running + self._group_size > self._at_once
-            is_last = not self._again and self._last is not None and self._next >= self._last
-            if (self._running and is_full) or is_last:
+            if (self._running and is_full) or self._has_begun_all:
                 return
             if self._again:
                 number = self._again.popleft()

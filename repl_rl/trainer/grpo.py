@@ -57,7 +57,7 @@ from repl_rl.trainer.reward_functions import (
     try_functions,
     unscored,
 )
-from repl_rl.trainer.rows import as_dataset, as_eval_datasets, rows_of, rows_of_environment, task_of
+from repl_rl.trainer.rows import as_dataset, as_eval_datasets, rows_of_environment, task_of
 from repl_rl.trainer.shared_rollouts import engine_maker, start
 from repl_rl.trainer.step import Sessions, StepParts, make_batch, reward_columns
 from repl_rl.trainer.typed_tokens import TypedTokenTrainer
@@ -147,7 +147,9 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
                 f"args is {type(args).__name__}, which says nothing of sessions; give a ReplGRPOConfig, which takes "
                 "TRL's arguments as well"
             )
+        _require_whole_groups(args)
         _require_tokenizer(processing_class)
+        _require_whole_steps(args)
         adapter = getattr(model, "active_peft_config", None) if peft_config is None else peft_config
         if getattr(adapter, "is_prompt_learning", False):
             raise ConfigError(
@@ -156,6 +158,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
             )
         owner = environment if environment_factory is None else environment_factory
         if checked is None:
+            args.config.require_unbiased_forks()  # of a config that was made in Python, nobody has asked yet
             # A grader has to be sent to the rollouts' process only where they ask it.
             grades_in_rollouts = args.branch is not None and args.branch.looks_at_outcomes
             rollout_grader = grader if grades_in_rollouts else grade
@@ -268,6 +271,14 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
             self.engine.close()
 
     def train(self, *arguments: Any, **named: Any) -> Any:
+        """As TRL's. Raises ConfigError if the data set has too few rows for a single batch: TRL would end at once."""
+        groups = self.args.generation_batch_size // self.num_generations
+        if not isinstance(self.train_dataset, IterableDataset) and len(self.train_dataset) < groups:
+            raise ConfigError(
+                f"train_dataset has {len(self.train_dataset)} rows, and {groups} groups are rolled out at a time "
+                f"(generation_batch_size {self.args.generation_batch_size}, num_generations {self.num_generations}); "
+                "give more rows, or lower per_device_train_batch_size or steps_per_generation"
+            )
         if self.state.global_step != self._last_loaded_step:
             self._last_loaded_step = -1  # steps are counted anew, and the engine may have the weights of such a number
         try:
@@ -359,16 +370,15 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
             self._last_loaded_step = -1
 
     def _reward(self, sessions: Sessions) -> torch.Tensor:
-        """What each reward function gives each session of this process, (N, functions)."""
+        """What each reward function gives each session of this process, (N, functions). `sessions` are whole."""
         has_environments = self._extensions.environment is not None and not self.queue.is_open
         prompts = [row["prompt"] for row in sessions.rows]
         pad_id = self.service.vocabulary.pad_id
         prompt_ids = []
         completion_ids = []
-        for row in rows_of(sessions.trajectories)[: len(sessions.scored)]:  # rows after a compaction come after these
-            lists = row.lists(pad_id)
-            prompt_ids.append(lists["prompt_ids"])
-            completion_ids.append(lists["completion_ids"])
+        for trajectory in sessions.trajectories:  # whole, also where a compaction or a fork makes several rows of it
+            prompt_ids.append(list(trajectory.prompt_ids))
+            completion_ids.append([pad_id] if trajectory.is_void else list(trajectory.completion_ids))
         completions = completions_of(self.processing_class, prompts, prompt_ids, completion_ids)
         columns = reward_columns(sessions, has_environments)
         # (sessions of all processes, functions)
@@ -407,6 +417,28 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         return [task_of(row).id for row in self.train_dataset]
 
 
+def _require_whole_groups(args: ReplGRPOConfig) -> None:
+    """Raises ConfigError if a process would have a part of a group, whose sessions are compared in one process. TRL
+    looks at the batches of all processes together, and at those of evaluations only where it evaluates by itself."""
+    values: Any = args
+    batches = [
+        (
+            values.train_batch_size * values.steps_per_generation,
+            values.num_generations,
+            "per_device_train_batch_size times steps_per_generation",
+        )
+    ]
+    if values.eval_strategy != "no":
+        generations = values.num_generations_eval or values.num_generations
+        batches.append((values.eval_batch_size, generations, "per_device_eval_batch_size"))
+    for sessions, generations, name in batches:
+        if sessions % generations:
+            raise ConfigError(
+                f"{name} is {sessions}, and each process takes whole groups of {generations}, also where the batch of "
+                f"all {values.world_size} processes has whole ones; make it a multiple of {generations}"
+            )
+
+
 def _require_tokenizer(processing_class: Any) -> None:
     """Raises ConfigError for what is given in place of the model's tokenizer and is none."""
     if isinstance(processing_class, ProcessorMixin):
@@ -418,6 +450,19 @@ def _require_tokenizer(processing_class: Any) -> None:
         raise ConfigError(
             f"processing_class is {type(processing_class).__name__}, not a tokenizer of transformers; leave it out to "
             "take the model's"
+        )
+
+
+def _require_whole_steps(args: Any) -> None:
+    """Raises ConfigError if a step would roll out several batches: the records and the counts of a step are those of
+    one. Where an epoch does not come out even, TRL would also take fewer groups for its last step."""
+    passes = args.steps_per_generation * args.num_iterations
+    if passes < args.gradient_accumulation_steps:
+        raise ConfigError(
+            f"steps_per_generation={args.steps_per_generation} with gradient_accumulation_steps="
+            f"{args.gradient_accumulation_steps}: a step would roll out several batches, and its records and counts "
+            "are those of one; leave steps_per_generation and generation_batch_size out. How much a backward pass "
+            "takes is per_device_train_batch_size"
         )
 
 

@@ -8,13 +8,19 @@ TRL's checkpoints hold weights, optimiser, schedule and random states. Added her
 - what the critic remembers of earlier batches (`credit.estimator: critic`), and how often each problem was solved;
 - with `train.asynchronous`, which groups have been trained on. The others are rolled out again.
 
+With `sync_ref_model`, the reference model follows the policy in memory alone. Its weights are one more file, which the
+main process writes.
+
 The problems' order after the first epoch follows from the seed (`EpochSampler`); TRL's sampler restarts its shuffles in
 each new process. Random numbers of rollouts need no state either: they follow from the run's seed, the step and the
 trajectory's index.
 
-Not covered: the version of servers, which outlive the run; iterable data sets, which have no sampler.
+Not covered: the version of servers, which outlive the run; iterable data sets, which have no sampler; with
+`sync_ref_model`, a reference model that is divided among processes (FSDP, DeepSpeed's ZeRO-3). Its weights are not
+saved, and a checkpoint without them is refused once they would differ from those of the start.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,12 +36,15 @@ from trl.trainer.utils import RepeatSampler
 from repl_rl.config import SeededSampling
 from repl_rl.credit.critic import Critic
 from repl_rl.engine import Engine, SharedEngine
+from repl_rl.errors import RunError
 from repl_rl.files import open_file
 from repl_rl.rollout import RolloutService
 from repl_rl.trainer.asynchronous import EpochSampler
 from repl_rl.trainer.pass_rates import PassRates
 from repl_rl.trainer.step_log import KeepRun, TraceSteps
 from repl_rl.trainer.trainer_queue import TrainerQueue
+
+logger = logging.getLogger(__name__)
 
 
 class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
@@ -56,9 +65,18 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
         self.critic = Critic()
         self.pass_rates = PassRates()
         self.queue = TrainerQueue(self)
+        if self.args.sync_ref_model and self._divides_models and self.accelerator.is_main_process:
+            logger.warning(
+                "sync_ref_model with a model that is divided among processes: checkpoints will lack the reference "
+                "model, so training can't be resumed after step %d, when it has changed for the first time",
+                self.args.ref_model_sync_steps,
+            )
 
     def train(self, *arguments: Any, **named: Any) -> Any:
-        """Like TRL's `train`, but `engine.deterministic` makes torch use deterministic operations."""
+        """Like TRL's `train`, but `engine.deterministic` makes torch use deterministic operations, and passes are
+        counted anew, as steps are: TRL would go on within the batch in which the training before was stopped."""
+        self._step = 0
+        self._buffered_inputs = None
         with _deterministic_algorithms(self.args.engine.deterministic):
             return super().train(*arguments, **named)
 
@@ -131,14 +149,21 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
             "version": self.engine.version - int(counts_again),
         }
         torch.save(position, self._position_path(output_dir))
+        if self.args.sync_ref_model and not self._divides_models and self.args.should_save:
+            weights = {name: weight.data for name, weight in self._reference.named_parameters()}
+            torch.save(weights, _reference_path(output_dir))
         self.accelerator.wait_for_everyone()  # before the state is written that makes the checkpoint complete
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         super()._load_rng_state(checkpoint)
-        if checkpoint is None or not self._position_path(checkpoint).is_file():
+        if checkpoint is None:
             return
         device = self.accelerator.device
         where = "cpu" if device.type == "cpu" else device  # torch can't load to cpu:0, as it is in several processes
+        if self.args.sync_ref_model:
+            self._load_reference(checkpoint)
+        if not self._position_path(checkpoint).is_file():
+            return
         with open_file(self._position_path(checkpoint)) as file:
             position = torch.load(file, map_location=where, weights_only=True)
         self._step = position["micro_step"]
@@ -153,6 +178,39 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _position_path(self, checkpoint: str) -> Path:
         return Path(checkpoint) / f"position_{self.accelerator.process_index}.pt"
+
+    def _load_reference(self, checkpoint: str) -> None:
+        """Give the reference model the weights that it had at the checkpoint. Raises RunError if they are not there."""
+        path = _reference_path(checkpoint)
+        if not path.is_file():
+            if self.state.global_step < self.args.ref_model_sync_steps:
+                return  # it has not changed by then
+            raise RunError(
+                f"{checkpoint} does not hold the reference model, which sync_ref_model had changed by step "
+                f"{self.state.global_step}: the run was without sync_ref_model, its model was divided among processes "
+                "(FSDP, ZeRO-3), or an earlier version of repl_rl wrote it. The KL term would pull towards the model "
+                f"of the start; begin a new run with {checkpoint} as its model"
+            )
+        with open_file(path) as file:
+            weights = torch.load(file, map_location="cpu", weights_only=True)
+        for name, weight in self._reference.named_parameters():
+            weight.data.copy_(weights[name])
+
+    @property
+    def _reference(self) -> torch.nn.Module:
+        """The model that the KL term pulls towards, without what wraps it."""
+        model: torch.nn.Module = self.accelerator.unwrap_model(self.ref_model)
+        return model
+
+    @property
+    def _divides_models(self) -> bool:
+        """Whether each process holds a part of the weights alone."""
+        deepspeed = self.accelerator.state.deepspeed_plugin
+        return bool(self.is_fsdp_enabled or (deepspeed is not None and deepspeed.zero_stage == 3))
+
+
+def _reference_path(checkpoint: str) -> Path:
+    return Path(checkpoint) / "reference.pt"
 
 
 @contextmanager

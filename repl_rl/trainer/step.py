@@ -41,6 +41,7 @@ from trl.trainer.utils import pad
 
 from repl_rl.config import BranchConfig, MaskConfig, SamplingConfig
 from repl_rl.credit.critic import Critic
+from repl_rl.errors import ConfigError
 from repl_rl.rewards import RewardTable, ScoredTrajectory
 from repl_rl.rollout import CreditedTrajectory, Grader, RolloutBatch, RolloutService, credit, credit_numbers, score
 from repl_rl.trainer.arguments import ReplGRPOConfig
@@ -99,7 +100,8 @@ class StepParts:
     grader: Grader
     table: RewardTable
     reward: Callable[["Sessions"], torch.Tensor]
-    """TRL's reward functions, (N, functions); NaN where one has nothing to say. The first are our own components."""
+    """TRL's reward functions, (N, functions); NaN where one has nothing to say. The first are our own components. It is
+    given `whole_sessions`."""
     reward_weights: Sequence[float]
     critic: Critic | None
 
@@ -159,7 +161,7 @@ def make_batch(inputs: Sequence[DataRow], parts: StepParts) -> tuple[Tensors, Se
         parts.after_rollouts()
     with kept_on_failure(parts.failure_path, sessions.trajectories):
         with phase("reward"):
-            rewards = parts.reward(sessions)
+            rewards = parts.reward(whole_sessions(sessions, parts.group_size))
         with phase("credit"):
             credited = credit_lines(sessions, rewards, parts)
         with phase("lay out"):
@@ -190,7 +192,13 @@ def make_batch(inputs: Sequence[DataRow], parts: StepParts) -> tuple[Tensors, Se
 
 def draw(inputs: Sequence[DataRow], parts: StepParts) -> list[DataRow]:
     """The rows that TRL's sampler drew, or with `tasks.sampling: pass_rate` as many that are likely to teach. All
-    processes draw alike, and each takes its own groups."""
+    processes draw alike, and each takes its own groups. Raises ConfigError for a part of a group."""
+    if len(inputs) % parts.group_size:
+        kind = "train" if parts.is_training else "eval"
+        raise ConfigError(
+            f"{len(inputs)} sessions of a process are not whole groups of {parts.group_size}; make "
+            f"per_device_{kind}_batch_size a multiple of {parts.group_size}"
+        )
     if not _draws_by_rate(parts):
         return list(inputs)
     groups = len(inputs) // parts.group_size
@@ -283,9 +291,31 @@ def _scored(
 # 3. Reward
 
 
+def whole_sessions(sessions: Sessions, group_size: int) -> Sessions:
+    """The sessions as TRL's reward functions see them: the trajectory of a branch has its parent's lines before its
+    own. What it earned (`components`, `shown`) stays that of its own lines. A void one stays as it is."""
+    trajectories = _whole_trajectories(sessions.trajectories, group_size)
+    scored = []
+    for session, trajectory in zip(sessions.scored, trajectories, strict=True):
+        scored.append(replace(session, trajectory=trajectory))
+    return replace(sessions, scored=scored)
+
+
+def _whole_trajectories(trajectories: Sequence[Trajectory], group_size: int) -> list[Trajectory]:
+    """`whole_session` of each, but of void ones, which may have no line of their own."""
+    whole = []
+    for index, trajectory in enumerate(trajectories):
+        if not trajectory.is_void:
+            start = index - index % group_size
+            trajectory = whole_session(trajectory, trajectories[start : start + group_size])
+        whole.append(trajectory)
+    return whole
+
+
 def reward_columns(sessions: Sessions, has_environments: bool) -> list[DataRow]:
     """What TRL's reward functions get of each session besides prompt and completion: the columns of its row, `scored`,
-    and `environments` where they are in this process. Whoever fills in `StepParts.reward` hands them on."""
+    and `environments` where they are in this process. Whoever fills in `StepParts.reward` hands them on, of the
+    sessions that it is given."""
     columns = []
     for row, session in zip(sessions.rows, sessions.scored, strict=True):
         of_session = {**row, "scored": session}
@@ -459,12 +489,8 @@ def _out_by_end(
     trajectories: Sequence[Trajectory], is_out: Callable[[Trajectory], bool], group_size: int
 ) -> list[bool]:
     """Whether each trajectory is left out for what became of it."""
-    out = []
-    for index, trajectory in enumerate(trajectories):
-        start = index - index % group_size
-        group = trajectories[start : start + group_size]
-        out.append(not trajectory.is_void and is_out(whole_session(trajectory, group)))
-    return out
+    whole = _whole_trajectories(trajectories, group_size)
+    return [not trajectory.is_void and is_out(trajectory) for trajectory in whole]
 
 
 def _places(

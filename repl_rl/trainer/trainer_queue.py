@@ -72,7 +72,8 @@ class TrainerQueue:
         return self._queue.at_rest()
 
     def close(self) -> None:
-        """End what is under way. A second call does nothing."""
+        """End what is under way, and forget the place that was restored. A second call does nothing."""
+        self._restored = None  # of a training that had no step left, which took nothing
         if self._queue is not None:
             self._queue.close()
             self._queue = None
@@ -94,7 +95,9 @@ class TrainerQueue:
         passes_of_step = args.gradient_accumulation_steps
         passes_of_run = trainer.state.max_steps * passes_of_step
         batches_of_run = -(-passes_of_run // passes_of_batch)  # rounded up
-        first, again = self._restored or (trainer._step // passes_of_batch * groups, ())
+        passes_before = trainer.state.global_step * passes_of_step  # 0, but after a checkpoint that holds no position
+        first, again = self._restored or (passes_before // passes_of_batch * groups, ())
+        self._restored = None
         if args.asynchronous.ahead and isinstance(trainer.engine, ServesSlots):
             # torch.set_num_threads would also hold for threads of vLLM, which ends where their number changes
             limit_openmp(len(cores_beside_engine(trainer.engine.threads) or range(self._threads)))

@@ -20,7 +20,7 @@ from waiting import until
 
 from repl_rl import ReplGRPOTrainer, read_jsonl
 from repl_rl.config import AsynchronousConfig
-from repl_rl.errors import ConfigError, KernelError
+from repl_rl.errors import ConfigError, KernelError, TrainingError
 from repl_rl.tasks import make_tasks
 from repl_rl.trainer.asynchronous import EpochSampler, GroupOrder, GroupQueue, Taken
 from repl_rl.trajectory import Line, LineKind, StopReason, Trajectory
@@ -170,6 +170,17 @@ def test_a_failure_reaches_the_step_and_closing_ends_what_is_under_way(threads: 
     queue = GroupQueue(refuse, AsynchronousConfig(), groups=1, group_size=1, at_once=1)
     with pytest.raises(ConfigError, match="can't be sent"):
         queue.take(0)
+
+
+def test_a_step_that_nothing_is_left_for_says_so_and_does_not_wait(threads: ThreadPoolExecutor) -> None:
+    rollouts = Rollouts(last=3)
+    assert numbers_of(rollouts.step(threads, 0, range(3), 0, 1)) == [0, 1]
+    with pytest.raises(TrainingError, match=r"a step takes 2 groups, and 1 are left: the queue was opened for 3"):
+        threads.submit(rollouts.take, 1).result(10)
+    last = Rollouts(last=2)
+    assert numbers_of(last.step(threads, 0, range(2), 0, 1)) == [0, 1]
+    with pytest.raises(TrainingError, match="and 0 are left"):
+        threads.submit(last.take, 1).result(10)
 
 
 @pytest.mark.more
