@@ -61,7 +61,7 @@ SECRET = "hf_SeCrEt"
     [
         {"engine": {"vllm": {"api_key": SECRET}}},
         {"engine": {"vllm": {"hf_overrides": {"token": SECRET}}}},
-        {"train": {"trl": {"hub_token": SECRET, "run_name": SECRET, "output_dir": f"/home/{SECRET}"}}},
+        {"train": {"trl": {"hub_token": SECRET, "run_name": SECRET, "deepspeed": f"/home/{SECRET}.json"}}},
         {"train": {"trl": {"model_init_kwargs": {"token": SECRET}}}},
         {"subcalls": {"model": f"http://user:{SECRET}@example.org/v1", "served_name": SECRET}},
         {"engine": {"backend": "server", "servers": [f"http://user:{SECRET}@127.0.0.1:8000"]}},
