@@ -199,13 +199,15 @@ def is_flat(group: Sequence[ScoredTrajectory], config: CreditConfig) -> bool:
 def credit_numbers(credited: Sequence[CreditedTrajectory], group_size: int) -> dict[str, float]:
     """Counts of what teaches nothing, over consecutive groups and all processes, which have to call this together.
 
+    `credit/groups`: all groups.
     `credit/groups_without_variance`: groups whose outcomes are equal, see `repl_rl.credit.is_without_variance`.
     `credit/void_trajectories`: aborted or empty ones, left out of every baseline.
     """
-    flat_groups = sum(item.is_in_flat_group for item in credited[::group_size])
-    void = sum(item.trajectory.is_void for item in credited)
-    counts = gather([(flat_groups, void)])  # of each process
-    return {
-        "credit/groups_without_variance": float(sum(flat_groups for flat_groups, _ in counts)),
-        "credit/void_trajectories": float(sum(void for _, void in counts)),
+    first_of_groups = credited[::group_size]
+    counts = {
+        "credit/groups": len(first_of_groups),
+        "credit/groups_without_variance": sum(item.is_in_flat_group for item in first_of_groups),
+        "credit/void_trajectories": sum(item.trajectory.is_void for item in credited),
     }
+    of_processes = gather([counts])
+    return {name: float(sum(of_process[name] for of_process in of_processes)) for name in counts}

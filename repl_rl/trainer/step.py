@@ -177,9 +177,9 @@ def make_batch(inputs: Sequence[DataRow], parts: StepParts) -> tuple[Tensors, Se
             batch |= changed
             output_mask = output_mask * kept
         with phase("weigh"):
-            count = len(sessions.scored)
             parts.log.sessions(sessions.trajectories)
-            parts.log.advantages(batch["advantages"][:count], loss_mask_of(batch)[:count])
+            session_of_rows = [row.session for row in layout.rows]
+            parts.log.advantages(batch["advantages"], loss_mask_of(batch), session_of_rows, len(sessions.scored))
             batch |= weights_of(batch, output_mask, parts)
     if parts.rollouts_path is not None:
         with phase("write rollouts"):

@@ -193,10 +193,19 @@ class StepLog:
             values = [value for metrics in metrics_of_processes for value in metrics.get(name, [])]
             self.values({name: sum(values) / len(values)})
 
-    def advantages(self, advantages: torch.Tensor, typed: torch.Tensor) -> None:
-        """Add to the table of completions the mean advantage of each session's typed tokens. Both are (N, T)."""
-        means = (advantages * typed).sum(1) / typed.sum(1).clamp(min=1)
-        self._trainer._logs["advantages"].extend(self._trainer.accelerator.gather(means.contiguous()).tolist())
+    def advantages(
+        self, advantages: torch.Tensor, typed: torch.Tensor, session_of_rows: Sequence[int], count: int
+    ) -> None:
+        """Add to the table of completions the mean advantage of each session's typed tokens.
+
+        `advantages` and `typed` are (B, T). The first rows are those of `session_of_rows`: a session that was compacted
+        has several, and numbers from `count` on are those of sub-calls, which the table does not have.
+        """
+        of_rows = torch.stack([(advantages * typed).sum(1), typed.sum(1)])[:, : len(session_of_rows)]
+        sessions = torch.tensor(session_of_rows, device=of_rows.device).clamp(max=count)  # all sub-calls are the last
+        sums, tokens = of_rows.new_zeros(2, count + 1).index_add(1, sessions, of_rows)[:, :count]
+        means = sums / tokens.clamp(min=1)
+        self._trainer._logs["advantages"].extend(self._trainer.accelerator.gather(means).tolist())
 
     def drift(
         self, trained: torch.Tensor, sampled: torch.Tensor, typed: torch.Tensor, ratios: torch.Tensor | None = None

@@ -57,8 +57,8 @@ def _mean(rows: Sequence[Row], key: str) -> float | None:
 
 def _groups(run: Run, rows: Sequence[Row]) -> Sign | None:
     flat = _mean(rows, "credit/groups_without_variance")
-    groups = run.setting("train.prompts_per_step")
-    if flat is None or not isinstance(groups, int) or groups < 1:
+    groups = _mean(rows, "credit/groups") or run.setting("train.prompts_per_step")  # older runs have no count
+    if flat is None or not isinstance(groups, int | float) or groups < 1:
         return None
     sentence = ""
     if flat / groups >= _FLAT_SHARE:
@@ -68,8 +68,8 @@ def _groups(run: Run, rows: Sequence[Row]) -> Sign | None:
             why = "problems are too easy"
         elif solved <= _TOO_HARD:
             why = "problems are too hard"
-        sentence = f"{flat:.1f} of {groups} groups had no variance and taught nothing: {why}; tasks.sampling: pass_rate"
-    return Sign("groups without variance", f"{flat:.1f} of {groups}", sentence)
+        sentence = f"{flat:.1f} of {groups:g} groups had no variance and taught nothing: {why}; tasks.sampling: pass_rate"
+    return Sign("groups without variance", f"{flat:.1f} of {groups:g}", sentence)
 
 
 def _answers(rows: Sequence[Row]) -> Sign | None:

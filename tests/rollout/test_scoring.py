@@ -190,7 +190,11 @@ def test_what_teaches_nothing_is_counted() -> None:
     trajectories += [void, void, void]
     scored = score([TASK] * 9, trajectories, grade, TABLE)
     numbers = credit_numbers(credit(scored, 3, CreditConfig(estimator="rloo")), 3)
-    assert numbers == {"credit/groups_without_variance": 1.0, "credit/void_trajectories": 4.0}
+    assert numbers == {
+        "credit/groups": 3.0,
+        "credit/groups_without_variance": 1.0,
+        "credit/void_trajectories": 4.0,
+    }
 
 
 def test_groups_have_to_come_out_even() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -150,6 +151,7 @@ def test_what_is_sampled_after_a_compaction_is_a_row_with_its_own_prompt(tmp_pat
     typed = (output["completion_mask"] * output["tool_mask"]).sum().item()
     assert typed == output["num_items_in_batch"].item() == 4 * 12 + 6 * trains
     assert trainer.metrics["completions/mean_length"] == [12.0]
+    assert trainer.table["advantages"][1] == pytest.approx(fmean(advantages))  # each line has 3 tokens
 
 
 def test_what_a_budget_ended_takes_its_sub_calls_out_of_the_loss(tmp_path: Path) -> None:

@@ -151,4 +151,5 @@ def test_credit_over_the_batch_is_over_that_of_all_processes(tmp_path: Path) -> 
     std = ((51 - 6 * mean**2) / 5) ** 0.5 + 1e-4
     assert first == pytest.approx([0.0, 0.0, (1 - mean) / std, (-1 - mean) / std])
     assert second == pytest.approx([(4 - mean) / std, (-4 - mean) / std, 0.0, 0.0])
-    assert counts == same_counts == {"credit/groups_without_variance": 2.0, "credit/void_trajectories": 0.0}
+    expected = {"credit/groups": 4.0, "credit/groups_without_variance": 2.0, "credit/void_trajectories": 0.0}
+    assert counts == same_counts == expected

@@ -70,6 +70,11 @@ def test_what_is_out_of_its_range_has_a_sentence(name: str, change: dict[str, fl
     assert [other for other, sign in found.items() if sign.sentence] == [name]
 
 
+def test_groups_are_those_that_were_sampled_at_once() -> None:
+    sign = signs(*[WELL | {FLAT: 6.0, "credit/groups": 12.0}] * 3)["groups without variance"]
+    assert (sign.value, sign.sentence) == ("6.0 of 12", "")
+
+
 def test_float32_is_held_to_more() -> None:
     assert "and 0.001 is usual" in signs(*[WELL] * 3, dtype="float32")["drift"].sentence
 
