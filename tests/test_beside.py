@@ -6,7 +6,7 @@ import math
 import pytest
 from made_trajectories import line, made
 
-from repl_rl.trajectory import LineValues, Recorded, read_beside, sign
+from repl_rl.trajectory import LineValues, Recorded, model_of, read_beside, read_record, sign
 from repl_rl.view.words import sentence_of_value, worth_of_line
 
 SESSION = made([line("x = 1"), line("x")])
@@ -43,6 +43,18 @@ def test_what_fits_is_read() -> None:
 )
 def test_what_does_not_fit_is_left_out(beside: dict[str, object]) -> None:
     assert read(**beside) == (None, None)
+
+
+def test_an_output_with_a_lone_surrogate_takes_nothing_away() -> None:
+    session = made([line("x = 1"), line("x", output="\ud800")])
+    record = json.dumps(session.to_dict() | {"model": "m", "as_recorded": CREDITED}).encode()
+    assert read_record(record) == session
+    assert model_of(record) == "m"
+    assert read_beside(record, session).as_recorded == Recorded((0.0, 1.0), (-1.0, None))
+
+
+def test_a_model_that_is_no_text_is_none() -> None:
+    assert model_of(json.dumps(SESSION.to_dict() | {"model": 3}).encode()) == ""
 
 
 def test_signs() -> None:

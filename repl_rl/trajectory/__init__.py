@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from repl_rl.trajectory.beside import Beside as Beside
     from repl_rl.trajectory.beside import LineValues as LineValues
     from repl_rl.trajectory.beside import Recorded as Recorded
+    from repl_rl.trajectory.beside import model_of as model_of
     from repl_rl.trajectory.beside import read_beside as read_beside
     from repl_rl.trajectory.beside import recorded_label as recorded_label
     from repl_rl.trajectory.beside import sign as sign
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from repl_rl.trajectory.data import Waited as Waited
     from repl_rl.trajectory.data import whole_session as whole_session
     from repl_rl.trajectory.jsonl import jsonl_lines as jsonl_lines
-    from repl_rl.trajectory.jsonl import model_of as model_of
     from repl_rl.trajectory.jsonl import read_jsonl as read_jsonl
     from repl_rl.trajectory.jsonl import read_labelled as read_labelled
     from repl_rl.trajectory.jsonl import read_record as read_record
@@ -54,7 +54,7 @@ _HOMES = {
     "Trajectory": "data",
     "Waited": "data",
     "jsonl_lines": "jsonl",
-    "model_of": "jsonl",
+    "model_of": "beside",
     "read_beside": "beside",
     "read_jsonl": "jsonl",
     "read_labelled": "jsonl",

@@ -1,14 +1,16 @@
-"""What is kept beside a trajectory in a file: how its lines were credited before it was rescored, and their values.
+"""What is kept beside a trajectory in a file: its model, how its lines were credited before it was rescored, and their
+values.
 
 Readers of trajectories leave it out; the page shows it.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -70,7 +72,12 @@ class Beside(msgspec.Struct, frozen=True):
     line_values: LineValues | None = None
 
 
-_DECODER = msgspec.json.Decoder(Beside)
+class _Label(msgspec.Struct):
+    model: str | None = None
+
+
+Keys = TypeVar("Keys", Beside, _Label)
+
 NOTHING = Beside()
 
 
@@ -88,19 +95,39 @@ def recorded_label(trajectory: Trajectory) -> dict[str, Any]:
     return {"as_recorded": msgspec.to_builtins(Recorded(rewards, advantages))}
 
 
+def model_of(line: bytes) -> str:
+    """The model that `repl-rl eval` keeps beside a trajectory; "" if there is none. `read_record` has read the line."""
+    label = _decoded(line, _Label)
+    if label is None or label.model is None:
+        return ""
+    return label.model
+
+
 def read_beside(line: bytes, trajectory: Trajectory) -> Beside:
-    """What a file's line holds beside this trajectory, as far as it fits its lines. The line is hostile data: whatever
-    it holds, nothing is raised."""
+    """What a file's line holds beside this trajectory, as far as it fits its lines. `read_record` has read the line,
+    which is hostile data: whatever it holds, nothing is raised."""
     if b'"as_recorded"' not in line and b'"line_values"' not in line:
         return NOTHING
-    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        beside = _DECODER.decode(line)
-        count = len(trajectory.lines)
-        recorded = beside.as_recorded
-        values = beside.line_values
-        if recorded is not None and not len(recorded.rewards) == len(recorded.advantages) == count:
-            recorded = None
-        if values is not None and not len(values.values) - 1 == len(values.sessions) == count:
-            values = None
-        return Beside(recorded, values)
-    return NOTHING
+    beside = _decoded(line, Beside)
+    if beside is None:
+        return NOTHING
+    count = len(trajectory.lines)
+    recorded = beside.as_recorded
+    values = beside.line_values
+    if recorded is not None and not len(recorded.rewards) == len(recorded.advantages) == count:
+        recorded = None
+    if values is not None and not len(values.values) - 1 == len(values.sessions) == count:
+        values = None
+    return Beside(recorded, values)
+
+
+def _decoded(line: bytes, keys: type[Keys]) -> Keys | None:
+    """These keys of a record; None if they don't fit.
+
+    Outputs may hold lone surrogates: msgspec refuses the whole record then, and json reads it.
+    """
+    with suppress(ValueError, RecursionError):
+        return msgspec.json.decode(line, type=keys)
+    with suppress(ValueError, RecursionError):
+        return msgspec.convert(json.loads(line), keys)
+    return None

@@ -15,6 +15,7 @@ import msgspec
 
 from repl_rl.errors import RunError
 from repl_rl.files import lines_of, open_file, read_file
+from repl_rl.trajectory.beside import model_of
 from repl_rl.trajectory.data import Trajectory
 from repl_rl.trajectory.images import ReadFile, read_images, write_images
 
@@ -25,12 +26,7 @@ _MOST_REASON_CHARS = 200
 """The error for a record that can't be read is cut here: it quotes the value that is wrong, which may be long."""
 
 
-class _Label(msgspec.Struct):
-    model: str | None = None
-
-
 _DECODER = msgspec.json.Decoder(Trajectory)
-_LABEL_DECODER = msgspec.json.Decoder(_Label)
 
 
 def write_jsonl(
@@ -114,13 +110,6 @@ def read_labelled(
     if notes is not None and left_out:
         lines = "1 line is" if left_out == 1 else f"{left_out} lines are"
         notes.append(f"{path.name}: {lines} left out ({first_reason})")
-
-
-def model_of(line: bytes) -> str:
-    """The model that `repl-rl eval` keeps beside a trajectory; "" if there is none."""
-    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return _LABEL_DECODER.decode(line).model or ""
-    return ""
 
 
 def read_record(line: bytes, folder: Path | None = None) -> Trajectory:
