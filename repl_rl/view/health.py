@@ -60,6 +60,7 @@ def _groups(run: Run, rows: Sequence[Row]) -> Sign | None:
     groups = _mean(rows, "credit/groups") or run.setting("train.prompts_per_step")  # older runs have no count
     if flat is None or not isinstance(groups, int | float) or groups < 1:
         return None
+    counted = f"{flat:.1f} of {groups:g}"
     sentence = ""
     if flat / groups >= _FLAT_SHARE:
         solved = _mean(rows, "solve_rate") or 0.0
@@ -68,8 +69,8 @@ def _groups(run: Run, rows: Sequence[Row]) -> Sign | None:
             why = "problems are too easy"
         elif solved <= _TOO_HARD:
             why = "problems are too hard"
-        sentence = f"{flat:.1f} of {groups:g} groups had no variance and taught nothing: {why}; tasks.sampling: pass_rate"
-    return Sign("groups without variance", f"{flat:.1f} of {groups:g}", sentence)
+        sentence = f"{counted} groups had no variance and taught nothing: {why}; tasks.sampling: pass_rate"
+    return Sign("groups without variance", counted, sentence)
 
 
 def _answers(rows: Sequence[Row]) -> Sign | None:
