@@ -8,6 +8,7 @@ from another one on held out. Reference answers that can't be graded are found h
 """
 
 import hashlib
+import json
 import logging
 import os
 import re
@@ -103,6 +104,8 @@ def load_splits(config: TasksConfig, *requests: tuple[Split, int, int], compared
                     left_out.append((problem.where, problem.error))
             Random(f"{seed}/{split}").shuffle(tasks)
         remaining.append(tasks)
+    if config.only is not None:
+        remaining = _without_heldout(config.only, requests, remaining)
     left_out = list(dict.fromkeys(left_out))  # a row that can't be read may be on both sides
     row_count = len(left_out)
     counts = [count for _, _, count in requests]
@@ -153,6 +156,45 @@ def _only(config: TasksConfig, file: str) -> list[Task]:
             "name; use the config that the file was made with"
         )
     return tasks
+
+
+def _without_heldout(
+    file: str, requests: Sequence[tuple[Split, int, int]], tasks: Sequence[list[Task]]
+) -> list[list[Task]]:
+    """The tasks of each request; what is trained on without problems that are held out now, as they may be if the file
+    was written with another share. Raises ConfigError if nothing is left to train on."""
+    heldout = set()
+    for (split, _, _), of_request in zip(requests, tasks, strict=True):
+        if split == "heldout":
+            heldout.update(map(_all_but_id, of_request))
+    kept = []
+    for (split, _, _), of_request in zip(requests, tasks, strict=True):
+        trained_on = of_request
+        if split == "train":
+            trained_on = [task for task in of_request if _all_but_id(task) not in heldout]
+            left_out = len(of_request) - len(trained_on)
+            if not trained_on:
+                raise ConfigError(
+                    f"tasks.only: all {left_out} problems of {file} are held out; tasks.heldout has to be what it was "
+                    "when the file was written"
+                )
+            if left_out:
+                _log.warning(
+                    "tasks.only: %d of %d problems of %s are held out now, and not trained on; was tasks.heldout "
+                    "another when the file was written?",
+                    left_out,
+                    len(of_request),
+                    file,
+                )
+        kept.append(trained_on)
+    return kept
+
+
+def _all_but_id(task: Task) -> tuple[str, ...]:
+    """What a task is, for a set. Ids say which side a task was on."""
+    history = [[message.role, message.content] for message in task.history]
+    others = json.dumps([history, dict(task.metadata)], sort_keys=True, default=repr)
+    return task.question, task.answer, task.family, others
 
 
 def require_gradable(tasks: Iterable[Task], unread: Iterable[tuple[str, str]] = (), ways: str = _WAYS) -> None:
@@ -216,16 +258,26 @@ def _problems_of(config: TasksConfig, side: Split) -> list[tuple[Problem, Task]]
     """All problems of a data set on one side, with their tasks, those that can't be read included."""
     preset = PRESETS.get(config.dataset or "", Preset(config.dataset or "", None, "train", _HELDOUT_SHARE, _PLAIN))
     path = None if config.path is None else _existing_path(config.path, config.yaml_folder)
+    if path is not None and config.subset is not None:
+        _require_subset(path, config.subset)
     heldout = preset.heldout if config.heldout is None else config.heldout
     if config.heldout is None and path is not None and config.dataset not in PRESETS:
         splits = _splits_in(path, config.subset)
-        candidates = [name for name in ("test", "validation") if name in splits and name != config.split]
+        trained_on = _usual_name(config.split or "train")
+        candidates = [name for name in ("test", "validation") if name in splits and name != trained_on]
         if candidates:
             heldout = candidates[0]
     if config.is_split_by_date:  # both sides are of one split
         config = config.model_copy(update={"split": config.split or preset.split or preset.heldout})
         heldout = _HELDOUT_SHARE
     split = config.split or preset.split
+    if split is not None and isinstance(heldout, str) and _is_one_split(split, heldout, path):
+        if config.heldout is not None:
+            raise ConfigError(
+                f"tasks.split {split!r} and tasks.heldout {heldout!r} are one split, so that what is held out would be "
+                "trained on; name another one, or hold out a share (tasks.heldout: 0.1)"
+            )
+        heldout = _HELDOUT_SHARE
     if side == "heldout" and isinstance(heldout, str):
         if heldout in PRESETS:
             return _problems_of(TasksConfig(dataset=heldout), "heldout")
@@ -405,7 +457,11 @@ def _splits_in(path: Path, subset: str | None) -> Collection[str]:
 def _files_by_split(path: Path, subset: str | None) -> dict[str, list[Path]]:
     """The files of a folder, or the one file, by split. A file without a split in its name belongs to `train`."""
     candidates = [path] if path.is_file() else sorted(path.rglob("*"))
-    files = [file for file in candidates if _is_data(file) and file.is_file()]
+    files = []
+    for file in candidates:
+        is_hidden = any(part.startswith(".") for part in file.relative_to(path).parts)  # .ipynb_checkpoints
+        if _is_data(file) and file.is_file() and not is_hidden:
+            files.append(file)
     if not files:
         raise ConfigError(f"{path} holds no file that ends in {', '.join(DATA_FILES)}")
     subset_files = []
@@ -419,11 +475,21 @@ def _files_by_split(path: Path, subset: str | None) -> dict[str, list[Path]]:
     return splits
 
 
+def _require_subset(path: Path, subset: str) -> None:
+    """Raises ConfigError if no folder of files in `path` is called so."""
+    folders = set()
+    if path.is_dir() and not _is_saved(path):
+        for file in chain.from_iterable(_files_by_split(path, None).values()):
+            folders.update(file.relative_to(path).parts[:-1])
+    if subset not in folders:
+        there = f"it holds {_name_list(sorted(folders))}" if folders else "it holds no folders of files"
+        raise ConfigError(f"{path} has no folder for tasks.subset {subset!r}; {there}")
+
+
 def _files_of(path: Path, subset: str | None, split: str) -> list[Path]:
     """A split's files. Raises ConfigError naming the splits that are there."""
     splits = _files_by_split(path, subset)
-    usual_name = next((name for name, aliases in _SPLITS.items() if split in aliases), split)
-    files = splits.get(usual_name)
+    files = splits.get(_usual_name(split))
     if not files:
         files = [file for file in chain(*splits.values()) if split in _words(file, path)]
     if not files:
@@ -441,6 +507,18 @@ def _files_of(path: Path, subset: str | None, split: str) -> list[Path]:
         listing = " and ".join(sorted(kinds))
         raise ConfigError(f"{path} holds split {split!r} as {listing}; leave one kind of file in it")
     return files
+
+
+def _is_one_split(first: str, second: str, path: Path | None) -> bool:
+    """Whether both names mean one split. Of names of files and folders, several mean one (`_SPLITS`)."""
+    if path is None or _is_saved(path):
+        return first == second
+    return _usual_name(first) == _usual_name(second)
+
+
+def _usual_name(split: str) -> str:
+    """What `_SPLITS` calls it."""
+    return next((name for name, aliases in _SPLITS.items() if split in aliases), split)
 
 
 def _is_saved(path: Path) -> bool:

@@ -88,7 +88,7 @@ def test_columns_of_ones_own(tmp_path):
     rows = [{"q": f"Q{n}", "a": n, "name": f"n{n}", "kind": "k" + str(n % 2)} for n in range(4)]
     _write(tmp_path / "rows.jsonl", rows)
     columns = {"question": "q", "answer": "a", "id": "name", "family": "kind"}
-    tasks = _load(tmp_path, columns=columns, heldout="train", dataset="mine/own")
+    tasks = _load(tmp_path, columns=columns, heldout=1e-9, dataset="mine/own")
     assert {(task.id, task.question, task.answer, task.family) for task in tasks} == {
         (f"n{n}", f"Q{n}", str(n), f"k{n % 2}") for n in range(4)
     }
@@ -100,7 +100,7 @@ def test_what_save_to_disk_wrote(tmp_path):
     DatasetDict(train=Dataset.from_list(ROWS[:5]), validation=Dataset.from_list(ROWS[5:7])).save_to_disk(str(splits))
     keys = {"answer_pattern": "#### (.+)"}
     assert [len(_load(splits, split, **keys)) for split in ("train", "heldout")] == [5, 2]
-    assert len(_load(whole, dataset="gsm8k", heldout="train")) == 40
+    assert len(_load(whole, dataset="gsm8k", heldout=1e-9)) == 40
     with pytest.raises(ConfigError, match="no split 'test': it is a set without splits"):
         _load(whole, "heldout", dataset="gsm8k")
     with pytest.raises(ConfigError, match="no split 'dev'; it holds train, validation"):
@@ -467,6 +467,63 @@ def test_the_test_split_of_a_folder_is_held_out(tmp_path, case):
         return
     found = [sorted({task.question.split(" ")[0] for task in side}) for side in load_splits(config, *asked)]
     assert found == [case["train"], case["heldout"]]
+
+
+@pytest.mark.parametrize(
+    ("files", "config"),
+    [
+        (["train.jsonl"], {"dataset": "aime", "split": "train"}),
+        (["test.jsonl"], {"dataset": "gsm8k", "split": "test"}),
+        (["train.jsonl", "dev.jsonl"], {"split": "dev"}),
+        (["train.jsonl", "dev.jsonl"], {"split": "valid"}),
+    ],
+)
+def test_a_split_that_is_trained_on_is_not_held_out_as_a_whole(tmp_path, files, config):
+    rows = [{**row, "problem": row["question"]} for row in ROWS]
+    config = {"answer_pattern": r"####\s*(.+)", **config, "columns": {"question": "problem"}}
+    for name in files:
+        _write(tmp_path / name, rows)
+    asked = TasksConfig.model_validate({"folder": str(tmp_path), **config})
+    train, heldout = load_splits(asked, ("train", 0, 99), ("heldout", 0, 99))
+    assert train
+    assert heldout
+    assert len(train) + len(heldout) == len(ROWS)
+    assert not {task.question for task in train} & {task.question for task in heldout}
+    if "dev.jsonl" in files:
+        message = f"tasks.split '{config['split']}' and tasks.heldout 'validation' are one split"
+        with pytest.raises(ConfigError, match=message):
+            load_tasks(asked.model_copy(update={"heldout": "validation"}), "train", 0, 99)
+
+
+def test_a_subset_is_a_folder_and_hidden_files_are_not_read(tmp_path):
+    for language in ("en", "de"):
+        _write(tmp_path / language / "train.jsonl", [{**row, "family": language} for row in ROWS])
+    _write(tmp_path / "en" / ".ipynb_checkpoints" / "train-checkpoint.jsonl", ROWS[:1] * 30)
+    tasks = _load(tmp_path, subset="en", heldout=1e-9, answer_pattern=r"####\s*(.+)")
+    assert len(tasks) == len(ROWS)
+    with pytest.raises(ConfigError, match=r"has no folder for tasks\.subset 'fr'; it holds de, en"):
+        _load(tmp_path, subset="fr")
+    with pytest.raises(ConfigError, match="'en'; it holds no folders of files"):
+        _load(tmp_path / "en" / "train.jsonl", subset="en")
+
+
+def test_what_is_held_out_now_is_not_trained_on_from_a_file_that_was_written_before(tmp_path, caplog):
+    _write(tmp_path / "rows.jsonl", ROWS)
+    config = {"folder": str(tmp_path / "rows.jsonl"), "answer_pattern": r"####\s*(.+)"}
+    file = tmp_path / "kept.jsonl"
+    _write(file, [row_of(task) for task in load_tasks(TasksConfig(**config, heldout=0.1), "train", 0, 99)])
+    now = TasksConfig(**config, heldout=0.4, only=str(file))
+    train, heldout = load_splits(now, ("train", 0, 99), ("heldout", 0, 99))
+    assert len(train) + len(heldout) == len(ROWS)
+    assert not {task.question for task in train} & {task.question for task in heldout}
+    assert "problems of " + str(file) + " are held out now, and not trained on" in caplog.text
+    caplog.clear()
+    as_then = TasksConfig(**config, heldout=0.1, only=str(file))
+    load_splits(as_then, ("train", 0, 99), ("heldout", 0, 99))
+    assert not caplog.text
+    _write(file, [row_of(task) for task in heldout])
+    with pytest.raises(ConfigError, match=r"tasks\.only: all \d+ problems of .* are held out"):
+        load_splits(now, ("train", 0, 99), ("heldout", 0, 99))
 
 
 def test_an_id_column_is_the_id_and_rows_that_share_one_are_told_apart(tmp_path):
