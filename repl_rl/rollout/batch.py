@@ -12,6 +12,7 @@ from repl_rl.config import BranchConfig, SamplingConfig
 from repl_rl.errors import ConfigError, KernelError
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.trajectory import StopReason, Task, Trajectory
+from repl_rl.utils.text import sendable
 
 OnEnd = Callable[[int, Trajectory], object]
 """Called in another thread as each trajectory of a batch ends, with its index."""
@@ -39,7 +40,8 @@ class RolloutBatch:
 
 
 def require_tasks(tasks: Iterable[object]) -> None:
-    """Raises ConfigError for what is not a `Task`, such as a question, a row of a data set, or a list of tasks."""
+    """Raises ConfigError for what is not a `Task`, such as a question, a row of a data set, or a list of tasks, and for
+    a task whose texts are none, or hold what no tokenizer takes."""
     for task in tasks:
         if not isinstance(task, Task):
             raise ConfigError(f"{reprlib.repr(task)} is not a task: give Task(id, question, answer) of repl_rl")
@@ -49,6 +51,11 @@ def require_tasks(tasks: Iterable[object]) -> None:
                 raise ConfigError(
                     f"task {task.id!r} holds {reprlib.repr(text)} where a text has to be: question and answer are "
                     "texts, and history is made of Message(role, content) of repl_rl.trajectory"
+                )
+            if sendable(text) != text:
+                raise ConfigError(
+                    f"task {task.id!r} holds half of a character (a lone surrogate), which no tokenizer takes, in "
+                    f"{reprlib.repr(text)}; text.encode('utf-8', 'replace').decode() puts a question mark there"
                 )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from repl_rl.trajectory import Message
+from repl_rl.utils.text import whole
 
 _ROLES = ("system", "user", "assistant")
 
@@ -65,11 +66,11 @@ def _message(number: int, message: Any) -> Message:
 def _text(number: int, content: Any) -> str:
     """A message's text, which may come in parts."""
     if isinstance(content, str):
-        return content
+        return whole(content)
     text = ""
     parts = content if isinstance(content, list) else [content]
     for part in parts:
         if not isinstance(part, dict) or not isinstance(part.get("text"), str):
             raise ValueError(f"message {number} holds {part!r:.80}, which is not text")
         text += part["text"]
-    return text
+    return whole(text)

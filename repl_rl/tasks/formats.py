@@ -32,7 +32,7 @@ from repl_rl.config.tasks import DATA_FILES
 from repl_rl.errors import ConfigError
 from repl_rl.tasks.chats import is_chat, last_of_assistant, read_chat
 from repl_rl.trajectory import Message, Task
-from repl_rl.utils.text import last_box
+from repl_rl.utils.text import last_box, whole
 
 Row = Mapping[str, Any]
 
@@ -86,11 +86,12 @@ def _text(value: Any) -> str:
     """A value as text; a list of one item counts as the item."""
     if isinstance(value, list) and len(value) == 1:
         [value] = value
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
+    if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
         raise ValueError(f"{value!r:.80} is neither text nor a number")
-    if isinstance(value, float) and math.isnan(value):
+    if isinstance(value, float | Decimal) and math.isnan(value):
         raise ValueError("nan is neither text nor a number: pandas writes it where a cell is empty")
-    return str(value).strip()
+    text = f"{value:f}" if isinstance(value, Decimal) else str(value)
+    return whole(text).strip()
 
 
 def _value(value: Any) -> str:
@@ -278,10 +279,12 @@ def read_problems(
     """The problems in these rows, each with what errors call it; `columns` names columns by role in place of the
     form's, and `name` is the form's in errors.
 
-    Raises ConfigError naming the first row without a column that is needed.
+    Raises ConfigError naming the first row if it lacks a column that is needed. A later one that lacks it is a problem
+    that can't be read.
     """
     in_format = "" if name is None else f" in format {name}"
     roles = dict.fromkeys((*form.columns, *columns))
+    found_roles: set[str] = set()
     for where, row in rows:
         values: dict[str, Any] = {"question": "", "answer": ""}
         history: tuple[Message, ...] = ()
@@ -296,10 +299,12 @@ def read_problems(
                 if is_needed or role in columns:
                     wanted = " or ".join(map(repr, names))
                     present = ", ".join(_column_names(row)) or "none"
-                    raise ConfigError(
-                        f"{where}: there is no column {wanted} for tasks.columns.{role}{in_format}; it has {present}"
-                    )
+                    lacks = f"there is no column {wanted} for tasks.columns.{role}{in_format}; it has {present}"
+                    if role not in found_roles:
+                        raise ConfigError(f"{where}: {lacks}")
+                    first_error = first_error or lacks
                 continue
+            found_roles.add(role)
             column, value = column_and_value
             used_columns.add(column)
             if value is None and not is_needed:
@@ -417,7 +422,10 @@ def _plain_columns(row: Row, used_columns: Collection[str]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON holds it, dates and decimal numbers as texts. Raises ValueError for a value of another kind."""
+    """A value as JSON holds it, dates and decimal numbers as texts, and None for NaN and the infinities. Raises
+    ValueError for a value of another kind."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, list | tuple):

@@ -57,13 +57,15 @@ def as_dataset(
                 f"{tasks!r:.200} is {type(tasks).__name__}, not a set of tasks; give a list of Task(id, question, "
                 "answer) of repl_rl, a Dataset or an IterableDataset"
             )
+        tasks = list(tasks)
         rows = []
         require_tasks(tasks)
         if graded:
             require_gradable([task for task in tasks if task.answer.strip()], ways=_WAYS)
+        are_chats = any(task.history for task in tasks)  # a column holds values of one type
         for task in tasks:
             prompt: Any = task.question
-            if task.history:
+            if are_chats:
                 prompt = [{"role": message.role, "content": message.content} for message in task.history]
                 prompt.append({"role": "user", "content": task.question})
             rows.append(

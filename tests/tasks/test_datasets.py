@@ -237,6 +237,34 @@ def test_of_several_families_the_first_counts(tmp_path):
     assert {task.question: task.family for task in tasks} == {"0?": "Algebra", "1?": "Algebra", "2?": "Geometry"}
 
 
+def test_a_line_without_a_column_that_others_have_is_a_problem_that_cannot_be_read(tmp_path, caplog):
+    _write(tmp_path / "rows.jsonl", [*ROWS[:3], {"question": "?", "solution": "7"}, {"question": "?", "answer": None}])
+    keys = {"answer_pattern": "#### (.+)", "heldout": 1e-9}
+    with pytest.raises(ConfigError) as caught:
+        _load(tmp_path / "rows.jsonl", **keys)
+    assert "2 of 5 problems can't be graded" in str(caught.value)
+    assert "line 4: there is no column 'answer' for tasks.columns.answer; it has question, solution" in str(
+        caught.value
+    )
+    assert len(_load(tmp_path / "rows.jsonl", unreadable="skip", **keys)) == 3
+
+
+def test_values_that_files_may_hold(tmp_path):
+    """Half of a cut emoji in JSON; decimals and NaN in Parquet."""
+    halves = {
+        "question": [{"role": "system", "content": "\ud83d"}, {"role": "user", "content": "1\ud83d?"}],
+        "answer": "1",
+    }
+    _write(tmp_path / "halves.jsonl", [halves, {"question": "2\ud83d?", "answer": "2"}])
+    tasks = _load(tmp_path / "halves.jsonl", heldout=1e-9)
+    assert sorted(task.question for task in tasks) == [r"1\ud83d?", r"2\ud83d?"]
+    assert [message.content for task in tasks for message in task.history] == [r"\ud83d"]
+    _write(tmp_path / "numbers.parquet", [{"question": "?", "answer": Decimal("0.5"), "level": float("nan")}])
+    [task] = _load(tmp_path / "numbers.parquet", heldout=1e-9)
+    assert (task.answer, task.metadata["level"]) == ("0.5", None)
+    row_of(task)
+
+
 CHATS = yaml.safe_load((HERE / "chats.yaml").read_text(encoding="utf-8"))
 
 

@@ -9,6 +9,7 @@ from repl_rl import Task
 from repl_rl.errors import ConfigError
 from repl_rl.tasks import grade
 from repl_rl.trainer.rows import as_dataset, task_of
+from repl_rl.trajectory import Message
 
 QUESTION = "What is 212 * 2?"
 CHAT = [{"role": "system", "content": "You calculate."}, {"role": "user", "content": QUESTION}]
@@ -93,6 +94,24 @@ def test_chats_ids_and_other_columns() -> None:
     assert tasks[0].metadata == {"id": 7, "level": 2}
     [named] = as_dataset(Dataset.from_list([{**row("1"), "id": 7, "task_id": "mine"}]))
     assert task_of(named).id == "mine"
+
+
+def test_tasks_with_and_without_earlier_turns_are_rows_of_one_set() -> None:
+    tasks = [
+        Task("a", QUESTION, "424", history=(Message("system", "You calculate."), Message("user", "Hello"))),
+        Task("b", QUESTION, "424"),
+    ]
+    rows = as_dataset(task for task in tasks)
+    assert [task_of(made) for made in rows] == tasks
+
+
+def test_a_task_with_half_of_a_character_is_refused_by_its_id() -> None:
+    for task in (
+        Task("cut", "Which emoji is \ud83d?", "424"),
+        Task("cut", QUESTION, "424", history=(Message("system", "\ud83d"),)),
+    ):
+        with pytest.raises(ConfigError, match=r"task 'cut' holds half of a character .* in '.*\\ud83d"):
+            as_dataset([Task("a", QUESTION, "424"), task])
 
 
 def test_without_the_grader_answers_may_be_anything() -> None:
