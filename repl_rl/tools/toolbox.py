@@ -12,13 +12,16 @@ Not covered: the user's own modules that a function imports as it runs (`import 
 from __future__ import annotations
 
 import base64
+import functools
+import io
 import math
+import pickle
 import sys
 import sysconfig
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache, partial
 from pathlib import PurePath
 from types import ModuleType
 from typing import Any
@@ -70,9 +73,13 @@ finally:
 class Toolbox:
     """Tools, and plain values, for the session's namespace. Raises ToolError if a name occurs twice."""
 
-    def __init__(self, tools: Iterable[Tool] = (), values: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, tools: Iterable[Tool] = (), values: Mapping[str, Any] | None = None, *, withheld: Sequence[object] = ()
+    ) -> None:
+        """`withheld` are objects that never enter the sandbox. What refers to one of them can't be packed."""
         self.tools = tuple(tools)
         self.values = dict(values or {})
+        self._withheld = tuple(withheld)
         for name in self.values:
             check_name(name)
         refuse_doubles(self._names())
@@ -90,7 +97,8 @@ class Toolbox:
         """Both in one toolbox. Raises ToolError if a name occurs twice."""
         if not (self and other):
             return self or other
-        return Toolbox((*self.tools, *other.tools), {**self.values, **other.values})
+        withheld = (*self._withheld, *other._withheld)
+        return Toolbox((*self.tools, *other.tools), {**self.values, **other.values}, withheld=withheld)
 
     def setup_source(self) -> str:
         """Code that defines everything in the namespace that it runs in; "" if the toolbox is empty.
@@ -121,16 +129,17 @@ class Toolbox:
             values=tuple(self.values),
             proxies=proxies,
             ends=tuple(tool.name for tool in self.tools if tool.ends),
-            packed=_packed(contents, "tools and values for the sandbox") if contents else "",
+            packed=_packed(contents, "tools and values for the sandbox", self._withheld) if contents else "",
         )
 
 
-def _packed(values: Mapping[str, Any], what: str) -> str:
+def _packed(values: Mapping[str, Any], what: str, withheld: Sequence[object]) -> str:
     """The values by name, pickled, as base64 text. `pickle.loads` needs cloudpickle installed. Raises ConfigError."""
+    dump = partial(_dumped_by_value, withheld=withheld)
     try:
-        data = _dumped_by_value(dict(values))
+        data = dump(dict(values))
     except Exception as error:  # an object's own __reduce__ may raise anything
-        reason = culprit(values, _dumped_by_value, f"{', '.join(values)} together")
+        reason = culprit(values, dump, f"{', '.join(values)} together")
         raise ConfigError(f"{what} can't be sent into the sandbox: {reason} ({error})") from error
     if len(data) > MOST_BYTES:
         raise ConfigError(
@@ -150,8 +159,9 @@ def culprit(parts: Mapping[str, Any], dump: Callable[[Any], bytes], otherwise: s
     return otherwise
 
 
-def _dumped_by_value(value: Any) -> bytes:
-    """Pickle `value`, with everything from the user's own loaded modules and packages by value.
+def _dumped_by_value(value: Any, withheld: Sequence[object]) -> bytes:
+    """Pickle `value`, with everything from the user's own loaded modules and packages by value. Raises PicklingError if
+    it refers to an object in `withheld`.
 
     cloudpickle's registry of such modules is shared by the whole process. So one thread at a time changes it, and
     restores it afterwards.
@@ -169,11 +179,43 @@ def _dumped_by_value(value: Any) -> bytes:
         try:
             for module in modules:
                 cloudpickle.register_pickle_by_value(module)
-            data: bytes = cloudpickle.dumps(value)
-            return data
+            file = io.BytesIO()
+            _pickler_class()(file, withheld).dump(value)
+            return file.getvalue()
         finally:
             for module in modules:
                 cloudpickle.unregister_pickle_by_value(module)
+
+
+@cache
+def _pickler_class() -> Any:
+    """A class, because cloudpickle is imported where it is needed."""
+    import cloudpickle
+
+    class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+        """cloudpickle's, which pickles functions behind `functools.cache` and `lru_cache` by reference alone."""
+
+        def __init__(self, file: io.BytesIO, withheld: Sequence[object]) -> None:
+            super().__init__(file)
+            self._withheld = withheld
+
+        def reducer_override(self, value: Any) -> Any:
+            if any(value is each for each in self._withheld):
+                raise pickle.PicklingError(
+                    f"{type(value).__name__} stays on the host, with all that it knows; hand over a function or a "
+                    "method of it, which is called there"
+                )
+            if isinstance(value, functools._lru_cache_wrapper) and _is_users(value.__module__):
+                settings = value.cache_parameters()
+                empty = (value.__wrapped__, settings["maxsize"], settings["typed"], functools._CacheInfo)
+                return functools._lru_cache_wrapper, empty, vars(value)
+            return super().reducer_override(value)
+
+    return Pickler
+
+
+def _is_users(module: str) -> bool:
+    return module == "__main__" or module.partition(".")[0] in _user_packages(tuple(sys.modules))
 
 
 @lru_cache(1)

@@ -194,24 +194,17 @@ def test_what_no_prompt_holds_gets_an_answer_that_says_so(play: Play) -> None:
         ({}, r"task 't' has no context, and environment rlm needs one: metadata\['context'\]"),
         (
             {"context": "x" * 2_100_000},
-            "the context of task 't' has 2,100,000 characters, and a session takes 2,031,616; split",
+            "the context of task 't' has 2,100,009 bytes when it is pickled, and a session takes 2,031,616; split",
         ),
+        ({"context": "\u6c49" * 1_000_000}, "the context of task 't' has 3,000,009 bytes when it is pickled"),
     ],
-    ids=["none", "too long"],
+    ids=["none", "too long", "too many bytes"],
 )
 def test_a_task_without_a_context_or_with_too_long_a_one_is_refused_before_anything_starts(
     play: Play, metadata: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         play(["1\n"], Task("t", "What?", "", metadata=metadata))
-
-
-async def test_a_context_of_too_many_bytes_costs_its_trajectory_and_says_so(pool: KernelPool) -> None:
-    wide = Task("wide", "What?", "", metadata={"context": "\U0001f511" * 1_000_000})
-    wide_one, other = await asking(["FINAL(len(context))\n"], pool).many([wide, TASK])
-    assert (wide_one.stop_reason, other.answer) == (StopReason.ABORTED, ("1200",))
-    assert wide_one.error is not None
-    assert "and 2,097,152 is the most that goes into every sandbox" in wide_one.error
 
 
 @pytest.mark.parametrize(("context", "said"), CASES["contexts"])

@@ -1,5 +1,6 @@
 """How tools get into a session, out of a process that has the modules into one that hasn't."""
 
+import functools
 import subprocess
 import sys
 import threading
@@ -8,7 +9,7 @@ from typing import Any
 import cloudpickle
 import pytest
 from scripted import locked
-from user_tools import convert, multiply, search
+from user_tools import convert, fibonacci, multiply, next_fibonacci, search
 
 from repl_rl.errors import ConfigError, ToolError
 from repl_rl.tools import Toolbox, as_tools
@@ -64,6 +65,28 @@ def test_an_empty_toolbox_is_nothing_to_set_up() -> None:
     assert not Toolbox()
     assert (Toolbox().setup_source(), Toolbox().host_calls()) == ("", None)
     assert Toolbox(as_tools([multiply])).host_calls() is None
+
+
+def test_functions_with_a_cache_work_in_a_sandbox() -> None:
+    source = Toolbox(as_tools([fibonacci, next_fibonacci])).setup_source()
+    shown = "print(fibonacci(30), next_fibonacci(29), fibonacci.cache_info().currsize, fibonacci.__doc__)"
+    assert elsewhere(f"{source}\n{shown}") == "832040 832040 31 The n-th Fibonacci number.\n"
+
+
+def test_what_is_withheld_goes_into_no_sandbox() -> None:
+    secret = Secret("7")
+    for value in (secret, {"deep": [secret]}, functools.partial(secret.tell, 1), secret.tell):
+        with pytest.raises(ConfigError, match=r"'value' holds, or refers to, .*Secret stays on the host"):
+            Toolbox((), {"value": value}, withheld=[secret]).setup_source()
+    assert Toolbox((), {"value": Secret("8")}, withheld=[secret]).setup_source()
+
+
+class Secret:
+    def __init__(self, answer: str) -> None:
+        self.answer = answer
+
+    def tell(self, times: int) -> str:
+        return self.answer * times
 
 
 def test_the_registry_of_cloudpickle_is_left_as_it_was() -> None:

@@ -1,6 +1,7 @@
 """Tools as users write them, in a module that no sandbox can import."""
 
 import asyncio
+import functools
 import math
 
 import user_rates
@@ -43,3 +44,14 @@ async def search(query: str, most: int = 3) -> list[str]:
     """
     await asyncio.sleep(0)
     return [f"{query} {number}" for number in range(most)]
+
+
+@functools.cache
+def fibonacci(n: int) -> int:
+    """The n-th Fibonacci number."""
+    return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
+
+
+def next_fibonacci(n: int) -> int:
+    """The Fibonacci number after the n-th one."""
+    return fibonacci(n + 1)

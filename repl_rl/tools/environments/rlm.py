@@ -6,6 +6,7 @@ and asks a language model about pieces of it: `llm_query`, `llm_query_batched`. 
 restored after every line, whatever the line bound them to.
 """
 
+import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,8 +20,8 @@ from repl_rl.utils.folders import resource_folder
 # Calls of the model are not limited here: budgets, and the model's own limits, end them.
 _TIMEOUT_S = 3600.0
 _AT_ONCE = 1 << 20
-_MOST_CHARS = MOST_BYTES - (1 << 16)
-"""Of a context as text. A character takes at least one of the bytes; 64 KiB are left for the rest of the toolbox."""
+_MOST_BYTES = MOST_BYTES - (1 << 16)
+"""Of a pickled context; 64 KiB are left for the rest of the toolbox."""
 
 
 class RLM:
@@ -47,11 +48,14 @@ class RLM:
                 f"task {task.id!r} has no context, and environment rlm needs one: metadata['context'] of a Task, or "
                 "tasks.columns.context of a data set"
             )
-        chars = len(context) if isinstance(context, str) else len(repr(context))
-        if chars > _MOST_CHARS:
+        try:
+            size = len(pickle.dumps(context))
+        except Exception:  # noqa: BLE001 - an object's own __reduce__ may raise anything; cloudpickle may know better
+            return
+        if size > _MOST_BYTES:
             raise ConfigError(
-                f"the context of task {task.id!r} has {chars:,} characters, and a session takes {_MOST_CHARS:,}; "
-                "split it over several tasks, or write an environment with a tool that reads it"
+                f"the context of task {task.id!r} has {size:,} bytes when it is pickled, and a session takes "
+                f"{_MOST_BYTES:,}; split it over several tasks, or write an environment with a tool that reads it"
             )
 
     def use_model(self, model: Any) -> None:

@@ -52,6 +52,7 @@ class EnvironmentSession:
         self._limit_s = limit_s
         self._environment: Environment | None = None
         self._thread: OneThread | None = None
+        self._task: Task | None = None
         self._names: Any = {}
         self._calls: dict[Future[Any], str] = {}
         """The calls of its tools that have not ended, in their order: each by the tool's name."""
@@ -81,6 +82,7 @@ class EnvironmentSession:
         self._environment = await self._call("__init__", self._make)
         if self.asks_model:
             await self._call("use_model", getattr(self._environment, "use_model"), self._model)  # noqa: B009 - optional
+        self._task = task
         names = await self._call("reset", self._environment.reset, task)
         self._names = {} if names is None else names
         toolbox = self._toolbox()
@@ -114,6 +116,7 @@ class EnvironmentSession:
                 raise ForkRefusedError(f"tool {name!r} is not a method of environment {self._name}")
         child = EnvironmentSession(self._make, limit_s=self._limit_s)
         child._thread = OneThread("repl-rl-environment")
+        child._task = self._task
         child._names = names
         child._environment = fork_instance
         if isinstance(self._environment, TrlEnvironment):
@@ -194,7 +197,7 @@ class EnvironmentSession:
                     tools.append(make_tool(value, "host", name=name, submit=partial(self._submit, name)))
                 else:
                     values[name] = value
-            toolbox = Toolbox(tools, values)
+            toolbox = Toolbox(tools, values, withheld=(self._environment, self.instance, self._task))
             toolbox.setup_source()
         except ConfigError as error:
             raise self._failure("reset", f"returned what no session can have: {error}") from error

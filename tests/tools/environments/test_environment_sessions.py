@@ -7,6 +7,7 @@ import pickle
 import sqlite3
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -208,6 +209,12 @@ async def leaving(self: Any, *args: Any) -> None:
         (made(reset=lambda self, task: {"f": undocumented}), "tool 'f' has no docstring"),
         (made(reset=lambda self, task: {"a-b": 1}), "'a-b' is not a name"),
         (made(reset=lambda self, task: {"gate": threading.Lock()}), "'gate' holds, or refers to"),
+        (made(reset=lambda self, task: {"shop": self}), "'shop' holds.*Made stays on the host"),
+        (made(reset=lambda self, task: {"about": [task]}), "'about' holds.*Task stays on the host"),
+        (
+            made(buy=lambda self, name: name, reset=lambda self, task: {"buy_tea": partial(self.buy, "tea")}),
+            "'buy_tea' holds.*Made stays on the host, with all that it knows; hand over a function or a method",
+        ),
         (made(reset=lambda self, task: {"g": as_tools([Guess().guess])[0]}), "tool 'guess' stands under the name 'g'"),
     ],
 )
