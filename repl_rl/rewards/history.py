@@ -41,14 +41,13 @@ def history(lines: Sequence[Line]) -> History:
     """The facts about a trajectory's lines. A line that completes a cell is judged by the text of the whole cell."""
     starts = cell_starts(lines)
     counts: Counter[str] = Counter()
+    open_counts: Counter[str] = Counter()
     states: set[str] = set()
     outputs: set[str] = set()
     earlier: list[int] = []
     stale: list[bool] = []
     for end, (line, start) in enumerate(zip(lines, starts, strict=True)):
-        # The one space after a prompt is not part of what was typed.
-        typed = [cell_line.text.removeprefix(" ") for cell_line in lines[start : end + 1]]
-        statement = read_statement("".join(typed))
+        statement = read_statement(_source(lines[start : end + 1]))
         is_news = False
         if line.kind.ran:
             if line.fingerprint is None:
@@ -64,9 +63,21 @@ def history(lines: Sequence[Line]) -> History:
             outputs.add(output)
             is_news = has_changed or has_shown or line.kind is LineKind.ANSWER
         stale.append(not is_news)
-        earlier.append(counts[statement.key])
-        counts[statement.key] += 1
+        # The one line of a fenced block is part of a cell of the same text, and no repetition of it.
+        counted = open_counts if line.kind is LineKind.OPEN else counts
+        earlier.append(counted[statement.key])
+        counted[statement.key] += 1
     return History(starts, tuple(earlier), tuple(stale))
+
+
+def _source(lines: Sequence[Line]) -> str:
+    """The code that these lines make up: what ran, without the marks that a dialect has around it; or all that was
+    typed, if nothing ran or a call was refused."""
+    sources = [cell.source for cell in lines[-1].cells]
+    if sources and all(sources):
+        return "\n".join(sources)
+    # The one space after a prompt is not part of what was typed.
+    return "".join(line.text.removeprefix(" ") for line in lines)
 
 
 def no_history(lines: Sequence[Line]) -> History:

@@ -64,8 +64,9 @@ def rule_rewards(rule: RewardRule, lines: Sequence[Line], past: History) -> tupl
             return False
         if rule.output is not None and not re.search(rule.output, line.output):
             return False
-        is_repeated = past.earlier[index] > 0
-        if rule.times == "first" and is_repeated:
+        is_first = past.earlier[index] == 0
+        is_repeated = not is_first and line.kind is not LineKind.OPEN  # many different blocks begin with the same line
+        if rule.times == "first" and not is_first:
             return False
         if rule.times == "repeated" and not is_repeated:
             return False

@@ -1,5 +1,6 @@
 """What a line is to those before it: cells, repetitions, and whether its run was news."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_trajectories import line
 
+from repl_rl.config import RewardsConfig
 from repl_rl.rewards.history import cell_starts, history, read_statement
+from repl_rl.rewards.table import rule_rewards
 from repl_rl.trajectory import Line, LineKind, RecordedCell
 
 OPEN, COMMENT, BLANK, EXPRESSION = LineKind.OPEN, LineKind.COMMENT, LineKind.BLANK, LineKind.EXPRESSION
@@ -44,6 +47,33 @@ def test_repetitions_are_counted_by_cell() -> None:
     block = [line("for i in y:", OPEN), line("    i", OPEN), line("", EXPRESSION)]
     lines = [line("x = 1"), line("x=1"), *block, line("x =  1"), line("y"), *block]
     assert history(lines).earlier == (0, 1, 0, 0, 0, 2, 0, 1, 1, 1)
+
+
+def test_lines_inside_blocks_are_paid_once_and_never_charged_for_as_repetitions() -> None:
+    first = [line("try:", OPEN), line("    a", OPEN), line("except E:", OPEN), line("    pass", OPEN)]
+    second = [line("try:", OPEN), line("    b", OPEN), line("except E:", OPEN), line("    pass", OPEN)]
+    lines = [*first, line("", EXPRESSION), *second, line("x", EXPRESSION)]
+    past = history(lines)
+    config = RewardsConfig.model_validate(
+        {
+            "rules": [
+                {"name": "again", "reward": -1.0, "times": "repeated"},
+                {"name": "new", "reward": 1.0, "times": "first"},
+            ]
+        }
+    )
+    again, new = (rule_rewards(rule, lines, past) for rule in config.rules)
+    assert again == (0.0,) * len(lines)
+    assert new == (1.0,) * 5 + (0.0, 1.0, 0.0, 0.0, 1.0)
+
+
+def test_what_ran_is_compared_without_the_marks_around_it() -> None:
+    def fenced(code: str) -> list[Line]:
+        return [line("```python", OPEN), line(code, OPEN), replace(line("```"), cells=(RecordedCell(code, ""),))]
+
+    assert history([*fenced("x = 5"), *fenced("x = 5  # again")]).earlier[-1] == 1
+    refused = [replace(line(text), cells=(RecordedCell("", "no call"),)) for text in ("<call>a", "<call>b")]
+    assert history(refused).earlier == (0, 0)
 
 
 def stale(*lines: Line) -> tuple[bool, ...]:
