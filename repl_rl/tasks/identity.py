@@ -14,6 +14,8 @@ import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
+from itertools import count
+from random import Random
 from string import Formatter
 from typing import Any, Literal
 
@@ -21,7 +23,8 @@ from repl_rl.errors import ConfigError, DependencyError
 from repl_rl.tasks.families import Family
 from repl_rl.trajectory import Task
 from repl_rl.utils.import_path import imported
-from repl_rl.utils.user_code import Seam, boundary, called
+from repl_rl.utils.text import shown
+from repl_rl.utils.user_code import Seam, boundary, called, failure
 
 Split = Literal["train", "heldout"]
 
@@ -65,15 +68,47 @@ def split_by(identity: bytes) -> Split:
     return "heldout" if int.from_bytes(identity[:8], "big") % _HELDOUT_ONE_IN == 0 else "train"
 
 
+def drawn_operands(family: Family, rng: Random) -> Sequence[int]:
+    """Raises ExtensionError if `draw` returns something else."""
+    operands = called(Seam.FAMILY, family.draw, rng)
+    return _require_tuple(family.draw, operands)
+
+
+def question_of(family: Family, phrasing: str, operands: Sequence[int]) -> str:
+    """Raises ConfigError for a phrasing that can't be filled in, ExtensionError if `present` returns no tuple."""
+    values = _presented(family, operands)
+    try:
+        return phrasing.format(*values)
+    except (LookupError, ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"tasks.families: phrasing {phrasing!r} of family {family.name!r} can't be filled in with its "
+            f"{len(values)} values ({type(error).__name__}: {error}); {{0}}, {{1}}, ... stand for what `present` "
+            "returns, and braces themselves are written twice"
+        ) from error
+
+
+def _presented(family: Family, operands: Sequence[int]) -> Sequence[Any]:
+    values = called(Seam.FAMILY, family.present, *operands)
+    return _require_tuple(family.present, values)
+
+
+def _require_tuple(function: Any, returned: Any) -> Sequence[Any]:
+    if isinstance(returned, tuple | list):
+        return returned
+    raise failure(Seam.FAMILY, function, f"returned {shown(returned)}, not a tuple")
+
+
 def _question_values(family: Family, operands: Sequence[int]) -> list[Any]:
     """The values that stand in the question."""
     fields = set()
     for phrasing in family.phrasings:
+        automatic = count()
         for _, field, *_ in Formatter().parse(phrasing):
-            if field:
-                number, *_ = re.split(r"[.\[]", field)  # {0[1]} and {0.name} are of value 0
-                fields.add(number)
-    return [value for index, value in enumerate(called(Seam.FAMILY, family.present, *operands)) if str(index) in fields]
+            if field is None:
+                continue
+            number, *_ = re.split(r"[.\[]", field)  # {0[1]} and {0.name} are of value 0
+            fields.add(number or str(next(automatic)))
+    return [value for index, value in enumerate(_presented(family, operands)) if str(index) in fields]
 
 
 def _order(value: Any) -> tuple[bool, Any]:
@@ -104,7 +139,7 @@ def _data(value: Any) -> str:
 def _beginning(name: str, family: Family, operands: Sequence[int]) -> list[str]:
     """The beginning of a session of the problem, as texts: the answer, what is shown, and the values it is given."""
     answer = str(called(Seam.FAMILY, family.solve, *operands))
-    question = family.phrasings[0].format(*called(Seam.FAMILY, family.present, *operands))
+    question = question_of(family, family.phrasings[0], operands)
     task = Task(family.name, question, answer, name, {"operands": list(operands)})
     class_or_instance = imported(str(family.environment), "environment", "package.module:Class")
 

@@ -11,13 +11,14 @@ their family; the `name` of the `Family` is in their ids and decides their split
 import re
 from collections.abc import Sequence
 from random import Random
+from string import Formatter
 from typing import Any, get_args
 
 from repl_rl.errors import ConfigError
 from repl_rl.tasks.documents import DOCUMENT_FAMILIES
 from repl_rl.tasks.families import EASY_FAMILIES, FAMILIES, Family
 from repl_rl.tasks.gym import GYM_FAMILIES
-from repl_rl.tasks.identity import Split, identity_of, split_by
+from repl_rl.tasks.identity import Split, drawn_operands, identity_of, question_of, split_by
 from repl_rl.tasks.proofs import PROOF_FAMILIES
 from repl_rl.tasks.symbolic import SYMBOLIC_FAMILIES
 from repl_rl.trajectory import Task
@@ -112,6 +113,21 @@ def _imported_family(path: str) -> Family:
             raise failure(Seam.FAMILY_MAKER, maker, f"returned {shown(family)}", where=where)
     if not isinstance(family, Family):
         raise ConfigError(f"tasks.families: {path!r} is {type(family).__name__}, not a repl_rl.tasks.Family")
+    phrasings: Any = family.phrasings
+    is_tuple = isinstance(phrasings, tuple | list) and len(phrasings) > 0
+    if not is_tuple or not all(isinstance(phrasing, str) for phrasing in phrasings):
+        raise ConfigError(
+            f"tasks.families: the phrasings of {path!r} are {shown(phrasings)}; give a tuple of texts, of one too: "
+            '("What is {0} times {1}?",)'
+        )
+    for phrasing in phrasings:
+        try:
+            list(Formatter().parse(phrasing))
+        except ValueError as error:
+            raise ConfigError(
+                f"tasks.families: phrasing {phrasing!r} of {path!r} can't be read ({error}); {{0}}, {{1}}, ... stand "
+                "for values, and braces themselves are written twice"
+            ) from error
     return family
 
 
@@ -144,7 +160,7 @@ def accepts(family: str, submitted: Sequence[str], operands: Sequence[int]) -> b
 def _new_task(name: str, family: Family, rng: Random, split: Split, seen: set[bytes]) -> Task | None:
     """A new problem, whose identity is added to `seen`. None if the family has none left."""
     for _ in range(_MAX_DRAWS):
-        operands = called(Seam.FAMILY, family.draw, rng)
+        operands = drawn_operands(family, rng)
         identity = identity_of(name, family, operands)
         if identity in seen or split_by(identity) != split:
             continue
@@ -152,7 +168,7 @@ def _new_task(name: str, family: Family, rng: Random, split: Split, seen: set[by
         phrasing = rng.choice(family.phrasings)
         return Task(
             id="-".join([family.name, split, *map(str, operands)]),
-            question=phrasing.format(*called(Seam.FAMILY, family.present, *operands)),
+            question=question_of(family, phrasing, operands),
             answer=str(called(Seam.FAMILY, family.solve, *operands)),
             family=name,
             metadata={"operands": list(operands)},

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repl_rl.config import parse_config
-from repl_rl.errors import ConfigError
+from repl_rl.errors import ConfigError, ReplRLError
 from repl_rl.tasks import FAMILIES, SYMBOLIC_FAMILIES, environment_of, grade, make_tasks, split_of
 from repl_rl.tasks.families import EASY_FAMILIES
 from repl_rl.tasks.make import KNOWN
@@ -155,6 +155,18 @@ def test_families_by_import_path_make_grade_and_split_as_shipped_ones(own_famili
 def test_an_import_path_that_leads_to_no_family_is_refused(name, message, own_families):
     with pytest.raises(ConfigError, match=f"tasks.families: .*{message}"):
         make_tasks([name], 1, 0, "train")
+
+
+@pytest.mark.parametrize(("name", "message"), UNKNOWN["unfit"].items())
+def test_a_family_whose_parts_do_not_fit_each_other_is_refused(name, message, own_families):
+    with pytest.raises(ReplRLError, match=message):
+        make_tasks([f"own_families:{name}"], 1, 0, "train")
+
+
+def test_fields_without_numbers_stand_for_values_in_order(own_families):
+    tasks = make_tasks(["own_families:automatic"], 16, 0, "train")
+    assert len({tuple(sorted(task.metadata["operands"])) for task in tasks}) == 16
+    assert all(task.question == "{} times {}?".format(*task.metadata["operands"]) for task in tasks)
 
 
 def test_problems_are_those_of_earlier_versions() -> None:
