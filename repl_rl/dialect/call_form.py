@@ -47,14 +47,17 @@ _THOUGHT = re.compile(
 _WHOLE_MESSAGE = re.compile(r"\s*(?:<\|[^<>|]+\|>\s*)?(?=[\[{])")
 """A call without marks may have a special token in front of it, such as Llama's <|python_tag|>."""
 _BETWEEN = re.compile(r"[\s,;]*")
-_OTHER_MARKS = re.compile(
-    r"<(?P<tag>tool_calls?|tools?|function_calls?)>(?P<tagged>[\s\S]*?)(?:</(?P=tag)>|\Z)"
-    r"|<function=(?P<name>[\w.-]+)>(?P<body>[\s\S]*?)(?:</function>|\Z)"
-    r"|^ {0,3}```[ ]*(?P<label>json|tool_calls?|python3?|py|tool_code|repl|)[ ]*\n(?P<fenced>[\s\S]*?)"
-    r"(?:^ {0,3}```[ ]*$|\Z)",
+_OTHER_OPENING = re.compile(
+    r"<(?P<tag>tool_calls?|tools?|function_calls?)>"
+    r"|<function=(?P<name>[\w.-]+)>"
+    r"|^(?P<indentation> {0,3})(?P<fence>`{3,}|~{3,})(?P<info>[^`\n]*)$",
     re.MULTILINE,
 )
-_CODE_LABELS = ("python", "python3", "py", "tool_code", "repl")
+"""What a call begins with that is not between the template's marks: a tag, or the fence of a block of markdown."""
+_CLOSING_FENCE = re.compile(r"^ {0,3}(?P<fence>`{3,}|~{3,})[^\S\n]*$", re.MULTILINE)
+CODE_LABELS = frozenset({"python", "py", "python3", "ipython", "tool_code", "repl"})
+"""Of blocks of markdown that run."""
+_CALL_LABELS = ("", "json", "tool_call", "tool_calls")
 _NAME_KEY = "name"
 _ARGUMENTS_KEYS = ("arguments", "parameters")
 _NESTING_KEY = "function"
@@ -294,26 +297,56 @@ def _otherwise_written(text: str, form: CallForm) -> list[TypedCall]:
     """The calls in a text without the template's marks. JSON has the template's keys."""
     calls: list[TypedCall] = []
     position = 0
-    for mark in _OTHER_MARKS.finditer(text):
-        marked_calls = _marked_calls(mark, form)
+    block_end = 0
+    for opening in _OTHER_OPENING.finditer(text):
+        is_in_call = opening.start() < position
+        # Tags count inside a block of markdown too, but its fences open no other block.
+        is_in_block = opening["fence"] is not None and opening.start() < block_end
+        if is_in_call or is_in_block:
+            continue
+        content_end, end = _end_of(text, opening)
+        if opening["fence"]:
+            block_end = end
+        marked_calls = _marked_calls(opening, text[opening.start() : end], text[opening.end() : content_end], form)
         if marked_calls:
-            calls += _moved(_bare_calls(text[position : mark.start()], form), position)
-            calls += _placed(marked_calls, mark.start(), mark.end())
-            position = mark.end()
+            calls += _moved(_bare_calls(text[position : opening.start()], form), position)
+            calls += _placed(marked_calls, opening.start(), end)
+            position = end
     return calls + _moved(_bare_calls(text[position:], form), position)
 
 
-def _marked_calls(mark: re.Match[str], form: CallForm) -> list[str]:
-    """The calls between other marks than the template's; none if what is there is something else."""
-    if mark["name"] is not None:
-        body = mark["body"].strip() or "{}"
-        if not body.startswith("{"):
-            return [mark[0]]
-        return [f'{{"{form.name_key}": {json.dumps(mark["name"])}, "{form.arguments_key}": {body}}}']
-    if mark["label"] in _CODE_LABELS:
-        return _python_calls(mark["fenced"].rstrip("\n"), form)
-    block = (mark["tagged"] or mark["fenced"] or "").strip()
-    return _calls_in(block, form) if _may_hold_calls(block) else []
+def _end_of(text: str, opening: re.Match[str]) -> tuple[int, int]:
+    """Where the content after an opening mark ends, and where its closing mark ends: at the end of the text if nothing
+    closes it. As in CommonMark, the fence that closes a block is at least as long as the one that opens it."""
+    if opening["fence"]:
+        for closing in _CLOSING_FENCE.finditer(text, opening.end()):
+            if closing["fence"].startswith(opening["fence"]):
+                return closing.start(), closing.end()
+    else:
+        closing_tag = f"</{opening['tag'] or 'function'}>"
+        content_end = text.find(closing_tag, opening.end())
+        if content_end >= 0:
+            return content_end, content_end + len(closing_tag)
+    return len(text), len(text)
+
+
+def _marked_calls(opening: re.Match[str], marked: str, content: str, form: CallForm) -> list[str]:
+    """The calls in what stands between other marks than the template's; none if that is something else. `marked` is
+    the content with its marks."""
+    block = content.strip()
+    if opening["name"]:
+        if block.startswith("{") or not block:
+            return [f'{{"{form.name_key}": {json.dumps(opening["name"])}, "{form.arguments_key}": {block or "{}"}}}']
+        return [marked]
+    if opening["tag"]:
+        begins_with_json = block.startswith(("{", "["))
+        return _calls_in(block, form) if begins_with_json and _may_hold_calls(block) else []
+    label = "".join(opening["info"].lower().split()[:1])
+    if label in CODE_LABELS:
+        indentation = re.compile(rf"^ {{0,{len(opening['indentation'])}}}", re.MULTILINE)
+        code = indentation.sub("", content.removeprefix("\n"))
+        return _python_calls(code.rstrip("\n"), form)
+    return _calls_in(block, form) if label in _CALL_LABELS and _may_hold_calls(block) else []
 
 
 def _python_calls(code: str, form: CallForm) -> list[str]:

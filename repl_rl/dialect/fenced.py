@@ -25,14 +25,13 @@ from dataclasses import dataclass, field, replace
 from repl_rl.config import DialectConfig
 from repl_rl.dialect.answers import answer_in_line
 from repl_rl.dialect.base import Cell, CellRun, OfferedTool, Refusal, Shown, Template, Turn
-from repl_rl.dialect.call_form import user_frame
+from repl_rl.dialect.call_form import CODE_LABELS, user_frame
 from repl_rl.dialect.prose import MOST_ASKED, ProseDialect, ProseReader, prose_kind, whole_cell
 from repl_rl.dialect.python import idle_kind
 from repl_rl.dialect.syntax import holds_statement, kind_of
 from repl_rl.trajectory import LineKind
 
 _FENCE = re.compile(r"( {0,3})(`{3,}(?=[^`]*\Z)|~{3,})(.*)", re.DOTALL)
-_RUNNABLE = frozenset({"python", "py", "python3", "ipython", "tool_code", "repl"})
 _OTHER_CODE = re.compile(
     r"bash|c|c\+\+|cmd|console|cpp|go|java|javascript|js|julia|powershell|r|ruby|rust|sh|shell|sql|ts|zsh"
 )
@@ -157,13 +156,13 @@ class FencedReader(ProseReader):
             # It may still turn out to be Python, so only an answer in it is read before it ends.
             if answer_in_line(line):
                 prose.append(line)
-        elif block.language not in _RUNNABLE and block.language != _OUTPUT:
+        elif block.language not in CODE_LABELS and block.language != _OUTPUT:
             prose.append(line)
         return None
 
     @property
     def _is_in_code(self) -> bool:
-        return self._block is not None and (self._block.language in _RUNNABLE or not self._block.language)
+        return self._block is not None and (self._block.language in CODE_LABELS or not self._block.language)
 
     def _close(self, block: _Block, prose: list[str]) -> Cell | None:
         """Leave a block, and return the cell that runs or refuses it. A block without a language that does not run was
@@ -175,7 +174,7 @@ class FencedReader(ProseReader):
             return None
         if _OTHER_CODE.fullmatch(language):
             return Cell("", LineKind.SYNTAX_ERROR, _OTHER_LANGUAGE)
-        if language in _RUNNABLE or (not language and kind_of(source) is not LineKind.SYNTAX_ERROR):
+        if language in CODE_LABELS or (not language and kind_of(source) is not LineKind.SYNTAX_ERROR):
             return whole_cell(source)
         if not language:
             prose += [line for line in block.lines if answer_in_line(line) is None]  # `_feed` has read the others

@@ -34,6 +34,7 @@ PIECES = {
     "inline": "<fn>|</fn>|<|f|n>|fn>|>|\n|x|'|(1)|é€| a |Answer: 1\n|/|<think>|</think>|<answer>|</answer>",
     "text": "Answer: 1|#### 2|a||\\boxed{3}|é€|Answer:|\n|<think>|</think>|<answer>|</answer>|The answer is 4.",
     "tool_call": f"<tool_call>|</tool_call>|{CALL}|<tool_call>\n{CALL}\n</tool_call>|{{|}}|\n|[TOOL_CALLS] [|]|é"
+    "|```python\n|```|~~~bash|~~~|<tools>|</tools>"
     "|<function=python>|\n<parameter=code>|</parameter>|</function>|python.call(code='1')",
 }
 """Pieces of text that mean something to each dialect."""
