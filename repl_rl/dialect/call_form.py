@@ -44,8 +44,11 @@ _THOUGHT = re.compile(
     "|".join(rf"{re.escape(opening)}[\s\S]*?{re.escape(closing)}" for opening, closing in TABLE["thoughts"]),
     re.IGNORECASE,
 )
-_WHOLE_MESSAGE = re.compile(r"\s*(?:<\|[^<>|]+\|>\s*)?(?=[\[{])")
+_JSON_START = r"(?=\[\s*\{|\{\s*[\"}])"
+"""Before an object, or a list of objects; not before [1, 2] or {1, 2}."""
+_WHOLE_MESSAGE = re.compile(rf"\s*(?:<\|[^<>|]+\|>\s*)?{_JSON_START}")
 """A call without marks may have a special token in front of it, such as Llama's <|python_tag|>."""
+_BARE_START = re.compile(rf"^[ \t]*{_JSON_START}", re.MULTILINE)
 _BETWEEN = re.compile(r"[\s,;]*")
 _OTHER_OPENING = re.compile(
     r"<(?P<tag>tool_calls?|tools?|function_calls?)>"
@@ -232,17 +235,37 @@ def split_calls(message: str, form: CallForm) -> tuple[list[TypedCall], str]:
 def _typed_calls(message: str, form: CallForm) -> list[TypedCall]:
     if not form.opening:
         mark = _WHOLE_MESSAGE.match(message)
-        if mark is None:
+        if mark is None or not _names_function(message, mark.end()):
             return _otherwise_written(message, form)
         return _placed(_calls_in(message[mark.end() :].strip(), form), 0, len(message))
-    closing = rf"(?:{re.escape(form.closing)}|\Z)" if form.closing else r"\Z"
+    begins_call = _beginning(form)
     calls: list[TypedCall] = []
     position = 0
-    for marked in re.finditer(rf"{re.escape(form.opening)}([\s\S]*?){closing}", message):
-        calls += _moved(_otherwise_written(message[position : marked.start()], form), position)
-        calls += _placed(_calls_in(marked[1].strip(), form), marked.start(), marked.end())
-        position = marked.end()
+    for opening in re.finditer(rf"(?P<line_start>^[ \t]*)?(?P<mark>{re.escape(form.opening)})", message, re.MULTILINE):
+        start = opening.start("mark")
+        # A mark inside of a line may only be mentioned there.
+        is_call = opening["line_start"] is not None or begins_call.match(message, opening.end())
+        if start < position or not is_call:
+            continue
+        content_end = message.find(form.closing, opening.end()) if form.closing else -1
+        end = content_end + len(form.closing)
+        if content_end < 0:
+            content_end = end = len(message)
+        calls += _moved(_otherwise_written(message[position:start], form), position)
+        calls += _placed(_calls_in(message[opening.end() : content_end].strip(), form), start, end)
+        position = end
     return calls + _moved(_otherwise_written(message[position:], form), position)
+
+
+def _beginning(form: CallForm) -> re.Pattern[str]:
+    """What a call has after its opening mark: JSON, a function's tag, or nothing yet."""
+    beginnings = [r"\Z", r"[\[{]", _loosely(QWEN_TAGS.before_name)]
+    if form.tags is not None:
+        # Some templates write the name without a tag.
+        name = r"[^\s<>\"]+\s*"
+        after_name = "|".join(map(re.escape, (form.tags.before_key, form.closing)))
+        beginnings.append(rf"{_loosely(form.tags.before_name)}{name}(?:{after_name})")
+    return re.compile(rf"\s*(?:{'|'.join(beginnings)})")
 
 
 def _placed(calls: Iterable[str], start: int, end: int) -> list[TypedCall]:
@@ -374,7 +397,7 @@ def _bare_calls(text: str, form: CallForm) -> list[TypedCall]:
     """The calls that begin a line of a text without marks."""
     calls: list[TypedCall] = []
     position = 0
-    for start in re.finditer(r"^[ \t]*(?=\[\s*\{|\{\s*[\"}])", text, re.MULTILINE):
+    for start in _BARE_START.finditer(text):
         if start.start() < position:
             continue
         try:
@@ -388,6 +411,15 @@ def _bare_calls(text: str, form: CallForm) -> list[TypedCall]:
             calls += _placed([_in_form(json.dumps(item), form) for item in items], start.start(), end)
             position = end
     return calls
+
+
+def _names_function(text: str, start: int) -> bool:
+    """Whether the JSON at `start` has the name of a function in it; of JSON that can't be read, whether it may have."""
+    try:
+        value, _ = _DECODER.raw_decode(text, start)
+    except (ValueError, RecursionError):
+        return f'"{_NAME_KEY}"' in text
+    return any(isinstance(item, dict) and _NAME_KEY in item for item in _unnested(value))
 
 
 def _may_hold_calls(block: str) -> bool:
@@ -436,14 +468,17 @@ def _in_form(call: str, form: CallForm) -> str:
 
 def _items(block: str) -> list[str]:
     """The JSON objects in a block, out of lists and nesting. Text that can't be read counts as one call, to be refused
-    later."""
+    later; words after an object are left out."""
     objects: list[str] = []
     position = 0
     while position < len(block):
         try:
             value, end = _DECODER.raw_decode(block, position)
         except (ValueError, RecursionError):
-            return [*objects, block[position:]]
+            rest = block[position:]
+            if not objects or rest.startswith(("{", "[")):
+                objects.append(rest)
+            return objects
         items = _unnested(value)
         if items == [value]:
             objects.append(block[position:end])  # as the model has typed it
