@@ -9,6 +9,17 @@ from repl_rl.trajectory import LineKind, Message
 
 _MODULE = re.compile(r"^(?:[\w<>]+\.)+(?=\w+(?::|$))")
 _LOCATION = re.compile(r'^\s*File "[^\n]*\n(?:[ \t][^\n]*\n)*')
+_TRACEBACK = re.compile(
+    r"^(?:  \+ Exception Group )?Traceback \(most recent call last\):\n(?:[ \t].*\n)*"
+    r"|^-+\n\w+ +Traceback \(most recent call last\)\n[\s\S]*",
+    re.MULTILINE,
+)
+"""A traceback up to the line that names the exception; of IPython's, all of it."""
+_CHAINED = (
+    "\nDuring handling of the above exception, another exception occurred:\n\n",
+    "\nThe above exception was the direct cause of the following exception:\n\n",
+)
+"""What stands between the tracebacks of one exception."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +71,34 @@ class CellRun:
 
     @property
     def result(self) -> str:
-        """The answer to a call: what was printed, or the exception. The exception's module and the location of a syntax
-        error are left out.
+        """The answer to a call: what was printed, then the exception if one was raised. Its traceback, its module and
+        the location of a syntax error are left out.
         """
-        text = self.output
+        parts = [self.output]
         if self.error_message is not None:
-            text = _MODULE.sub("", _LOCATION.sub("", self.error_message))
-        parts = [text.rstrip(), self.observed.rstrip()]
-        return "\n".join(part for part in parts if part)
+            exception = _MODULE.sub("", _LOCATION.sub("", self.error_message))
+            parts = [_printed(self.output, self.error_message), exception]
+        parts.append(self.observed)
+        stripped = [part.rstrip() for part in parts]
+        return "\n".join(part for part in stripped if part)
+
+
+def _printed(output: str, error_message: str) -> str:
+    """What a cell that failed has printed: its output without the last traceback, and those of its causes; nothing if
+    no traceback is found. What a terminal shows after the traceback, a line without its newline, is part of it."""
+    start = end = None
+    for traceback in reversed(list(_TRACEBACK.finditer(output))):
+        if end is None:
+            end = traceback.end()
+        elif not output[:start].endswith(_CHAINED):
+            break
+        start = traceback.start()
+    if end is None:
+        return ""
+    rest = output[end:]
+    if rest.startswith(error_message):
+        rest = rest[len(error_message) :]
+    return output[:start] + rest.partition("\n")[2]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@
     state.</fn_error> So, with the state: <fn>weather("Seattle, WA")</fn><fn_results>The weather in Seattle is 40 deg F
     and sunny all day.</fn_results>
 
-A call is any Python code. The values of its expressions come back as `print` shows them, and None as nothing. Turns end
+A call is any Python code. The values of its expressions come back as `print` shows them, and None as nothing; of a call
+that fails, what it printed and then the exception, without the traceback. Turns end
 at newlines and at `>`, because a call has to be answered before the model goes on; if a token holds text after its `>`,
 that text comes before the answer. A call ends at the first `</fn>`, even inside a string; a call that never ends does
 not run. Answers that the model writes itself are prose.

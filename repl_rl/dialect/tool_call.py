@@ -6,8 +6,8 @@ ids token by token, even if the template would rewrite earlier turns (Qwen3's dr
 
 Besides the user's tools, the model is offered `python(code)`, which runs in the session like a line of the interpreter,
 and `submit_final_answer(value)`; a tool of the user's takes the place of one of the same name. The answer to a call is
-what the function returns, as `print` shows it, or the last line of its traceback, or what was wrong with the call; the
-model may then correct it.
+what the function returns, as `print` shows it, or what it printed and the last line of its traceback, or what was wrong
+with the call; the model may then correct it.
 
 Values in tags are text. For a parameter whose schema asks for another type they are read as JSON.
 """

@@ -176,6 +176,14 @@ def test_a_tool_of_the_users_takes_the_place_of_ours() -> None:
         (["6 * 7"], ["42"]),
         (["x = 3", "x\nx + 1", "1 / 0"], ["", "3\n4", "ZeroDivisionError: division by zero"]),
         (["def f(): return 1\nf()"], ["1"]),
+        (["for n in (3, 0): print(6 / n)"], ["2.0\nZeroDivisionError: division by zero"]),
+        (["print(1)\ntry:\n    1 / 0\nfinally:\n    undefined"], ["1\nNameError: name 'undefined' is not defined"]),
+        (["print(1, end='')\nraise ValueError('a\\nb')"], ["1\nValueError: a\nb"]),
+        (["print(1)\nraise ExceptionGroup('g', [ValueError()])"], ["1\nExceptionGroup: g (1 sub-exception)"]),
+        (
+            ["import traceback\ntry:\n    1 / 0\nexcept ZeroDivisionError:\n    print(2)\nint('x')"],
+            ["2\nValueError: invalid literal for int() with base 10: 'x'"],
+        ),
         (["foo bar"], ["SyntaxError: invalid syntax"]),
         (["f("], ["SyntaxError: '(' was never closed"]),
         (["# a thought"], [""]),
@@ -203,6 +211,22 @@ def test_only_the_templates_own_text_is_frame() -> None:
     shown = tool_calls("qwen2_5").reader().show(runs, goes_on=True)
     assert [part.is_frame for part in shown] == [True, False, True, False, True]
     assert [part.text for part in shown if not part.is_frame] == ["<|im_end|>", "E: <s>"]
+
+
+def test_a_call_that_fails_shows_what_it_has_printed_before() -> None:
+    time_ran_out = "KeyboardInterrupt: it ran out of time"
+    traceback = 'Traceback (most recent call last):\n  File "<stdin>", line 2, in <module>\nKeyboardInterrupt\n'
+    ipython = (
+        "-----\nZeroDivisionError     Traceback (most recent call last)\nCell In[1], line 2\n\nZeroDivisionError: no\n"
+    )
+    for output, message, result in (
+        (f"3 9\n{traceback}", time_ran_out, f"3 9\n{time_ran_out}"),
+        (f"{traceback}3", time_ran_out, f"3\n{time_ran_out}"),
+        (f"{traceback}4\n{traceback}", time_ran_out, f"{traceback}4\n{time_ran_out}"),
+        (f"3 9\n{ipython}", "ZeroDivisionError: no", "3 9\nZeroDivisionError: no"),
+        ("3 9\n", "ZeroDivisionError: no", "ZeroDivisionError: no"),
+    ):
+        assert CellRun(Cell("x", EXPRESSION), output, message).result == result
 
 
 def test_a_turn_with_calls_waits_and_one_without_ends() -> None:
