@@ -74,6 +74,8 @@ _TOOL_CALL = re.compile(r"\w+\.call\(")
 WAY_OUT = "take another model, or the dialect inline or fenced"
 _DECODER = json.JSONDecoder(strict=False)
 """Lets strings hold newlines as they are, as models write code in them."""
+_MOST_DEPTH = 100
+"""Lists and objects in each other, as in kernels/python/repl_host.py. Deeper values could exhaust the stack."""
 
 Schemas = Sequence[Mapping[str, Any]]
 
@@ -401,8 +403,8 @@ def _bare_calls(text: str, form: CallForm) -> list[TypedCall]:
         if start.start() < position:
             continue
         try:
-            value, end = _DECODER.raw_decode(text, start.end())
-        except (ValueError, RecursionError):
+            value, end = _decoded(text, start.end())
+        except ValueError:
             if _may_hold_calls(text[start.end() :]):  # meant as one, and to be refused
                 return calls + _placed([text[start.end() :].strip()], start.start(), len(text))
             continue
@@ -413,11 +415,36 @@ def _bare_calls(text: str, form: CallForm) -> list[TypedCall]:
     return calls
 
 
+def _decoded(text: str, start: int) -> tuple[Any, int]:
+    """The JSON at `start`, and where it ends. Raises ValueError if there is none, or if it is nested too deeply."""
+    try:
+        value, end = _DECODER.raw_decode(text, start)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    require_shallow(value)
+    return value, end
+
+
+def require_shallow(value: Any) -> None:
+    """Raises ValueError if lists and objects are nested so deeply that writing the value could exhaust the stack."""
+    level = [value]
+    for _ in range(_MOST_DEPTH + 1):
+        items: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                items += item.values()
+            elif isinstance(item, list):
+                items += item
+        level = items
+    if level:
+        raise ValueError(f"it is nested deeper than {_MOST_DEPTH} lists and objects")
+
+
 def _names_function(text: str, start: int) -> bool:
     """Whether the JSON at `start` has the name of a function in it; of JSON that can't be read, whether it may have."""
     try:
-        value, _ = _DECODER.raw_decode(text, start)
-    except (ValueError, RecursionError):
+        value, _ = _decoded(text, start)
+    except ValueError:
         return f'"{_NAME_KEY}"' in text
     return any(isinstance(item, dict) and _NAME_KEY in item for item in _unnested(value))
 
@@ -456,8 +483,8 @@ def _calls_in(block: str, form: CallForm) -> list[str]:
 def _in_form(call: str, form: CallForm) -> str:
     """A call with the template's keys. Text that can't be read is returned as it is, to be refused later."""
     try:
-        value = _DECODER.decode(call)
-    except (ValueError, RecursionError):
+        value, _ = _decoded(call, 0)
+    except ValueError:
         return call
     if not isinstance(value, dict) or {form.name_key, form.arguments_key} <= value.keys():
         return call
@@ -473,8 +500,8 @@ def _items(block: str) -> list[str]:
     position = 0
     while position < len(block):
         try:
-            value, end = _DECODER.raw_decode(block, position)
-        except (ValueError, RecursionError):
+            value, end = _decoded(block, position)
+        except ValueError:
             rest = block[position:]
             if not objects or rest.startswith(("{", "[")):
                 objects.append(rest)

@@ -30,6 +30,7 @@ from repl_rl.dialect.call_form import (
     CallForm,
     call_form,
     read_tags,
+    require_shallow,
     result_frame,
     split_calls,
     typed_call,
@@ -320,5 +321,10 @@ def _with_brackets(text: str) -> str:
 
 
 def _read(text: str) -> Any:
-    """JSON without NaN and the infinities: Python's reader accepts them, but no Python literal can express them."""
-    return json.loads(text, parse_constant=finite, parse_float=finite, strict=False)
+    """JSON without NaN and the infinities: Python's reader accepts them, but no Python literal can express them.
+
+    Raises ValueError, also for a value that is nested too deeply, and RecursionError.
+    """
+    value = json.loads(text, parse_constant=finite, parse_float=finite, strict=False)
+    require_shallow(value)
+    return value

@@ -142,6 +142,16 @@ def test_what_only_looks_like_such_a_call(typed: str, sources: list[str]) -> Non
     assert [cell.source for cell in tool_calls("llama3_1").reader().read(typed, True).cells] == sources
 
 
+@pytest.mark.parametrize("call", [TAGGED.format("{}"), "{}", "```json\n{}\n```"])
+@pytest.mark.parametrize("depth", [101, *range(900, 1000, 10), 5000])
+def test_a_call_that_is_nested_too_deeply_is_refused(call: str, depth: int) -> None:
+    value = "[" * depth + "]" * depth
+    text = call.format(f'{{"name": "python", "arguments": {{"code": {value}}}}}')
+    [cell] = tool_calls("qwen2_5").reader().read(text, True).cells
+    assert cell.refusal is not None
+    assert cell.refusal.error_name == "JSONDecodeError"
+
+
 def test_the_users_tools_are_offered_beside_our_own() -> None:
     dialect = tool_calls("qwen2_5", as_tools([multiply]))
     prompt = dialect.chat_prompt("Q")
