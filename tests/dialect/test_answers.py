@@ -141,6 +141,17 @@ def test_only_its_own_tag_closes_a_thought(dialect: str) -> None:
     assert answers(dialect, text) == ["'42'"]
 
 
+def test_the_channels_of_gpt_oss_and_gemma() -> None:
+    final = "<|end|><|start|>assistant<|channel|>final<|message|>Answer: 42"
+    analysis = "<|channel|>analysis<|message|>Maybe.\nAnswer: 41\nNo."
+    commentary = "<|end|><|start|>assistant<|channel|>commentary<|message|>So.\nAnswer: 40\n"
+    assert answers("text", analysis + final) == ["'42'"]
+    assert answers("text", analysis + commentary + final) == ["'42'"]
+    assert answers("text", analysis) == []
+    assert answers("text", "<|channel>thought\nAnswer: 41\nNo.\n<channel|>Answer: 42") == ["'42'"]
+    assert answers("text", "Answer: 41\nNo.\n<channel|>Answer: 42", "<|channel>thought\n") == ["'42'"]
+
+
 def test_code_in_a_thought_runs() -> None:
     """As it did before anything knew of thoughts."""
     for dialect, code in (
