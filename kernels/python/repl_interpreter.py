@@ -251,9 +251,10 @@ class PythonInterpreter:
     def _run(self, source: str) -> Outcome:
         error, compiled = None, False  # type: BaseException | None, bool
         try:
-            code = self._compile(source)
+            codes = self._compile(source)
             compiled = True
-            self._execute(code)
+            for code in codes:
+                self._execute(code)
         except BaseException as raised:  # noqa: BLE001 - whatever a cell raises is its result
             error = raised
         if error is None:
@@ -317,12 +318,17 @@ class PythonInterpreter:
                 traceback = traceback.tb_next
             raise error.with_traceback(traceback)  # noqa: B904
 
-    def _compile(self, source: str) -> types.CodeType:
-        compiler = compile_whole if self.tools.has_whole_cells else compile_cell
-        awaits = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if self.tools.has_awaits else 0
-        code = compiler(source, self._flags | awaits)
-        self._remember(source, code)
-        return code
+    def _compile(self, source: str) -> list[types.CodeType]:
+        """The code objects of a cell, which run in this order."""
+        if self.tools.has_whole_cells and self.tools.has_awaits:
+            statements, expression = compile_shown(source, self._flags)
+            codes = [statements] if expression is None else [statements, expression]
+        else:
+            compiler = compile_whole if self.tools.has_whole_cells else compile_cell
+            awaits = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if self.tools.has_awaits else 0
+            codes = [compiler(source, self._flags | awaits)]
+        self._remember(source, codes[0])
+        return codes
 
     def _remember(self, source: str, code: types.CodeType) -> None:
         """Keep the source of functions, and the future flags of a cell."""

@@ -18,8 +18,8 @@ state as long as its name is bound to it; what `bind` binds is, unless it is hid
 returns is handed in as the final answer. After every cell, functions given to `after_cell` are called, and then
 reserved names are bound again to what they were bound to when `reserve` was called. After `cells_are_whole`, a cell is
 read as a file is: a block needs no empty line after it, and an unfinished statement is an error. After
-`cells_may_await`, `await` needs no function around it; it runs in an event loop that the session's cells share. IPython
-always does both.
+`cells_may_await`, `await` needs no function around it; it runs in an event loop that the session's cells share. After
+both, a cell echoes its last expression only, and not before a semicolon. IPython always does all of that.
 
 A call is recorded when it ends, with or without an exception: name, name of the exception's class, seconds. Calls that
 one registered function makes to another by a global name are recorded too if its globals are not those of an imported
