@@ -3,6 +3,7 @@
 import ast
 import codeop
 import io
+import re
 import tokenize
 import traceback
 import warnings
@@ -20,6 +21,7 @@ _WHOLE_FLAGS: int = ast.PyCF_ONLY_AST | codeop.PyCF_ALLOW_INCOMPLETE_INPUT  # ty
 _DEEP = range(65, 201)
 """Brackets within brackets. Sources that are nested so deep are left to the kernel, because parsing one here could hold
 up all sessions. CPython refuses deeper ones at once."""
+_F_STRING = re.compile("[rR]?[fF][rR]?['\"]")
 _STEPS = dict.fromkeys("([{", 1) | dict.fromkeys(")]}", -1)
 """By how much a bracket changes the depth."""
 
@@ -45,9 +47,13 @@ def is_complete(source: str) -> bool:
 
     codeop's method, plus what a terminal does. An empty line ends whatever is open, even a block without a body, unless
     the line is inside brackets or a string or after a backslash. A line of spaces ends nothing, unless it ends with a
-    form feed, which resets the indentation. Only the parser is asked, because the compiler (which refuses `return`
-    outside a function) runs after the last line.
+    form feed, which resets the indentation; nor does a comment. Only the parser is asked, because the compiler (which
+    refuses `return` outside a function) runs after the last line.
     """
+    lines_before, newline, typed_line = source.rpartition("\n")
+    is_comment = bool(newline) and not is_blank(typed_line) and not holds_code(typed_line)
+    if is_comment and not _continues(lines_before.replace("\r", "\n")):
+        return False
     source = source.replace("\r", "\n")
     before, _, last_line = source.rpartition("\n")
     if is_blank(last_line):
@@ -94,10 +100,28 @@ def missing_end(source: str) -> str | None:
 
 
 def is_deep(source: str) -> bool:
-    """Whether brackets, those in strings included, are nested so deep that a source is not parsed here."""
-    if sum(map(source.count, "([{")) < _DEEP.start:
+    """Whether brackets are nested so deep that a source is not parsed here. Those in strings don't count, but for
+    f-strings, whose brackets are parsed too."""
+    if sum(map(source.count, "([{")) < _DEEP.start or _most_depth(source) < _DEEP.start:
         return False
-    return max(accumulate(_STEPS.get(character, 0) for character in source)) in _DEEP
+    depth = 0
+    most = 0
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(f"{source}\n").readline):
+            if token.type == tokenize.OP:
+                depth += _STEPS.get(token.string, 0)
+                most = max(most, depth)
+            elif _F_STRING.match(token.string):
+                most = max(most, depth + _most_depth(token.string))
+    except (tokenize.TokenError, SyntaxError) as error:
+        if "too many nested" in str(error):  # as CPython says at once
+            return False
+    return most in _DEEP
+
+
+def _most_depth(text: str) -> int:
+    """How deep brackets are nested, wherever they stand."""
+    return max(accumulate(_STEPS.get(character, 0) for character in text))
 
 
 def _continues(source: str) -> bool:

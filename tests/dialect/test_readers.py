@@ -141,7 +141,8 @@ def test_code_nested_too_deep_for_the_parser_is_a_cell_that_says_so() -> None:
         ("x = " + "(" * 90 + "1" + ")" * 90, ["statement"]),
         ("(" * 90 + "1" + ")" * 90, ["statement"]),
         ("(" * 50 + "1" + ")" * 50, ["expression"]),
-        ("f('" + "(" * 90 + "')", ["statement"]),
+        ("f('" + "(" * 90 + "')", ["expression"]),
+        ("f(f'{" + "(" * 90 + "1" + ")" * 90 + "}')", ["statement"]),
     ],
 )
 def test_what_is_nested_too_deep_to_be_parsed_here_is_read_by_its_brackets(
