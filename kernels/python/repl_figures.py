@@ -29,9 +29,11 @@ def take() -> list[str]:
 
 def _keep(figure: Any) -> None:
     import io
+    import warnings
 
     file = io.BytesIO()
-    figure.savefig(file, format="png")
+    with warnings.catch_warnings(action="ignore"):  # a warning would name this file, as if the session had written it
+        figure.savefig(file, format="png")
     if len(_kept) < _MOST and sum(map(len, _kept)) + file.tell() <= _MOST_BYTES:
         _kept.append(file.getvalue())
 
@@ -51,9 +53,11 @@ def __getattr__(name: str) -> Any:
         @classmethod
         def pyplot_show(cls, *, block: bool | None = None) -> None:
             """As if each window had been looked at and closed."""
-            for manager in Gcf.get_all_fig_managers():
-                manager.show()
-            Gcf.destroy_all()
+            try:
+                for manager in Gcf.get_all_fig_managers():
+                    manager.show()
+            finally:  # a figure that can't be drawn would come up again in each later `show`
+                Gcf.destroy_all()
 
     class FigureCanvas(FigureCanvasAgg):  # type: ignore[misc]  # untyped
         manager_class = FigureManager

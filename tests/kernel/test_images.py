@@ -67,6 +67,16 @@ def test_show_keeps_the_open_figures_and_closes_them(typed: Typed) -> None:
 
 
 @pytest.mark.more
+def test_a_figure_that_can_not_be_drawn_is_closed_too(typed: Typed) -> None:
+    bad, missing = "title = plt.title(r'$\\frac{1}{x$')", "title = plt.title('\\u4e2d')"
+    *_, failed, left, _, _, shown = typed(
+        *DRAW[:2], bad, "plt.show()", "plt.get_fignums()", DRAW[1], missing, "plt.show()"
+    )
+    assert (failed.error_name, failed.images, left.output) == ("ValueError", (), "[]\n")
+    assert (len(shown.images), shown.output) == (1, "")
+
+
+@pytest.mark.more
 def test_a_figure_shows_itself_and_stays_open(typed: Typed) -> None:
     *_, shown, open_ones = typed(*DRAW[:2], "plt.gcf().show()", "plt.get_fignums()")
     assert (len(shown.images), shown.output, open_ones.output) == (1, "", "[1]\n")
