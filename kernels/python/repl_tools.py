@@ -263,6 +263,10 @@ def _made(kind: Any, value: Any, fields: Fields) -> Any:
         return value
     if kind in fields and type(value) is dict:
         return kind(**{name: _made(fields[kind].get(name), each, fields) for name, each in value.items()})
+    if kind in fields and hasattr(kind, "_fields") and type(value) in (list, tuple):  # a named tuple
+        named = zip(kind._fields, value, strict=False)
+        items = [_made(fields[kind].get(name), item, fields) for name, item in named]
+        return kind(*items, *value[len(items) :])
     if issubclass(kind, enum.Enum):
         return kind(value)
     if issubclass(kind, (datetime.date, datetime.time)) and type(value) is str:

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import datetime
 import enum
+import typing
 from typing import Any
 
 import pytest
@@ -74,6 +75,16 @@ class Shape:
     day: datetime.date | None = None
 
 
+class Edge(typing.NamedTuple):
+    start: Point
+    label: str = "z"
+
+
+def join(edge: Edge, edges: list[Edge] = []) -> str:  # noqa: B006
+    """Join points."""
+    return f"{edge.start} {edge.label} {edges}"
+
+
 def draw(shape: Shape) -> str:
     """Draw a shape."""
     return repr(shape)
@@ -99,6 +110,9 @@ ARGUMENTS = {
         "Color.RED Point(x=1, y=0) (Point(x=2, y=0),) {'a': Point(x=3, y=0)} {'z': <Color.BLUE: 'blue'>}"
     ),
     "pair(['red', {'x': 1}], [1, {'x': 2}])": "Color.RED Point(x=1, y=0) [1, Point(x=2, y=0)]",
+    "join([{'x': 1}, 'b'], [[{'x': 2}]])": "Point(x=1, y=0) b [Edge(start=Point(x=2, y=0), label='z')]",
+    "join({'start': {'x': 1}})": "Point(x=1, y=0) z []",
+    "join([{'x': 1}, 'b', 3])": "argument 'edge'",
     "paint(color='green')": "argument 'color'",
     "draw({'points': [{'y': 1}]})": "argument 'shape'",
 }
@@ -111,7 +125,7 @@ Hue = enum.Enum('Hue', {'DEEP': 'blue'})
 
 @pytest.mark.parametrize("where", ["sandbox", "host"])
 def test_arguments_become_what_the_annotations_ask_for(where: Any) -> None:
-    box = Toolbox(as_tools([draw, paint, pair], where))
+    box = Toolbox(as_tools([draw, paint, pair, join], where))
     for shown, cell in zip(session(box, *ARGUMENTS), ARGUMENTS, strict=True):
         assert ARGUMENTS[cell] in shown.output.replace('"', ""), cell
 
