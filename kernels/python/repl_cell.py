@@ -35,17 +35,19 @@ class Cells:
 
     def run(self, source: str) -> repl_interpreter.Outcome:
         """The `Outcome` of one cell. Never raises, and never returns in a process that the cell has forked."""
-        return self._run(self.interpreter.run, source)
+        return self._run(self.interpreter.run, source) or self.interpreter.interrupted()
 
     def run_for(self, client: Client, source: str) -> repl_interpreter.Outcome:
         """As `run`, for a cell of one of Jupyter's clients."""
-        return self._run(lambda source: self.interpreter.run_for(client, source), source)
+        return self._run(lambda source: self.interpreter.run_for(client, source), source) or _interrupted()
 
     def prepare(self, source: str) -> repl_interpreter.Outcome:
         """As `run`, for set-up code."""
-        return self._run(self.interpreter.prepare, source)
+        return self._run(self.interpreter.prepare, source) or _interrupted()
 
-    def _run(self, function: Callable[[str], repl_interpreter.Outcome], source: str) -> repl_interpreter.Outcome:
+    def _run(self, function: Callable[[str], repl_interpreter.Outcome], source: str) -> repl_interpreter.Outcome | None:
+        """The outcome of a cell; None if it was interrupted as it ended."""
+        outcome = None
         try:
             self._limit_memory(0)
             try:
@@ -55,7 +57,8 @@ class Cells:
                 self._handler = _signal.signal(_SIGINT, _SIG_IGN)
                 self._limit_memory(1)
         except KeyboardInterrupt:
-            outcome = repl_interpreter.Outcome(repl_interpreter.ERROR, error_name="KeyboardInterrupt")
+            _signal.signal(_SIGINT, _SIG_IGN)  # the call of it above may have raised it
+            self._limit_memory(1)
         if os.getpid() != self._pid:
             os._exit(0)  # at a terminal it would compete for the input, here it ends
         return outcome
@@ -67,6 +70,10 @@ class Cells:
                 resource.setrlimit(_RLIMIT_AS, (self._memory_bytes[soft_index], self._memory_bytes[1]))
             except (OSError, ValueError):  # the session may have lowered its own hard limit
                 pass
+
+
+def _interrupted() -> repl_interpreter.Outcome:
+    return repl_interpreter.Outcome(repl_interpreter.ERROR, error_name="KeyboardInterrupt")
 
 
 def _insist(_number: int, frame: FrameType | None) -> None:

@@ -226,6 +226,20 @@ class PythonInterpreter:
             self.screen.flush()
         finally:
             self._stack.leave()
+        return self._with_report(outcome)
+
+    def interrupted(self) -> Outcome:
+        """The `Outcome` of the cell that `run` has just run, if an interrupt came as it ended and `run` raised it."""
+        with contextlib.nullcontext() if self._owns_process else self.active():
+            outcome = Outcome(ERROR, error_name="KeyboardInterrupt", error_message="KeyboardInterrupt")
+            with contextlib.suppress(BaseException):  # of the session's own streams and hooks
+                outcome = self._failed(KeyboardInterrupt(), compiled=True)
+                self.screen.flush()
+            self.tools.end()
+            return self._with_report(outcome)
+
+    def _with_report(self, outcome: Outcome) -> Outcome:
+        """The outcome, with what the cell has shown, handed in and called."""
         outcome.output, outcome.omitted_bytes, outcome.parts = self.screen.take()
         if self._answers:
             outcome.answer, outcome.answer_forms = zip(*self._answers, strict=True)

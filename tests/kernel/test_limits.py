@@ -29,6 +29,22 @@ def test_an_endless_loop_is_interrupted_and_the_state_survives(typed: Typed) -> 
     assert after.output == "5\n"
 
 
+INTERRUPTS = """\
+class Interrupts:
+    screen = sys.stdout
+    def flush(self):
+        sys.stdout = self.screen
+        raise KeyboardInterrupt
+"""
+
+
+def test_an_interrupt_as_a_line_ends_costs_neither_its_text_nor_its_answer(typed: Typed) -> None:
+    cell = "print('shown'); submit_final_answer(42); sys.stdout = Interrupts()"
+    _, _, ended, after = typed("import sys", INTERRUPTS, cell, "6 * 7")
+    assert (ended.status, ended.error_name, ended.answer) == (ExecStatus.ERROR, "KeyboardInterrupt", ("42",))
+    assert (ended.output, after.output) == ("shown\nKeyboardInterrupt\n", "42\n")
+
+
 INTERRUPTED = yaml.safe_load(Path(__file__).with_name("interrupted.yaml").read_text())
 ENDS_ITSELF = INTERRUPTED.pop("ends itself")
 KEPT = "import os, sys, time, itertools, signal, subprocess; kept = [1]"
