@@ -165,13 +165,28 @@ def is_ours(entry: Path) -> bool:
     return "repl_rl" in entry.name.replace("-", "_").lower()
 
 
+_open_homes: set[Home] = set()
+
+
+def _let_go_in_fork() -> None:
+    """In a fork of the owner, such as a process of multiprocessing: close its copies of what the reapers wait on."""
+    for home in _open_homes:
+        os.close(home._owner_end)
+        home._owner_end = -1
+    _open_homes.clear()
+
+
+os.register_at_fork(after_in_child=_let_go_in_fork)
+
+
 class Home:
     """The folder of one pool, with connection files, sockets and a compiled copy of the kernel program; and its group.
 
-    It is removed when its owner ends. A small shell waits on a pipe that only the owner holds open. However the owner
-    ends, SIGKILL included, the pipe closes and the shell removes the folder, and the group with those in it. Kernels in
-    a sandbox die by themselves, because it watches its parent; one that was still being made at that time sees that the
-    pipe has closed. Others, and what they started, carry a mark (processes.py) by which the shell kills them before.
+    It is removed when its owner ends. A small shell waits on a pipe that only the owner holds open; what Python forks
+    from the owner closes its copy. However the owner ends, SIGKILL included, the pipe closes and the shell removes the
+    folder, and the group with those in it. Kernels in a sandbox die by themselves, because it watches its parent; one
+    that was still being made at that time sees that the pipe has closed. Others, and what they started, carry a mark
+    (processes.py) by which the shell kills them before.
 
     Only its owner can read `path`. It contains `program` and `covers`, which are shown to kernels: `covers` holds an
     empty `folder` and an empty `file`, to be mounted over what kernels must not see, and a `passwd` and `group`.
@@ -192,6 +207,7 @@ class Home:
         except OSError as error:
             raise KernelStartError(f"no temporary folder for kernels: {error}; set TMPDIR to a writable one") from error
         self.lifeline, self._owner_end = os.pipe()
+        _open_homes.add(self)
         self.group = None
         if memory is not None:
             budget_mb, session_bytes = memory
@@ -243,6 +259,8 @@ class Home:
     def close(self) -> None:
         """Have the shell remove the folder and the group, and wait for it. A second call does nothing."""
         if self._owner_end >= 0:
+            _open_homes.discard(self)
+            os.write(self._owner_end, b"\n")  # closing is not enough where a fork, made by C code, has a copy
             os.close(self._owner_end)
             os.close(self.lifeline)
             self._owner_end = -1

@@ -26,6 +26,7 @@ from repl_rl.kernel.paths import REAPER, find_bwrap, kernels_folder
 __all__ = ["kernelspecs"]
 
 OWNER = Path(__file__).with_name("owner.txt").read_text()
+FORKING_OWNER = Path(__file__).with_name("forking_owner.txt").read_text()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -81,6 +82,20 @@ def test_nothing_outlives_the_owner(signum: signal.Signals, kind: tuple[str, str
     until(lambda: not alive(others))
     until(lambda: not folder.exists())
     assert control_groups(owner.pid) == []
+
+
+@pytest.mark.parametrize(("end", "status"), [("left", 0), ("killed", -signal.SIGKILL)])
+def test_a_fork_of_the_owner_keeps_nothing_of_the_pool(end: str, status: int) -> None:
+    """As processes of multiprocessing are on Linux: it has copies of all that the owner has open."""
+    with subprocess.Popen([sys.executable, "-c", FORKING_OWNER, end], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        folder, child = owner.stdout.readline().split()
+        try:
+            until(lambda: not Path(folder).exists())
+            assert owner.wait(timeout=300) == status
+        finally:
+            owner.kill()
+            os.kill(int(child), signal.SIGKILL)
 
 
 @pytest.mark.slow

@@ -167,8 +167,10 @@ class ForkServer:
     async def close(self) -> None:
         """End the server with all its sessions, and wait until they are gone."""
         self._end()
-        self._control.close()
-        self._fork_setup.close()
+        for end in (self._control, self._fork_setup):
+            with contextlib.suppress(OSError):  # the server has ended already
+                end.shutdown(socket.SHUT_RDWR)  # a fork of this process would keep open what is only closed here
+            end.close()
         try:
             await asyncio.wait_for(exited(self._process), _END_S)
         except TimeoutError:
