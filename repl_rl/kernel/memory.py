@@ -18,6 +18,7 @@ from weakref import WeakSet
 from repl_rl.kernel.cgroups import VERSIONS, own_groups, stat_of
 from repl_rl.kernel.processes import status_of, tree
 from repl_rl.kernel.results import Kernel
+from repl_rl.utils.threads import to_own_thread
 
 _PAGE_MB = os.sysconf("SC_PAGESIZE") / (1 << 20)
 _SHARE = 0.8
@@ -154,7 +155,7 @@ class MemoryBudget:
     async def _look(self) -> None:
         # Whether a kernel is alive is asked here and not in the thread, because its channels belong to this loop.
         alive = [kernel for kernel in self._kernels() if kernel.is_alive]
-        held_mb, excesses = await asyncio.to_thread(_measure, alive)
+        held_mb, excesses = await to_own_thread(_measure, alive)
         for kernel, excess in excesses.items():
             if excess is not None:
                 _log.warning("a session has %s; it is killed", excess)

@@ -9,12 +9,14 @@ Not covered: a thread can't be ended from outside. What hangs stays, with all th
 import asyncio
 import contextlib
 import contextvars
+import functools
 import queue
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Self, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar
 
+Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 _WORKERS_END_S = 2.0
@@ -99,6 +101,21 @@ def in_own_thread(call: Callable[[], Any]) -> Future[Any]:
     thread = threading.Thread(target=context.run, args=(_settle, outcome, call), name="repl-rl-call", daemon=True)
     thread.start()
     return outcome
+
+
+async def to_own_thread(
+    function: Callable[Arguments, Result], /, *args: Arguments.args, **kwargs: Arguments.kwargs
+) -> Result:
+    """As `asyncio.to_thread`, but never after others: asyncio's few threads may all be taken by functions of users.
+
+    Where no thread can be started, as at the end of the process, the function runs in this one.
+    """
+    try:
+        outcome = in_own_thread(functools.partial(function, *args, **kwargs))
+    except RuntimeError:
+        return function(*args, **kwargs)
+    result: Result = await asyncio.wrap_future(outcome)
+    return result
 
 
 class OneThread:

@@ -4,6 +4,7 @@ import asyncio
 import math
 import os
 import signal
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel.conftest import LIMITS, in_pool
+from kernel.conftest import HASTY, LIMITS, in_pool
 from kernel.test_host_calls import PROXY, Host
 
 from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, Limits, LineLimit
@@ -128,6 +129,25 @@ async def test_a_line_whose_machine_is_busy_has_its_time(pool: KernelPool) -> No
         result = await running
     assert (result.status, result.limit) == (ExecStatus.OK, None)
     assert result.duration_s > PATIENT.line_s
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [{"limits": HASTY}, {"limits": HASTY, "backend": "repl_rl", "sandbox": "bwrap"}],
+    ids=["fork", "repl_rl"],
+    indirect=True,
+)
+async def test_a_line_ends_though_all_of_asyncios_threads_are_taken(pool: KernelPool) -> None:
+    """By tools and graders of users."""
+    done = threading.Event()
+    taken = [asyncio.get_running_loop().run_in_executor(None, done.wait, 300) for _ in range(100)]
+    try:
+        async with pool.session() as kernel:
+            late = await asyncio.wait_for(kernel.execute("while True: pass\n"), 250)
+    finally:
+        done.set()
+        await asyncio.gather(*taken)
+    assert late.status is ExecStatus.TIMEOUT
 
 
 @pytest.mark.more

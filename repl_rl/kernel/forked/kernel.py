@@ -53,6 +53,7 @@ from repl_rl.kernel.processes import (
 from repl_rl.kernel.results import ExecResult, ExecStatus, HostCalls, LineLimit
 from repl_rl.kernel.sandbox import Sandbox, SandboxKind, require_sandbox
 from repl_rl.utils.text import sendable
+from repl_rl.utils.threads import to_own_thread
 
 _COPIED_MB = 6.0
 """Pages shared with the server that a session has written to, and so copied: 4 to 6 MB by measurement."""
@@ -82,13 +83,13 @@ class ForkBackend:
 
     async def open(self, memory_mb: float) -> None:
         """Raises DependencyError or SandboxError, with the remedy, if sessions can't be isolated here as asked."""
-        kind = await asyncio.to_thread(require_sandbox, self._kind)
-        self.home = await asyncio.to_thread(Home, (memory_mb, self._limits.session_bytes()))
+        kind = await to_own_thread(require_sandbox, self._kind)
+        self.home = await to_own_thread(Home, (memory_mb, self._limits.session_bytes()))
         try:
             caches_sandbox = Sandbox(kind, self._profile, self._limits, self.home)
-            caches = await asyncio.to_thread(home_caches, caches_sandbox, self._profile.caches)
+            caches = await to_own_thread(home_caches, caches_sandbox, self._profile.caches)
             self._sandbox = Sandbox(kind, self._profile, self._limits, self.home, divides=True, caches=caches)
-            await asyncio.to_thread(self._sandbox.readable)
+            await to_own_thread(self._sandbox.readable)
         except BaseException:
             await self.close()
             raise
@@ -112,7 +113,7 @@ class ForkBackend:
         if self.server is not None:
             await self.server.close()
         if self.home is not None:
-            await asyncio.to_thread(self.home.close)
+            await to_own_thread(self.home.close)
 
 
 class ForkedKernel:
@@ -177,7 +178,7 @@ class ForkedKernel:
         except BaseException:
             child.abandon()
             if folder is not None:
-                await asyncio.to_thread(remove_tree, folder)
+                await to_own_thread(remove_tree, folder)
             raise
         try:
             if await kernel._channel.reply(limits.start_s) is None:
@@ -304,7 +305,7 @@ class ForkedKernel:
                 if len(os.listdir(f"/proc/{self.pid}/fd")) <= _FEW_OPEN:
                     shared = still_shared(children, self.pid)
                 else:
-                    shared = await asyncio.to_thread(still_shared, children, self.pid)
+                    shared = await to_own_thread(still_shared, children, self.pid)
                 if shared is not None:
                     raise ForkRefusedError(
                         f"forks of the session would not have been apart from it; they share: {shared}"
@@ -379,9 +380,9 @@ class ForkedKernel:
 
     async def _join(self, pool_group: PoolGroup) -> None:
         """Meanwhile it is in its server's group, or in that of the session that it is a fork of."""
-        group = await asyncio.to_thread(pool_group.admit, self.pid)
+        group = await to_own_thread(pool_group.admit, self.pid)
         if group is not None:
-            self._held_before_mb = await asyncio.to_thread(self._held_elsewhere_mb)
+            self._held_before_mb = await to_own_thread(self._held_elsewhere_mb)
         self.group = group
 
     def _held_elsewhere_mb(self) -> float:
@@ -443,7 +444,7 @@ class ForkedKernel:
             if self._joining is not None:
                 releases.push_async_callback(self._leave_group, self._joining)
             if self._folder is not None:
-                releases.push_async_callback(asyncio.to_thread, remove_tree, self._folder)
+                releases.push_async_callback(to_own_thread, remove_tree, self._folder)
             if self._connection_file is not None:
                 releases.callback(self._connection_file.unlink, missing_ok=True)
             releases.callback(remove_sockets, self._connection)
@@ -459,7 +460,7 @@ class ForkedKernel:
     async def _leave_group(self, joining: asyncio.Task[None]) -> None:
         await joining
         if self.group is not None:
-            await asyncio.to_thread(self.group.close)
+            await to_own_thread(self.group.close)
 
     async def _kill(self) -> None:
         """Kill the session and all that it started, and wait until it is dead.
@@ -484,17 +485,17 @@ class ForkedKernel:
             line = LineTime(self._limits.line_s, self._wall_s, self._processor_s)
             reply = await self._channel.ask({"run": sendable(source)}, line.wait_s, on_call=calls.take)
             while reply is None and line.limit is None and not self._channel.has_ended:
-                await asyncio.to_thread(line.look)
+                await to_own_thread(line.look)
                 reply = await self._channel.reply(line.wait_s)
             if reply is not None or self._channel.has_ended:
                 return None, reply
             calls.refuse("the line is out of time")
             self._output.unblock()
-            await asyncio.to_thread(interrupt, self.pid)
+            await to_own_thread(interrupt, self.pid)
             reply = await self._channel.reply(self._limits.grace_s / 2)
             if reply is None and not self._channel.has_ended:  # what it waits for may have ignored that
                 send_signal(self._pidfd, INSIST)
-                await asyncio.to_thread(kill_descendants, self.pid)
+                await to_own_thread(kill_descendants, self.pid)
                 reply = await self._channel.reply(self._limits.grace_s / 2)
             if reply is None and self._channel.look():
                 return None, None

@@ -19,7 +19,6 @@ Kernels on this machine are killed with all that they started, at the end and wh
 in Python on this machine, they are reached through sockets in a private folder, all others through TCP ports.
 """
 
-import asyncio
 import logging
 import os
 from typing import Any
@@ -41,6 +40,7 @@ from repl_rl.kernel.paths import Home, program_folder
 from repl_rl.kernel.processes import MARK
 from repl_rl.kernel.sandbox import Sandbox, SandboxKind, require_sandbox
 from repl_rl.utils.text import nearest
+from repl_rl.utils.threads import to_own_thread
 
 OWN_NAME = "repl_rl"
 _LOCAL = "local-provisioner"
@@ -74,12 +74,12 @@ class KernelspecBackend:
 
     async def open(self, memory_mb: float) -> None:
         """Raises what `require_kernelspec` and `Guest.of` raise, and SandboxError if files can't be shown as asked."""
-        self._spec, kind = await asyncio.to_thread(require_kernelspec, self.name, self._kind)
+        self._spec, kind = await to_own_thread(require_kernelspec, self.name, self._kind)
         launcher = _provisioner_name(self._spec)
         self._is_ours = launcher == provisioner.NAME
         self._is_local = launcher == _LOCAL and kind == "none"
         if launcher == _LOCAL and kind == "bwrap":
-            self._guest = await asyncio.to_thread(Guest.of, self.name, self._spec, self._profile)
+            self._guest = await to_own_thread(Guest.of, self.name, self._spec, self._profile)
             # our provisioner launches it in the sandbox
             stanza = {"kernel_provisioner": {"provisioner_name": provisioner.NAME}}
             self._spec.metadata = {**self._spec.metadata, **stanza}
@@ -87,7 +87,7 @@ class KernelspecBackend:
         try:
             has_sandbox = self._is_ours or self._guest is not None
             memory = (memory_mb, self._limits.session_bytes()) if has_sandbox else None
-            self.home = await asyncio.to_thread(Home, memory)
+            self.home = await to_own_thread(Home, memory)
             if has_sandbox:
                 self._sandbox = Sandbox(
                     kind,
@@ -164,7 +164,7 @@ class KernelspecBackend:
         if self._context is not None:
             self._context.destroy(linger=0)
         if self.home is not None:
-            await asyncio.to_thread(self.home.close)
+            await to_own_thread(self.home.close)
 
 
 class _OneSpec(KernelSpecManager):  # type: ignore[misc]

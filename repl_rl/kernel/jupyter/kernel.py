@@ -32,6 +32,7 @@ from repl_rl.kernel.paths import remove_tree
 from repl_rl.kernel.processes import INSIST, exited, kill_descendants, kill_family, kill_marked, processor_s, tree
 from repl_rl.kernel.results import ExecResult, ExecStatus, HostCalls, LineLimit
 from repl_rl.utils.text import sendable
+from repl_rl.utils.threads import to_own_thread
 
 _PRINTED_BYTES = 4000
 _LAST_WORDS_S = 0.1
@@ -242,7 +243,7 @@ class KernelspecKernel:
         self.process = getattr(self._manager.provisioner, "process", None)
         self._died = asyncio.create_task(self._watch())
         if self._pool_group is not None:
-            self._group = await asyncio.to_thread(self._pool_group.admit, self.process.pid)
+            self._group = await to_own_thread(self._pool_group.admit, self.process.pid)
         client = self._manager.client(context=self._manager.context)
         if self._is_guest:
             most_bytes = self._limits.read_mb * (1 << 20)
@@ -287,7 +288,7 @@ class KernelspecKernel:
         assert self._died is not None
         line = LineTime(self._limits.line_s, self._limits.wall_s, self._processor_s)
         while not await self._ends(request, line.wait_s) and not self._died.done() and line.limit is None:
-            await asyncio.to_thread(line.look)
+            await to_own_thread(line.look)
         if request.done() or self._died.done():
             return None
 
@@ -302,7 +303,7 @@ class KernelspecKernel:
         if pid is not None:
             with contextlib.suppress(OSError, RuntimeError):
                 await self._manager.signal_kernel(INSIST if self._is_ours else signal.SIGINT)
-            await asyncio.to_thread(kill_descendants, pid)
+            await to_own_thread(kill_descendants, pid)
         if await self._ends(request, self._limits.grace_s / 2):
             return line.limit
 
@@ -365,9 +366,9 @@ class KernelspecKernel:
             await self._manager.shutdown_kernel(now=True)
         self._manager.cleanup_connection_file()
         if self._is_local:
-            await asyncio.to_thread(remove_tree, self._work)
+            await to_own_thread(remove_tree, self._work)
         if self._group is not None:
-            await asyncio.to_thread(self._group.close)
+            await to_own_thread(self._group.close)
 
     async def _kill(self) -> None:
         """Kill a process of this machine directly: jupyter_client would interrupt it first, then poll every 0.1 s."""
@@ -375,7 +376,7 @@ class KernelspecKernel:
         if provisioner is None or not provisioner.has_process:
             return
         if self._is_local:
-            await asyncio.to_thread(kill_marked, provisioner.process, self._manager.connection_file)
+            await to_own_thread(kill_marked, provisioner.process, self._manager.connection_file)
         elif self._is_ours or self._is_guest:
             await provisioner.kill()
         else:
