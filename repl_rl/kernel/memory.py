@@ -111,29 +111,42 @@ def stored_mb(pid: int) -> float:
 class MemoryBudget:
     """Keeps all of `kernels()` together within `budget_mb`: beyond it, none is started and the largest is killed.
 
+    Before that, `close_idle` is called: it has those closed that no session has, and returns whether there were any.
     `on_look` is called after each measurement, and told whether a start is held back.
     """
 
     def __init__(
-        self, budget_mb: float, kernels: Callable[[], Collection[Kernel]], on_look: Callable[[bool], None]
+        self,
+        budget_mb: float,
+        kernels: Callable[[], Collection[Kernel]],
+        close_idle: Callable[[], bool],
+        on_look: Callable[[bool], None],
     ) -> None:
         self.budget_mb = max(budget_mb, _ROOM_MB)  # or the one session that may always start would be killed
         self.used_mb = 0.0
         self.killed = 0
         self._kernels = kernels
+        self._close_idle = close_idle
         self._on_look = on_look
         self._measured = 0
         """How many kernels `used_mb` is the memory of."""
         self._victims: WeakSet[Kernel] = WeakSet()
         self._is_held_back = False
+        self._has_said_so = False
 
-    def has_room(self, starting: int) -> bool:
-        """Whether another kernel may start beside `starting` ones. One always may, or nothing would ever run."""
+    def has_room(self, starting: int, *, is_awaited: bool = False) -> bool:
+        """Whether another kernel may start beside `starting` ones. One always may, or nothing would ever run.
+
+        If not, and it `is_awaited` by a session, the log says so, once.
+        """
         alive = len(self._kernels())
         unmeasured = max(0, alive - self._measured)
         new = unmeasured + starting + 1
         fits = self.used_mb + new * _ROOM_MB <= self.budget_mb or alive + starting == 0
-        if not fits and not self._is_held_back:
+        if fits:
+            self._has_said_so = False
+        elif is_awaited and not self._has_said_so:
+            self._has_said_so = True
             held = f"{alive} kernels hold {self.used_mb:.0f} MB of the pool's budget of {self.budget_mb:.0f} MB"
             _log.warning("%s: further sessions wait", held)
         self._is_held_back = not fits
@@ -144,7 +157,7 @@ class MemoryBudget:
         while True:
             began = time.monotonic()
             try:
-                await self._look()
+                await self.look()
             except Exception:  # noqa: BLE001 - the budget has to be kept
                 _log.exception("the kernels' memory could not be looked at")
             cost_s = time.monotonic() - began
@@ -152,7 +165,8 @@ class MemoryBudget:
             share = _SHARE_FILLED if self.used_mb > self.budget_mb / 2 else _SHARE_FREE
             await asyncio.sleep(max(_SHORTEST_S, min(filled_s, _LONGEST_S), share * cost_s))
 
-    async def _look(self) -> None:
+    async def look(self) -> None:
+        """Measure now, and keep the budget."""
         # Whether a kernel is alive is asked here and not in the thread, because its channels belong to this loop.
         alive = [kernel for kernel in self._kernels() if kernel.is_alive]
         held_mb, excesses = await to_own_thread(_measure, alive)
@@ -164,7 +178,8 @@ class MemoryBudget:
         self.used_mb = sum(held_mb.values())
         largest = max(held_mb, key=held_mb.__getitem__, default=None)
         # One that was killed a moment ago may not have let go of its memory yet.
-        if self.used_mb > self.budget_mb and largest is not None and largest not in self._victims:
+        is_exceeded = self.used_mb > self.budget_mb and not self._close_idle()
+        if is_exceeded and largest is not None and largest not in self._victims:
             held = f"{self.used_mb:.0f} MB, beyond their budget of {self.budget_mb:.0f} MB"
             _log.warning("the pool's kernels hold %s: the largest one, with %.0f MB, is killed", held, held_mb[largest])
             self.killed += 1

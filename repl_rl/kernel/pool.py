@@ -285,9 +285,9 @@ class KernelPool:
 
     `backend` is "fork", kernels forked from a warm server, or the name of a Jupyter kernelspec. As many come up at once
     as there are cores. `memory_mb` is the budget of all kernels together (default: four fifths of what is available
-    when the pool is opened); beyond it, sessions wait. `profile` is the name of a sandbox profile, or the path of your
-    own (docs/sessions.md). Entering the pool raises ConfigError, DependencyError or SandboxError if no kernel
-    could ever run here as asked.
+    when the pool is opened); beyond it, kernels that no session has are closed, and sessions wait. `profile` is the
+    name of a sandbox profile, or the path of your own (docs/sessions.md); `limits` replace all of its limits. Entering
+    the pool raises ConfigError, DependencyError or SandboxError if no kernel could ever run here as asked.
     """
 
     def __init__(
@@ -336,7 +336,7 @@ class KernelPool:
         _require_room_for_processes(self.size)
         budget_mb = default_budget_mb() if self._memory_mb is None else self._memory_mb
         await self.backend.open(budget_mb)
-        self._budget = MemoryBudget(budget_mb, lambda: self._alive, self._on_look)
+        self._budget = MemoryBudget(budget_mb, lambda: self._alive, self._close_idle, self._on_look)
         self._spawn(self._budget.watch())
         self._is_open = True
         self._top_up()
@@ -465,8 +465,10 @@ class KernelPool:
                 while slots < free and self._budget.has_room(self._reserved + self.stats.starting + slots):
                     slots += 1
                 is_short_of_memory = slots < free
-                if slots < count and not is_short_of_memory and self._ready:
+                if slots < count and self._ready:
                     await self._discard(self._ready.pop())
+                    if is_short_of_memory:
+                        await self._budget.look()
                     continue
                 # Kernels that are about to be ready or closed may leave a slot; no session has them.
                 is_settled = is_short_of_memory or not (self.stats.starting or self._closing)
@@ -515,12 +517,16 @@ class KernelPool:
         """Start the kernels that are missing, as far as there is room."""
         if not self._is_open:
             return
-        # While sessions are open, few are kept ready, because starts take CPU time from them; otherwise all are.
+        # While sessions are open, few are kept ready, because starts take CPU time from them; otherwise all are. None
+        # are while a fork waits for what they would take.
         reserve = min(self._warm, self._few) if self._open_sessions else self._warm
+        if self._requested:
+            reserve = 0
         missing = max(reserve, len(self._waiting)) - len(self._ready) - self.stats.starting
         slots = self.size - len(self._alive) - self.stats.starting - self._reserved - self._requested
         for _ in range(min(missing, slots)):
-            if not self._budget.has_room(self.stats.starting):
+            is_awaited = len(self._waiting) > self.stats.starting
+            if not self._budget.has_room(self.stats.starting, is_awaited=is_awaited):
                 break
             self.stats.starting += 1
             self._spawn(self._start_one())
@@ -574,6 +580,14 @@ class KernelPool:
         if not self._is_short_of_processes:
             _log.warning("no process can be started for a kernel: %s; further sessions wait", _processes_held())
         self._is_short_of_processes = True
+
+    def _close_idle(self) -> bool:
+        """Have all kernels closed that no session has. False if there are none."""
+        idle = list(self._ready)
+        self._ready.clear()
+        for kernel in idle:
+            self._spawn(self._discard(kernel))
+        return bool(idle)
 
     def _on_look(self, is_held_back: bool) -> None:
         self._let_forks_on()

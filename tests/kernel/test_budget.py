@@ -82,6 +82,35 @@ async def test_the_largest_session_goes_where_the_budget_is_exceeded(caplog: pyt
 
 
 @pytest.mark.more
+async def test_kernels_that_no_session_has_go_first(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    async with KernelPool(12, Limits(line_s=60), memory_mb=250) as pool:
+        await until(lambda: pool.stats.alive > 8)
+        async with pool.session() as kernel:
+            assert (await kernel.execute("block = bytearray(b'x') * (220 << 20)")).status is ExecStatus.OK
+            await until(lambda: pool.stats.used_mb > 200 and pool.stats.alive <= 2)
+            assert (await kernel.execute("len(block) >> 20")).output == "220\n"
+    assert pool.stats.killed_for_memory == 0
+    assert "further sessions wait" not in caplog.text
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("wait", [True, False])
+async def test_a_fork_gets_the_memory_of_kernels_that_no_session_has(wait: bool) -> None:
+    async with KernelPool(12, Limits(line_s=60), warm=8, memory_mb=250) as pool:
+        await until(lambda: pool.stats.alive == 8)
+        async with pool.session() as kernel:
+            await kernel.execute("x = 1")
+            await until(lambda: pool.stats.starting == 0)
+            await pool._budget.look()
+            used_mb = round(pool.stats.used_mb)
+            assert (await kernel.execute(f"block = bytearray(b'x') * ({242 - used_mb} << 20)")).status is ExecStatus.OK
+            await until(lambda: pool.stats.used_mb > 234)
+            async with asyncio.timeout(250), pool.fork(kernel, wait=wait) as fork:
+                assert (await fork.execute("x")).output == "1\n"
+
+
+@pytest.mark.more
 @pytest.mark.parametrize("name", ["child", "file", "leaderless", "full-sockets"])
 async def test_what_a_session_holds_beside_its_own_process_counts(name: str, each_way: str) -> None:
     cell = HELD[name].replace("PROCESSES", "2")
