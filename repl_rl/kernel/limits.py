@@ -73,8 +73,11 @@ class Limits:
         for limit in dataclasses.fields(self):
             value = getattr(self, limit.name)
             least = limit.metadata["least"]
-            if value is not None and not least <= value < float("inf"):
-                raise ConfigError(f"kernel limit {limit.name} is {value!r}; give it a finite number from {least} up")
+            is_whole = isinstance(limit.default, int)
+            wanted, kinds = ("whole", int) if is_whole else ("finite", int | float)
+            is_number = isinstance(value, kinds) and not isinstance(value, bool)
+            if value is not None and not (is_number and least <= value < float("inf")):
+                raise ConfigError(f"kernel limit {limit.name} is {value!r}; give it a {wanted} number from {least} up")
 
         if self.wall_s < self.line_s:
             raise ConfigError(
@@ -184,6 +187,13 @@ class Profile:
                 environment = {**default["environment"], **table.get("environment", {})}
                 limits = {**default["limits"], **table.get("limits", {})}
                 table = {**default, **table, "environment": environment, "limits": limits}
+            environment = _named_texts(table, "environment")
+            hostname = table["hostname"]
+            if not isinstance(hostname, str):
+                raise TypeError(f"hostname = {hostname!r} is not a string")
+            for text in (hostname, *environment, *environment.values()):
+                if "\0" in text:
+                    raise ConfigError(f"sandbox profile {file} has {text!r}; Linux takes no NUL there, so leave it out")
             mounts = _named_texts({"mounts": {}, **table}, "mounts")
             for mount in mounts:
                 if not _MOUNT_NAME.fullmatch(mount):
@@ -194,8 +204,8 @@ class Profile:
             return cls(
                 name=name,
                 read_only=_texts(table, "read_only") + _texts(table, _ALSO),
-                environment=_named_texts(table, "environment"),
-                hostname=table["hostname"],
+                environment=environment,
+                hostname=hostname,
                 limits=Limits.from_mapping(table.get("limits", {})),
                 preload=_texts(table, "preload"),
                 warm_up=str(table.get("warm_up", "")),

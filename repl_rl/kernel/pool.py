@@ -16,6 +16,7 @@ import asyncio
 import copy
 import errno
 import logging
+import math
 import os
 import resource
 import time
@@ -303,6 +304,11 @@ class KernelPool:
     ) -> None:
         if size < 1:
             raise ConfigError(f"a kernel pool of size {size} holds no kernel; give it at least 1")
+        if memory_mb is not None and not 0 < memory_mb < math.inf:
+            raise ConfigError(
+                f"memory_mb of a kernel pool is {memory_mb!r}; give it a finite number of MB above 0, or None for four "
+                "fifths of what is available"
+            )
         self.size = size
         self.stats = PoolStats()
         loaded = Profile.load(profile)

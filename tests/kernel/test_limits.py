@@ -142,10 +142,13 @@ async def test_time_in_which_the_whole_machine_stands_still_is_given_back(pool: 
     [
         *(("line_s", value) for value in (0, -1, float("nan"), float("inf"))),
         *((name, 0) for name in ("grace_s", "memory_mb", "cpu_s", "processes", "output_bytes")),
+        *((name, 512.0) for name in ("memory_mb", "cpu_s", "tmp_mb", "output_bytes")),
+        *(("line_s", value) for value in ("5", True)),
     ],
 )
-def test_a_limit_that_no_kernel_can_live_with_is_refused(name: str, value: float) -> None:
-    with pytest.raises(ConfigError, match=f"kernel limit {name} is {value!r}; give it a finite number from"):
+def test_a_limit_that_no_kernel_can_live_with_is_refused(name: str, value: object) -> None:
+    wanted = "finite" if name.endswith("_s") and name != "cpu_s" else "whole"
+    with pytest.raises(ConfigError, match=f"kernel limit {name} is {value!r}; give it a {wanted} number from"):
         Limits(**{name: value})  # type: ignore[arg-type]
 
 
@@ -158,6 +161,12 @@ def test_a_line_may_take_five_times_its_processor_time() -> None:
 def test_an_unknown_limit_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match="'memory' is not a kernel limit; did you mean 'memory_mb'"):
         Limits.from_mapping({"memory": 5})
+
+
+@pytest.mark.parametrize("memory_mb", [0.0, float("inf"), float("nan")])
+def test_a_budget_that_no_pool_can_keep_is_refused(memory_mb: float) -> None:
+    with pytest.raises(ConfigError, match=f"memory_mb of a kernel pool is {memory_mb!r}; give it a finite number"):
+        KernelPool(memory_mb=memory_mb)
 
 
 def test_a_pool_without_kernels_is_refused() -> None:
