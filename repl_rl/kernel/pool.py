@@ -257,7 +257,14 @@ class PooledKernel:
             await self._pool._discard(self.kernel)
             return lost
         output = f"{lost.output}KeyboardInterrupt\n"
-        return replace(lost, status=ExecStatus.TIMEOUT, error_name="KeyboardInterrupt", output=output)
+        return replace(
+            lost,
+            status=ExecStatus.TIMEOUT,
+            error_name="KeyboardInterrupt",
+            error_message="KeyboardInterrupt",
+            output=output,
+            fingerprint=past.fingerprint,
+        )
 
 
 @dataclass(slots=True)
@@ -269,6 +276,8 @@ class _Past:
     effects: list[int] = field(default_factory=list)
     """A hash for each cell, of what it showed and of the state that it left."""
     took_s: float = 0.0
+    fingerprint: str | None = None
+    """Of the state that the last of them left; None before the first."""
 
     def remembers(self, source: str, result: ExecResult) -> bool:
         """Note a cell. False if it can't be repeated: it was interrupted somewhere, or its state is not known."""
@@ -278,6 +287,7 @@ class _Past:
         effect = (result.status, result.output, result.error_message, result.answer, result.fingerprint)
         self.effects.append(hash(effect))
         self.took_s += result.duration_s
+        self.fingerprint = result.fingerprint
         return result.status in (ExecStatus.OK, ExecStatus.ERROR) and result.fingerprint is not None
 
 

@@ -102,6 +102,38 @@ async def test_one_dies_and_the_other_goes_on(pool: KernelPool) -> None:
                 assert await shown(third, "x") == "1\n"
 
 
+async def asked(kernel: PooledKernel) -> None:
+    """Wait until a request to the session is under way."""
+    while not kernel.kernel._channel_lock.locked():
+        await asyncio.sleep(0)
+
+
+async def test_a_line_that_is_typed_while_its_session_is_forked_shows_all(pool: KernelPool) -> None:
+    async with pool.session() as kernel, AsyncExitStack() as stack:
+        await typed(kernel, "x = 1")
+        forking = asyncio.create_task(stack.enter_async_context(pool.fork(kernel)))
+        await asked(kernel)
+        result = await kernel.execute("print('a' * 200_000); x")
+        assert (result.status, result.output[-3:]) == (ExecStatus.OK, "\n1\n"), result
+        assert await shown(await forking, "x") == "1\n"
+
+
+@pytest.mark.parametrize("request_name", ["can_fork", "open_jupyter"])
+async def test_a_session_outlives_a_question_that_is_given_up(pool: KernelPool, request_name: str) -> None:
+    async with pool.session() as kernel:
+        await typed(kernel, "x = 1")
+        os.kill(kernel.kernel.pid, signal.SIGSTOP)  # so that its reply is late
+        asking = asyncio.create_task(getattr(kernel, request_name)())
+        await asked(kernel)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        typing = asyncio.create_task(shown(kernel, "x"))
+        await asyncio.sleep(0.05)
+        os.kill(kernel.kernel.pid, signal.SIGCONT)
+        assert await typing == "1\n"
+
+
 async def fork_often(pool: KernelPool, kernel: PooledKernel, times: int) -> None:
     for number in range(times):
         async with pool.fork(kernel) as fork:

@@ -65,6 +65,13 @@ def test_a_line_that_is_slow_to_listen_costs_no_state(cell: str, typed_in_haste:
 
 
 @pytest.mark.more
+def test_after_an_endless_line_the_state_is_known(typed_in_haste: Typed) -> None:
+    before, late = typed_in_haste("x = 1", "sum(range(10**12))")
+    assert (late.status, late.error_message) == (ExecStatus.TIMEOUT, "KeyboardInterrupt")
+    assert late.fingerprint == before.fingerprint is not None
+
+
+@pytest.mark.more
 @in_pool(limits=HASTY)
 async def test_what_could_not_be_repeated_is_lost(pool: KernelPool) -> None:
     """Of an endless loop in C, where the lines before it do not do the same again, or called the host."""

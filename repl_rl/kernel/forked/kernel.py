@@ -13,10 +13,11 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from repl_rl.errors import ForkRefusedError, KernelDiedError, KernelError, KernelStartError
 from repl_rl.kernel.border import BorderError, result_of
@@ -65,6 +66,8 @@ _WATCH_AFTER_S = 0.005
 """The output of a line that takes longer than this is read while it runs."""
 _WATCH_AFTER_S_PER_LINE = 0.0003
 """It begins so much later for each other line that runs."""
+
+Result = TypeVar("Result")
 
 _log = logging.getLogger(__name__)
 
@@ -203,9 +206,9 @@ class ForkedKernel:
         if self._has_run:
             raise KernelError("a session is prepared before its first cell, and this one has run cells")
         reply = None
-        self._output.watch()
         try:
             async with self._channel_lock:
+                self._output.watch()
                 reply = await self._channel.ask({"prepare": sendable(source)}, self._limits.start_s)
         finally:
             text, _omitted_bytes = self._output.take()
@@ -222,19 +225,21 @@ class ForkedKernel:
         if self._closing is not None or (is_first and self._channel.has_ended):
             raise KernelDiedError("the kernel is gone, and its state with it; take a new session")
         self._has_run = True
-        began = time.monotonic()
-        after_s = _WATCH_AFTER_S + _WATCH_AFTER_S_PER_LINE * self._server.running_lines
-        watch = asyncio.get_running_loop().call_later(after_s, self._output.watch)
-        self._server.running_lines += 1
         try:
             async with self._channel_lock:
-                limit, reply = await self._race(source, host)
+                # Not before: while it waited for the lock, a fork may have given the session another output.
+                began = time.monotonic()
+                after_s = _WATCH_AFTER_S + _WATCH_AFTER_S_PER_LINE * self._server.running_lines
+                watch = asyncio.get_running_loop().call_later(after_s, self._output.watch)
+                self._server.running_lines += 1
+                try:
+                    limit, reply = await self._race(source, host)
+                finally:
+                    self._server.running_lines -= 1
+                    watch.cancel()
         except BaseException:
             self.kill()
             raise
-        finally:
-            self._server.running_lines -= 1
-            watch.cancel()
         if reply is None:
             await self._kill()
         result = self._result(limit, reply, time.monotonic() - began)
@@ -249,6 +254,9 @@ class ForkedKernel:
         reason = self._objection()
         if reason is not None:
             return reason
+        return await _to_its_end(self._ask_if_it_can_fork())
+
+    async def _ask_if_it_can_fork(self) -> str | None:
         async with self._channel_lock:
             reply = await self._channel.ask({"can_fork": True}, self._limits.start_s)
         if reply is None:
@@ -355,6 +363,9 @@ class ForkedKernel:
         """Jupyter's channels are opened in addition to the private one, once the current line is done."""
         if not self.is_alive:
             raise KernelDiedError("the kernel is gone, and its state with it")
+        return await _to_its_end(self._open_jupyter())
+
+    async def _open_jupyter(self) -> Path:
         async with self._channel_lock:
             if self._connection_file is None:
                 path = self._home.next_connection_file()
@@ -516,3 +527,22 @@ class ForkedKernel:
         if limit is not None and result.status is not ExecStatus.KILLED:
             result = replace(result, status=ExecStatus.TIMEOUT, limit=limit)
         return result
+
+
+async def _to_its_end(exchange: Coroutine[Any, Any, Result]) -> Result:
+    """The outcome of a request to a session, which waits for the reply also if the caller is cancelled.
+
+    A reply that comes later would be taken for a message that nobody has asked for, and that ends a session.
+    """
+    task = asyncio.create_task(exchange)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.add_done_callback(_look_at_outcome)
+        raise
+
+
+def _look_at_outcome(task: asyncio.Task[Any]) -> None:
+    """Or asyncio would log the exception of a task that nobody waits for any more."""
+    if not task.cancelled():
+        task.exception()
