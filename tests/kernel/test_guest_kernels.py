@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from jupyter_client.kernelspec import KernelSpec
 from kernel.conftest import LIMITS
-from kernel.kernelspecs import TOLD, TOLD_KERNEL, a_backend, a_kernel, add_spec, kernelspecs
+from kernel.kernelspecs import OWN, STOCK, TOLD, TOLD_KERNEL, a_backend, a_kernel, add_spec, kernelspecs
 
 from repl_rl.errors import ConfigError, SandboxError
 from repl_rl.kernel import ExecStatus, Profile
@@ -183,3 +183,13 @@ def test_a_profile_shows_more_than_the_default(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('also_read_only = ["/usr/share/dpkg"]\n')
     assert Profile.load(str(file)).read_only == (*Profile.load().read_only, "/usr/share/dpkg")
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(("name", "status"), [(STOCK, ExecStatus.KILLED), (OWN, ExecStatus.TIMEOUT)])
+async def test_more_than_a_cell_may_print_ends_it(name: str, status: ExecStatus) -> None:
+    """The session too where what it printed came as one message that is too long to be read."""
+    async with a_kernel(name, "bwrap", read_mb=1, line_s=3.0, line_wall_s=3.0) as kernel:
+        assert (await kernel.execute("x = 1")).status is ExecStatus.OK
+        late = await kernel.execute("print('x' * 3_000_000)")
+        assert (late.status, kernel.is_alive) == (status, status is ExecStatus.TIMEOUT)

@@ -79,7 +79,10 @@ class KernelspecKernel:
         self._group: SessionGroup | None = None
         self._text = HeadAndTail(limits.output_bytes)
         self._output = CellOutput(self._text)
-        self._printed = OutputPipe(self._text if kind.is_ours else HeadAndTail(_PRINTED_BYTES))
+        if kind.is_ours:
+            self._printed = OutputPipe(self._text, limits.read_mb * (1 << 20))
+        else:
+            self._printed = OutputPipe(HeadAndTail(_PRINTED_BYTES))
         self._printed.watch()
         self._channels: Channels | None = None
         self._died: asyncio.Task[None] | None = None
@@ -165,7 +168,9 @@ class KernelspecKernel:
                 result = ExecResult(ExecStatus.KILLED)
         finally:
             request.cancel()
-        if limit is not None and not has_replied:
+        if self._is_guest and has_replied and self._channels is not None and not self._channels.heard_all:
+            result = ExecResult(ExecStatus.KILLED)  # `_request` has ended it for that
+        elif limit is not None and not has_replied:
             result = dataclasses.replace(result, limit=limit)
         elif limit is not None and not result.state_lost:
             result = dataclasses.replace(result, status=ExecStatus.TIMEOUT, limit=limit)
@@ -293,6 +298,7 @@ class KernelspecKernel:
             return None
 
         # A limit was hit: interrupt the cell as a user would.
+        self._printed.unblock()
         with contextlib.suppress(OSError, RuntimeError, TimeoutError):
             await asyncio.wait_for(self._manager.interrupt_kernel(), self._limits.grace_s)
         if await self._ends(request, self._limits.grace_s / 2):
