@@ -396,10 +396,10 @@ class KernelPool:
         """A fork: a session with the state that `kernel`'s has now, killed at exit, with limits and time of its own.
 
         Variables, files, what is open and where in it, and random states are the same; with `reseed`, the fork's random
-        states are drawn anew. From here on the two have nothing in common. Waits while `size` kernels are taken or
-        the memory budget is used up, and `kernel`'s own slot does not become free: leave another one. Raises
-        ForkRefusedError with the reason if the session can't be forked exactly, or, without `wait`,
-        if it would have to wait; it lives on then.
+        states of `random`, `numpy.random` and sympy are drawn anew, but not those of generators that it has made. From
+        here on the two have nothing in common. Waits while `size` kernels are taken or the memory budget is used up,
+        and `kernel`'s own slot does not become free: leave another one. Raises ForkRefusedError with the reason if the
+        session can't be forked exactly, or, without `wait`, if it would have to wait; it lives on then.
         """
         async with AsyncExitStack() as stack:
             [fork] = await self.forks(kernel, [stack], reseed=reseed, wait=wait)

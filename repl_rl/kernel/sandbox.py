@@ -162,6 +162,12 @@ class Sandbox:
         self._bwrap = bwrap or find_bwrap()
         self._drops_uid = _may_drop_uid()
         self._divides = divides
+        self._own_read_only: list[tuple[Path, Path]] = []
+        """(host path with links resolved, path as the session sees it) of `read_only` beyond the default profile's."""
+        by_default = Profile.load().read_only
+        for text in profile.read_only:
+            if text not in by_default and os.path.exists(text):
+                self._own_read_only.append((Path(text).resolve(), Path(text)))
         self._modules: list[tuple[Path, Path]] = []
         """(host path, path as the session sees it) of each folder of own modules."""
         for number, folder in enumerate(dict.fromkeys(profile.python_path), 1):
@@ -186,6 +192,8 @@ class Sandbox:
             self._require_limits()
         if kind != "none":
             self._require_hidden()
+        if kind == "bwrap":
+            self._require_outside_of_tmp()
         if kind == "bwrap" and self._drops_uid:
             self._require_readable()
         self._walls = self.walls() if kind == "bwrap" else []
@@ -234,9 +242,18 @@ class Sandbox:
                         "narrower folders in `read_only` of a sandbox profile of your own"
                     )
 
+    def _require_outside_of_tmp(self) -> None:
+        """Raises SandboxError if the profile shows, where it is, what the session's own /tmp covers."""
+        for _, inside in self._own_read_only:
+            if Path(os.path.normpath(inside)).is_relative_to("/tmp"):
+                raise SandboxError(
+                    f"the sandbox profile shows {inside} where it is, and sessions have a /tmp of their own in its "
+                    "place; move it elsewhere, or name it in `mounts`"
+                )
+
     def _require_readable(self) -> None:
         """Raises SandboxError if what the profile shows is closed to other users than the host's."""
-        for path, _ in itertools.chain(self._modules, self._mounts, self._shown):
+        for path, _ in itertools.chain(self._modules, self._mounts, self._shown, self._own_read_only):
             access = 0o005 if path.is_dir() else 0o004
             if path.stat().st_mode & access != access:
                 raise SandboxError(
@@ -328,11 +345,14 @@ class Sandbox:
             uid = "0" if self._divides else "1000"
             words += ["--unshare-user", "--uid", uid, "--gid", uid]
 
+        own = {str(inside): str(path) for path, inside in self._own_read_only}
         for system in self.profile.read_only:
             if not os.path.exists(system):
                 continue
             words += _parents(Path(system))
-            if os.path.islink(system):
+            if str(Path(system)) in own:
+                words += ["--ro-bind", own[str(Path(system))], system]
+            elif os.path.islink(system):
                 words += ["--symlink", os.readlink(system), system]
             else:
                 words += ["--ro-bind", system, system]
@@ -373,6 +393,9 @@ class Sandbox:
                 covers.append((packages[entry.parent] / entry.name, cover))
             if any(entry.is_relative_to(path) for path in self.profile.read_only):
                 covers.append((entry, cover))
+            for folder, inside in self._own_read_only:
+                if folder != inside and entry.is_relative_to(folder):
+                    covers.append((inside / entry.relative_to(folder), cover))
         for folder, inside in self._shown:
             for entry in folder.glob("lib*/python*/*-packages/*"):
                 if is_ours(entry):

@@ -123,8 +123,8 @@ def test_repl_rl_is_found_in_all_folders_of_packages(tmp_path: Path) -> None:
     assert sorted(installation.own_entries()) == sorted([base / "repl_rl", own / "repl_rl"])
     with closing(Home()) as home:
         profile = replace(Profile.load(), read_only=(str(tmp_path / "venv"),))  # as /usr/lib with system packages
-        sandbox = Sandbox("bwrap", profile, Limits(), home)
-        sandbox.installation = installation
+        sandbox = Sandbox("bwrap", Profile.load(), Limits(), home)
+        sandbox.profile, sandbox.installation = profile, installation
         words = " ".join(sandbox.walls())
     assert f"{home.covers}/folder {PYTHON_INSIDE}/lib/{version}/dist-packages" in words
     assert f"{home.covers}/folder /venv/lib/{version}/site-packages/repl_rl" in words

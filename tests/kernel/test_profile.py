@@ -2,6 +2,7 @@
 
 import os
 import re
+import tempfile
 from pathlib import Path
 from string import Template
 
@@ -148,6 +149,31 @@ async def test_what_is_closed_to_the_sessions_users_is_refused(folder: Path) -> 
         f"{folder}/data can't be read in sessions, which run as users of their own; "
         f"let all users read it (`chmod -R a+rX {folder}/data`)"
     )
+
+
+@pytest.mark.skipif(not os.access("/srv", os.W_OK), reason="a folder outside of /tmp has to be made")
+async def test_further_system_paths_are_there_also_by_a_link(folder: Path) -> None:
+    with tempfile.TemporaryDirectory(dir="/srv") as name:
+        Path(name).chmod(0o755)
+        (Path(name) / "real").mkdir()
+        (Path(name) / "real" / "file").write_text("there")
+        (Path(name) / "link").symlink_to(f"{name}/real")
+        (folder / "mine.toml").write_text(f"preload = []\nalso_read_only = ['{name}/link']")
+        profile = str(folder / "mine.toml")
+        look = f"import os; print(open('{name}/link/file').read(), os.listdir('{name}'))"
+        assert await output_of(KernelPool(1, LIMITS, sandbox="bwrap", profile=profile), look) == "there ['link']\n"
+        if os.geteuid() == 0:
+            (Path(name) / "real").chmod(0o700)
+            with pytest.raises(SandboxError, match="real can't be read in sessions"):
+                await output_of(KernelPool(1, LIMITS, sandbox="bwrap", profile=profile))
+
+
+async def test_what_the_session_s_own_tmp_covers_is_refused(folder: Path) -> None:
+    with tempfile.NamedTemporaryFile(dir="/tmp") as file:
+        (folder / "mine.toml").write_text(f"also_read_only = ['{file.name}']")
+        pool = KernelPool(1, LIMITS, sandbox="bwrap", profile=str(folder / "mine.toml"))
+        with pytest.raises(SandboxError, match=f"{file.name} where it is, and sessions have a /tmp of their own"):
+            await output_of(pool)
 
 
 async def test_kernels_that_could_not_find_what_is_shown_are_refused(
