@@ -194,6 +194,11 @@ class Profile:
             for text in (hostname, *environment, *environment.values()):
                 if "\0" in text:
                     raise ConfigError(f"sandbox profile {file} has {text!r}; Linux takes no NUL there, so leave it out")
+            if environment.get("PYTHONHASHSEED", "0") != "0":
+                raise ConfigError(
+                    f"sandbox profile {file} sets PYTHONHASHSEED, which is 0 in all sessions, so that their sets have "
+                    "one order; leave it out"
+                )
             mounts = _named_texts({"mounts": {}, **table}, "mounts")
             for mount in mounts:
                 if not _MOUNT_NAME.fullmatch(mount):

@@ -21,15 +21,16 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from repl_rl.errors import DependencyError, SandboxError
+from repl_rl.errors import ConfigError, DependencyError, SandboxError
 from repl_rl.kernel import landlock
 from repl_rl.kernel.limits import Limits, Profile
 from repl_rl.kernel.paths import PYTHON_INSIDE, Home, Installation, find_bwrap, is_ours
 from repl_rl.kernel.processes import MARK
 from repl_rl.utils.folders import resource_folder
 from repl_rl.utils.processes import dying_with_parent
+from repl_rl.utils.text import nearest
 
 SandboxKind = Literal["auto", "bwrap", "sandlock", "none"]
 """As configured; "auto" is bwrap where it works, else sandlock. A `Sandbox` has one of the other three."""
@@ -101,7 +102,14 @@ def check_sandbox() -> SandboxReport:
 
 
 def require_sandbox(kind: SandboxKind) -> SandboxKind:
-    """The kind to use. Raises DependencyError or SandboxError, with the remedy, if kernels can't be isolated so."""
+    """The kind to use.
+
+    Raises ConfigError for another kind, and DependencyError or SandboxError, with the remedy, if kernels can't be
+    isolated so.
+    """
+    kinds = get_args(SandboxKind)
+    if kind not in kinds:
+        raise ConfigError(f"{kind!r} is not a kind of sandbox; {nearest(kind, kinds)}")
     if kind == "none":
         _log.warning("kernels run WITHOUT a sandbox: whatever the model types can read, change and delete your files")
         return kind
@@ -370,7 +378,10 @@ class Sandbox:
             words += ["--ro-bind", str(path), str(inside)]
         for name in ("python3", "python"):
             words += ["--symlink", self.installation.executable_inside.name, str(PYTHON_INSIDE / "bin" / name)]
-        words += ["--setenv", "LD_LIBRARY_PATH", str(PYTHON_INSIDE / "lib")]  # a libpython may have lain elsewhere
+        libraries = [str(PYTHON_INSIDE / "lib")]  # a libpython may have lain elsewhere
+        if self.environment.get("LD_LIBRARY_PATH"):
+            libraries.append(self.environment["LD_LIBRARY_PATH"])
+        words += ["--setenv", "LD_LIBRARY_PATH", os.pathsep.join(libraries)]
         for name, target in self.links.items():
             words += ["--symlink", target, f"/tmp/{name}"]
 

