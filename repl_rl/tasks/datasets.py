@@ -163,7 +163,7 @@ def _without_heldout(
 ) -> list[list[Task]]:
     """The tasks of each request; what is trained on without problems that are held out now, as they may be if the file
     was written with another share. Raises ConfigError if nothing is left to train on."""
-    heldout = set()
+    heldout: set[tuple[str, ...]] = set()
     for (split, _, _), of_request in zip(requests, tasks, strict=True):
         if split == "heldout":
             heldout.update(map(_all_but_id, of_request))
@@ -477,7 +477,7 @@ def _files_by_split(path: Path, subset: str | None) -> dict[str, list[Path]]:
 
 def _require_subset(path: Path, subset: str) -> None:
     """Raises ConfigError if no folder of files in `path` is called so."""
-    folders = set()
+    folders: set[str] = set()
     if path.is_dir() and not _is_saved(path):
         for file in chain.from_iterable(_files_by_split(path, None).values()):
             folders.update(file.relative_to(path).parts[:-1])
