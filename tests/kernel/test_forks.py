@@ -112,6 +112,8 @@ async def test_a_line_that_is_typed_while_its_session_is_forked_shows_all(pool: 
     async with pool.session() as kernel, AsyncExitStack() as stack:
         await typed(kernel, "x = 1")
         forking = asyncio.create_task(stack.enter_async_context(pool.fork(kernel)))
+        while not kernel.kernel._listener.turn.locked():  # it asks first whether the session can be forked
+            await asyncio.sleep(0)
         await asked(kernel)
         result = await kernel.execute("print('a' * 200_000); x")
         assert (result.status, result.output[-3:]) == (ExecStatus.OK, "\n1\n"), result
