@@ -6,7 +6,7 @@ import json
 import os
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -37,7 +37,7 @@ _MOST_PARTS = 10_000
 """Layers, experts and heads that a config may have. transformers makes an object for each before it reads a weight."""
 _HUB_SECONDS = 10
 """How long the hub may take to say whether it has a model."""
-_SCALED_ALREADY = ("llama3", "longrope", "su")
+_SCALED_ALREADY = ("llama3", "longrope", "su", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 """Ways to scale positions of which `max_position_embeddings` is the outcome."""
 _KNOWN_CONFIGS = Path(__file__).with_name("architectures.json")
 """The part of some models' `config.json` that describes their shapes, by hub id."""
@@ -192,7 +192,11 @@ def config_of_model(path: str) -> dict[str, Any] | None:
 def most_positions(path: str) -> int | None:
     """How many tokens a model has positions for, after the scaling that its config names; None if its config is not
     here or does not tell. Raises ModelError."""
-    config = config_of_model(path) or {}
+    return positions_of(config_of_model(path) or {})
+
+
+def positions_of(config: Mapping[str, Any]) -> int | None:
+    """As `most_positions`, by the config of a language model."""
     positions = config.get("max_position_embeddings")
     if not isinstance(positions, int):
         return None
@@ -208,16 +212,25 @@ def most_positions(path: str) -> int | None:
 
 
 def generation_settings(path: str) -> dict[str, Any]:
-    """The `generation_config.json` of a checkpoint folder or hub id; {} for a folder without one."""
+    """The `generation_config.json` of a checkpoint folder or hub id; {} where there is none."""
     file = Path(path) / "generation_config.json"
-    if file.is_file():
-        settings: dict[str, Any] = json.loads(read_file(file))
-        return settings
-    if Path(path).exists():
-        return {}
-    from transformers import GenerationConfig
+    if not Path(path).exists():
+        from huggingface_hub import hf_hub_download, is_offline_mode, try_to_load_from_cache
+        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
-    return dict(GenerationConfig.from_pretrained(path).to_dict())
+        try:
+            file = Path(hf_hub_download(path, file.name))
+        except LocalEntryNotFoundError:  # the hub was not asked, or not reached
+            is_cached = isinstance(try_to_load_from_cache(path, "config.json"), str)
+            if not (is_offline_mode() and is_cached):
+                raise
+            return {}
+        except EntryNotFoundError:
+            return {}
+    if not file.is_file():
+        return {}
+    settings: dict[str, Any] = json.loads(read_file(file))
+    return settings
 
 
 def own_sampling(path: str) -> dict[str, Any]:

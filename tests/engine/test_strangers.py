@@ -104,6 +104,21 @@ def test_a_config_of_too_many_parts_is_refused(changes: dict[str, Any], found: s
     )
 
 
+def asked_of_hub(address: str, cache: Path, function: str, model: str, is_offline: bool = False) -> str:
+    """What the function says of the model in a process of its own, whose hub is at this address."""
+    program = "import pkgutil, sys; from repl_rl.errors import ModelError\n"
+    program += "try: print(pkgutil.resolve_name(sys.argv[1])(sys.argv[2]))\nexcept ModelError as error: print(error)"
+    hub = {"HF_ENDPOINT": address, "HF_HOME": str(cache), "HF_HUB_OFFLINE": "01"[is_offline], "HF_HUB_DISABLE_XET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program, function, model],
+        env=os.environ | hub | {"NO_PROXY": "127.0.0.1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 class Hub(JsonHandler):
     """Two models' configs, as the hub gives them."""
 
@@ -111,10 +126,11 @@ class Hub(JsonHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
-        layers = {"/me/deep": 10**8, "/me/plain": 2}.get(self.path.partition("/resolve/")[0])
-        if layers is None:
+        model, _, file = self.path.partition("/resolve/")
+        layers = {"/me/deep": 10**8, "/me/plain": 2}.get(model)
+        if layers is None or not file.endswith("/config.json"):
             self.send_response(404)
-            self.send_header("X-Error-Code", "RepoNotFound")
+            self.send_header("X-Error-Code", "RepoNotFound" if layers is None else "EntryNotFound")
             self.end_headers()
             return
         content = json.dumps({"model_type": "llama", "num_hidden_layers": layers}).encode()
@@ -138,17 +154,20 @@ class Hub(JsonHandler):
     ],
 )
 def test_a_config_of_the_hub_is_looked_at_before_it_is_loaded(model: str, said: str, tmp_path: Path) -> None:
-    program = "import sys; from repl_rl.errors import ModelError; from repl_rl.models import resolve_model\n"
-    program += "try: print(resolve_model(sys.argv[1]))\nexcept ModelError as error: print(error)"
     with serving(Hub) as address:
-        hub = {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
-        done = subprocess.run(
-            [sys.executable, "-c", program, model],
-            env=os.environ | hub | {"NO_PROXY": "127.0.0.1"},
-            capture_output=True,
-            text=True,
-        )
-    assert done.stdout.startswith(said), done.stderr
+        shown = asked_of_hub(address, tmp_path, "repl_rl.models:resolve_model", model)
+    assert shown.startswith(said)
+
+
+def test_a_model_of_the_hub_may_have_no_generation_settings(tmp_path: Path) -> None:
+    of_model = ("repl_rl.models.find:own_sampling", "me/plain")
+    unknown = "the generation settings of 'me/plain' can't be read: "
+    with serving(Hub) as address:
+        assert asked_of_hub(address, tmp_path / "fetched", *of_model) == "{}\n"
+        assert asked_of_hub(address, tmp_path / "fetched", "repl_rl.models:resolve_model", "me/plain") == "me/plain\n"
+    assert asked_of_hub(address, tmp_path / "fetched", *of_model, is_offline=True) == "{}\n"
+    assert asked_of_hub(address, tmp_path / "nothing", *of_model).startswith(unknown), "the hub is gone"
+    assert asked_of_hub(address, tmp_path / "nothing", *of_model, is_offline=True).startswith(unknown)
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "{", "null", '{"num_layers": true, "layers": "many"}'])

@@ -81,12 +81,13 @@ def test_a_cache_that_can_not_be_written_is_named(tmp_path: Path, monkeypatch: p
         ({"max_position_embeddings": 4096}, 4096),
         ({"text_config": {"max_position_embeddings": 4096}}, 4096),
         ({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 2.0}}, 8192),
-        (  # Qwen2.5 and Qwen3, as their pages say to write it
+        ({"max_position_embeddings": 4096, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, 8192),
+        (  # as vLLM has it: only the config's own number counts
             {
                 "max_position_embeddings": 32768,
                 "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
             },
-            131072,
+            32768,
         ),
         (  # already 4 times its positions before
             {
