@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from repl_rl.config import SamplingConfig
 from repl_rl.errors import ConfigError
-from repl_rl.utils.user_code import Seam, boundary, is_shipped
+from repl_rl.utils.text import shown
+from repl_rl.utils.user_code import Seam, boundary, failure, is_shipped
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
 
 SAMPLING = tuple(SamplingConfig.model_fields)
 """The names of the sampling settings. vLLM has the same ones."""
+
+
+_MOST_LOGPROB = 0.01
+"""Of a token of a user's engine: short types round that of a certain token to a little more than 0."""
 
 
 class Finish(StrEnum):
@@ -131,7 +137,28 @@ class _UsersSlot:
 
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
         with boundary(Seam.ENGINE, self._slot, "sample_line"):
-            return await self._slot.sample_line(ids, max_tokens, sampling)
+            line = await self._slot.sample_line(ids, max_tokens, sampling)
+        problem = _problem_of(line, max_tokens)
+        if problem:
+            raise failure(Seam.ENGINE, self._slot, problem, "sample_line")
+        return line
+
+
+def _problem_of(line: Any, max_tokens: int) -> str:
+    """What is wrong with what an engine of the user's has returned for a line; "" if nothing is."""
+    if not isinstance(line, SampledLine):
+        return f"returned {shown(line)}, which is not a SampledLine"
+    if len(line.ids) > max_tokens:
+        return f"returned a line of {len(line.ids)} tokens, and was asked for {max_tokens} at most"
+    if not isinstance(line.finish, Finish):
+        return f"returned a line whose finish is {shown(line.finish)}, which is not a Finish"
+    for index in line.ids:
+        if not isinstance(index, int) or index < 0:
+            return f"returned a line with the token {shown(index)}, which is not an id"
+    for logprob in line.logprobs:
+        if not isinstance(logprob, int | float) or not -math.inf < logprob <= _MOST_LOGPROB:
+            return f"returned a line with the log-probability {shown(logprob)}, which is not one of a sampled token"
+    return ""
 
 
 @runtime_checkable

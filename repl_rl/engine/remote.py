@@ -203,6 +203,9 @@ class SlotHost:
 
     def on_message(self, message: TakeSlot | AskLine | CancelLine | LeaveSlot) -> None:
         if isinstance(message, AskLine):
+            if message.slot not in self._slots:
+                self._answer(message, EngineError("a line was asked for in a slot that had been left"))
+                return
             hosted = self._slots[message.slot]
             hosted.ids[message.keep :] = message.ids
             hosted.sampling = message.sampling or hosted.sampling  # sent once, even if that line was cancelled
@@ -216,12 +219,14 @@ class SlotHost:
                 self._slots[message.slot] = _HostedSlot(self._take(message.tokens, message.is_subcall, on_taken))
             except ReplRLError as error:
                 on_taken(error)
+        elif message.slot not in self._slots:  # it was refused, or has been left
+            return
         elif isinstance(message, CancelLine):
             hosted = self._slots[message.slot]
             if hosted.line_number == message.number:
                 hosted.line_number = None
                 hosted.slot.drop()
-        elif message.slot in self._slots:  # otherwise it was refused
+        else:
             hosted = self._slots.pop(message.slot)
             hosted.line_number = None
             hosted.slot.leave()
@@ -303,6 +308,10 @@ class _LoopSlot:
                     self.drop()
                     async with self._one_at_a_time:  # waits until the line no longer uses the slot
                         self._slot = None
+        except asyncio.CancelledError as error:
+            if _is_asked_to_end():
+                raise
+            on_taken(_as_ours(error))
         except Exception as error:  # noqa: BLE001 - the other process has to hear of it, whatever it is
             on_taken(_as_ours(error))
 
@@ -311,11 +320,21 @@ class _LoopSlot:
             async with self._one_at_a_time:
                 assert self._slot is not None
                 done(await self._slot.sample_line(ids, max_tokens, sampling))
+        except asyncio.CancelledError as error:
+            if _is_asked_to_end():
+                raise
+            done(_as_ours(error))
         except Exception as error:  # noqa: BLE001 - as above
             done(_as_ours(error))
 
 
-def _as_ours(error: Exception) -> ReplRLError:
+def _is_asked_to_end() -> bool:
+    """Whether somebody has cancelled this task; an engine may raise CancelledError by itself."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+def _as_ours(error: BaseException) -> ReplRLError:
     if isinstance(error, ReplRLError):
         return error
     return EngineError(f"the engine failed: {error!r}")

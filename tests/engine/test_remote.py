@@ -256,6 +256,76 @@ async def test_a_line_cancelled_before_the_engine_has_seen_it_does_not_hide_the_
         channel.close()
 
 
+@pytest.mark.parametrize("served_by", [by_its_thread, by_a_host])
+async def test_a_slot_that_was_left_is_asked_in_vain_and_the_engine_goes_on(served_by: Serve) -> None:
+    async with served_by() as served:
+        received: list[Any] = []
+        channel = await Channel.open(served.end, received.append, lambda: None)
+        channel.send(TakeSlot(0, 50))
+        channel.send(LeaveSlot(0))
+        channel.send(CancelLine(0, 1))
+        channel.send(AskLine(0, 2, 0, (8,), 2, HOT))
+        await until(lambda: any("a slot that had been left" in str(answer.result) for answer in received))
+        channel.send(TakeSlot(1, 50))
+        channel.send(AskLine(1, 1, 0, (8,), 2, HOT))
+        await until(lambda: Answer(1, 1, line_of([9, 10])) in received)
+        channel.send(LeaveSlot(1))
+        await served.is_given_back()
+        channel.close()
+
+
+class Own:
+    """An engine of a user's: `answer` takes the length that was asked for, and makes a line."""
+
+    version = 0
+
+    def __init__(self, answer: Callable[[int], Any]) -> None:
+        self.answer = answer
+
+    @asynccontextmanager
+    async def slot(self, tokens: int, is_subcall: bool = False) -> AsyncIterator[Any]:
+        yield self
+
+    async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> Any:
+        return self.answer(max_tokens)
+
+    def close(self) -> None:
+        pass
+
+
+def cancelled(max_tokens: int) -> Any:
+    raise asyncio.CancelledError("a future of its own")
+
+
+def with_logprob(logprob: Any) -> Callable[[int], Any]:
+    return lambda max_tokens: SampledLine((1,), (logprob,), Finish.NEWLINE)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (cancelled, r"CancelledError\('a future of its own'\)"),
+        (lambda max_tokens: None, "engine '.*Own.sample_line' returned None, which is not a SampledLine"),
+        (with_logprob(float("nan")), "with the log-probability nan, which is not one of a sampled token"),
+        (with_logprob(float("-inf")), "with the log-probability -inf, "),
+        (with_logprob(0.7), "with the log-probability 0.7, "),
+        (with_logprob(None), "with the log-probability None, "),
+        (with_logprob("-1.0"), "with the log-probability '-1.0', "),
+        (lambda max_tokens: SampledLine((-5,), (-1.0,), Finish.NEWLINE), "with the token -5, which is not an id"),
+        (lambda max_tokens: SampledLine((5,), (-1.0,), None), "finish is None, which is not a Finish"),  # type: ignore[arg-type]
+        (lambda max_tokens: line_of(range(max_tokens + 1)), "returned a line of 3 tokens, and was asked for 2 at most"),
+    ],
+)
+async def test_what_a_users_engine_answers_is_looked_at(answer: Callable[[int], Any], message: str) -> None:
+    ours, theirs = socket.socketpair()
+    host = await EngineHost.open(Own(answer), ours)
+    remote = await RemoteEngine.open(theirs)
+    with pytest.raises(EngineError, match=message):
+        await one_line(remote, 1)
+    remote.close()
+    await host.close()
+
+
 async def test_what_does_not_fit_is_refused_and_the_engine_goes_on(serve: Serve) -> None:
     async with serve() as served:
         with pytest.raises(ConfigError, match=r"101 tokens does not fit into engine\.context_tokens 100"):
