@@ -170,10 +170,17 @@ def _convert(name: str, file: Path, folder: Path) -> None:
             block_numbers, block_bytes = GGML_QUANT_SIZES[tensor.tensor_type]
             bytes_per_number[tensor.name] = block_bytes / block_numbers
             number_count += int(tensor.n_elements)
+        split_field = reader.fields.get("split.count")
+        file_count = 1 if split_field is None else int(split_field.contents())
         bos_field = reader.fields.get("tokenizer.ggml.add_bos_token")
         begins_with_bos = bos_field is not None and bool(bos_field.contents())
     except (ValueError, KeyError, IndexError, OverflowError, MemoryError, UnicodeDecodeError) as error:
         raise ModelError(f"{file} can't be read as GGUF: {error}; it is damaged or not complete") from error
+    if file_count > 1:
+        raise ModelError(
+            f"{file} is one of {file_count} files that the model was split into; join them first: "
+            "llama-gguf-split --merge FIRST_FILE ONE_FILE"
+        )
     supported_kinds = {name.replace("_", "").replace("-", "") for name in GGUF_SUPPORTED_ARCHITECTURES}
     if kind.replace("_", "") not in supported_kinds:
         raise ModelError(

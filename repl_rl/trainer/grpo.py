@@ -41,7 +41,7 @@ from repl_rl.errors import ConfigError
 from repl_rl.kernel import KernelPool, KernelSource
 from repl_rl.models.find import checkpoint_of_name, loading
 from repl_rl.models.skeleton import require_trainable
-from repl_rl.models.whole import begin_as_in_main, no_zeros
+from repl_rl.models.whole import begin_as_in_main, no_gaps, no_zeros
 from repl_rl.rewards import RewardFunction
 from repl_rl.rollout import Checked, Grader, MakeRunner, RolloutSetup, check_rollouts, make_extensions
 from repl_rl.tasks import grade
@@ -223,7 +223,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
             require_trainable(model, args.micro_batch_tokens, args.router_aux_loss_coef, peft_config)
             if not isinstance(model, str) and process_count() > 1:
                 begin_as_in_main(model, args.device)
-            with no_zeros():
+            with no_zeros(), no_gaps():
                 super().__init__(
                     model=model,
                     args=args,

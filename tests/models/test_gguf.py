@@ -4,6 +4,7 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -146,6 +147,38 @@ def test_a_file_that_will_not_do_is_refused_and_leaves_nothing(
     file = write_model(tmp_path / "small.gguf")
     spoil(file)
     with pytest.raises(ModelError, match=complaint):
+        resolve_model(str(file))
+    assert [path for path in cache.iterdir() if path.suffix != ".lock"] == []
+
+
+def test_a_part_of_a_split_model_is_refused(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole_writer = GGUFWriter
+
+    def split(file: Path, kind: str) -> GGUFWriter:
+        writer = whole_writer(file, kind, split_max_tensors=12)
+        write_header = writer.write_header_to_file
+        monkeypatch.setattr(writer, "write_header_to_file", lambda: write_header(file))
+        return writer
+
+    monkeypatch.setitem(write_model.__globals__, "GGUFWriter", split)
+    write_model(tmp_path / "small.gguf")
+    first = min(tmp_path.glob("small-*.gguf"))
+    with pytest.raises(ModelError, match=r"small-00001-of-.* is one of . files that the model was split into"):
+        resolve_model(str(first))
+    assert [path for path in cache.iterdir() if path.suffix != ".lock"] == []
+
+
+def test_a_file_that_lacks_weights_is_refused_and_leaves_nothing(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class WithoutDown(GGUFWriter):  # type: ignore[misc]
+        def add_tensor(self, name: str, *args: Any, **kwargs: Any) -> None:
+            if "ffn_down" not in name:
+                super().add_tensor(name, *args, **kwargs)
+
+    monkeypatch.setitem(write_model.__globals__, "GGUFWriter", WithoutDown)
+    file = write_model(tmp_path / "small.gguf")
+    with pytest.raises(ModelError, match=r"lacks 2 of the weights of a Qwen2ForCausalLM, such as model.layers.0.mlp"):
         resolve_model(str(file))
     assert [path for path in cache.iterdir() if path.suffix != ".lock"] == []
 

@@ -19,6 +19,7 @@ from repl_rl.config import Config
 from repl_rl.engine.environment import freed_memory_kept, prepare_environment
 from repl_rl.errors import ConfigError
 from repl_rl.models import find_model, resolve_model
+from repl_rl.models.whole import no_gaps
 from repl_rl.rollout import Checked, check_rollouts, environment_pays, open_service
 from repl_rl.run.evaluate import evaluate
 from repl_rl.run.folder import RunFolder, checkpoint_step
@@ -192,7 +193,7 @@ def _fit(
     plan = config.sft
     rows = [sft_row(session, plan.masked, bool(plan.output_weight)) for session in sessions]
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    with progress.stage("loading the model"):
+    with progress.stage("loading the model"), no_gaps():
         trainer = SessionSftTrainer(
             path,
             sft_arguments(config, str(folder.checkpoints)),
