@@ -203,15 +203,22 @@ async def end_elsewhere(fake: FakeVLLM, body: dict[str, Any]) -> web.Response:
     return web.json_response(answer)
 
 
+async def error_page(fake: FakeVLLM, body: Any) -> web.Response:
+    """As a proxy that says UTF-8, and writes another encoding."""
+    page = "<h1>nicht verfügbar</h1>".encode("latin-1")
+    return web.Response(status=503, body=page, content_type="text/html", charset="utf-8")
+
+
 @pytest.mark.parametrize(
     ("first", "second", "asked"),
     [
         (failing(500, times=1), say_line, [2, 0]),
         (failing(500), say_line, [2, 1]),
+        (error_page, say_line, [2, 1]),
         (hang, say_line, [2, 1]),
         (end_elsewhere, say_line, [2, 1]),
     ],
-    ids=["one error", "errors", "no answer", "another table of ends"],
+    ids=["one error", "errors", "error pages", "no answer", "another table of ends"],
 )
 async def test_a_line_is_asked_for_again_at_the_same_server_and_then_at_another(
     fakes: Fakes, first: Any, second: Any, asked: list[int]

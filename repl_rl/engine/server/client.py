@@ -158,7 +158,7 @@ class ServerClient:
             request = self._session.request(method, self.url + path, json=body, timeout=timeout, headers=headers)
             async with request as response:
                 status = response.status
-                text = await response.text()
+                text = await response.text(errors="replace")
         except TimeoutError as error:
             raise ServerSilent(f"{where}: no answer in time ({wait_s:g} s)") from error
         except (aiohttp.ClientError, OSError) as error:

@@ -131,7 +131,10 @@ class Fleet:
         """Check a server, forever."""
         while True:
             await asyncio.sleep(self._timeouts.between_checks_s)
-            await self.check(server)
+            try:
+                await self.check(server)
+            except Exception:  # the next check may find it well again
+                logger.exception("the check of %s failed", server.url)
 
     async def check(self, server: Server) -> None:
         """Check a server now, and mark it up or down. One that comes up is given the current weights first.
