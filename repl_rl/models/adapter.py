@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from repl_rl.utils.folders import cache_home
 
 _CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
-_MERGE = 1
+_MERGE = 2
 """Counts up with each change to what is made of an adapter: what earlier ones made is not used."""
 
 
@@ -26,8 +27,11 @@ def is_adapter(folder: Path) -> bool:
 
 
 def folder_of(adapter: Path) -> Path:
-    """Where the checkpoint with the adapter merged is or will be. Raises ModelError for an adapter without weights, and
-    DependencyError without PEFT."""
+    """Where the checkpoint with the adapter merged is or will be: another place for other settings, and for other
+    weights of the adapter or of a base in a local folder.
+
+    Raises ModelError for an adapter without weights or a readable config, and DependencyError without PEFT.
+    """
     if find_spec("peft") is None:
         raise DependencyError(
             f"{adapter} is an adapter, which PEFT merges; in the checkout, bring it with: pip install -e '.[lora]'"
@@ -35,9 +39,13 @@ def folder_of(adapter: Path) -> Path:
     weights = (adapter / _WEIGHTS).resolve()
     if not weights.is_file():
         raise ModelError(f"{adapter} is an adapter without {_WEIGHTS}; save it again")
-    status = weights.stat()
-    identity = f"{weights}\0{status.st_size}\0{status.st_mtime_ns}"
-    digest = hashlib.sha256(identity.encode()).hexdigest()
+    base = Path(os.path.expanduser(base_of(adapter)))
+    base_weights = sorted([*base.glob("*.safetensors"), *base.glob("*.bin")])  # none of a base on the hub
+    parts = [read_file(adapter / _CONFIG).decode(errors="replace")]
+    for file in (weights, *base_weights):
+        status = file.stat()
+        parts.append(f"{file}\0{status.st_size}\0{status.st_mtime_ns}")
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     return cache_home() / f"merged-{digest[:12]}-{_MERGE}"
 
 

@@ -1,11 +1,13 @@
 """Adapters that stand alone: what a run with `train.lora` leaves in its checkpoints is evaluated as any other model."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from repl_rl.errors import ModelError
@@ -50,6 +52,21 @@ def test_it_is_merged_once_into_the_model_that_it_was_trained_on(adapter: tuple[
     made = (place / "model.safetensors").stat().st_mtime_ns
     assert resolve_model(str(folder)) == str(place)
     assert (place / "model.safetensors").stat().st_mtime_ns == made
+
+
+def test_other_settings_and_another_base_are_merged_anew(adapter: tuple[Path, torch.Tensor], tmp_path: Path) -> None:
+    folder, _ = adapter
+    base = shutil.copytree(NANO_PATH, tmp_path / "base")
+    settings = json.loads((folder / "adapter_config.json").read_text())
+    places = {find_model(str(folder))}
+    for change in ({"lora_alpha": 64}, {"base_model_name_or_path": str(base)}):
+        (folder / "adapter_config.json").write_text(json.dumps(settings | change))
+        places.add(find_model(str(folder)))
+    weights = load_file(base / "model.safetensors")
+    save_file({name: -weight for name, weight in weights.items()}, base / "model.safetensors", {"format": "pt"})
+    places.add(find_model(str(folder)))
+    assert len(places) == 4
+    assert places == {*places, find_model(str(folder))}
 
 
 def test_its_base_says_what_is_asked_before_it_is_merged(adapter: tuple[Path, torch.Tensor]) -> None:
