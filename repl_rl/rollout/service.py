@@ -135,7 +135,7 @@ def load_engine(
         engine_config = for_few_sessions(config.engine, sessions)
     try:
         engine = make_engine(path, setup.vocabulary, config.model, engine_config, seed=config.seed)
-    except ModelError:
+    except (ModelError, ConfigError):
         if engine_config is config.engine:
             raise
         # the engine that loads soonest can't run every model

@@ -1,5 +1,7 @@
 """Rows of keys and values under real model families: fed piece by piece, they give a plain forward pass's numbers."""
 
+import json
+import shutil
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,29 @@ def test_pieces_fed_to_rows_give_what_a_forward_pass_gives(family: str, tmp_path
 def test_a_model_that_rows_cannot_hold_is_refused(family: str, reason: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=rf"the transformers engine can't run '{tmp_path}': .*{reason}"):
         RowModel(str(made(family, tmp_path)), "float32")
+
+
+@pytest.mark.parametrize(
+    ("rope", "positions"),
+    [
+        ({"rope_type": "linear", "factor": 4.0}, 512),
+        ({"rope_type": "dynamic", "factor": 4.0}, 128),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}, 128),
+        ({"rope_type": "longrope", "original_max_position_embeddings": 64}, 64),
+    ],
+)
+def test_rows_are_as_long_as_positions_scale_alike_for_all_of_them(
+    rope: dict[str, Any], positions: int, llama: Path, tmp_path: Path
+) -> None:
+    """longrope and dynamic rotate all rows of a pass by the longest one, from the original length on."""
+    folder = shutil.copytree(llama, tmp_path / "scaled")
+    config = json.loads((folder / "config.json").read_text())
+    pairs = config["head_dim"] // 2
+    if rope["rope_type"] == "longrope":
+        rope = {**rope, "short_factor": [1.0] * pairs, "long_factor": [4.0] * pairs}
+    config |= {"max_position_embeddings": 128, "rope_parameters": {"rope_theta": 10_000.0, **rope}}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert RowModel(str(folder), "float32").most_positions == positions
 
 
 def test_a_model_whose_rows_give_other_numbers_is_refused(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

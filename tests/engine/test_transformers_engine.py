@@ -176,7 +176,7 @@ async def test_a_sub_call_borrows_the_row_of_the_trajectory_that_waits_for_it(
 
 
 def test_a_cache_or_a_model_too_small_for_the_context_is_refused(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"context_tokens 1025 is more than the 1024 positions"):
+    with pytest.raises(ConfigError, match=r"context_tokens 1025 is more than the 1024 positions.*take vLLM"):
         opened(context_tokens=1025)
     monkeypatch.setattr("repl_rl.engine.transformers.engine._GIB", 2**19)
     with pytest.raises(ConfigError, match=r"kv_cache_gib 1 leaves room for 512 tokens of 1024 bytes.* is 600"):

@@ -104,8 +104,8 @@ def _capacity_tokens(model: RowModel, config: EngineConfig) -> int:
     """Tokens that the cache may hold. Raises ConfigError if a trajectory of `context_tokens` does not fit."""
     if model.most_positions is not None and config.context_tokens > model.most_positions:
         raise ConfigError(
-            f"engine.context_tokens {config.context_tokens} is more than the {model.most_positions} positions of the "
-            "model; lower it"
+            f"engine.context_tokens {config.context_tokens} is more than the {model.most_positions} positions that the "
+            "transformers engine has for this model; lower it, or take vLLM (engine: vllm) if the model has more"
         )
     if model.device.type == "cuda":
         total = torch.cuda.get_device_properties(model.device).total_memory
