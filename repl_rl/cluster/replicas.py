@@ -85,6 +85,8 @@ def open_replicas(config: Config, path: str) -> Iterator[Replicas]:
 
     nodes = nodes_for(cluster.replica_resources, cluster.replicas, "vLLM servers")
     folder = config.engine.weights_folder
+    if folder is not None:  # a worker has a home and a working folder of its own
+        folder = str(Path(folder).expanduser().absolute())
     this_machine = alive_nodes()[0].address
     other_machines = [node.address for node in nodes if node.address != this_machine]
     if folder is None and other_machines:

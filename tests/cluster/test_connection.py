@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from repl_rl import __version__
-from repl_rl.cluster import connect
+from repl_rl.cluster import connect, replicas
 from repl_rl.cluster.connection import Finding, Node, alive_nodes, findings, keep_token_private, require_usable
-from repl_rl.config import ClusterConfig
+from repl_rl.config import ClusterConfig, parse_config
 from repl_rl.errors import ConfigError, DependencyError
 
 
@@ -26,6 +26,31 @@ def test_machines_say_what_they_have() -> None:
         ConfigError, match=r"3 of 3 machines of the cluster can't be used:\n.*: engine.weights_folder /no isn't there"
     ):
         require_usable(nodes, {"backend": "fork", "sandbox": "bwrap", "weights_folder": "/no"})
+
+
+@pytest.mark.parametrize("folder", ["~/shared/weights", "weights"])
+def test_all_machines_look_for_the_same_weights_folder(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has a home and a working folder of its own."""
+    asked: list[dict[str, str | None]] = []
+
+    def refuse(nodes: list[Node], needs: dict[str, str | None]) -> None:
+        asked.append(needs)
+        raise ConfigError("none can be used")
+
+    node = Node("a", "1.2.3.4", {})
+    monkeypatch.setattr(replicas, "nodes_for", lambda *_: [node])
+    monkeypatch.setattr(replicas, "alive_nodes", lambda: [node])
+    monkeypatch.setattr(replicas, "require_usable", refuse)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    config = parse_config({"cluster": {"replicas": 1}, "engine": {"weights_folder": folder}})
+    with pytest.raises(ConfigError, match="none can be used"), replicas.open_replicas(config, "some/model"):
+        pass
+    made = tmp_path / folder.replace("~", "home")
+    assert asked == [{"weights_folder": str(made), "model": "some/model"}]
+    assert made.is_dir()
 
 
 @pytest.mark.parametrize("will_make", [True, False])
