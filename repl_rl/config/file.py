@@ -82,6 +82,8 @@ class Config(Section):
         (("branch", "train.oversample"), "a tree is kept whole"),
         (("branch", "budget.compact_at"), "branches begin with all lines of a session"),
         (("cluster.replicas", "engine.servers"), "the first starts servers, and the second names others"),
+        (("cluster.replicas", "engine.vllm"), "servers take flags; give them in cluster.replica_arguments"),
+        (("cluster.replicas", "engine.deterministic"), "a server batches lines as they come"),
         (("train.asynchronous", "tasks.sampling"), "groups are drawn before it is known how those before them ended"),
         (("train.asynchronous", "engine.vllm.tensor_parallel_size"), "shards sample in step; servers need not"),
     )

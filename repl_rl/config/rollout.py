@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -36,6 +37,15 @@ class ModelConfig(Section):
     def _template_is_used(self) -> ModelConfig:
         if self.chat is False and self.chat_template_kwargs:
             raise ValueError("chat_template_kwargs: with chat: false there is no template to take them; leave one out")
+        for name, value in self.chat_template_kwargs.items():
+            try:
+                json.dumps(value)
+            except (TypeError, ValueError) as error:
+                kind = type(value).__name__
+                raise ValueError(
+                    f"chat_template_kwargs: {name} is a {kind}, which is not handed to a template; write it as text: "
+                    f"'{value}', with the quotes"
+                ) from error
         return self
 
 

@@ -60,12 +60,18 @@ def for_few_sessions(config: EngineConfig, count: int) -> EngineConfig:
 def require_engine(config: EngineConfig) -> None:
     """Check that the config's engine is available, before any model is loaded.
 
-    Raises DependencyError with the install command, or ConfigError for an import path that can't be imported.
+    Raises DependencyError with the install command, or ConfigError for an import path that can't be imported and for a
+    server that is not a base URL.
     """
     backend = engine_backend(config)
     if backend == "vllm":
         require_vllm()
         require_arguments(config)
+    elif backend == "server":
+        from repl_rl.engine.server.client import base_url
+
+        for url in config.servers:
+            base_url(url)
     elif backend not in ENGINES:
         prepare_environment(config.kv_cache_gib)  # the user's module may import torch
         _maker(backend)

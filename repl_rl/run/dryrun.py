@@ -42,6 +42,7 @@ from repl_rl.tools.environments import EnvironmentSession
 from repl_rl.trajectory import LineKind, SubCall, Task
 from repl_rl.utils.text import cut_middle, visible
 from repl_rl.utils.threads import BackgroundLoop
+from repl_rl.view.words import counted
 
 _BASELINES = {
     "mean": "the group's mean",
@@ -399,10 +400,12 @@ def _note_template(setup: RolloutSetup, notes: list[str]) -> None:
 
 def _engine(config: Config) -> str:
     backend = engine_backend(config.engine)
-    if backend == "server":
-        return f"vLLM servers, not asked now: {', '.join(config.engine.servers)}"
     if ":" in backend:
         return f"one of your own, made by {backend}"
+    if config.cluster is not None and config.cluster.replicas:
+        return f"{counted(config.cluster.replicas, 'vLLM server')}, started in the cluster"
+    if backend == "server":
+        return f"vLLM servers, not asked now: {', '.join(config.engine.servers)}"
     name = "vLLM" if backend == "vllm" else backend
     return f"{name} in this process, {config.engine.places} sequences at once"
 
@@ -552,7 +555,8 @@ def idle_settings(config: Config, gpus: int) -> Iterator[str]:
         yield "engine.weights_folder is for servers, and there are none"
     if gpus and engine.kv_cache_gib != default.kv_cache_gib:
         yield "engine.kv_cache_gib is for CPUs; here, engine.gpu_memory_utilization says what the engine takes"
-    if engine.servers and engine.gpu_memory_utilization != default.gpu_memory_utilization:
+    has_replicas = config.cluster is not None and config.cluster.replicas > 0
+    if (engine.servers or has_replicas) and engine.gpu_memory_utilization != default.gpu_memory_utilization:
         yield "engine.gpu_memory_utilization is for vLLM in this process; a server has a flag of that name"
     if not train.report_to and train.report_rollouts != TrainConfig().report_rollouts:
         yield "train.report_rollouts: nobody is told (train.report_to)"

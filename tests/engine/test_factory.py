@@ -33,6 +33,13 @@ def test_a_misspelt_argument_of_vllm_is_refused_with_the_nearest_one() -> None:
         require_engine(EngineConfig(backend="vllm", vllm={"enforce_eagr": True}))
 
 
+def test_a_server_that_is_not_a_base_url_is_refused_before_it_is_asked() -> None:
+    with pytest.raises(
+        ConfigError, match=r"engine.servers: 'node1:8000' is not a base URL; write it as http://host:8000"
+    ):
+        require_engine(EngineConfig(servers=("http://node0:8000", "node1:8000")))
+
+
 def test_every_shipped_name_is_one_that_a_config_may_give() -> None:
     for name in ENGINES:
         servers = ("http://localhost:8000",) if name == "server" else ()

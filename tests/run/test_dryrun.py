@@ -90,6 +90,11 @@ def test_a_dry_run_shows_the_first_prompt_and_says_what_is_paid(shown: Shown) ->
         ({"engine": {"weights_folder": "/x"}}, 0, "engine.weights_folder is for servers"),
         ({"engine": {"kv_cache_gib": 8}}, 1, "engine.kv_cache_gib is for CPUs"),
         ({"engine": {"servers": ["http://a:1"], "gpu_memory_utilization": 0.5}}, 1, "a server has a flag of that name"),
+        (
+            {"cluster": {"replicas": 1}, "engine": {"gpu_memory_utilization": 0.5}},
+            1,
+            "a server has a flag of that name",
+        ),
         ({"train": {"report_rollouts": 4}}, 0, "nobody is told"),
     ],
 )
