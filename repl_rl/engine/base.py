@@ -150,8 +150,9 @@ def _problem_of(line: Any, max_tokens: int) -> str:
         return f"returned {shown(line)}, which is not a SampledLine"
     if len(line.ids) > max_tokens:
         return f"returned a line of {len(line.ids)} tokens, and was asked for {max_tokens} at most"
-    if not isinstance(line.finish, Finish):
-        return f"returned a line whose finish is {shown(line.finish)}, which is not a Finish"
+    finish: Any = line.finish
+    if not isinstance(finish, Finish):
+        return f"returned a line whose finish is {shown(finish)}, which is not a Finish"
     for index in line.ids:
         if not isinstance(index, int) or index < 0:
             return f"returned a line with the token {shown(index)}, which is not an id"
