@@ -272,12 +272,13 @@ def _problems_of(config: TasksConfig, side: Split) -> list[tuple[Problem, Task]]
         heldout = _HELDOUT_SHARE
     split = config.split or preset.split
     if split is not None and isinstance(heldout, str) and _is_one_split(split, heldout, path):
-        if config.heldout is not None:
+        if config.heldout is None:
+            heldout = _HELDOUT_SHARE
+        elif side == "train":
             raise ConfigError(
                 f"tasks.split {split!r} and tasks.heldout {heldout!r} are one split, so that what is held out would be "
                 "trained on; name another one, or hold out a share (tasks.heldout: 0.1)"
             )
-        heldout = _HELDOUT_SHARE
     if side == "heldout" and isinstance(heldout, str):
         if heldout in PRESETS:
             return _problems_of(TasksConfig(dataset=heldout), "heldout")

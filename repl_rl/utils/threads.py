@@ -96,11 +96,16 @@ async def cancel_others() -> None:
 
 def in_own_thread(call: Callable[[], Any]) -> Future[Any]:
     """Run `call` in a thread of its own, with its outcome as a future."""
+    _, outcome = _started(call)
+    return outcome
+
+
+def _started(call: Callable[[], Any]) -> tuple[threading.Thread, Future[Any]]:
     outcome: Future[Any] = Future()
     context = contextvars.copy_context()
     thread = threading.Thread(target=context.run, args=(_settle, outcome, call), name="repl-rl-call", daemon=True)
     thread.start()
-    return outcome
+    return thread, outcome
 
 
 async def to_own_thread(
@@ -111,11 +116,15 @@ async def to_own_thread(
     Where no thread can be started, as at the end of the process, the function runs in this one.
     """
     try:
-        outcome = in_own_thread(functools.partial(function, *args, **kwargs))
+        thread, outcome = _started(functools.partial(function, *args, **kwargs))
     except RuntimeError:
         return function(*args, **kwargs)
-    result: Result = await asyncio.wrap_future(outcome)
-    return result
+    future: asyncio.Future[Result] = asyncio.wrap_future(outcome)
+    try:
+        return await future
+    finally:
+        if not future.cancelled():
+            thread.join()  # it has nothing left to do, and no loop is closed before it is gone
 
 
 class OneThread:
