@@ -155,10 +155,10 @@ def _problem_of(line: Any, max_tokens: int) -> str:
         return f"returned a line whose finish is {shown(finish)}, which is not a Finish"
     for index in line.ids:
         if not isinstance(index, int) or index < 0:
-            return f"returned a line with the token {shown(index)}, which is not an id"
+            return f"returned a line with the token {shown(index)}, which is not an int from 0 up"
     for logprob in line.logprobs:
         if not isinstance(logprob, int | float) or not -math.inf < logprob <= _MOST_LOGPROB:
-            return f"returned a line with the log-probability {shown(logprob)}, which is not one of a sampled token"
+            return f"returned a line with the log-probability {shown(logprob)}, which is not a float of 0 at most"
     return ""
 
 

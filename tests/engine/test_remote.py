@@ -306,12 +306,12 @@ def with_logprob(logprob: Any) -> Callable[[int], Any]:
     [
         (cancelled, r"CancelledError\('a future of its own'\)"),
         (lambda max_tokens: None, "engine '.*Own.sample_line' returned None, which is not a SampledLine"),
-        (with_logprob(float("nan")), "with the log-probability nan, which is not one of a sampled token"),
+        (with_logprob(float("nan")), "with the log-probability nan, which is not a float of 0 at most"),
         (with_logprob(float("-inf")), "with the log-probability -inf, "),
         (with_logprob(0.7), "with the log-probability 0.7, "),
         (with_logprob(None), "with the log-probability None, "),
         (with_logprob("-1.0"), "with the log-probability '-1.0', "),
-        (lambda max_tokens: SampledLine((-5,), (-1.0,), Finish.NEWLINE), "with the token -5, which is not an id"),
+        (lambda max_tokens: SampledLine((-5,), (-1.0,), Finish.NEWLINE), "token -5, which is not an int from 0 up"),
         (lambda max_tokens: SampledLine((5,), (-1.0,), None), "finish is None, which is not a Finish"),  # type: ignore[arg-type]
         (lambda max_tokens: line_of(range(max_tokens + 1)), "returned a line of 3 tokens, and was asked for 2 at most"),
     ],

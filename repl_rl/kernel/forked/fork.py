@@ -52,7 +52,8 @@ DEEPEST = 28
 MOST_AT_ONCE = 100
 """Each needs two descriptors in one message, and Linux takes 253."""
 _NICENESS = "10"
-_STOP_S = 5.0
+_STOP_S = 30.0
+"""A stopped process has to run once more before it stands, and gets little of a busy machine."""
 _SOON_S = 0.002
 _BRIEFLY_S = 0.00005
 _POLL_S = 0.001
