@@ -39,6 +39,8 @@ _HUB_SECONDS = 10
 """How long the hub may take to say whether it has a model."""
 _SCALED_ALREADY = ("llama3", "longrope", "su", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 """Ways to scale positions of which `max_position_embeddings` is the outcome."""
+_ROTATED_BY_THE_LONGEST = ("longrope", "su", "dynamic")
+"""Ways to scale positions by which transformers rotates all rows of a forward pass as the longest of them needs it."""
 _KNOWN_CONFIGS = Path(__file__).with_name("architectures.json")
 """The part of some models' `config.json` that describes their shapes, by hub id."""
 
@@ -209,6 +211,26 @@ def positions_of(config: Mapping[str, Any]) -> int | None:
     factor = scaling.get("factor") or 1
     original_positions = scaling.get("original_max_position_embeddings") or positions
     return max(positions, int(factor * original_positions))
+
+
+def positions_of_rows(config: Mapping[str, Any]) -> int | None:
+    """How long all rows of a forward pass may be for none to change the numbers of another one in transformers, by the
+    config of a language model; None if they never do.
+
+    Above its original length, a model with longrope or dynamic positions has other rotations, and a forward pass has
+    one of the two for all its rows.
+    """
+    scaling = config.get("rope_scaling") or config.get("rope_parameters")
+    if not isinstance(scaling, dict):
+        return None
+    lengths = []
+    for part in (scaling, *scaling.values()):  # one for each kind of layer in some models
+        if not isinstance(part, dict) or part.get("rope_type", part.get("type")) not in _ROTATED_BY_THE_LONGEST:
+            continue
+        holders = (part, config)  # Phi-3 has it outside
+        named = [holder.get("original_max_position_embeddings") for holder in holders]
+        lengths += [length for length in (*named, config.get("max_position_embeddings")) if length][:1]
+    return min(lengths, default=None)
 
 
 def generation_settings(path: str) -> dict[str, Any]:

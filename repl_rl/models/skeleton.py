@@ -8,11 +8,12 @@ linear layers. In some models, PEFT knows them as the linear layers that they on
 import copy
 import re
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from repl_rl.errors import ConfigError
-from repl_rl.models.find import config_of_model
+from repl_rl.models.find import config_of_model, positions_of_rows
 from repl_rl.models.whole import whole_weights
 
 _UNKNOWN_KIND = (ValueError, TypeError, KeyError, AttributeError)
@@ -59,11 +60,15 @@ def skeleton(path: str) -> Any:
         return None
 
 
-def require_trainable(model: Any, tokens: int | None, coefficient: float | None, adapter: Any) -> None:
-    """`require_one_loss` and, with an adapter, `require_adapted`, of a model or of the name of one to load."""
+def require_trainable(
+    model: Any, context_tokens: int, tokens: int | None, coefficient: float | None, adapter: Any
+) -> None:
+    """`require_one_rotation`, `require_one_loss` and, with an adapter, `require_adapted`, of a model or of the name of
+    one to load."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(model, trust_remote_code=False) if isinstance(model, str) else model.config
+    require_one_rotation(config.get_text_config().to_dict(), context_tokens)
     require_one_loss(config, tokens, coefficient)
     if isinstance(model, str) and getattr(adapter, "peft_type", None) == "LORA":
         require_adapted(model, adapter)
@@ -106,6 +111,22 @@ def require_adapted(path: str, adapter: Any) -> Adapted | None:
             f"[{', '.join(_in_a_layer(frozen))}], or name in target_modules what is to be adapted"
         )
     return Adapted(share, _in_a_layer(parameters), _in_a_layer(frozen))
+
+
+def require_one_rotation(config: Mapping[str, Any], context_tokens: int) -> None:
+    """Raises ConfigError for sessions of so many tokens with a model that the longest row of a batch gives other
+    positions. `config` is that of a language model.
+
+    A row's log-probabilities would depend on the rows beside it, and vLLM, which decides by the longest context that it
+    may get, would have sampled by others.
+    """
+    positions = positions_of_rows(config)
+    if positions is not None and context_tokens > positions:
+        raise ConfigError(
+            f"engine.context_tokens is {context_tokens}, and above {positions} tokens the positions of this model are "
+            "scaled by the longest session of a batch, so that log-probabilities of all others would change; set it to "
+            f"{positions} or less, or train another model"
+        )
 
 
 def require_one_loss(config: Any, tokens: int | None, coefficient: float | None) -> None:

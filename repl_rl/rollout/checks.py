@@ -14,7 +14,7 @@ from repl_rl.dialect import require_dialect
 from repl_rl.engine.factory import require_engine
 from repl_rl.errors import ConfigError
 from repl_rl.kernel.pool import require_backend
-from repl_rl.models.find import most_positions
+from repl_rl.models.find import config_of_model, positions_of, positions_of_rows
 from repl_rl.rewards import RewardFunction, RewardTable
 from repl_rl.rollout.scoring import reward_table
 from repl_rl.rollout.setup import Extensions, limits_of, load_extensions
@@ -56,9 +56,17 @@ def require_positions(model: str, engine: EngineConfig) -> None:
     Servers and engines of one's own have limits of their own, and vLLM may be told of other positions."""
     if engine.servers or ":" in engine.backend or "hf_overrides" in engine.vllm:
         return
-    positions = most_positions(model)
+    config = config_of_model(model) or {}
+    positions = positions_of(config)
     if positions is not None and engine.context_tokens > positions:
         raise ConfigError(
             f"engine.context_tokens is {engine.context_tokens}, and the model {model} has {positions} positions; set "
             f"it to {positions} or less, or take another model"
+        )
+    rows_positions = positions_of_rows(config)
+    if engine.backend == "transformers" and rows_positions is not None and engine.context_tokens > rows_positions:
+        raise ConfigError(
+            f"engine.context_tokens is {engine.context_tokens}, and the transformers engine has {rows_positions} "
+            f"positions for the model {model}: in longer rows, each would change the numbers of the others; set it to "
+            f"{rows_positions} or less, or sample with vLLM (engine: vllm)"
         )

@@ -23,7 +23,8 @@ from repl_rl.config.train import KAHAN
 from repl_rl.engine.environment import prepare_environment
 from repl_rl.errors import ConfigError, DependencyError, RunError
 from repl_rl.models import find_model, resolve_model
-from repl_rl.models.skeleton import Adapted, config_alone, require_one_loss
+from repl_rl.models.find import config_of_model
+from repl_rl.models.skeleton import Adapted, config_alone, require_one_loss, require_one_rotation
 from repl_rl.rollout import Checked, check_rollouts, environment_pays
 from repl_rl.run.evaluate import evaluate
 from repl_rl.run.folder import RunFolder, checkpoint_step, free_folder, new_run
@@ -156,6 +157,7 @@ def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
     if config.train.mask.function is not None:
         imported(config.train.mask.function, "train.mask.function:")
     adapted = require_adapter(config, is_dry=not asks_hub)
+    require_one_rotation(config_of_model(config.model.path) or {}, config.engine.context_tokens)
     if config.train.trl.get("optim") == KAHAN and importlib.util.find_spec("optimi") is None:
         raise DependencyError(f"train.trl.optim: {KAHAN} is torch-optimi's; bring it with: pip install torch-optimi")
     tokens = config.train.micro_batch_tokens

@@ -220,7 +220,9 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         rewards += [asked_of_valid(function) for function in functions]
         set_seed(args.seed)  # new adapters begin at random
         with loading(f"the model at {path!r} can't be loaded", "from_pretrained"):
-            require_trainable(model, args.micro_batch_tokens, args.router_aux_loss_coef, peft_config)
+            require_trainable(
+                model, args.engine.context_tokens, args.micro_batch_tokens, args.router_aux_loss_coef, peft_config
+            )
             if not isinstance(model, str) and process_count() > 1:
                 begin_as_in_main(model, args.device)
             with no_zeros(), no_gaps():

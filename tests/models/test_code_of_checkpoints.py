@@ -81,7 +81,7 @@ def test_a_checkpoint_that_needs_its_own_code_is_refused_with_the_way_out(strang
 def test_so_is_one_whose_model_alone_needs_it(strange: Path) -> None:
     shutil.copy(NANO_PATH / "tokenizer_config.json", strange)
     with pytest.raises(ValueError, match="custom code"):
-        require_trainable(str(strange), None, None, None)
+        require_trainable(str(strange), 1024, None, None, None)
     assert skeleton(str(strange)) is None
     assert not (strange.parent / "ran").exists()
 

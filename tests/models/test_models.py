@@ -9,7 +9,7 @@ import pytest
 
 from repl_rl.errors import ModelError
 from repl_rl.models import find_model, resolve_model
-from repl_rl.models.find import checkpoint_of_name, most_positions
+from repl_rl.models.find import checkpoint_of_name, most_positions, positions_of_rows
 from repl_rl.models.nano import NANO_PATH
 
 
@@ -112,3 +112,29 @@ def test_how_many_tokens_a_model_has_positions_for(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert most_positions(str(tmp_path)) == positions
+
+
+LONG = {"type": "longrope", "short_factor": [1.0], "long_factor": [4.0]}
+
+
+@pytest.mark.parametrize(
+    ("config", "positions"),
+    [
+        ({"max_position_embeddings": 131072}, None),
+        ({"max_position_embeddings": 131072, "rope_scaling": None}, None),
+        ({"max_position_embeddings": 131072, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, None),
+        # Phi-3 and Phi-4-mini name the original length beside the rest, others within it
+        ({"max_position_embeddings": 131072, "original_max_position_embeddings": 4096, "rope_scaling": LONG}, 4096),
+        ({"max_position_embeddings": 131072, "rope_scaling": LONG | {"original_max_position_embeddings": 8192}}, 8192),
+        ({"max_position_embeddings": 4096, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, 4096),
+        (
+            {
+                "max_position_embeddings": 4096,
+                "rope_parameters": {"full": {"rope_type": "dynamic", "factor": 2.0}, "sliding": LONG | {"type": "su"}},
+            },
+            4096,
+        ),
+    ],
+)
+def test_up_to_which_length_rows_do_not_change_one_another(config: dict[str, Any], positions: int | None) -> None:
+    assert positions_of_rows(config) == positions

@@ -16,10 +16,11 @@ from dialect.chats import REAL
 from small import with_experts
 
 from repl_rl.cli import main
-from repl_rl.config import load_config, parse_config, shipped_configs
+from repl_rl.config import EngineConfig, load_config, parse_config, shipped_configs
 from repl_rl.engine.server.client import Wanted, serve_command
 from repl_rl.engine.vocabulary import load_vocabulary
 from repl_rl.models.nano import NANO_PATH
+from repl_rl.rollout.checks import require_positions
 from repl_rl.run import dryrun
 from repl_rl.run.dryrun import idle_settings
 from repl_rl.run.folder import RunFolder
@@ -318,6 +319,26 @@ def test_of_a_mixture_of_experts_it_says_what_adapters_reach_and_refuses_what_ca
     text = shown(*on_it, "train.lora={}", code=2)
     assert "of this model's weights frozen, its experts" in text
     assert "target_parameters: [mlp.experts.down_proj, mlp.experts.gate_up_proj]" in text
+
+
+def test_a_context_in_which_rows_change_one_another_is_refused_wherever_they_share_a_pass(
+    tmp_path: Path, said: Callable[..., str], shown: Shown
+) -> None:
+    folder = shutil.copytree(NANO_PATH, tmp_path / "scaled")
+    config = json.loads((folder / "config.json").read_text())
+    factors = [1.0] * (config["head_dim"] // 2)
+    rope = {"rope_type": "longrope", "rope_theta": 10_000.0, "original_max_position_embeddings": 256}
+    config["rope_parameters"] = {**rope, "short_factor": factors, "long_factor": factors}
+    (folder / "config.json").write_text(json.dumps(config))
+    on_it = ["quickstart", "--set", f"model.path={folder}", "--set", "engine.backend=vllm"]
+    (tmp_path / "sessions.jsonl").touch()
+    message = "engine.context_tokens is 512, and above 256 tokens the positions of this model are scaled by the longest"
+    assert message in shown(*on_it, code=2)
+    assert message in " ".join(said("sft", *on_it, "--from", "sessions.jsonl", "--dry-run", code=2).split())
+    require_positions(str(folder), EngineConfig(backend="vllm", context_tokens=512))
+    text = " ".join(said("eval", *on_it, "--set", "engine.backend=transformers", code=2).split())
+    assert f"the transformers engine has 256 positions for the model {folder}" in text
+    shown(*on_it, "--set", "engine.context_tokens=256")
 
 
 def test_what_is_trained_and_how_decides_about_memory() -> None:

@@ -16,7 +16,7 @@ import torch
 import yaml
 from recorded import RecordedTrainer, make_tasks_named, recorded, recorded_trainer
 from small import with_experts
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from trl import GRPOConfig
 from trl.trainer import grpo_trainer
 
@@ -184,6 +184,15 @@ def test_a_routers_loss_pads_and_that_is_said(tmp_path: Path, caplog: pytest.Log
     (Path(model) / "model.safetensors").unlink()  # it is refused before they are loaded
     with pytest.raises(ConfigError, match=r"micro_batch_tokens=64 with the auxiliary loss .*router_aux_loss_coef: 0"):
         recorded_trainer(tmp_path, uneven, make_tasks_named("a"), model=model, micro_batch_tokens=64)
+
+
+def test_sessions_whose_positions_depend_on_the_longest_one_are_refused(tmp_path: Path) -> None:
+    config = AutoConfig.from_pretrained(NANO_PATH)
+    config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
+    config.max_position_embeddings = 256
+    model = AutoModelForCausalLM.from_config(config)
+    with pytest.raises(ConfigError, match=r"engine.context_tokens is 512, and above 256 tokens .* set it to 256"):
+        recorded_trainer(tmp_path, uneven, make_tasks_named("a"), model=model, engine={"context_tokens": 512})
 
 
 def test_the_length_of_a_completion_is_the_budgets(tmp_path: Path) -> None:

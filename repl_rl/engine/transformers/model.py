@@ -33,14 +33,11 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from repl_rl.config import SamplingConfig
 from repl_rl.config.rollout import LEAST_TEMPERATURE
 from repl_rl.errors import EngineError
-from repl_rl.models.find import loading, positions_of
+from repl_rl.models.find import loading, positions_of, positions_of_rows
 from repl_rl.models.whole import whole_weights
 
 ROWS_ATTENTION = "repl_rl_rows"
 """Name of the attention implementation whose masks follow a `KVRows`."""
-_ROTATED_BY_THE_LONGEST = ("longrope", "dynamic")
-"""Ways to scale positions that rotate all rows of a forward pass by the longest of them, once that is longer than the
-original length: a row's numbers would depend on those beside it."""
 _PROBE_LENGTHS = (3, 7)
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.1}
 """Of log-probabilities. The short types round differently with every batch shape; a wrong cache is off by far more."""
@@ -181,16 +178,12 @@ class RowModel:
         self.parameter_count = int(self._model.num_parameters())
         self.weight_bytes = int(self._model.get_memory_footprint())
         text_config = self._model.config.get_text_config()
-        rope = getattr(text_config, "rope_parameters", None) or {}
-        self.most_positions = positions_of(
-            {
-                "max_position_embeddings": getattr(text_config, "max_position_embeddings", None),
-                "rope_parameters": rope,
-            }
-        )
+        positions = {
+            "max_position_embeddings": getattr(text_config, "max_position_embeddings", None),
+            "rope_parameters": getattr(text_config, "rope_parameters", None),
+        }
+        self.most_positions = positions_of_rows(positions) or positions_of(positions)
         """The longest sequence that rows can hold; None if the model's config does not say."""
-        if rope.get("rope_type") in _ROTATED_BY_THE_LONGEST:
-            self.most_positions = rope.get("original_max_position_embeddings") or text_config.max_position_embeddings
 
     def next_logits(self, first_row: int, pending: Sequence[Sequence[int]], lengths: Sequence[int]) -> torch.Tensor:
         """Feed `pending[b]` to row `first_row + b`, after its first `lengths[b]` tokens; returns logits (B, V)."""

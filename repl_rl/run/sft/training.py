@@ -19,6 +19,8 @@ from repl_rl.config import Config
 from repl_rl.engine.environment import freed_memory_kept, prepare_environment
 from repl_rl.errors import ConfigError
 from repl_rl.models import find_model, resolve_model
+from repl_rl.models.find import config_of_model
+from repl_rl.models.skeleton import require_one_rotation
 from repl_rl.models.whole import no_gaps
 from repl_rl.rollout import Checked, check_rollouts, environment_pays, open_service
 from repl_rl.run.evaluate import evaluate
@@ -62,6 +64,7 @@ def check_inputs(config: Config, files: Sequence[Path]) -> SftInputs:
     find_model(config.model.path)
     checked = check_rollouts(config)
     require_adapter(config)
+    require_one_rotation(config_of_model(config.model.path) or {}, config.engine.context_tokens)
     prepare_environment(config.engine.kv_cache_gib)
     join()
     from repl_rl.trainer.sft import sft_arguments
