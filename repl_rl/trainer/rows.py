@@ -25,7 +25,7 @@ def as_dataset(
     tasks: Dataset | IterableDataset | Sequence[Task], graded: bool = True, has_environment: bool = False
 ) -> Dataset | IterableDataset:
     """Rows that TRL can shuffle and repeat; those of `Task`s keep their metadata, as JSON. A data set's column `id`
-    also makes the column `task_id`, where rows of one id are told apart, but not those of a stream.
+    also makes the column `task_id`. Rows of one id are told apart, but not those of a stream.
 
     Raises ConfigError for an empty set, missing columns and columns of images, and listing the rows whose prompts or,
     if `graded`, reference answers can't be read. Without `graded`, there may be no column `answer`. A `Task` may have
@@ -63,6 +63,7 @@ def as_dataset(
         if graded:
             require_gradable([task for task in tasks if task.answer.strip()], ways=_WAYS)
         are_chats = any(task.history for task in tasks)  # a column holds values of one type
+        given: dict[str, int] = {}
         for task in tasks:
             prompt: Any = task.question
             if are_chats:
@@ -72,7 +73,7 @@ def as_dataset(
                 {
                     "prompt": prompt,
                     "answer": task.answer,
-                    "task_id": task.id,
+                    "task_id": distinct_id(task.id, given),
                     "family": task.family,
                     "task_metadata": json.dumps(dict(task.metadata), default=str),
                 }

@@ -120,6 +120,11 @@ def test_without_the_grader_answers_may_be_anything() -> None:
     assert [task_of(one).answer for one in made] == ["", "", "free text ++ $", "x" * 9]
 
 
+def test_tasks_of_one_id_are_told_apart() -> None:
+    several = [Task("t", "1 + 1", "2"), Task("t", "1 + 2", "3"), Task("u", "?", "4"), Task("t", "1 + 1", "2")]
+    assert as_dataset(several)["task_id"][:] == ["t", "t-2", "u", "t-3"]
+
+
 def test_tasks_are_checked_too_and_may_have_no_answer() -> None:
     assert as_dataset([Task("t", "?", "")]).num_rows == 1
     with pytest.raises(ConfigError, match="task 'odd': the reference answer 'nan' can't be read"):
