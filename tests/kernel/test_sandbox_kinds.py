@@ -7,12 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from jupyter_client.manager import AsyncKernelManager
 
 from repl_rl.errors import ConfigError, SandboxError
 from repl_rl.kernel import Profile, landlock
 from repl_rl.kernel import sandbox as sandbox_module
+from repl_rl.kernel.jupyter.provisioner import register
 from repl_rl.kernel.limits import Limits
-from repl_rl.kernel.paths import Home, Installation
+from repl_rl.kernel.paths import Home, Installation, program_folder
 from repl_rl.kernel.pool import require_backend
 from repl_rl.kernel.sandbox import Sandbox, SandboxReport, require_sandbox
 
@@ -43,6 +45,19 @@ def test_without_either_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         SandboxError, match=r"Landlock can't isolate a kernel here: this kernel's Landlock is of version \d+"
     ):
         require_sandbox("sandlock")
+
+
+async def test_a_jupyter_client_is_told_why_a_kernel_can_not_be_isolated(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    register()
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "repl_rl").symlink_to(program_folder())
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    monkeypatch.setattr(sandbox_module, "check_sandbox", lambda: FORBIDDEN)
+    manager = AsyncKernelManager(kernel_name="repl_rl", connection_file=str(tmp_path / "connection.json"))
+    with pytest.raises(SandboxError, match=r"user namespaces are forbidden\. What helps: allow them"):
+        await manager.start_kernel()
 
 
 def test_a_missing_sandlock_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

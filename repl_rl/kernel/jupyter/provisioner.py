@@ -13,7 +13,7 @@ from repl_rl.kernel.jupyter.guest import Guest
 from repl_rl.kernel.limits import Profile
 from repl_rl.kernel.paths import Home, listening, remove_sockets
 from repl_rl.kernel.processes import children_of, exited, interrupt
-from repl_rl.kernel.sandbox import Sandbox
+from repl_rl.kernel.sandbox import Sandbox, require_sandbox
 
 NAME = "repl-rl-sandbox"
 
@@ -32,11 +32,13 @@ class SandboxProvisioner(LocalProvisioner):  # type: ignore[misc]
         """Start `cmd`. A pool passes `sandbox` and `output_fd`; without a sandbox, this makes and owns one.
 
         With a `guest`, that kernel is started instead of `cmd`, which is then a kernelspec's that knows nothing of us.
+        Raises DependencyError or SandboxError if the sandbox of its own can't be had here.
         """
         sandbox: Sandbox | None = kwargs.get("sandbox")
         guest: Guest | None = kwargs.get("guest")
         if sandbox is None:
             profile = Profile.load(self.profile)
+            require_sandbox("bwrap")  # a front end shows what this raises, and nothing that bwrap prints
             self._home = Home()
             sandbox = Sandbox("bwrap", profile, profile.limits, self._home)
         self._has_walls = sandbox.kind == "bwrap"
