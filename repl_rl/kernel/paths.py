@@ -310,6 +310,8 @@ def listening(connection_info: Mapping[str, Any]) -> Iterator[dict[str, int]]:
                 listener.bind(_ipc_path(connection_info, channel))
             else:
                 listener = stack.enter_context(socket.socket(socket.AF_INET))
+                # A kernel that is started again gets the ports of the one before, whose connections linger.
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 listener.bind((connection_info["ip"], connection_info[f"{channel}_port"]))
             listener.listen(_BACKLOG)
             descriptors[channel] = listener.fileno()

@@ -5,6 +5,7 @@ import resource
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jupyter_client.manager import AsyncKernelManager
@@ -18,9 +19,19 @@ from repl_rl.kernel.paths import Home, Installation, program_folder
 from repl_rl.kernel.pool import require_backend
 from repl_rl.kernel.sandbox import Sandbox, SandboxReport, require_sandbox
 
+TIMEOUT_S = 600
 FORBIDDEN = SandboxReport(
     Path("/usr/bin/bwrap"), "bubblewrap 0.11", False, "user namespaces are forbidden", "allow them"
 )
+
+
+def own_kernelspec(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncKernelManager:
+    """What a Jupyter front end starts our kernel with."""
+    register()
+    (folder / "kernels").mkdir()
+    (folder / "kernels" / "repl_rl").symlink_to(program_folder())
+    monkeypatch.setenv("JUPYTER_PATH", str(folder))
+    return AsyncKernelManager(kernel_name="repl_rl", connection_file=str(folder / "connection.json"))
 
 
 @pytest.mark.skipif(landlock.problem() is not None, reason="this machine has no Landlock")
@@ -50,14 +61,51 @@ def test_without_either_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_jupyter_client_is_told_why_a_kernel_can_not_be_isolated(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    register()
-    (tmp_path / "kernels").mkdir()
-    (tmp_path / "kernels" / "repl_rl").symlink_to(program_folder())
-    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
-    monkeypatch.setattr(sandbox_module, "check_sandbox", lambda: FORBIDDEN)
-    manager = AsyncKernelManager(kernel_name="repl_rl", connection_file=str(tmp_path / "connection.json"))
-    with pytest.raises(SandboxError, match=r"user namespaces are forbidden\. What helps: allow them"):
+    manager = own_kernelspec(tmp_path, monkeypatch)
+    with monkeypatch.context() as patched:
+        patched.setattr(sandbox_module, "check_sandbox", lambda: FORBIDDEN)
+        with pytest.raises(SandboxError, match=r"user namespaces are forbidden\. What helps: allow them"):
+            await manager.start_kernel()
+    homes = list[Path]()
+
+    def fail(sandbox: Sandbox, *arguments: Any, **options: Any) -> None:
+        assert sandbox.home is not None
+        homes.append(sandbox.home.path)
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(Sandbox, "launch", fail)
+    with pytest.raises(OSError, match="no more processes"):
         await manager.start_kernel()
+    assert [home.exists() for home in homes] == [False]
+
+
+async def test_a_jupyter_client_starts_a_kernel_again_where_it_was(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By TCP, as front ends do: the client stays connected to the ports of the first kernel."""
+    manager = own_kernelspec(tmp_path, monkeypatch)
+    await manager.start_kernel()
+    client, said = manager.client(), list[str]()
+    client.start_channels()
+
+    def hear(message: dict[str, Any]) -> None:
+        if message["msg_type"] == "stream":
+            said.append(message["content"]["text"])
+
+    homes = []
+    try:
+        for is_now in (True, False, None):
+            await client.wait_for_ready(timeout=TIMEOUT_S)
+            await client.execute_interactive("x = 'x' in dir(); print(x)", timeout=TIMEOUT_S, output_hook=hear)
+            homes.append(manager.provisioner._home.path)
+            if is_now is not None:
+                await manager.restart_kernel(now=is_now)
+    finally:
+        client.stop_channels()
+        await manager.shutdown_kernel(now=True)
+    assert said == ["False\n"] * 3
+    assert len(set(homes)) == 1
+    assert not homes[0].exists()
 
 
 def test_a_missing_sandlock_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,12 +34,20 @@ class SandboxProvisioner(LocalProvisioner):  # type: ignore[misc]
         With a `guest`, that kernel is started instead of `cmd`, which is then a kernelspec's that knows nothing of us.
         Raises DependencyError or SandboxError if the sandbox of its own can't be had here.
         """
+        try:
+            self._launch(cmd, **kwargs)
+        except BaseException:
+            self._close_home()
+            raise
+        return self.connection_info
+
+    def _launch(self, cmd: list[str], **kwargs: Any) -> None:
         sandbox: Sandbox | None = kwargs.get("sandbox")
         guest: Guest | None = kwargs.get("guest")
         if sandbox is None:
             profile = Profile.load(self.profile)
             require_sandbox("bwrap")  # a front end shows what this raises, and nothing that bwrap prints
-            self._home = Home()
+            self._home = self._home or Home()  # one for all kernels that it starts
             sandbox = Sandbox("bwrap", profile, profile.limits, self._home)
         self._has_walls = sandbox.kind == "bwrap"
         assert sandbox.home is not None
@@ -83,7 +91,6 @@ class SandboxProvisioner(LocalProvisioner):  # type: ignore[misc]
                 cwd="/tmp" if sandbox.kind == "none" else "/",
             )
         self.pid = self.process.pid
-        return self.connection_info
 
     async def send_signal(self, signum: int) -> None:
         """Send a signal to the kernel itself; SIGKILL and SIGTERM end everything in its sandbox."""
@@ -125,7 +132,11 @@ class SandboxProvisioner(LocalProvisioner):  # type: ignore[misc]
     async def cleanup(self, restart: bool = False) -> None:
         """Release what the launch took. The connection file belongs to the kernel manager."""
         remove_sockets(self.connection_info)
-        if self._home is not None and not restart:
+        if not restart:
+            self._close_home()
+
+    def _close_home(self) -> None:
+        if self._home is not None:
             self._home.close()
             self._home = None
 
