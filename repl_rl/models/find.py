@@ -191,14 +191,9 @@ def config_of_model(path: str) -> dict[str, Any] | None:
         raise ModelError(f"{file} can't be read: {error}; save the model again") from error
 
 
-def most_positions(path: str) -> int | None:
-    """How many tokens a model has positions for, after the scaling that its config names; None if its config is not
-    here or does not tell. Raises ModelError."""
-    return positions_of(config_of_model(path) or {})
-
-
 def positions_of(config: Mapping[str, Any]) -> int | None:
-    """As `most_positions`, by the config of a language model."""
+    """How many tokens a model has positions for, after the scaling that the config of its language model names; None if
+    that does not tell."""
     positions = config.get("max_position_embeddings")
     if not isinstance(positions, int):
         return None

@@ -9,7 +9,7 @@ import pytest
 
 from repl_rl.errors import ModelError
 from repl_rl.models import find_model, resolve_model
-from repl_rl.models.find import checkpoint_of_name, most_positions, positions_of_rows
+from repl_rl.models.find import checkpoint_of_name, config_of_model, positions_of, positions_of_rows
 from repl_rl.models.nano import NANO_PATH
 
 
@@ -111,7 +111,7 @@ def test_how_many_tokens_a_model_has_positions_for(
     config: dict[str, Any], positions: int | None, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert most_positions(str(tmp_path)) == positions
+    assert positions_of(config_of_model(str(tmp_path)) or {}) == positions
 
 
 LONG = {"type": "longrope", "short_factor": [1.0], "long_factor": [4.0]}
